@@ -1,1 +1,1 @@
-"""Data sets served to the workers of elastic jobs: leases, readers, accounting."""
+"""Data sets for the workers of elastic jobs: leases on shards, file readers, accounting of consumed records."""

@@ -1,4 +1,4 @@
-"""``python -m data_service``: commands around data sets."""
+"""``python -m data_service``: commands for data sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def commands() -> None:
 
 
 def _input_options(function: F) -> F:
-    """What says which files, and how they are read."""
+    """The options that select the input files and say how to read them."""
     for option in (
         click.option(
             "-o",
@@ -30,10 +30,16 @@ def _input_options(function: F) -> F:
             help="How to read them: types=price:float32,… delimiter=; quote= quoted_newlines=true header=false "
             "names=a,b read=module:function shards=module:function. See docs/data-formats.md.",
         ),
-        click.option("--storage", multiple=True, metavar="NAME=VALUE", help="For fsspec, when files are URLs."),
-        click.option("--shard-records", default=65536, show_default=True, help="At most so many records a shard."),
-        click.option("--shard-mb", default=16, show_default=True, help="About so large are shards of lines."),
-        click.option("--format", "kind", help="ipc, parquet, csv, jsonl, text or user. Default: by the files' names."),
+        click.option(
+            "--storage", multiple=True, metavar="NAME=VALUE", help="Option for fsspec, if the files are URLs."
+        ),
+        click.option("--shard-records", default=65536, show_default=True, help="Most records per shard."),
+        click.option(
+            "--shard-mb", default=16, show_default=True, help="Approximate size of shards in line formats, in MiB."
+        ),
+        click.option(
+            "--format", "kind", help="ipc, parquet, csv, jsonl, text or user. Default: derived from the file names."
+        ),
     ):
         function = option(function)
     return function
@@ -53,7 +59,7 @@ def _say(text: str) -> None:
 @commands.command("scan")
 @click.argument("patterns", nargs=-1, required=True, metavar="PATTERN…")
 @_input_options
-@click.option("--list", "listed", is_flag=True, help="Each file with its shards.")
+@click.option("--list", "listed", is_flag=True, help="List each file with its number of shards.")
 def scan_command(
     patterns: tuple[str, ...],
     given: tuple[str, ...],
@@ -63,7 +69,7 @@ def scan_command(
     kind: str | None,
     listed: bool,
 ) -> None:
-    """Files, shards and records that the patterns stand for: files, folders, globs; local or URLs."""
+    """Show the number of files, shards and records that the patterns match: files, folders, globs; local or URLs."""
     from data_service.formats.options import Options
     from data_service.manifest import counted
     from data_service.scan import scan
@@ -87,19 +93,21 @@ def scan_command(
 @click.argument("patterns", nargs=-1, required=True, metavar="PATTERN…")
 @click.argument("output")
 @_input_options
-@click.option("--columns", default="", metavar="A,B,…", help="To keep besides those that are packed. Default: all.")
+@click.option("--columns", default="", metavar="A,B,…", help="Columns to keep besides the packed ones. Default: all.")
 @click.option(
     "--pack",
     "packs",
     multiple=True,
     metavar="NAME[:TYPE]=A,B,…",
-    help="Put columns side by side into one, an array of two dimensions. Globs are fine: cat=C*.",
+    help="Pack columns side by side into one two-dimensional column. Globs are allowed: cat=C*.",
 )
-@click.option("--fill", multiple=True, metavar="COLUMN=VALUE", help="What stands for null. Globs are fine: I*=0.")
-@click.option("--compression", default="none", show_default=True, help="none (fastest: mapped), lz4 or zstd.")
-@click.option("--file-mb", default=256, show_default=True, help="About so much input makes one file.")
+@click.option(
+    "--fill", multiple=True, metavar="COLUMN=VALUE", help="Value that replaces nulls. Globs are allowed: I*=0."
+)
+@click.option("--compression", default="none", show_default=True, help="none (fastest, memory-mapped), lz4 or zstd.")
+@click.option("--file-mb", default=256, show_default=True, help="Approximate input per output file, in MiB.")
 @click.option("--seed", type=int, help="Shuffle the records within each file.")
-@click.option("--workers", default=1, show_default=True, help="Processes.")
+@click.option("--workers", default=1, show_default=True, help="Number of processes.")
 def convert_command(
     patterns: tuple[str, ...],
     output: str,
@@ -116,7 +124,7 @@ def convert_command(
     seed: int | None,
     workers: int,
 ) -> None:
-    """Convert to Arrow IPC files in the folder OUTPUT. If it is interrupted, the same command goes on."""
+    """Convert to Arrow IPC files in the folder OUTPUT. An interrupted conversion is continued by the same command."""
     from data_service.convert.conversion import convert
     from data_service.convert.progress_bar import conversion_bar
     from data_service.convert.recipe import Pack, Recipe, parsed_fill
@@ -153,18 +161,18 @@ def convert_command(
 @commands.command("reader", context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def reader(arguments: tuple[str, ...]) -> None:
-    """Read and decode for trainers elsewhere; started by a launcher (--role=reader)."""
+    """Read and decode for trainers on other hosts. Started by a launcher (--role=reader)."""
     from data_service.remote.serve import reader_command  # pyarrow.flight takes a moment to load
 
     reader_command.main(args=list(arguments), prog_name="data_service reader", standalone_mode=False)
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point of ``python -m data_service``: run a command and exit with its status."""
     try:
         commands.main(standalone_mode=False)
     except click.Abort:
-        click.echo("data_service: interrupted. A conversion goes on where it stopped, with the same command", err=True)
+        click.echo("data_service: interrupted. The same command continues a conversion where it stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()

@@ -1,10 +1,10 @@
-"""The files of a data set as a list that only grows: one segment after another, each with the epoch it joins.
+"""The files of a data set as an append-only list of segments, each with the epoch that it joins.
 
-Epoch ``e`` consists of the segments whose ``epoch`` is at most ``e``. Epochs of segments never fall, so the shards of
-any epoch are the first ``n`` of the list, and a shard keeps its number for good. The digest of a list is chained: that
-of a longer list depends on the shorter one, so a position can be held against the list it was taken in.
+Epoch ``e`` consists of the segments whose ``epoch`` is at most ``e``. Epochs of segments never decrease, so the shards
+of any epoch are a prefix of the list, and a shard keeps its number. Digests are chained: the digest of a longer list
+depends on that of the shorter one, so a position can be checked against the list it was taken in.
 
-A list is stored and sent as bytes that are appended to: what somebody has of it is a prefix of what it becomes.
+A list is stored and sent as bytes that are only appended to: any received part is a prefix of the final encoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edl.errors import DataError
 
 _MAGIC = b"edl-files-1 "
 SEGMENT_FILES = 200_000
-"""So many files are scanned, encoded and sent at once."""
+"""Most files that are scanned, encoded and sent at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +32,43 @@ class ListSegment:
     """Files that were added together."""
 
     epoch: int
-    """The first epoch they belong to."""
+    """The first epoch that the files belong to."""
     named: bool
-    """Added by name (``edl data add``, ``Data.add``): the data set's own patterns may not find them."""
+    """True if added by name (``edl data add``, ``Data.add``): the data set's own patterns may not match them."""
     shards: int
-    """Of the list up to here, this segment included."""
+    """Shards of the list up to and including this segment."""
     digest: str
-    """Of the list up to here."""
+    """Digest of the list up to and including this segment."""
     blob: bytes
-    """``Manifest.encode()`` of its own files."""
+    """``Manifest.encode()`` of the segment's files."""
 
     def head(self) -> bytes:
-        """A line of JSON."""
+        """Encode the header: one line of JSON."""
         head = {"epoch": self.epoch, "named": int(self.named), "shards": self.shards, "digest": self.digest}
         return b"".join([_MAGIC, json.dumps({**head, "bytes": len(self.blob)}).encode("ascii"), b"\n"])
 
     def encode(self) -> bytes:
-        """The head, then the manifest."""
+        """Encode the header and the manifest."""
         return self.head() + self.blob
 
 
 @dataclass(frozen=True, slots=True)
 class ListVersion:
-    """What a list is after some of its segments."""
+    """A prefix of a list."""
 
     shards: int
     digest: str
     number: int = 0
-    """Segments that it has."""
+    """Number of segments."""
 
 
 class FileList:
-    """Segments and their shards. It only gets longer: by ``append``, or by segments of somebody else's list that are
-    added to ``segments``. A list may grow by a file a minute for weeks, so nothing goes over all of it for one more
-    segment: what follows from the segments is made when it is asked for, and of the new ones only."""
+    """An append-only list of segments and their shards.
+
+    It grows by ``append``, or by adding another list's segments to ``segments``. A list may grow by a file a minute for
+    weeks, so no operation traverses all of it for one more segment: derived data are computed on demand, from new
+    segments only.
+    """
 
     __slots__ = ("_counts", "_ends", "_heads", "_lock", "_parts", "_sizes", "segments")
 
@@ -73,39 +76,41 @@ class FileList:
         self.segments = list(segments)
         self._lock: AbstractContextManager[Any] = nullcontext()
         self._parts: list[Manifest] = []
-        """Together they are the manifest of the segments that have been looked at; joined when it is asked for."""
+        """Parts of the decoded manifest; joined on demand."""
         self._counts: list[int] = []
-        """Files of each segment that has been looked at."""
+        """Number of files in each decoded segment."""
         self._heads: list[bytes] = []
-        """Of the first segments, encoded."""
+        """Encoded headers of the first segments."""
         self._ends: list[int] = []
-        """Where those segments end in ``encode()``."""
+        """End offsets of those segments in ``encode()``."""
         self._sizes: dict[str, int] | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> FileList:
-        """A list of one segment, there from the beginning."""
+        """A list of one segment, which is in all epochs."""
         files = cls()
         files.append(manifest.encode(), 0, decoded=manifest)
         return files
 
     def shared(self, lock: AbstractContextManager[Any]) -> FileList:
-        """The same, for several threads: held while it changes. May be taken again by who has it."""
+        """Set the lock that is held during changes, for use by several threads; it must be reentrant. Returns the
+        list."""
         self._lock = lock
         return self
 
     def __len__(self) -> int:
-        """Shards."""
+        """Number of shards."""
         return self.segments[-1].shards if self.segments else 0
 
     @property
     def digest(self) -> str:
-        """Of the whole list."""
+        """Digest of the whole list."""
         return self.segments[-1].digest if self.segments else ""
 
     @property
     def manifest(self) -> Manifest:
-        """All of it. Raises ``DataError`` when what was decoded is damaged."""
+        """The manifest of the whole list. Raises ``DataError`` if a segment is damaged, ``LookupError`` if there are
+        none."""
         with self._lock:
             self._look()
             if not self._parts:
@@ -116,7 +121,8 @@ class FileList:
             return self._parts[0]
 
     def append(self, blob: bytes, epoch: int, *, named: bool = False, decoded: Manifest | None = None) -> ListSegment:
-        """More files. They join no epoch before one that earlier files wait for. Raises ``DataError``."""
+        """Append files; they join no epoch earlier than the files before them. Raises ``DataError`` for another
+        format."""
         part = decoded or Manifest.decode(blob)
         with self._lock:
             self._look()
@@ -131,24 +137,24 @@ class FileList:
         return segment
 
     def at(self, epoch: int) -> ListVersion:
-        """The list as this epoch sees it. The first segment is in all of them."""
+        """The version of the list in an epoch. The first segment is in all epochs."""
         return self.version(bisect_right(self.segments, epoch, 1, key=lambda one: one.epoch))
 
     def version(self, number: int) -> ListVersion:
-        """What it is, or was, with so many segments."""
+        """The version with this many segments."""
         segment = self.segments[number - 1]
         return ListVersion(segment.shards, segment.digest, number)
 
     def knows(self, digest: str, shards: int | None = None) -> bool:
-        """Whether this is the digest of this list, or of what it was at some time, most likely of late."""
+        """True if this is the digest of the list or of an earlier version; searches newest first."""
         return any(one.digest == digest and shards in (None, one.shards) for one in reversed(self.segments))
 
     def extends(self, other: FileList) -> bool:
-        """Whether it is the other one, or what has become of it."""
+        """True if this list equals the other one or is an extension of it."""
         return not other.segments or self.knows(other.digest, len(other))
 
     def sizes(self) -> dict[str, int]:
-        """Size by path of all files. Made once it is needed: 100 bytes a file."""
+        """Sizes of all files by path, computed on demand; takes 100 bytes per file."""
         with self._lock:
             self._look()
             if self._sizes is None:
@@ -156,7 +162,7 @@ class FileList:
             return self._sizes
 
     def own_paths(self) -> Iterator[str]:
-        """Files that the data set's own patterns have found, not ones that were added by name."""
+        """Files found by the data set's own patterns, not added by name."""
         if not self.segments:
             return
         files = iter(self.manifest.paths_and_sizes())
@@ -164,7 +170,7 @@ class FileList:
             yield from (path for path, _ in itertools.islice(files, count) if not segment.named)
 
     def encode(self) -> bytes:
-        """As bytes that only get longer."""
+        """Encode the whole list; the encoding of a longer list starts with it."""
         with self._lock:
             self._encode_heads()
             segments = zip(self._heads, self.segments, strict=False)
@@ -172,13 +178,13 @@ class FileList:
 
     @property
     def encoded_bytes(self) -> int:
-        """Of ``encode()``."""
+        """Length of ``encode()``."""
         with self._lock:
             self._encode_heads()
             return self._ends[-1] if self._ends else 0
 
     def encoded_part(self, begin: int, size: int) -> bytes:
-        """``encode()[begin : begin + size]``, without making the rest of it."""
+        """``encode()[begin : begin + size]``, without building the rest."""
         found: list[memoryview] = []
         with self._lock:
             end = min(begin + size, self.encoded_bytes)
@@ -193,7 +199,7 @@ class FileList:
 
     @classmethod
     def decode(cls, data: bytes) -> FileList:
-        """Of what ``encode`` gave, or of an encoded manifest. Raises ``DataError``."""
+        """Decode a list, or an encoded manifest as a list of one segment. Raises ``DataError``."""
         if not data:
             return cls()
         if not data.startswith(_MAGIC):
@@ -204,8 +210,8 @@ class FileList:
         return files
 
     def _decode_one(self, data: bytes, begin: int) -> int:
-        """Take the segment that begins there; where it ends. What is in it is looked at when it is needed. Nothing but
-        the segment is copied: there may be many thousands of them."""
+        """Append the segment that begins at an offset, without decoding its content; return its end. Copies only the
+        segment, as there may be many thousands."""
         line_end = data.find(b"\n", begin)
         try:
             if line_end < 0 or not data.startswith(_MAGIC, begin):
@@ -214,14 +220,14 @@ class FileList:
             size, start = int(head["bytes"]), line_end + 1
             segment = _segment(head, data[start : max(start, start + size)])
             if len(segment.blob) != size or segment.shards < len(self):
-                raise ValueError(f"a segment of {size:,} bytes is not whole")
+                raise ValueError(f"a segment of {size:,} bytes is incomplete")
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"a list of files cannot be read: {error}; scan the files again") from None
+            raise DataError(f"cannot read a list of files: {error}; scan the files again") from None
         self.segments.append(segment)
         return start + size
 
     def _look(self) -> None:
-        """Decode, and check, the segments that nobody has looked at. Raises ``DataError``."""
+        """Decode and verify new segments. Raises ``DataError``."""
         while len(self._counts) < len(self.segments):
             number = len(self._counts)
             segment = self.segments[number]
@@ -229,11 +235,13 @@ class FileList:
             before = self.segments[number - 1] if number else None
             falls = before is not None and segment.epoch < before.epoch
             if falls or _after(before, part) != (segment.shards, segment.digest):
-                raise DataError(f"a list of files is damaged: its segment {number} is another; scan them again")
+                raise DataError(
+                    f"a list of files is damaged: segment {number} does not match its digest; scan the files again"
+                )
             self._take(part)
 
     def _take(self, part: Manifest) -> None:
-        """These are the files of the first segment that nobody has looked at."""
+        """Add the decoded files of the next segment."""
         self._parts.append(part)
         self._counts.append(part.file_count)
         if self._sizes is not None:
@@ -251,7 +259,7 @@ def _segment(head: dict[str, Any], blob: bytes) -> ListSegment:
 
 
 def _after(before: ListSegment | None, part: Manifest) -> tuple[int, str]:
-    """Shards and digest of a list after these files have been appended."""
+    """Shards and digest of a list after these files are appended."""
     if before is None:
         return len(part), part.digest
     chained = hashlib.blake2b(f"{before.digest} {part.digest}".encode("ascii"), digest_size=16).hexdigest()
@@ -260,16 +268,16 @@ def _after(before: ListSegment | None, part: Manifest) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Files that somebody has found, held against a list."""
+    """Found files compared with a list."""
 
     fresh: Manifest
-    """Those that the list does not have."""
+    """Files that the list does not contain."""
     known: int
-    """Those that it has, with the same size."""
+    """Number of files that it contains, with the same size."""
 
 
 def sort_out(files: FileList, found: Manifest) -> Sorted:
-    """Which of these files are new. Raises ``DataError`` that names those that were changed since they were listed."""
+    """Split found files into new and known ones. Raises ``DataError`` that names files whose size has changed."""
     sizes = files.sizes()
     fresh: list[int] = []
     changed: list[str] = []
@@ -280,11 +288,11 @@ def sort_out(files: FileList, found: Manifest) -> Sorted:
         elif before != size:
             changed.append(f"{path} ({size:,} bytes instead of {before:,})")
     if changed:
-        raise DataError(f"{named('of another length than when they were listed', changed)}. {REPLACED}")
+        raise DataError(f"{named('whose size has changed since they were listed', changed)}. {REPLACED}")
     return Sorted(chosen(found, fresh), found.file_count - len(fresh))
 
 
-REPLACED = "Files of a data set must stay as they are: put the new content under a new name"
+REPLACED = "Files of a data set must not change: put new content under a new name"
 
 
 def chosen(manifest: Manifest, numbers: Sequence[int]) -> Manifest:
@@ -303,21 +311,21 @@ def chosen(manifest: Manifest, numbers: Sequence[int]) -> Manifest:
 
 
 def pieces(manifest: Manifest, most: int = SEGMENT_FILES) -> Iterator[Manifest]:
-    """The same files in manifests of at most so many."""
+    """Split a manifest into manifests of at most ``most`` files."""
     for begin in range(0, max(1, manifest.file_count), most):
         yield chosen(manifest, range(begin, min(begin + most, manifest.file_count)))
 
 
 def with_files(position: str, files: FileList) -> str:
-    """A position as text, with the list that it belongs to: whoever takes it up again may find more files."""
+    """Add the file list to a position (JSON): a later job may find more files."""
     told = json.loads(position)
     return json.dumps({**told, "files": base64.b64encode(files.encode()).decode("ascii")}, separators=(",", ":"))
 
 
 def files_of(position: str) -> FileList:
-    """The list that comes with a position; empty if none does. Raises ``DataError``."""
+    """The file list in a position; empty if there is none. Raises ``DataError``."""
     try:
         data = base64.b64decode(json.loads(position).get("files", ""), validate=True)
     except (ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"a position in a data set cannot be read: {error}") from None
+        raise DataError(f"cannot read a position in a data set: {error}") from None
     return FileList.decode(data)

@@ -1,7 +1,7 @@
-"""Where data sets lie: local folders, and whatever fsspec or pyarrow can reach (``s3://…``, ``gs://…``, ``hdfs://…``).
+"""Access to data files: local folders, and whatever fsspec or pyarrow supports (``s3://…``, ``gs://…``, ``hdfs://…``).
 
-fsspec, and the package that it needs for a protocol, are loaded when there is a URL, and only then. Where fsspec lacks
-a package for S3 or Google's store, the client that pyarrow brings is used; for HDFS fsspec does so itself.
+fsspec, and the package that it needs for a protocol, are only imported for URLs. If fsspec lacks a package for S3 or
+Google Cloud Storage, pyarrow's client is used; for HDFS fsspec does that itself.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ PYARROW_CLIENTS = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileS
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that a pattern stands for."""
+    """A file that a pattern matches."""
 
     path: str
-    """Absolute, or a URL."""
+    """Absolute path or URL."""
     size_bytes: int
     named: bool
-    """By its name or a glob; else it merely lies in a folder that was named."""
+    """True if matched by name or glob; False if found in a folder that was named."""
 
 
 def is_url(path: str) -> bool:
-    """Whether it is for fsspec. ``file://`` is a local path like others."""
+    """True if the path is for fsspec. ``file://`` counts as local."""
     return "://" in path and not path.startswith("file://")
 
 
 class Storage:
-    """Finds and opens files. From any thread; nothing is kept open."""
+    """Finds and opens files. Thread-safe; keeps no files open."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self._options = dict(options or {})
         self._clients: dict[str, Any] = {}
 
     def find(self, pattern: str) -> Iterator[FoundFile]:
-        """The files of one pattern: a file, a folder with all below it, or a glob (``*``, ``?``, ``[…]``, ``**``).
+        """Find the files of one pattern: a file, a folder with everything below it, or a glob (``*``, ``?``, ``[…]``,
+        ``**``).
 
-        One after the other and in no order, so that ten million need no memory. In folders, names that begin with a dot
-        or an underscore are left out. Raises ``DataError`` when a name without wildcards does not exist.
+        Yields files one by one, unordered, so that ten million need no memory. In folders, names that begin with a dot
+        or an underscore are skipped. Raises ``DataError`` if a name without wildcards does not exist.
         """
         return self._find_remote(pattern) if is_url(pattern) else _find_local(pattern.removeprefix("file://"))
 
     def open(self, path: str, *, mapped: bool = False) -> pa.NativeFile:
-        """For reading anywhere in it. ``mapped``: a local file is mapped into memory. Raises ``OSError``."""
+        """Open a file for random access. ``mapped``: memory-map a local file. Raises ``OSError``."""
         import pyarrow as pa
 
         if is_url(path):
@@ -65,7 +66,7 @@ class Storage:
         return pa.memory_map(path) if mapped else pa.OSFile(path)
 
     def read(self, path: str, begin: int, end: int) -> bytes:
-        """The bytes ``[begin, end)``; fewer where the file ends. Raises ``OSError``."""
+        """The bytes ``[begin, end)``; fewer at the end of the file. Raises ``OSError``."""
         if end <= begin:
             return b""
         if is_url(path):
@@ -80,14 +81,15 @@ class Storage:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def size(self, path: str) -> int:
-        """In bytes. Raises ``OSError``."""
+        """File size in bytes. Raises ``OSError``."""
         if is_url(path):
             system, inside = self._connect(path)
             return int(system.size(inside))
         return os.stat(path).st_size
 
     def stamp(self, path: str) -> tuple[int, ...]:
-        """Another one when a local file is written anew. Of a remote file always the same: asking takes time."""
+        """A value that changes when a local file is rewritten. Constant for remote files, which would be slow to
+        check."""
         if is_url(path):
             return ()
         status = os.stat(path)
@@ -132,7 +134,7 @@ class Storage:
                 return self._clients[protocol], url.partition("://")[2]
             raise SettingError("files", url, f"{protocol}:// needs a package that is not installed ({error})") from None
         except ValueError as error:
-            raise SettingError("files", url, str(error), "Give a path, or a URL that fsspec knows") from None
+            raise SettingError("files", url, str(error), "Use a path, or a URL that fsspec supports") from None
         return system, str(inside)
 
     def _pyarrow_client(self, protocol: str) -> Any:
@@ -140,7 +142,7 @@ class Storage:
 
         module = importlib.import_module("fsspec.implementations.arrow")
         client = module.ArrowFSWrapper(getattr(fs, PYARROW_CLIENTS[protocol])(**self._options))
-        client.cat_file = partial(client.cat_file, seekable=True)  # else it cannot read the first part of a file
+        client.cat_file = partial(client.cat_file, seekable=True)  # otherwise it cannot read the first part of a file
         return client
 
 
@@ -157,7 +159,7 @@ def _find_local(pattern: str) -> Iterator[FoundFile]:
 
 
 def _below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[FoundFile]:
-    """All files below a folder. A link to a folder that it lies in is not followed for ever."""
+    """All files below a folder. Symbolic-link loops are not followed."""
     with _while_it_exists():
         status = os.stat(folder)
         here = (status.st_dev, status.st_ino)
@@ -173,7 +175,7 @@ def _below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[FoundFil
 
 
 def _matching(folder: str, parts: list[str]) -> Iterator[FoundFile]:
-    """Files below the folder whose path from there matches the parts of a glob, one part a level."""
+    """Files below a folder that match the parts of a glob, one part per level."""
     part, *rest = parts
     if not re.search(r"[*?\[]", part):
         path = os.path.join(folder, part)
@@ -184,7 +186,7 @@ def _matching(folder: str, parts: list[str]) -> Iterator[FoundFile]:
                 yield FoundFile(path, os.stat(path).st_size, named=True)
         return
     if part == "**" and rest:
-        yield from _matching(folder, rest)  # "**" is no folder, or this and more
+        yield from _matching(folder, rest)  # "**" matches no folder, or this one and more
     matches = re.compile(fnmatch.translate("*" if part == "**" else part)).match
     for entry in _entries(folder):
         if not matches(entry.name) or (entry.name.startswith(".") and not part.startswith(".")):
@@ -209,7 +211,7 @@ def _file(entry: os.DirEntry[str], *, named: bool) -> Iterator[FoundFile]:
 
 
 def _while_it_exists() -> contextlib.AbstractContextManager[None]:
-    """Others rename and delete files while we look: what has gone since the folder was read was never there."""
+    """Ignore files that others rename or delete during the scan."""
     return contextlib.suppress(FileNotFoundError)
 
 

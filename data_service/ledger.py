@@ -1,6 +1,6 @@
-"""Which records of an epoch are consumed: whole shards as a bitmap, begun ones with the count of their records.
+"""The consumed records of an epoch: finished shards as a bitmap, begun ones with their number of consumed records.
 
-It is part of the model's state in mode "steps", the same on all ranks, and the Master's own in independent mode.
+In mode "steps" it is part of the model's state and the same on all ranks; in independent mode the Master owns it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ONES = bytes(bin(value).count("1") for value in range(256))
 
 
 class Ledger:
-    """The position in one data set. Belongs to a manifest (by its digest), a seed and a shuffling rule.
+    """The position in one data set, tied to a manifest (by digest), a seed and a shuffling rule.
 
-    Records of a shard count in the shard's own order of the epoch, so "the first ``upto``" is a fixed set of them.
+    Records are counted in the shard's own order of the epoch, so "the first ``upto``" is a fixed set.
     """
 
     __slots__ = ("digest", "done", "done_shards", "epoch", "partial", "records", "seed", "shards", "shuffle")
@@ -34,22 +34,22 @@ class Ledger:
         self.shuffle = shuffle
         self.epoch = epoch
         self.done = bytearray((shards + 7) // 8)
-        """Bit ``shard % 8`` of byte ``shard // 8``: the shard is consumed."""
+        """Bit ``shard % 8`` of byte ``shard // 8`` is set if the shard is consumed."""
         self.done_shards = 0
         self.partial: dict[int, int] = {}
-        """Begun shards: how many of their records are consumed, more than 0."""
+        """Number of consumed records of begun shards, more than 0."""
         self.records = 0
-        """Consumed in this epoch, in whole and begun shards."""
+        """Records consumed in this epoch, in finished and begun shards."""
 
     @classmethod
     def of(cls, manifest: Manifest, *, seed: int = 0, shuffle: bool = True, epoch: int = 0) -> Ledger:
-        """Nothing of this manifest is consumed."""
+        """A position at the start of an epoch of this manifest."""
         return cls(manifest.digest, len(manifest), seed=seed, shuffle=shuffle, epoch=epoch)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self._fields() == other._fields()
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return (
@@ -58,20 +58,21 @@ class Ledger:
         )
 
     def is_done(self, shard: int) -> bool:
-        """All its records are consumed. Raises ``DataError`` for a shard that there is not."""
+        """True if all records of a shard are consumed. Raises ``DataError`` if there is no such shard."""
         self._check(shard)
         return bool(self.done[shard >> 3] >> (shard & 7) & 1)
 
     def count(self, shard: int) -> int:
-        """Consumed records of a shard that is not done; 0 for one that is, whose number is not remembered."""
+        """Consumed records of an unfinished shard; 0 for a finished one, whose number is not kept."""
         self._check(shard)
         return self.partial.get(shard, 0)
 
     def take(self, shard: int, upto: int, complete: bool, begin: int = -1) -> int:
-        """Its first ``upto`` records are consumed, and with ``complete`` there are no more. Returns how many are new.
+        """Mark the first ``upto`` records of a shard as consumed; with ``complete`` the shard is finished. Returns the
+        number of new ones.
 
-        ``begin``: what was consumed before, by the caller's account. Raises ``DataError`` when records would count
-        twice or be passed over, and changes nothing then.
+        ``begin``: the number consumed before, according to the caller. Raises ``DataError``, without any change, if
+        records would count twice or be skipped.
         """
         self._check(shard)
         before = self.partial.get(shard, 0)
@@ -95,25 +96,26 @@ class Ledger:
         return upto - before
 
     def extend(self, shards: int, digest: str) -> None:
-        """The list of files has grown to so many shards, known by this digest: the new ones are not consumed."""
+        """Extend the position to a longer file list with this digest; new shards are not consumed. Raises ``DataError``
+        if it is shorter."""
         if shards < self.shards:
             raise DataError(f"a position among {self.shards:,} shards cannot become one among {shards:,}")
         self.done.extend(bytes((shards + 7) // 8 - len(self.done)))
         self.shards, self.digest = shards, digest
 
     def next_epoch(self) -> None:
-        """The next epoch begins: nothing of it is consumed."""
+        """Start the next epoch with nothing consumed."""
         self.start(self.epoch + 1)
 
     def start(self, epoch: int) -> None:
-        """Nothing of this epoch is consumed."""
+        """Start an epoch with nothing consumed."""
         self.epoch = epoch
         self.done = bytearray(len(self.done))
         self.partial = {}
         self.done_shards = self.records = 0
 
     def open_shards(self) -> Iterator[int]:
-        """Shards that are not done, by their numbers."""
+        """The unfinished shards in ascending order."""
         for place, byte in enumerate(self.done):
             if byte == 0xFF:
                 continue
@@ -123,9 +125,9 @@ class Ledger:
                     yield first + bit
 
     def merge(self, other: Ledger) -> None:
-        """Add what another one of the same epoch has taken, from the same beginning, of other shards.
+        """Add what another position of the same epoch, with the same start, has consumed of other shards.
 
-        Raises ``DataError`` when they do not belong together or both have taken of one shard, and changes nothing then.
+        Raises ``DataError``, without any change, if they do not belong together or overlap.
         """
         self.belongs(other.digest, other.shards, other.seed, other.shuffle)
         if other.epoch != self.epoch:
@@ -142,27 +144,27 @@ class Ledger:
         self.records += other.records
 
     def belongs(self, digest: str, shards: int, seed: int, shuffle: bool) -> None:
-        """Raise ``DataError`` unless it is a position in this set, handed out in this order."""
+        """Raise ``DataError`` unless this is a position in a data set with this digest and order."""
         if (self.digest, self.shards) != (digest, shards):
             raise DataError(
                 f"the position belongs to data of digest {self.digest[:12]} with {self.shards:,} shards, these have "
-                f"{digest[:12]} with {shards:,}; give back the same files, or begin without that position"
+                f"{digest[:12]} with {shards:,}; restore the same files, or start without that position"
             )
         if self.shuffle != shuffle or (shuffle and self.seed != seed):
             raise DataError(
                 f"the position belongs to shuffle={self.shuffle}, seed={self.seed}; now it is shuffle={shuffle}, "
-                f"seed={seed}: the same records would not be the ones consumed. Set them back"
+                f"seed={seed}: different records would count as consumed. Restore the previous values"
             )
 
     def copy(self) -> Ledger:
-        """An equal one of its own."""
+        """An independent copy."""
         other = Ledger(self.digest, 0, seed=self.seed, shuffle=self.shuffle, epoch=self.epoch)
         other.shards, other.done, other.partial = self.shards, self.done[:], dict(self.partial)
         other.done_shards, other.records = self.done_shards, self.records
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain and small: numbers, texts, bytes and a list."""
+        """A compact plain form: numbers, text, bytes and a list."""
         return {
             "version": VERSION,
             "digest": self.digest,
@@ -177,20 +179,20 @@ class Ledger:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Ledger:
-        """Of what ``state_dict`` gave. Raises ``DataError`` when it is damaged or from another version."""
+        """The inverse of ``state_dict``. Raises ``DataError`` if it is damaged or of another version."""
         try:
             if state["version"] != VERSION:
-                raise ValueError(f"version {state['version']}, this edl knows {VERSION}")
+                raise ValueError(f"version {state['version']}, this edl supports {VERSION}")
             return cls._loaded(state)
         except (ValueError, KeyError, TypeError, zlib.error, OverflowError) as error:
-            raise DataError(f"a position in a data set cannot be read: {type(error).__name__}: {error}") from None
+            raise DataError(f"cannot read a position in a data set: {type(error).__name__}: {error}") from None
 
     @classmethod
     def _loaded(cls, state: Mapping[str, Any]) -> Ledger:
         shards = _natural(state, "shards")
         digest = state["digest"]
         if not isinstance(digest, str):
-            raise ValueError("its digest is no text")
+            raise ValueError("its digest is not text")
         ledger = cls(digest, 0, seed=int(state["seed"]), shuffle=bool(state["shuffle"]), epoch=_natural(state, "epoch"))
         ledger.shards, ledger.records = shards, _natural(state, "records")
         size = (shards + 7) // 8
@@ -209,19 +211,19 @@ class Ledger:
         return ledger
 
     def encode(self) -> str:
-        """As one line of text."""
+        """Encode as one line of text."""
         state = self.state_dict()
         state["done"] = base64.b64encode(state["done"]).decode("ascii")
         return json.dumps(state, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> Ledger:
-        """Of what ``encode`` gave. Raises ``DataError``."""
+        """The inverse of ``encode``. Raises ``DataError``."""
         try:
             state = json.loads(text)
             state["done"] = base64.b64decode(state["done"], validate=True)
         except (ValueError, KeyError, TypeError, binascii.Error, RecursionError) as error:
-            raise DataError(f"a position in a data set cannot be read: {error}") from None
+            raise DataError(f"cannot read a position in a data set: {error}") from None
         return cls.load(state)
 
     def _check(self, shard: int) -> None:
@@ -235,5 +237,5 @@ class Ledger:
 def _natural(state: Mapping[str, Any], name: str) -> int:
     value = state[name]
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name}={value!r} is no count")
+        raise ValueError(f"{name}={value!r} is not a count")
     return value

@@ -1,7 +1,7 @@
-"""The shards of a data set: which file, from where to where. A million of them are a few arrays, not a million objects.
+"""The shards of a data set: file, begin and end. A million shards are a few arrays, not a million objects.
 
-The encoded form is a line of JSON, then parts compressed by zlib. Edges of shards are kept as differences, which are
-mostly the same few numbers, so that a million shards take a few kB to some hundred kB.
+The encoding is a line of JSON, then parts compressed by zlib. Shard edges are stored as differences, mostly the same
+few numbers, so a million shards take a few kB to some hundred kB.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     Longs = array[int]
 
 RECORD_FORMATS = ("ipc", "parquet")
-"""Begin and end of a shard count records."""
+"""Formats in which begin and end of a shard count records."""
 LINE_FORMATS = ("csv", "jsonl", "text")
-"""Begin and end of a shard count bytes; how many records lie between them shows when they are read."""
+"""Formats in which begin and end of a shard are byte offsets; the number of records is only known after reading."""
 USER_FORMAT = "user"
-"""What begin and end mean is the user's reader's business."""
+"""Format in which the user's functions define begin and end."""
 FORMATS = (*RECORD_FORMATS, *LINE_FORMATS, USER_FORMAT)
 UNKNOWN = -1
-"""Number of records of a shard or a set that has not been read."""
+"""Number of records of a shard or data set that has not been read."""
 NAMED_FILES = 5
-"""So many files are named in a message; the rest are counted."""
+"""Most files that are named in a message; the rest are counted."""
 
 _MAGIC = b"edl-manifest-1 "
 _LIMIT = 1 << 62
@@ -41,21 +41,22 @@ _LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """One shard. Record formats: records ``[begin, end)`` of the file; line formats: bytes, lines that begin there."""
+    """One shard. In record formats: records ``[begin, end)`` of the file; in line formats: the lines that begin in
+    these bytes."""
 
     index: int
     file: str
     begin: int
     end: int
     records: int
-    """-1 until it is read."""
+    """Number of records; -1 until it is read."""
     size_bytes: int = -1
-    """Of the file, when it was listed; -1: not known."""
+    """Size of the file when it was listed; -1 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """One file of a set and the shards that lie in it."""
+    """A file of a data set, and its shards."""
 
     path: str
     size_bytes: int
@@ -65,7 +66,7 @@ class FileRef:
 
 
 class Manifest:
-    """An ordered list of shards, never changed. Made by ``ManifestBuilder`` or ``decode``."""
+    """An immutable, ordered list of shards. Created by ``ManifestBuilder`` or ``decode``."""
 
     __slots__ = ("_counts", "_edges", "_firsts", "_paths", "_sizes", "digest", "format", "records")
 
@@ -80,22 +81,22 @@ class Manifest:
         parts: tuple[bytes, ...] = (),
         digest: str = "",
     ) -> None:
-        """``edges``: begin and end of each shard in turn; ``counts``: records of each, None when they are
-        ``end - begin`` in a record format and unknown in any other; ``parts``: see ``_parts``, if at hand;
-        ``digest``: if it is another one than that of its own content."""
+        """``edges``: begin and end of each shard in turn. ``counts``: records of each shard; None if they are ``end -
+        begin`` (record formats) or unknown (other formats). ``parts``: see ``_parts``, if available. ``digest``: if it
+        differs from that of the content."""
         self.format = format
         self._paths, self._sizes, self._firsts, self._edges, self._counts = paths, sizes, firsts, edges, counts
         self.records = self._total()
-        """Of all shards; -1 when one is unknown."""
+        """Number of records in all shards; -1 if one is unknown."""
         self.digest = digest or _digest(format, parts or self._parts())
-        """Of format, paths, sizes and splits, in hexadecimal."""
+        """Hexadecimal digest of format, paths, sizes and shard edges."""
 
     def __len__(self) -> int:
         return len(self._edges) // 2
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(self._sizes)
 
     def ref(self, index: int) -> ShardRef:
@@ -109,9 +110,8 @@ class Manifest:
         return ShardRef(index, self._paths[file], begin, end, records, self._sizes[file])
 
     def rows(self, begun: Iterable[tuple[int, int]]) -> tuple[list[list[int]], list[str], list[int]]:
-        """Many shards, each with a number of the caller's, as rows of plain numbers: shard, that number, file as an
-        index into the paths that come second, begin, end, records; third the sizes of those files. A tenth of the time
-        that as many ``ref`` take."""
+        """Many shards, each given with a number, as rows of integers: shard, that number, index of the file, begin,
+        end, records. Also returns the files' paths and sizes. Ten times as fast as ``ref``."""
         edges, counts, firsts = self._edges, self._counts, self._firsts
         exact = counts is None and self.format in RECORD_FORMATS
         files: dict[int, int] = {}
@@ -123,7 +123,7 @@ class Manifest:
         return rows, [self._paths[file] for file in files], [self._sizes[file] for file in files]
 
     def count(self, index: int) -> int:
-        """Records of a shard, -1 when unknown."""
+        """Number of records in a shard; -1 if unknown."""
         if self._counts is not None:
             return self._counts[index]
         if self.format in RECORD_FORMATS:
@@ -132,16 +132,16 @@ class Manifest:
 
     @property
     def file_count(self) -> int:
-        """Files, with or without shards."""
+        """Number of files, with or without shards."""
         return len(self._paths)
 
     def paths_and_sizes(self) -> Iterable[tuple[str, int]]:
-        """Of all files, in their order."""
+        """Paths and sizes of all files, in order."""
         return zip(self._paths, self._sizes, strict=True)
 
     def joined(self, others: Sequence[Manifest], digest: str) -> Manifest:
-        """This one's shards, then those of the others, whose numbers rise accordingly; known by this digest. To join
-        many at once costs what all of them are, and not that for each."""
+        """Append the shards of other manifests, which are renumbered. ``digest``: that of the result. Joining many at
+        once takes time proportional to the total size."""
         sizes, firsts, edges = self._sizes[:], self._firsts[:], self._edges[:]
         for one in others:
             shards = len(edges) // 2
@@ -157,7 +157,7 @@ class Manifest:
 
     @property
     def files(self) -> tuple[FileRef, ...]:
-        """All files, in their order, with or without shards."""
+        """All files in order, with or without shards."""
         ends = itertools.chain(itertools.islice(self._firsts, 1, None), (len(self),))
         return tuple(
             FileRef(path, size, first, end - first)
@@ -165,12 +165,12 @@ class Manifest:
         )
 
     def describe(self) -> str:
-        """For people: ``12 files, 4,096 shards, 1,234,567 records``."""
+        """A summary: ``12 files, 4,096 shards, 1,234,567 records``."""
         records = "" if self.records == UNKNOWN else f", {counted(self.records, 'record')}"
         return f"{counted(len(self._paths), 'file')}, {counted(len(self), 'shard')}{records}"
 
     def difference(self, other: Manifest) -> str:
-        """What is different in ``other``, for people; empty when nothing is."""
+        """How ``other`` differs, as text; empty if it does not."""
         if self.digest == other.digest:
             return ""
         if self.format != other.format:
@@ -183,7 +183,7 @@ class Manifest:
             named("added", [path for path in theirs if path not in mine]),
             named("removed", [path for path in mine if path not in theirs]),
             named(
-                "of another length",
+                "with another size",
                 [
                     f"{path} ({theirs[path]:,} bytes instead of {size:,})"
                     for path, size in mine.items()
@@ -195,11 +195,11 @@ class Manifest:
         if text:
             return text
         if len(self) == len(other) and self._paths != other._paths:
-            return "the same files in another order"
-        return f"the same files, split otherwise: {len(other):,} shards instead of {len(self):,}"
+            return "the same files in a different order"
+        return f"the same files, split differently: {len(other):,} shards instead of {len(self):,}"
 
     def encode(self) -> bytes:
-        """As bytes; ``decode`` makes the same again."""
+        """Encode as bytes."""
         parts = [zlib.compress(part, 1) for part in self._parts()]
         head = {
             "format": self.format,
@@ -212,16 +212,14 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Of what ``encode`` made. Raises ``DataError`` when it is damaged or from another version."""
+        """The inverse of ``encode``. Raises ``DataError`` if it is damaged or of another version."""
         try:
             manifest, digest = _decoded(cls, data)
         except (ValueError, KeyError, TypeError, AttributeError, zlib.error, OverflowError, RecursionError) as error:
-            raise DataError(
-                f"a manifest of {len(data):,} bytes cannot be read: {error}; scan the files again"
-            ) from None
+            raise DataError(f"cannot read a manifest of {len(data):,} bytes: {error}; scan the files again") from None
         if manifest.digest != digest:
             raise DataError(
-                f"a manifest says digest {digest[:12]} and has {manifest.digest[:12]}; scan the files again"
+                f"a manifest states digest {digest[:12]} but has {manifest.digest[:12]}; scan the files again"
             )
         return manifest
 
@@ -244,9 +242,9 @@ class ManifestBuilder:
     """Collects files and their shards, in the order in which they are numbered."""
 
     def __init__(self, format: str) -> None:
-        """Raises ``DataError`` for a format that there is not (see ``FORMATS``)."""
+        """Raises ``DataError`` for an unknown format (see ``FORMATS``)."""
         if format not in FORMATS:
-            raise DataError(f"format {format!r} of a data set: there are {', '.join(FORMATS)}")
+            raise DataError(f"unknown data format {format!r}; available are {', '.join(FORMATS)}")
         self._format = format
         self._paths: list[str] = []
         self._known: set[str] = set()
@@ -255,24 +253,24 @@ class ManifestBuilder:
         self._plain = True
 
     def file(self, path: str, size_bytes: int) -> None:
-        """The next file. Raises ``DataError`` when it is listed already, since its records would be read twice."""
+        """Add the next file. Raises ``DataError`` if it is already listed, because its records would be read twice."""
         if path in self._known:
-            raise DataError(f"{path} is listed twice; its records would be read twice: name it once")
+            raise DataError(f"{path} is listed twice, so its records would be read twice. List it once")
         if not 0 <= size_bytes < _LIMIT:
-            raise DataError(f"{path}: a size of {size_bytes} bytes is impossible")
+            raise DataError(f"{path}: invalid size, {size_bytes} bytes")
         self._known.add(path)
         self._paths.append(path)
         self._sizes.append(size_bytes)
         self._firsts.append(len(self._counts))
 
     def shard(self, begin: int, end: int, records: int) -> None:
-        """The next shard of the last file. Raises ``DataError`` when the numbers contradict each other."""
+        """Add the next shard of the last file. Raises ``DataError`` for invalid numbers."""
         if not self._paths:
             raise DataError("a shard before the first file; call file() first")
         plain = end - begin if self._format in RECORD_FORMATS else UNKNOWN
         if not 0 <= begin <= end < _LIMIT or (self._format in RECORD_FORMATS and records != plain) or records < UNKNOWN:
             raise DataError(
-                f"{self._paths[-1]}: a shard from {begin} to {end} with {records} records is impossible in format "
+                f"{self._paths[-1]}: a shard from {begin} to {end} with {records} records is invalid in format "
                 f"{self._format}"
             )
         self._edges.append(begin)
@@ -281,18 +279,18 @@ class ManifestBuilder:
         self._plain = self._plain and records == plain
 
     def build(self) -> Manifest:
-        """What has been collected. The builder may go on; this manifest does not change with it."""
+        """The manifest of what has been added so far. The builder can be used further without changing it."""
         counts = None if self._plain else self._counts[:]
         return Manifest(self._format, self._paths[:], self._sizes[:], self._firsts[:], self._edges[:], counts)
 
 
 def counted(number: int, what: str) -> str:
-    """``1 file``, ``2,048 files``."""
+    """A number with a noun: ``1 file``, ``2,048 files``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def named(how: str, files: list[str]) -> str:
-    """``2 files added: a, b``; empty for none."""
+    """A list of files for messages: ``2 files added: a, b``; empty for none."""
     if not files:
         return ""
     rest = f" and {len(files) - NAMED_FILES:,} more" if len(files) > NAMED_FILES else ""
@@ -323,7 +321,7 @@ def _digest(format: str, parts: tuple[bytes, ...]) -> str:
 
 
 def _decoded(make: Callable[..., Manifest], data: bytes) -> tuple[Manifest, str]:
-    """The manifest and the digest that it should have. Raises all sorts of things."""
+    """Decode a manifest; also return the digest that it should have. Raises various errors for invalid data."""
     head_bytes, newline, rest = data.partition(b"\n")
     if not newline or not head_bytes.startswith(_MAGIC):
         raise ValueError(f"it does not begin with {_MAGIC.decode('ascii')!r}")
@@ -340,13 +338,13 @@ def _decoded(make: Callable[..., Manifest], data: bytes) -> tuple[Manifest, str]
     counts = _longs(parts[4]) if head["counts"] else None
     shards = len(edges) // 2
     if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
-        raise ValueError("its paths are no list of texts")
+        raise ValueError("its paths are not a list of texts")
     if not len(paths) == len(sizes) == len(firsts) or len(edges) % 2 or shards != head["shards"]:
         raise ValueError("its parts are of different lengths")
     if shards and (not firsts or firsts[0] != 0 or min(edges) < 0 or max(firsts) > shards):
         raise ValueError("its shards lie outside its files")
     if counts is not None and len(counts) != shards:
-        raise ValueError("its counts are of another length")
+        raise ValueError("its counts have a different length")
     if any(map(operator.gt, itertools.islice(edges, 0, None, 2), itertools.islice(edges, 1, None, 2))):
         raise ValueError("a shard ends before it begins")
     if any(map(operator.gt, firsts, itertools.islice(firsts, 1, None))):

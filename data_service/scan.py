@@ -1,4 +1,4 @@
-"""From patterns of files to a manifest: which files there are, and where their shards begin and end."""
+"""Scanning: from file patterns to a manifest with all files and their shards."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 SHARD_RECORDS = 65536
 SHARD_BYTES = 16 << 20
 MANY_FILES = 1_000_000
-"""From here on somebody is told that fewer, larger files would be read faster: opening one costs more than that."""
+"""From this number on, a message recommends fewer, larger files: opening a file costs more than reading it."""
 SAMPLED_FILES = 16
 THREADS = 16
 AHEAD = 256
-"""Files that are being looked at, or wait for their turn."""
+"""Most files that are being scanned or queued."""
 SAY_EVERY = 100_000
 CONVERT = "python -m data_service convert"
 
@@ -45,23 +45,23 @@ def scan(
     say: Say | None = None,
     known: KnownFiles | None = None,
 ) -> Manifest:
-    """The shards of all files, in the order of their names; with ``known``, of those that are not known yet.
+    """List the shards of all files, ordered by file name; with ``known``, only of new files.
 
-    ``patterns``: files, folders with all below them, or globs (``*``, ``?``, ``[…]``, ``**``); local or URLs.
-    ``format``: one of ``manifest.FORMATS``; default what the names' suffixes say. ``columns``: the ones that will be
-    read, if not all: only these must be there and agree. ``shard_records``: at most so many records a shard; row groups
-    of Parquet, and compressed batches, are not cut. ``shard_bytes``: about so large are the shards of lines. ``say``
-    hears what may be of interest: empty files, files that were left out.
+    ``patterns``: files, folders with everything below them, or globs (``*``, ``?``, ``[…]``, ``**``); local or URLs.
+    ``format``: one of ``manifest.FORMATS``; default: by the file names' suffixes. ``columns``: the columns that will be
+    read, if not all; only these must exist and agree. ``shard_records``: most records per shard; Parquet row groups and
+    compressed batches are not divided. ``shard_bytes``: approximate size of shards in line formats. ``say`` receives
+    notes, such as empty or skipped files.
 
-    Only the ends of files, or their beginnings and the edges of shards, are read. 250 bytes of memory a file are used
-    meanwhile. Raises ``DataError``: nothing found, a file is damaged or is just being written, formats or columns
-    differ, a known file has changed; ``SettingError`` for wrong options.
+    Reads only the ends of files, or their beginnings and the edges of shards. Uses 250 bytes of memory per file. Raises
+    ``DataError`` if nothing is found, a file is damaged or is being written, formats or columns differ, or a known file
+    has changed; ``SettingError`` for invalid options.
     """
     for name, value in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if value < 1:
             raise SettingError(name, value, "must be at least 1")
     if format is not None and format not in FORMATS:
-        raise SettingError("format", format, f"no such format; there are {', '.join(FORMATS)}")
+        raise SettingError("format", format, f"no such format; available are {', '.join(FORMATS)}")
     hear = say or (lambda text: None)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     storage = Storage(storage_options)
@@ -77,7 +77,7 @@ def scan(
     reader = open_reader(kind, columns, storage_options=storage_options, options=settled)
     try:
         if pattern and files and kind != USER_FORMAT:
-            reader.schema(pattern)  # what the others are compared with
+            reader.schema(pattern)  # the others are compared with it
         manifest = _manifest(kind, files, reader, (shard_records, shard_bytes), hear, unready)
         _check_settled(files, storage if kind != USER_FORMAT else None)
         return manifest
@@ -87,25 +87,26 @@ def scan(
 
 @dataclass
 class KnownFiles:
-    """A list of files that is held against what is found."""
+    """A file list to compare found files with."""
 
     sizes: Mapping[str, int]
     like: str = ""
-    """One of them that has records: new ones must have its columns."""
+    """A known file with records: new ones must have the same columns."""
     seen: set[str] = field(default_factory=set)
-    """Those that have been found again."""
+    """Known files that have been found again."""
     unready: Callable[[str, DataError], None] | None = None
-    """Told of new files that cannot be listed, and why; they are left out. None: the first one ends the scan."""
+    """Receives new files that cannot be listed, with the reason; they are skipped. None: the first one aborts the
+    scan."""
 
     def others(self, files: list[FoundFile]) -> list[FoundFile]:
-        """Files that are not known. Raises ``DataError`` for known ones that have another size now."""
+        """Files that are not known. Raises ``DataError`` if the size of a known file has changed."""
         changed = [
             f"{file.path} ({file.size_bytes:,} bytes instead of {self.sizes[file.path]:,})"
             for file in files
             if self.sizes.get(file.path, file.size_bytes) != file.size_bytes
         ]
         if changed:
-            raise DataError(f"{named('of another length than when they were listed', changed)}. {REPLACED}")
+            raise DataError(f"{named('whose size has changed since they were listed', changed)}. {REPLACED}")
         self.seen.update(file.path for file in files if file.path in self.sizes)
         return [file for file in files if file.path not in self.sizes]
 
@@ -118,7 +119,7 @@ def _is_ready(
     options: Options | None,
     unready: Callable[[str, DataError], None],
 ) -> bool:
-    """Whether the columns of a file of CSV or JSON lines can be told."""
+    """True if the columns of a CSV or JSON lines file can be determined."""
     if kind not in ("csv", "jsonl") or not file.size_bytes:
         return True
     reader: Any = open_reader(kind, columns, storage_options=storage_options, options=options)
@@ -131,15 +132,15 @@ def _is_ready(
 
 
 def _check_settled(files: list[FoundFile], storage: Storage | None) -> None:
-    """Raises ``DataError`` for a file that has grown since it was found: it is just being written."""
+    """Raise ``DataError`` for a file that has grown since it was found, because it is being written."""
     for file in files if storage is not None else ():
         if is_url(file.path):
-            continue  # stores of objects show them whole or not at all
+            continue  # object stores show complete objects only
         advice = "Write it under another name, and rename it when it is complete"
         try:
             size = storage.size(file.path) if storage is not None else 0
         except FileNotFoundError:
-            raise DataError(f"{file.path}: was there a moment ago and is gone. {advice}") from None
+            raise DataError(f"{file.path}: has disappeared during the scan. {advice}") from None
         if size != file.size_bytes:
             raise DataError(f"{file.path}: is being written ({file.size_bytes:,} bytes, then {size:,}). {advice}")
 
@@ -151,10 +152,10 @@ def settle_types(
     storage_options: Mapping[str, Any] | None = None,
     options: Options | None = None,
 ) -> Options:
-    """The options with the type of each column of CSV or JSON lines, so that all readers take it for the same.
+    """Add the type of each column to the options of CSV or JSON lines, so that all readers use the same.
 
-    By the first lines of up to ``SAMPLED_FILES`` files: integers and floats together are floats, anything else that
-    differs is text. Other formats say their types themselves. Raises ``DataError`` as ``scan`` does.
+    Types are inferred from the first lines of up to ``SAMPLED_FILES`` files: integers and floats become float,
+    otherwise differing types text. Other formats contain their types. Raises ``DataError`` as ``scan`` does.
     """
     files = [file.path for file in manifest.files if file.shards]
     return _settled(manifest.format, files, columns, storage_options, options or Options())
@@ -182,14 +183,14 @@ def _settled(
     for name, type_ in merged_types(schemas).items():
         if columns is not None and name not in columns:
             continue
-        with contextlib.suppress(ValueError):  # nested ones have no names; they must agree as they are
+        with contextlib.suppress(ValueError):  # nested types have no alias; they must agree
             if pa.type_for_alias(str(type_)) == type_:
                 found[name] = str(type_)
     return replace(given, types={**found, **given.types})
 
 
 def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) -> tuple[str, list[FoundFile]]:
-    """The format, and all files in the order of their names, each once."""
+    """The format, and all files ordered by name, without repetition."""
     found: dict[str, FoundFile] = {}
     kinds: dict[str, str] = {}
     ignored: list[str] = []
@@ -199,7 +200,7 @@ def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) 
             kind = format_of(one.path)
             if format is None and not kind:
                 if one.named:
-                    raise DataError(f"{one.path}: its name does not say its format. Give format={'|'.join(FORMATS)}")
+                    raise DataError(f"{one.path}: its name does not show its format. Set format={'|'.join(FORMATS)}")
                 ignored.append(one.path)
                 continue
             if format in (None, "ipc", "parquet", "csv", "jsonl") and kind:
@@ -208,13 +209,13 @@ def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) 
             if len(found) == MANY_FILES:
                 say(_too_many(f"more than {MANY_FILES:,} files", pattern))
         if len(found) + len(ignored) == before and not any(one in pattern for one in "*?["):
-            say(f"{pattern}: nothing in this folder, or nothing that was not named already")
+            say(f"{pattern}: no files in this folder, or none that are not already listed")
     _check_kinds(kinds, format)
     if ignored:
-        say(named("left out, since their names do not say their format", sorted(ignored)))
+        say(named("skipped, because their names do not show their format", sorted(ignored)))
     if not found:
         text = ", ".join(patterns) or "no pattern given"
-        raise DataError(f"{text}: no file found. Check the pattern; quote it, so that the shell leaves it alone")
+        raise DataError(f"{text}: no file found. Check the pattern, and quote it so that the shell does not expand it")
     return format or next(iter(kinds)), [found[path] for path in sorted(found)]
 
 
@@ -232,7 +233,7 @@ def _found_or_named(pattern: str, format: str | None, storage: Storage) -> Itera
     try:
         first = next(storage.find(pattern), None)
     except (DataError, SettingError):
-        yield FoundFile(pattern, 0, named=True)  # a name that means something to the user's functions
+        yield FoundFile(pattern, 0, named=True)  # a name with a meaning to the user's functions
         return
     if first is not None:
         yield from storage.find(pattern)
@@ -242,11 +243,11 @@ def _check_kinds(kinds: dict[str, str], format: str | None) -> None:
     others = {kind: path for kind, path in kinds.items() if kind != format}
     if format is not None and others:
         kind, path = next(iter(others.items()))
-        raise DataError(f"{path}: is {kind} by its name, and format={format}. Name only files of one format")
+        raise DataError(f"{path}: is {kind} by its name, but format={format}. Use only files of one format")
     if len(kinds) > 1:
         text = ", ".join(f"{kind} ({path})" for kind, path in sorted(kinds.items()))
         raise DataError(
-            f"files of several formats: {text}. Name files of one, or convert them: {CONVERT} PATTERN… OUTPUT"
+            f"files of several formats: {text}. Use files of one, or convert them: {CONVERT} PATTERN… OUTPUT"
         )
 
 
@@ -269,13 +270,13 @@ def _manifest(
         if not splits:
             empty.append(file.path)
         if number % SAY_EVERY == 0:
-            say(f"{number:,} of {counted(len(files), 'file')} looked at")
+            say(f"{number:,} of {counted(len(files), 'file')} scanned")
     if empty:
         say(named("without records", empty))
     if large:
         say(
-            f"{counted(large, 'shard')} of more than {16 * sizes[0]:,} records: the files cannot be cut there, so that "
-            f"each takes much memory and work is shared badly. Consider {CONVERT}"
+            f"{counted(large, 'shard')} of more than {16 * sizes[0]:,} records: the files cannot be divided there, so "
+            f"each takes much memory and work is distributed unevenly. Consider {CONVERT}"
         )
     return builder.build()
 
@@ -286,7 +287,7 @@ def _split_all(
     sizes: tuple[int, int],
     unready: Callable[[str, DataError], None] | None = None,
 ) -> Iterator[tuple[FoundFile, list[FileSplit]]]:
-    """Each file's shards, in order; a few files are looked at at a time. All are compared with the first."""
+    """Each file's shards, in order, scanning a few files at a time. All are compared with the first."""
 
     def split(file: FoundFile) -> list[FileSplit] | None:
         if not file.size_bytes and reader.format != "user":
@@ -305,7 +306,7 @@ def _split_all(
         if splits is not None:
             yield file, splits
         if splits is not None and file.size_bytes:
-            break  # an empty one has no columns that others could be compared with
+            break  # an empty file has no columns to compare with
     waiting: deque[tuple[FoundFile, Future[list[FileSplit] | None]]] = deque()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="scan") as pool:
         try:
@@ -329,6 +330,6 @@ def _taken(file: FoundFile, splits: Future[list[FileSplit] | None]) -> Iterator[
 def _too_many(what: str, pattern: str) -> str:
     where = "" if is_url(pattern) else " (any local folder for OUTPUT)"
     return (
-        f"{pattern}: {what}. Opening so many costs more than reading them. Make fewer, larger ones: {CONVERT} "
+        f"{pattern}: {what}. Opening them takes longer than reading them. Create fewer, larger files: {CONVERT} "
         f"{pattern} OUTPUT{where}, some folders at a time"
     )

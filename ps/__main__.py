@@ -11,7 +11,7 @@ from edl.errors import EdlError, PsError
 
 @click.group(name="ps")
 def commands() -> None:
-    """Serve parameters, and work on what was saved of them."""
+    """Serve parameters, and work with their checkpoints."""
 
 
 @commands.command("server", context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -27,8 +27,10 @@ def server(arguments: tuple[str, ...]) -> None:
 @click.argument("checkpoint")
 @click.argument("out")
 @click.option("--format", type=click.Choice(["arrow", "safetensors"]), default="arrow", show_default=True)
-@click.option("--dtype", type=click.Choice(["f4", "f2"]), default="f4", show_default=True, help="Of the weights.")
-@click.option("--table", "tables", multiple=True, help="Only this one; may be given several times.")
+@click.option(
+    "--dtype", type=click.Choice(["f4", "f2"]), default="f4", show_default=True, help="Number format of the weights."
+)
+@click.option("--table", "tables", multiple=True, help="Export only this table; may be given several times.")
 def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str, ...]) -> None:
     """Write the weights of a checkpoint for inference, into the folder OUT.
 
@@ -42,10 +44,10 @@ def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str
 
 
 @commands.command("warm")
-@click.option("--child", is_flag=True, hidden=True, help="End when stdin does.")
+@click.option("--child", is_flag=True, hidden=True, help="Exit when stdin is closed.")
 def warm(child: bool) -> None:
-    """Compile the kernels now, when an image is built for example: it takes half a minute once, for each kind of
-    processor. Pservers that find nothing compiled begin with slower ones."""
+    """Compile the kernels ahead of time, for example while an image is built. This takes about half a minute, once for
+    each type of processor. A pserver that finds no compiled kernels starts with slower ones."""
     from ps.store.kernels import chosen
     from ps.store.kernels.compiling import compile_all
     from ps.store.kernels.ready import end_with_parent
@@ -53,16 +55,16 @@ def warm(child: bool) -> None:
     if child:
         end_with_parent()
     if chosen() != "numba":
-        click.echo("The kernels in numpy are in use: there is nothing to compile")
+        click.echo("The numpy kernels are in use; there is nothing to compile")
         return
     place = compile_all()
     if place is None:
-        raise PsError("compiled kernels can be kept nowhere. Set NUMBA_CACHE_DIR to a folder of this user's")
-    click.echo(f"The kernels are compiled, in {place}")
+        raise PsError("no writable directory for the compiled kernels. Set NUMBA_CACHE_DIR to a writable one")
+    click.echo(f"Compiled the kernels into {place}")
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point of ``python -m ps``: run a command and exit with its status."""
     try:
         commands.main(standalone_mode=False)
     except click.Abort:

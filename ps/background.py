@@ -1,4 +1,4 @@
-"""Work that goes on while the script computes: one thread, one thing after the other."""
+"""Background work while the script computes: one thread that runs jobs one after another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Job:
-    """Something handed over, and what came of it."""
+    """A submitted job and its result."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
@@ -19,25 +19,25 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """True once the job has finished, with or without an error."""
         return self._done.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """A moment; whether it has ended."""
+        """Wait at most ``seconds`` for the job; return True if it has finished."""
         return self._done.wait(seconds)
 
     def result(self) -> Any:
-        """Wait for it. Raises what it raised."""
+        """Block until the job has finished and return its result. Raises whatever the job raised."""
         self._done.wait()
         if self._error is not None:
             raise self._error
         return self._result
 
     def run(self) -> None:
-        """On the thread."""
+        """Run the job; called on the background thread."""
         try:
             self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised by result()
             self._error = error
         finally:
             del self._work  # it holds large arrays
@@ -45,7 +45,7 @@ class Job:
 
 
 class Background:
-    """The thread begins with the first job."""
+    """One thread that runs jobs in order. The thread starts with the first job."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class Background:
         self._beginning = threading.Lock()
 
     def submit(self, work: Callable[[], Any]) -> Job:
-        """Have it done."""
+        """Queue a job; return a handle to its result."""
         with self._beginning:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -64,7 +64,7 @@ class Background:
         return job
 
     def close(self) -> None:
-        """The thread ends when all is done."""
+        """Let the thread exit once all queued jobs are done."""
         self._jobs.put(None)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong between a parameter server and those that talk to it. All are ``PsError``; what to do differs."""
+"""Errors between a parameter server and its peers. All are ``PsError``; they differ in what the caller should do."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from edl.exit_codes import BEGIN_ANEW
 
 
 class Unreachable(PsError):
-    """Nobody answers there, or the connection broke: what was asked for may or may not have been done."""
+    """The peer does not answer, or the connection broke. The request may or may not have been carried out."""
 
     definite = False
     retry_helps = True
 
 
 class TimedOut(Unreachable):
-    """No answer within the deadline."""
+    """There was no answer within the deadline."""
 
 
 class HungUp(Unreachable):
-    """The other side has ended the connection."""
+    """The peer has closed the connection."""
 
 
 class DamagedFrame(Unreachable):
-    """What came is not what was sent, or not this protocol at all. The connection is closed; a new one may do."""
+    """The received data is damaged or not of this protocol. The connection is closed; a new one may work."""
 
 
 class Denied(PsError):
-    """The other side refuses this peer: a wrong secret, a Master that has been replaced, a trainer that is revoked.
+    """The peer refuses this process: wrong secret, a Master that has been replaced, or a trainer that is revoked.
 
-    ``kind`` is the reason as a word: ``token`` for the secret, else what the other side says.
+    ``kind``: ``token`` for a wrong secret, otherwise the reason given by the peer.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -37,7 +37,7 @@ class Denied(PsError):
 
 
 class RolledBack(PsError):
-    """The parameters are older than what this trainer has seen, or it has been replaced: its process has to begin
-    anew, which the launcher sees to when it ends with this error."""
+    """The parameters are older than what this trainer has seen, or it has been replaced: its process must restart. The
+    launcher restarts it when it exits with this error."""
 
     worker_status = BEGIN_ANEW

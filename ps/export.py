@@ -1,4 +1,4 @@
-"""The public name of ``ps.client.export``: write the weights of tables for inference, and open what was written."""
+"""Public name of ``ps.client.export``: export tables' weights for inference, and open such exports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a key belongs: its bucket (the unit of placement) and its shard (the unit of locking), for all tables alike.
+"""Assignment of keys to buckets (the unit of placement) and shards (the unit of locking), the same for all tables.
 
-Python and numpy give the same numbers, and so do the kernels. numpy is imported by the functions that need it: the
-rest of ``ps`` may ask for a single key's bucket without it.
+Python, numpy and the kernels compute the same numbers. Only functions that need numpy import it, so the rest of ``ps``
+can look up a single key without it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SECOND = 0x94D049BB133111EB
 """The constants of splitmix64."""
 MASK = (1 << 64) - 1
 SHARDS = 64
-"""Of a store; each has a lock. A shard holds the buckets ``64 * shard .. 64 * shard + 63``."""
+"""Shards per store; each has a lock. A shard holds the buckets ``64 * shard .. 64 * shard + 63``."""
 BUCKET_SHIFT, SHARD_SHIFT = 52, 58
 
 
 def splitmix64(value: int) -> int:
-    """A 64-bit number in which every bit of ``value`` (also a negative one) counts."""
+    """The splitmix64 hash of an integer, which may be negative."""
     mixed = (value + GOLDEN) & MASK
     mixed = ((mixed ^ (mixed >> 30)) * FIRST) & MASK
     mixed = ((mixed ^ (mixed >> 27)) * SECOND) & MASK
@@ -32,17 +32,17 @@ def splitmix64(value: int) -> int:
 
 
 def bucket_of(key: int) -> int:
-    """The bucket of one key, 0 .. 4095."""
+    """The bucket of one key: 0 .. 4095."""
     return splitmix64(key) >> BUCKET_SHIFT
 
 
 def shard_of_bucket(bucket: int) -> int:
-    """The shard that holds a bucket."""
+    """The shard of a bucket: 0 .. 63."""
     return bucket >> (SHARD_SHIFT - BUCKET_SHIFT)
 
 
 def mixed(keys: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """``splitmix64`` of each."""
+    """``splitmix64`` of each key."""
     import numpy as np
 
     value: NDArray[np.uint64] = keys.astype(np.uint64) + np.uint64(GOLDEN)

@@ -1,9 +1,9 @@
-"""Push intents: which records a trainer is about to push, kept by pservers until the push is acknowledged.
+"""Push intents: which data records a trainer is about to push, stored by pservers until the push is acknowledged.
 
-Each trainer has a home bucket, by its number. Before a push is sent, its records are written there, and copied like
-rows. When a trainer is gone, whoever takes over its records *fences* it there first: from then on the trainer can push
-nothing new, and its last intent says which records may be in some of the rows already. They are trained on once more
-under the same (trainer, number), so that every bucket takes them exactly once.
+Each trainer has a home bucket, derived from its number. Before a push is sent, its records are stored there and
+replicated like rows. The trainer that takes over a lost trainer's records first *fences* it at its home: from then on
+the lost trainer cannot push anything new, and its last intent tells which records may be in some of the rows already.
+Those are trained on again under the same (trainer, sequence number), so that every bucket applies them exactly once.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from numpy.typing import NDArray
 from ps.hashing import buckets_of
 
 MOST_TEXT = 1 << 19
-"""Bytes of one intent."""
+"""Most bytes of an intent's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """The last one of a trainer."""
+    """A trainer's last intent."""
 
     seq: int = -1
     text: str = ""
-    """As the trainer wrote it."""
+    """The records, in the trainer's own format."""
     fenced: bool = False
-    """The trainer pushes nothing new."""
+    """The trainer may not push anything new."""
 
 
 class Fenced(Exception):
-    """Others have taken over this trainer's records."""
+    """Raised when other trainers have taken over this trainer's records."""
 
 
 def home_key(trainer: int) -> NDArray[np.int64]:
-    """The key whose bucket is the trainer's home."""
+    """A key in the trainer's home bucket."""
     return np.array([trainer], np.int64)
 
 
 def home(trainer: int) -> int:
-    """The bucket that a trainer's intents belong to."""
+    """The home bucket of a trainer's intents."""
     return int(buckets_of(home_key(trainer))[0])
 
 
 class Intents:
-    """Those of one store. Call everything with the lock of the home bucket's shard held."""
+    """The intents in one store. All methods require the lock of the home bucket's shard."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[int, Intent]] = {}
-        """By home bucket and trainer: images of buckets ask for a bucket's own."""
+        """Intents by home bucket and trainer; images of buckets need them by bucket."""
 
     def declare(self, trainer: int, seq: int, text: str) -> Intent:
-        """Replace the trainer's intent. Raises ``Fenced``."""
+        """Replace the trainer's intent; return the current one. Raises ``Fenced``."""
         here = self._held.setdefault(home(trainer), {})
         known = here.get(trainer, Intent())
         if known.fenced:
@@ -63,13 +63,13 @@ class Intents:
         return here[trainer]
 
     def fence(self, trainer: int) -> Intent:
-        """Let the trainer declare nothing any more; its last intent."""
+        """Refuse further intents of a trainer; return its last one."""
         here = self._held.setdefault(home(trainer), {})
         here[trainer] = found = replace(here.get(trainer, Intent()), fenced=True)
         return found
 
     def take(self, given: Mapping[int, Intent]) -> None:
-        """What the owner of their home buckets has."""
+        """Merge intents received from the owner of their home buckets."""
         for trainer, intent in given.items():
             here = self._held.setdefault(home(trainer), {})
             known = here.get(trainer, Intent())
@@ -77,14 +77,14 @@ class Intents:
                 here[trainer] = intent
 
     def of(self, bucket: int) -> dict[int, Intent]:
-        """All whose home this is."""
+        """The intents whose home is this bucket, by trainer."""
         return dict(self._held.get(bucket, {}))
 
     def drop(self, mask: NDArray[np.bool_]) -> None:
-        """Forget those of some buckets."""
+        """Drop the intents of the buckets in ``mask``."""
         for bucket in [one for one in list(self._held) if mask[one]]:
             self._held.pop(bucket, None)
 
     def forget(self, trainer: int) -> None:
-        """Forget one trainer's."""
+        """Drop one trainer's intent."""
         self._held.get(home(trainer), {}).pop(trainer, None)

@@ -1,14 +1,14 @@
-"""Optimizers and first weights by the names that scripts use; each gives what a table is defined with."""
+"""Optimizers and initializers by the names that scripts use; each returns a part of a table's definition."""
 
 from __future__ import annotations
 
 from ps.spec import Initial, Optimizer, Rule, Start
 
-# Names and defaults are those of the frameworks, except that rows of tables follow the rules of ``ps.spec``.
+# Names and defaults are the frameworks'; for rows of tables the rules of ``ps.spec`` apply.
 
 
 def SGD(lr: float = 0.01, *, weight_decay: float = 0.0, clip_value: float = 0.0, clip_norm: float = 0.0) -> Optimizer:
-    """Plain gradient descent."""
+    """Stochastic gradient descent without momentum."""
     return Optimizer(Rule.SGD, lr, weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
 
 
@@ -21,7 +21,7 @@ def Momentum(
     clip_value: float = 0.0,
     clip_norm: float = 0.0,
 ) -> Optimizer:
-    """A sparse row's velocity moves only when the row gets a gradient."""
+    """SGD with momentum. A sparse row's velocity is only updated when the row gets a gradient."""
     return Optimizer(
         Rule.MOMENTUM,
         lr,
@@ -42,8 +42,8 @@ def Adagrad(
     clip_value: float = 0.0,
     clip_norm: float = 0.0,
 ) -> Optimizer:
-    """One sum of squares a weight. Gradients of a mean over a batch are small: with ``initial_accumulator=0`` the first
-    step of each row is ``lr`` long, however small its gradient."""
+    """Adagrad, with one sum of squares per weight. Gradients of a batch mean are small: with ``initial_accumulator=0``
+    the first step of each row has length ``lr``, however small its gradient."""
     return Optimizer(
         Rule.ADAGRAD,
         lr,
@@ -64,7 +64,7 @@ def RowAdagrad(
     clip_value: float = 0.0,
     clip_norm: float = 0.0,
 ) -> Optimizer:
-    """One sum of squares a row: nearly no memory beside the weights. For sparse tables only."""
+    """Adagrad with one sum of squares per row: almost no memory besides the weights. Sparse tables only."""
     return Optimizer(
         Rule.ROW_ADAGRAD,
         lr,
@@ -86,8 +86,8 @@ def Adam(
     clip_value: float = 0.0,
     clip_norm: float = 0.0,
 ) -> Optimizer:
-    """Lazy: a row's moments move only when it gets a gradient. For rows that get one in each step, such as dense
-    parameters, it is the usual Adam."""
+    """Lazy Adam: a row's moments are only updated when it gets a gradient. For rows that get one in every step, such as
+    dense parameters, it is ordinary Adam."""
     return Optimizer(
         Rule.ADAM,
         lr,
@@ -103,25 +103,25 @@ def Adam(
 def Ftrl(
     lr: float = 0.1, *, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5, initial_accumulator: float = 0.1
 ) -> Optimizer:
-    """FTRL-proximal; ``l1`` makes weights exactly 0. Begin with ``Zeros()``."""
+    """FTRL-Proximal; ``l1`` makes weights exactly 0. Use it with ``Zeros()`` as the initializer."""
     return Optimizer(Rule.FTRL, lr, l1=l1, l2=l2, lr_power=lr_power, initial_accumulator=initial_accumulator)
 
 
 def Uniform(scale: float = 0.01, seed: int = 0) -> Initial:
-    """``-scale .. scale``."""
+    """Uniform in ``-scale .. scale``."""
     return Initial(Start.UNIFORM, scale, seed)
 
 
 def Normal(scale: float = 0.01, seed: int = 0) -> Initial:
-    """Mean 0, standard deviation ``scale``."""
+    """Normal with mean 0 and standard deviation ``scale``."""
     return Initial(Start.NORMAL, scale, seed)
 
 
 def Constant(value: float) -> Initial:
-    """All the same."""
+    """All weights equal to ``value``."""
     return Initial(Start.CONSTANT, value)
 
 
 def Zeros() -> Initial:
-    """All 0."""
+    """All weights 0."""
     return Initial(Start.ZEROS, 0.0)

@@ -1,6 +1,7 @@
-"""Rows of one table as arrays, and what is made of them: parts of pushes, pieces of the stream to a copy, images.
+"""Rows of one table as arrays, and the structures built of them: parts of pushes, pieces for replicas, images of
+buckets.
 
-``encode`` lays rows out as one small header and the arrays as they are; ``decode`` gives views of what arrived.
+``encode`` yields a small header and the arrays without copying; ``decode`` returns views.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ MAGIC = b"PSR1"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows with all that belongs to them. All arrays have the same length."""
+    """Rows with weights, optimizer state and counters. All arrays have the same length."""
 
     keys: NDArray[np.int64]
     weights: NDArray[np.float32]
     """``(n, dim)``."""
     state: NDArray[np.float32]
-    """``(n, slots)``: the optimizer's numbers, array after array."""
+    """Optimizer state, shape ``(n, slots)``: the rule's arrays one after another."""
     frequency: NDArray[np.uint32]
-    """How often the key was pulled; duplicates in one pull count each."""
+    """Number of pulls of the key; duplicates in one pull each count."""
     updates: NDArray[np.uint32]
-    """Gradients that the row has had."""
+    """Number of gradients applied to the row."""
     seen: NDArray[np.uint32]
-    """The last step in which it was pulled or pushed."""
+    """The last step in which the row was pulled or pushed."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, which: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Rows:
-        """Some of them; a slice gives views."""
+        """Select rows by index, mask or slice; a slice gives views."""
         weights, state, frequency = self.weights[which], self.state[which], self.frequency[which]
         return Rows(self.keys[which], weights, state, frequency, self.updates[which], self.seen[which])
 
 
 def no_rows(dim: int, slots: int) -> Rows:
-    """None, of a table of this shape."""
+    """Empty ``Rows`` of this shape."""
     none = np.zeros(0, np.uint32)
     return Rows(
         np.zeros(0, np.int64), np.zeros((0, dim), np.float32), np.zeros((0, slots), np.float32), none, none, none
@@ -55,7 +56,7 @@ def no_rows(dim: int, slots: int) -> Rows:
 
 
 def concat(several: Sequence[Rows]) -> Rows:
-    """One after another; at least one, all of the same table."""
+    """Concatenate rows of the same table; at least one element."""
     if len(several) == 1:
         return several[0]
     names = ("keys", "weights", "state", "frequency", "updates", "seen")
@@ -63,7 +64,7 @@ def concat(several: Sequence[Rows]) -> Rows:
 
 
 def encode(rows: Rows) -> list[Buffer]:
-    """A header and the arrays, none of them copied (if they are contiguous)."""
+    """Encode as a header and the arrays; contiguous arrays are not copied."""
     head = HEADER.pack(MAGIC, len(rows), rows.weights.shape[1], rows.state.shape[1])
     arrays = (rows.keys, rows.weights, rows.state, rows.frequency, rows.updates, rows.seen)
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
@@ -71,28 +72,28 @@ def encode(rows: Rows) -> list[Buffer]:
 
 
 def encoded_bytes(rows: Rows) -> int:
-    """The length of what ``encode`` gives."""
+    """Length of the output of ``encode``, in bytes."""
     numbers = int(rows.weights.shape[1] + rows.state.shape[1])
     return HEADER.size + len(rows) * (8 + 4 * numbers + 12)
 
 
 def decode(buffer: Buffer) -> Rows:
-    """Views of what ``encode`` gave, which must be the whole of the buffer. Raises ``ProtocolError``."""
+    """The inverse of ``encode``, with views; the encoding must fill the buffer. Raises ``ProtocolError``."""
     rows, used = decode_first(buffer)
     if used != memoryview(buffer).nbytes:
-        raise ProtocolError(f"rows take {used} bytes, {memoryview(buffer).nbytes} came")
+        raise ProtocolError(f"encoded rows have {used} bytes, the buffer has {memoryview(buffer).nbytes}")
     return rows
 
 
 def decode_first(buffer: Buffer) -> tuple[Rows, int]:
-    """The rows at the beginning of a buffer, and how many bytes they take. Raises ``ProtocolError``."""
+    """Decode the rows at the start of a buffer; also return their size in bytes. Raises ``ProtocolError``."""
     size = memoryview(buffer).nbytes
     if size < HEADER.size:
-        raise ProtocolError(f"rows need {HEADER.size} bytes at least, {size} came")
+        raise ProtocolError(f"encoded rows have at least {HEADER.size} bytes, the buffer has {size}")
     magic, count, dim, slots = HEADER.unpack_from(buffer)
     needed = HEADER.size + count * (8 + 4 * (dim + slots) + 12)
     if magic != MAGIC or needed > size:
-        raise ProtocolError(f"not rows: {magic!r}, {count} rows of {dim}+{slots} numbers in {size} bytes")
+        raise ProtocolError(f"not encoded rows: {magic!r}, {count} rows of {dim}+{slots} numbers in {size} bytes")
     place = HEADER.size
 
     def part(dtype: type[np.generic], columns: int) -> NDArray[np.generic]:
@@ -109,16 +110,16 @@ def decode_first(buffer: Buffer) -> tuple[Rows, int]:
 
 
 class Op:
-    """What a part of a push does to its rows."""
+    """Operation that a part of a push applies to its rows."""
 
     GRAD = "grad"
-    """The table's optimizer takes the values as gradients."""
+    """Apply the values as gradients with the table's optimizer."""
     ADD = "add"
-    """``weights += scale * values``; the optimizer's state stays."""
+    """``weights += scale * values``; optimizer state is kept."""
     ASSIGN = "assign"
-    """``weights = values``; of several for one key, the last."""
+    """``weights = values``; of several values for one key the last wins."""
     FIRST = "first"
-    """As ``assign``, only for keys that have no row yet."""
+    """Like ``assign``, but only for keys without a row."""
 
 
 OPS = (Op.GRAD, Op.ADD, Op.ASSIGN, Op.FIRST)
@@ -126,7 +127,7 @@ OPS = (Op.GRAD, Op.ADD, Op.ASSIGN, Op.FIRST)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One table's share of a push. Keys may repeat: their values are summed."""
+    """One table's part of a push. Values of repeated keys are summed."""
 
     table: str
     keys: NDArray[np.int64]
@@ -136,9 +137,9 @@ class Part:
 
 
 class Push(NamedTuple):
-    """What one trainer pushes in one step. ``seq`` counts its pushes; one that has been applied is not applied again.
+    """One push of a trainer. ``seq`` numbers its pushes; a push that has been applied is not applied again.
 
-    ``trainer`` 0: nobody's, without protection against repetition.
+    ``trainer`` 0: no trainer, without protection against repetition.
     """
 
     trainer: int
@@ -148,62 +149,62 @@ class Push(NamedTuple):
 
 @dataclass(slots=True)
 class Piece:
-    """What an applied push, or a sweep, left in one shard: rows as they are now, and keys that have none any more."""
+    """The effect of a push or an eviction on one shard: changed rows with their new content, and removed keys."""
 
     shard: int
     pushes: tuple[tuple[int, int, NDArray[np.uint16]], ...]
-    """``(trainer, seq, buckets)`` of each push in it: the number holds for the buckets in which that push had keys."""
+    """``(trainer, seq, buckets)`` of each push; ``seq`` is recorded for the buckets in which that push had keys."""
     buckets: NDArray[np.uint16]
-    """All that were touched."""
+    """All buckets that were touched."""
     rows: dict[str, Rows] = field(default_factory=dict)
     removed: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     intents: dict[int, Intent] = field(default_factory=dict)
-    """By trainer, those of buckets in it that have changed."""
+    """Changed intents of buckets in the shard, by trainer."""
 
 
 @dataclass(slots=True)
 class Image:
-    """All that a store knows of one bucket."""
+    """The complete content of one bucket."""
 
     bucket: int
     seqs: dict[int, int] = field(default_factory=dict)
-    """By trainer: its last push applied to this bucket."""
+    """Sequence number of each trainer's last push applied to this bucket."""
     rows: dict[str, Rows] = field(default_factory=dict)
     intents: dict[int, Intent] = field(default_factory=dict)
-    """By trainer, of those whose home this bucket is."""
+    """Intents by trainer, of trainers whose home is this bucket."""
 
 
 @dataclass(slots=True)
 class Pushed:
-    """What became of a push."""
+    """Result of a push."""
 
     applied: int = 0
-    """Rows that were changed."""
+    """Rows changed."""
     fresh: int = 0
-    """Keys taken (duplicates each, also those that were dropped or damaged)."""
+    """Keys accepted, counting duplicates and keys that were dropped or damaged."""
     skipped: int = 0
-    """Keys left out because this push had been applied to their buckets before."""
+    """Keys skipped because this push had already been applied to their buckets."""
     refused: int = 0
-    """Buckets touched that are not served here; their keys were left out."""
+    """Touched buckets that are not served here; their keys were skipped."""
     dropped: int = 0
-    """Keys without a row that got none (admission, row cap); their gradients were dropped."""
+    """Keys that did not get a row (admission, row cap); their gradients were dropped."""
     damaged: int = 0
-    """Rows left as they were (``skip``), or values replaced (``clip``), because of NaN or infinity."""
+    """Rows left unchanged (``skip``) or values replaced (``clip``) because of NaN or infinity."""
 
 
 @dataclass(slots=True)
 class Taken:
-    """What a checkpoint needs of one shard, as it was at a mark. First ``gone`` goes, then ``rows`` come."""
+    """A shard's rows for a checkpoint, as of a mark. When reading, ``gone`` is applied before ``rows``."""
 
     shard: int
     rows: dict[str, Rows] = field(default_factory=dict)
     gone: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """Keys evicted since the mark that the rows are counted from; one may have a row again."""
+    """Keys evicted since the base mark; a key may have a row again."""
     whole: frozenset[int] = frozenset()
-    """Buckets that must be written as a whole, whatever was kept of them before: all their rows are in ``rows``."""
+    """Buckets that must be written in full, regardless of the base: all their rows are in ``rows``."""
 
 
 def sizes(rows: Mapping[str, Rows] | Iterable[Rows]) -> int:
-    """Bytes of rows of several tables, encoded."""
+    """Encoded size of rows of several tables, in bytes."""
     several = rows.values() if isinstance(rows, Mapping) else rows
     return sum(encoded_bytes(one) for one in several)

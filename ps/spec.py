@@ -1,7 +1,8 @@
 """What a table is: its shape, its optimizer, how rows begin, which keys get one, which lose it.
 
-Frozen and checked when made; a bad value raises ``SettingError`` with its name, its value and what is allowed. Trainers
-define tables; the first definition counts, and another one of the same name is refused with the difference.
+The classes are frozen and validated; an invalid value raises ``SettingError`` with its name, its value and what is
+allowed. Trainers define tables; the first definition counts, and a different one of the same name is refused with the
+difference.
 """
 
 from __future__ import annotations
@@ -14,29 +15,31 @@ from dataclasses import dataclass, field
 from edl.errors import SettingError
 
 BUCKETS = 4096
-"""Virtual buckets that all keys of all tables fall into: the units of placement. Never changes."""
+"""Number of hash partitions of all keys, the units of placement. Never changes."""
 MOST_DIM = 4096
 MOST_TABLES = 256
 
 
 class Rule(enum.Enum):
-    """How a row follows its gradients. ``slots`` of float32 per weight, or per row, lie beside the weights."""
+    """Update rules. Each keeps a number of float32 state values per weight or per row."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
     ADAGRAD = "adagrad"
     ROW_ADAGRAD = "row-adagrad"
-    """One accumulator a row: the mean of the squared gradients."""
+    """One accumulator per row: the mean of the squared gradients."""
     ADAM = "adam"
-    """Lazy: a row's moments move only when it gets a gradient; bias correction by the row's own count of updates."""
+    """Lazy: a row's moments are only updated when it gets a gradient; bias correction uses the row's own update
+    count."""
     FTRL = "ftrl"
     ADD = "add"
-    """Adds what is pushed, whatever the learning rate. For counters and differences."""
+    """Adds the pushed values, ignoring the learning rate. For counters and differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """A rule and its numbers. Those that the rule does not use are ignored."""
+    """An update rule with its hyperparameters. Those that the rule does not use are ignored. Raises
+    ``SettingError``."""
 
     rule: Rule = Rule.SGD
     lr: float = 0.01
@@ -46,19 +49,19 @@ class Optimizer:
     beta2: float = 0.999
     eps: float = 1e-8
     initial_accumulator: float = 0.0
-    """Adagrad, row-wise Adagrad, FTRL: where the sum of squares begins."""
+    """Adagrad, row-wise Adagrad and FTRL: initial value of the sum of squares."""
     l1: float = 0.0
-    """FTRL only."""
+    """L1 regularisation; FTRL only."""
     l2: float = 0.0
-    """FTRL only."""
+    """L2 regularisation; FTRL only."""
     lr_power: float = -0.5
-    """FTRL only: at most 0."""
+    """FTRL only: -10 to 0."""
     weight_decay: float = 0.0
-    """Added to the gradient as ``weight_decay * weight`` (coupled), with each update of a row."""
+    """Coupled weight decay: ``weight_decay * weight`` is added to the gradient at each update of a row."""
     clip_value: float = 0.0
-    """Each element of a row's summed gradient is cut to ``-clip_value .. clip_value``; 0: no."""
+    """Each element of a row's summed gradient is clipped to ``-clip_value .. clip_value``; 0: no clipping."""
     clip_norm: float = 0.0
-    """A row's summed gradient longer than this is shortened to it; 0: no."""
+    """A row's summed gradient is scaled down to this norm if it is longer; 0: no clipping."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps", "initial_accumulator", "l1", "l2", "weight_decay", "clip_value", "clip_norm"):
@@ -74,19 +77,20 @@ class Optimizer:
 
 
 class Start(enum.Enum):
-    """How a row that nobody has written begins."""
+    """Initialisation of rows."""
 
     ZEROS = "zeros"
     CONSTANT = "constant"
     UNIFORM = "uniform"
-    """``-scale .. scale``."""
+    """Uniform in ``-scale .. scale``."""
     NORMAL = "normal"
-    """Mean 0, standard deviation ``scale``."""
+    """Normal with mean 0 and standard deviation ``scale``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """A row's first weights, a function of (seed, key, column) only: the same on any pserver, at any time."""
+    """A row's initial weights: a function of (seed, key, column) only, so the same on any pserver at any time.
+    ``seed``: 0 .. 2**62 - 1."""
 
     start: Start = Start.UNIFORM
     scale: float = 0.01
@@ -101,12 +105,15 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Which keys get a row. Others are answered with their first weights, and gradients for them are dropped."""
+    """Rule by which a key gets a row. Other keys are answered with their initial weights; gradients for them are
+    dropped."""
 
     count: int = 1
-    """Occurrences (duplicates in one pull count each) after which a key gets a row; see ``ps/store/admission.py``."""
+    """Occurrences after which a key gets a row, 1 .. 2**20; duplicates in one pull each count. See
+    ``ps/store/admission.py``."""
     probability: float = 1.0
-    """Chance that an occurrence of an unknown key gives it a row; by a hash of (key, occurrence), not drawn."""
+    """Probability that an occurrence of an unknown key creates its row, above 0 and at most 1; derived from a hash of
+    (key, occurrence)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 1 << 20:
@@ -114,21 +121,21 @@ class Admission:
         if not 0 < self.probability <= 1:
             raise SettingError("probability", f"{self.probability:g}", "must be more than 0 and at most 1")
         if self.count > 1 and self.probability < 1:
-            raise SettingError("probability", f"{self.probability:g}", f"goes not together with count={self.count}")
+            raise SettingError("probability", f"{self.probability:g}", f"cannot be combined with count={self.count}")
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Which rows go. All zero: none."""
+    """Rule by which rows are evicted. All zero: never."""
 
     unseen_steps: int = 0
-    """Rows that no trainer has pulled or pushed for so many steps go; 0: none."""
+    """Evict rows not pulled or pushed for this many steps; 0: never."""
     most_rows: int = 0
-    """Hard cap over all pservers; the least recently seen go first, of those the least frequent; 0: no cap."""
+    """Hard cap over all pservers; the least recently seen rows go first, among those the least frequent. 0: no cap."""
     least_rows: int = 0
-    """So many rows stay, whatever ``unseen_steps`` says (over all pservers)."""
+    """This many rows (over all pservers) are kept regardless of ``unseen_steps``."""
     export: bool = False
-    """Evicted rows are written to the checkpoint directory, below ``evicted/``."""
+    """Write evicted rows to the checkpoint directory, below ``evicted/``."""
 
     def __post_init__(self) -> None:
         for name in ("unseen_steps", "most_rows", "least_rows"):
@@ -139,38 +146,37 @@ class Eviction:
 
     @property
     def any(self) -> bool:
-        """Whether rows can be evicted at all."""
+        """True if rows can be evicted."""
         return bool(self.unseen_steps or self.most_rows)
 
 
 class Damaged(enum.Enum):
-    """What becomes of a gradient that holds NaN or an infinity, or that its rule cannot square
-    (``ps/store/damage.py``)."""
+    """Treatment of gradients with NaN, infinities, or values that the rule cannot square (``ps/store/damage.py``)."""
 
     REFUSE = "refuse"
-    """The push is refused, naming table and key; nothing of it is applied on any pserver."""
+    """Refuse the push, naming table and key; nothing of it is applied on any pserver."""
     SKIP = "skip"
-    """Rows with such a gradient are left as they are, and counted."""
+    """Leave the rows of such gradients unchanged, and count them."""
     CLIP = "clip"
-    """NaN counts as 0, what is too large as the largest sound number (then ``clip_value`` and ``clip_norm`` hold)."""
+    """Replace NaN by 0 and too large values by the largest valid one; then ``clip_value`` and ``clip_norm`` apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """One table. Its rows are float32; keys are int64, any value."""
+    """Definition of a table. Rows are float32; keys are any int64."""
 
     name: str
     dim: int
-    """Weights in a row, 1 .. 4096."""
+    """Weights per row, 1 .. 4096."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     initial: Initial = field(default_factory=Initial)
     admission: Admission = field(default_factory=Admission)
     eviction: Eviction = field(default_factory=Eviction)
     damaged: Damaged = Damaged.REFUSE
     dense: bool = False
-    """Rows are blocks of dense parameters: keys ``0 .. rows-1``, never evicted, first values given by a trainer."""
+    """True for a table of dense parameters: keys ``0 .. rows-1``, never evicted, initialised by a trainer."""
     rows: int = 0
-    """Of a dense table; 0 for a sparse one."""
+    """Number of rows of a dense table; 0 for a sparse one."""
 
     def __post_init__(self) -> None:
         good = 0 < len(self.name) <= 100 and self.name.isascii()
@@ -179,11 +185,13 @@ class TableSpec:
         if type(self.dim) is not int or not 1 <= self.dim <= MOST_DIM:
             raise SettingError(f"dim of table {self.name}", self.dim, f"must be from 1 to {MOST_DIM}")
         if self.dense != bool(self.rows) or self.rows < 0:
-            raise SettingError(f"rows of table {self.name}", self.rows, "a dense table has rows, a sparse one has 0")
+            raise SettingError(
+                f"rows of table {self.name}", self.rows, "must be positive for a dense table, 0 for a sparse one"
+            )
         if self.dense and (self.eviction.any or self.admission != Admission()):
-            raise SettingError(f"table {self.name}", "dense", "has neither admission nor eviction")
+            raise SettingError(f"table {self.name}", "dense", "cannot have admission or eviction")
         if self.dense and self.optimizer.rule is Rule.ROW_ADAGRAD:
-            raise SettingError(f"optimizer of table {self.name}", "row-adagrad", "is for sparse tables")
+            raise SettingError(f"optimizer of table {self.name}", "row-adagrad", "is only for sparse tables")
 
     def difference(self, other: TableSpec) -> str:
         """``dim 16 here, 8 there``; empty when both are the same table. The learning rate may differ."""
@@ -200,10 +208,10 @@ class TableSpec:
 
 
 def differences(saved: Iterable[TableSpec], wanted: Iterable[TableSpec]) -> str:
-    """Why a checkpoint is another model's, table by table; empty when it is not.
+    """Reasons why a checkpoint belongs to another model, one line each; empty if it fits.
 
-    Tables that were added are no difference, and neither are tables that are gone. One that is gone while another one
-    is new has probably got another name, and its rows would be lost.
+    Added tables are fine, and so are removed ones. But if one is missing while another is new, it has probably been
+    renamed, and its rows would be lost.
     """
     mine, theirs = {one.name: one for one in wanted}, {one.name: one for one in saved}
     lines = []

@@ -1,4 +1,4 @@
-"""Waiting that is never silent: a line on stderr after a while, more of them, one when it is over, an error at last."""
+"""A wait that reports itself: a log line after a while, repeated, one at the end, and an error at the deadline."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from edl.errors import PsError
 from edl.worker.session import note
 
 QUIET_S = 10.0
-"""So long nobody is told."""
+"""Seconds before the first log line."""
 REPEAT_S = 30.0
 ALIVE_S = 5.0
-"""Whoever lends this trainer data hears so often that it is not dead."""
+"""Seconds between signs of life to the node that leases data to this trainer."""
 
 
 _now_s = SystemClock().now_s
 
 
 class BoundedWait:
-    """Of one wait. ``what`` completes "waiting for …"."""
+    """One wait. ``what`` completes the phrase "waiting for …"."""
 
     def __init__(
         self,
@@ -28,44 +28,44 @@ class BoundedWait:
         *,
         deadline_s: float | None,
         now_s: Callable[[], float] = _now_s,
-        tell: Callable[[str], None] = note,
+        notify: Callable[[str], None] = note,
         alive: Callable[[], None] = trainers.waiting,
     ) -> None:
-        """``deadline_s`` None: for ever. ``alive`` is called every few seconds."""
-        self._what, self._deadline_s, self._now_s, self._tell = what, deadline_s, now_s, tell
+        """``deadline_s`` None: no deadline. ``alive`` is called every ``ALIVE_S`` seconds."""
+        self._what, self._deadline_s, self._now_s, self._notify = what, deadline_s, now_s, notify
         self._begun_s = self._moved_s = now_s()
         self._next_s = self._begun_s + QUIET_S
         self._alive, self._alive_s = alive, self._begun_s + ALIVE_S
-        self._told = False
+        self._notified = False
 
     @property
     def left_s(self) -> float:
-        """Until the deadline."""
+        """Seconds until the deadline; infinite without one."""
         return float("inf") if self._deadline_s is None else self._moved_s + self._deadline_s - self._now_s()
 
     def moved(self) -> None:
-        """Something has been achieved: the deadline counts from now."""
+        """There was progress: restart the deadline."""
         self._moved_s = self._now_s()
 
     def look(self, why: Callable[[], str]) -> None:
-        """Still waiting, for this reason. Raises ``PsError`` at the deadline."""
+        """Still waiting, for reason ``why``. Raises ``PsError`` at the deadline."""
         now_s = self._now_s()
         if self.left_s <= 0:
             raise PsError(
                 f"waited {now_s - self._begun_s:.0f} s for {self._what}, {now_s - self._moved_s:.0f} s of it without "
-                f"progress: {why()}. Whether the last request was carried out is not known. Look at the pservers' and "
-                "the Master's logs; a longer deadline_s waits longer"
+                f"progress: {why()}. The last request may or may not have been applied. See the logs of pservers and "
+                "the Master, or increase deadline_s"
             )
         if now_s >= self._alive_s:
             self._alive_s = now_s + ALIVE_S
             self._alive()
         if now_s >= self._next_s:
             self._next_s = now_s + REPEAT_S
-            self._told = True
-            self._tell(f"waiting for {self._what} since {now_s - self._begun_s:.0f} s: {why()}")
+            self._notified = True
+            self._notify(f"waiting for {self._what} for {now_s - self._begun_s:.0f} s: {why()}")
 
     def over(self) -> None:
-        """It has come."""
-        if self._told:
-            self._told = False
-            self._tell(f"after {self._now_s() - self._begun_s:.0f} s it goes on ({self._what})")
+        """The wait has ended."""
+        if self._notified:
+            self._notified = False
+            self._notify(f"continuing after {self._now_s() - self._begun_s:.0f} s ({self._what})")

@@ -82,7 +82,7 @@ class Pserver:
 
     def client(self, number: int) -> Client:
         """A trainer's."""
-        return Client.direct((), tables=TABLES, secret=self.secret, chart=self.chart, number=number)
+        return Client.direct((), tables=TABLES, secret=self.secret, placement=self.chart, number=number)
 
     def stop(self) -> None:
         """Its launcher goes."""

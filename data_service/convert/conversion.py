@@ -1,8 +1,8 @@
-"""Any input to the fast format: Arrow IPC files that are mapped into memory, with columns packed side by side.
+"""Conversion of any input to Arrow IPC files, which are memory-mapped when read, optionally with packed columns.
 
-The work is cut into tasks, one output file each, by nothing but the inputs and the recipe. A file is written under
-another name, brought to the disk and renamed, and then noted in a list; so a conversion that was killed goes on with
-the same command, and ends with the same bytes as one that was not.
+The work is divided into tasks of one output file each, determined only by the inputs and the recipe. A file is written
+under a temporary name, synced, renamed and then recorded in a list. So a killed conversion is continued by the same
+command and yields the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ UNFINISHED = ".tmp"
 
 @dataclass(frozen=True, slots=True)
 class ConversionTask:
-    """Shards that make one output file."""
+    """The shards that make up one output file."""
 
     output: str
-    """Its name."""
+    """Name of the output file."""
     refs: tuple[ShardRef, ...]
     size_bytes: int
-    """Of the input, about."""
+    """Approximate size of the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One finished output file, or why there is none."""
+    """A finished output file, or the error that prevented it."""
 
     output: str
     records: int = 0
@@ -62,7 +62,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class ConversionProgress:
-    """How far a conversion is. Bytes are of the input."""
+    """Progress of a conversion. Bytes are of the input."""
 
     done_bytes: int
     total_bytes: int
@@ -72,18 +72,18 @@ class ConversionProgress:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What lies in the output folder."""
+    """The content of the output folder after a conversion."""
 
     files: int
     records: int
     size_bytes: int
     found: int
-    """Files among them that an earlier run had finished."""
+    """Number of files that an earlier run had finished."""
 
 
 @dataclass(frozen=True)
 class ConversionJob:
-    """What a process needs to know to do tasks."""
+    """Parameters of a conversion, as needed by a worker process."""
 
     output: str
     format: str
@@ -105,18 +105,19 @@ def convert(
     say: Say | None = None,
     progress: Callable[[ConversionProgress], None] | None = None,
 ) -> Converted:
-    """Write all records of the inputs (see ``scan``) as Arrow IPC files into a local folder, or go on with that.
+    """Write all records of the inputs (see ``scan``) as Arrow IPC files into a local folder, or continue doing so.
 
-    ``workers``: processes; each holds a batch, or a whole output file if records are shuffled. Raises ``DataError`` for
-    inputs that cannot be read, and for a folder that holds anything else than this very conversion.
+    ``workers``: number of processes; each holds a batch in memory, or a whole output file if records are shuffled.
+    Raises ``DataError`` for unreadable inputs, and for a folder that contains anything but this conversion;
+    ``SettingError`` for invalid options.
     """
     recipe = recipe or Recipe()
     if "://" in output:
-        raise SettingError("OUTPUT", output, "must be a local folder", "Copy the files to the store when it is done")
+        raise SettingError("OUTPUT", output, "must be a local folder", "Copy the files to the store afterwards")
     if workers < 1:
         raise SettingError("--workers", workers, "must be at least 1")
     if workers > 1 and any("<" in getattr(one, "__qualname__", "") for one in _functions(options)):
-        raise SettingError("--workers", workers, "other processes cannot import a function that is not of a module")
+        raise SettingError("--workers", workers, "other processes can only import functions defined at module level")
     access: dict[str, Any] = {"storage_options": storage_options}
     columns = recipe.needed(None)
     size: dict[str, Any] = {"shard_records": recipe.shard_records, "shard_bytes": shard_bytes}
@@ -128,7 +129,7 @@ def convert(
     try:
         os.makedirs(job.output, exist_ok=True)
     except OSError as error:
-        raise SettingError("OUTPUT", output, f"cannot be made ({error})") from None
+        raise SettingError("OUTPUT", output, f"cannot be created ({error})") from None
     _refuse_foreign(job.output)
     with _locked(job.output):
         return _run(job, manifest, workers, progress or (lambda now: None))
@@ -139,7 +140,7 @@ def _functions(options: Options | None) -> tuple[Any, ...]:
 
 
 def tasks_of(manifest: Manifest, file_bytes: int) -> list[ConversionTask]:
-    """Neighbouring shards, together about as many bytes of input as asked for, by manifest and size alone."""
+    """Group neighbouring shards by about ``file_bytes`` bytes of input; depends only on manifest and size."""
     tasks: list[ConversionTask] = []
     refs: list[ShardRef] = []
     size = 0.0
@@ -163,7 +164,7 @@ def tasks_of(manifest: Manifest, file_bytes: int) -> list[ConversionTask]:
 
 
 def _guessed(ref: ShardRef) -> int:
-    """Bytes of a shard of something that is no file."""
+    """Guessed size of a shard of something other than a file, in bytes."""
     return 1024 * ref.records if ref.records != UNKNOWN else SHARD_BYTES
 
 
@@ -176,12 +177,14 @@ def _locked(folder: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"{folder}: another conversion is writing here. Wait for it, or stop it") from None
+            raise DataError(
+                f"{folder}: another conversion is writing to this folder. Wait for it, or stop it"
+            ) from None
         yield
 
 
 def _claim(job: ConversionJob, manifest: Manifest) -> None:
-    """Make the folder this conversion's, or see that it is. Raises ``DataError`` for any other."""
+    """Assign the folder to this conversion, or verify that it belongs to it. Raises ``DataError`` if it does not."""
     plan = {
         "version": VERSION,
         "inputs": manifest.digest,
@@ -199,12 +202,12 @@ def _claim(job: ConversionJob, manifest: Manifest) -> None:
         _write_plan(job, plan)
         return
     except ValueError as error:
-        raise DataError(f"{path}: is damaged ({error}). Remove the folder and convert again") from None
+        raise DataError(f"{path}: damaged ({error}). Remove the folder and convert again") from None
     differing = _differing(before, plan)
     if differing and _is_begun(job.output):
-        advice = "Give the same inputs and options to go on with it, or another folder"
-        raise DataError(f"{job.output}: holds a conversion with other {', '.join(differing)}. {advice}")
-    if differing:  # such as options with which no file could be written, and which have been corrected
+        advice = "Use the same inputs and options to continue it, or another folder"
+        raise DataError(f"{job.output}: contains a conversion with different {', '.join(differing)}. {advice}")
+    if differing:  # for example options that were corrected before any file could be written
         _write_plan(job, plan)
 
 
@@ -219,7 +222,7 @@ def _write_plan(job: ConversionJob, plan: dict[str, Any]) -> None:
 
 
 def _differing(before: Any, plan: dict[str, Any]) -> list[str]:
-    """What another plan has otherwise, by the names that users give it: of a recipe its parts."""
+    """Names of the parts that differ from another plan, as users know them; for a recipe, its fields."""
     if not isinstance(before, dict):
         return list(plan)
     found = [name for name in plan if before.get(name) != plan[name]]
@@ -231,21 +234,21 @@ def _differing(before: Any, plan: dict[str, Any]) -> list[str]:
 
 
 def _is_begun(folder: str) -> bool:
-    """Whether any output file, or a note of one, is there."""
+    """True if an output file, or a record of one, exists."""
     return any(name not in (LOCK, PLAN) and not name.endswith(UNFINISHED) for name in os.listdir(folder))
 
 
 def _refuse_foreign(folder: str) -> None:
-    """Before anything is put there. Raises ``DataError`` for a folder that holds something and no plan."""
+    """Refuse a folder with other content. Raises ``DataError`` for a folder that is not empty and has no plan."""
     names = os.listdir(folder)
     others = sorted(name for name in names if name not in (LOCK, PLAN + UNFINISHED))
     if others and PLAN not in names:
-        text = f"{folder}: holds {others[0]} and is no conversion's folder. Name another one, or an empty one"
+        text = f"{folder}: contains {others[0]} and no conversion. Use another folder, or an empty one"
         raise DataError(text)
 
 
 def _in_words(options: Options) -> dict[str, Any]:
-    """For the plan: functions by name, though they may not be importable by it."""
+    """The options for the plan; functions by name, even if they cannot be imported by it."""
     for name in ("read", "shards"):
         function = getattr(options, name)
         if callable(function):
@@ -255,11 +258,11 @@ def _in_words(options: Options) -> dict[str, Any]:
 
 
 def _finished(job: ConversionJob) -> dict[str, Written]:
-    """Output files that are noted and are there. What is not noted is written again."""
+    """Recorded output files that exist. Files without a record are written again."""
     found: dict[str, Written] = {}
     with contextlib.suppress(FileNotFoundError), open(os.path.join(job.output, DONE), encoding="utf-8") as file:
         for line in file:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # it was killed while it wrote this line
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the process was killed while writing this line
                 note = json.loads(line)
                 written = Written(str(note["output"]), int(note["records"]), int(note["size_bytes"]))
                 with contextlib.suppress(FileNotFoundError):
@@ -277,7 +280,7 @@ def _note(job: ConversionJob, task: ConversionTask, written: Written) -> None:
         "inputs": [[first.file, first.begin], [last.file, last.end]],
     }
     with open(os.path.join(job.output, DONE), "a", encoding="utf-8") as file:
-        file.write("\n" if file.tell() else "")  # the last line may be half of one
+        file.write("\n" if file.tell() else "")  # the last line may be incomplete
         file.write(json.dumps(note) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -315,7 +318,7 @@ def _run(
     for task, written in _work(job, left, workers):
         if written.error:
             so_far = f"{len(done):,} of {counted(len(tasks), 'output file')} finished"
-            raise DataError(f"{written.error} ({so_far}; the same command goes on)")
+            raise DataError(f"{written.error} ({so_far}; the same command continues)")
         _note(job, task, written)
         done[written.output] = written
         report()
@@ -323,14 +326,14 @@ def _run(
 
 
 def _work(job: ConversionJob, tasks: list[ConversionTask], workers: int) -> Iterator[tuple[ConversionTask, Written]]:
-    """Each task with what came of it, in the order in which they end."""
+    """Run all tasks; yield each with its result, in order of completion."""
     if workers == 1 or len(tasks) < 2:
         worker = ConversionWorker(job)
         for task in tasks:
             yield task, worker.do(task)
         return
     rest = iter(tasks)
-    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
+    context = multiprocessing.get_context("spawn")  # a fork would copy the locks held by pyarrow's threads
     with ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (job,)) as pool:
         running: dict[Future[Written], ConversionTask] = {}
         try:
@@ -344,27 +347,29 @@ def _work(job: ConversionJob, tasks: list[ConversionTask], workers: int) -> Iter
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
         except BrokenProcessPool:
-            advice = "Out of memory? Take fewer --workers; the same command goes on where it stopped"
-            raise DataError(f"a process that converts was killed. {advice}") from None
+            advice = "Out of memory? Use fewer --workers; the same command continues where it stopped"
+            raise DataError(f"a conversion process was killed. {advice}") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _checked(job: ConversionJob, manifest: Manifest, done: dict[str, Written], found: int) -> Converted:
-    """Read the ends of all output files. Raises ``DataError`` when they hold anything else than was written."""
+    """Read the footers of all output files. Raises ``DataError`` if they do not match what was written."""
     records = sum(one.records for one in done.values())
     if manifest.records not in (UNKNOWN, records):
         raise DataError(
-            f"{job.output}: {records:,} records were written, of {manifest.records:,}. Convert again elsewhere"
+            f"{job.output}: {records:,} of {manifest.records:,} records were written. Convert again into another folder"
         )
     there = {name for name in os.listdir(job.output) if not name.startswith((".", "_"))}
     if there != set(done):
         strange = sorted(there ^ set(done))[0]
-        raise DataError(f"{job.output}: {strange} should not be there, or should. Convert again elsewhere")
+        raise DataError(f"{job.output}: {strange} is unexpected or missing. Convert again into another folder")
     if done:
         written = scan(job.output, "ipc", shard_records=job.recipe.shard_records)
         if written.records != records:
-            raise DataError(f"{job.output}: holds {written.records:,} records, {records:,} were written. Convert again")
+            raise DataError(
+                f"{job.output}: contains {written.records:,} records, but {records:,} were written. Convert again"
+            )
     return Converted(len(done), records, sum(one.size_bytes for one in done.values()), found)
 
 
@@ -372,25 +377,26 @@ def _checked(job: ConversionJob, manifest: Manifest, done: dict[str, Written], f
 
 
 class ConversionWorker:
-    """Does tasks, one after the other."""
+    """Runs tasks, one after another."""
 
     def __init__(self, job: ConversionJob) -> None:
         self._job = job
         self._reader: Any = None
 
     def do(self, task: ConversionTask) -> Written:
-        """Never raises what a user can mend: an error of ours has to reach the process that asked."""
+        """Run a task. Errors that a user can fix are returned, not raised, because they must reach the parent
+        process."""
         try:
             return self._write(task)
         except EdlError as error:
             return Written(task.output, error=str(error))
         except OSError as error:
-            return Written(task.output, error=f"{self._job.output}: cannot be written: {error}")
+            return Written(task.output, error=f"cannot write to {self._job.output}: {error}")
         except pa.ArrowException as error:
             return Written(task.output, error=f"{task.refs[0].file} and following: {error}")
 
     def try_out(self, file: str) -> None:
-        """The recipe on a table without records: what fits no file is found before the folder is begun.
+        """Apply the recipe to an empty table, to find invalid recipes before the folder is created.
 
         Raises ``DataError`` and ``SettingError``.
         """
@@ -424,7 +430,7 @@ class ConversionWorker:
         return Written(task.output, records, size)
 
     def _batches(self, task: ConversionTask) -> Iterator[pa.RecordBatch]:
-        """All records in batches of one size, but for the last; at least one, which may be empty."""
+        """All records in batches of equal size, except the last; at least one batch, which may be empty."""
         size = self._job.recipe.shard_records
         waiting: list[pa.Table] = []
         rows, first = 0, True
@@ -482,7 +488,7 @@ _worker: ConversionWorker | None = None
 
 
 def _begin(job: ConversionJob) -> None:
-    """In a new process: it ends when the one that started it does, and leaves Ctrl-C to that one."""
+    """Initialise a child process: it exits when its parent does, and leaves Ctrl-C to the parent."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -498,5 +504,5 @@ def _end_with(sentinel: int) -> None:
 
 def _do(task: ConversionTask) -> Written:
     if _worker is None:
-        raise RuntimeError("a task before the first job")
+        raise RuntimeError("a task arrived before the job")
     return _worker.do(task)

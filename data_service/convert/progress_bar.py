@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def conversion_bar() -> Iterator[Callable[[ConversionProgress], None]]:
-    """Of bytes of input, with speed and time left, on the error output; a function that moves it.
+    """Context with a progress bar on stderr; yields the function that updates it.
 
-    Where there is no terminal the last state is printed once, at the end.
+    The bar shows bytes of input, speed and remaining time. Without a terminal the final state is printed once.
     """
     columns = (
         TextColumn("converting"),

@@ -1,4 +1,4 @@
-"""What a conversion makes of each table: columns left out, filled, packed side by side."""
+"""Recipes: what a conversion does to each table. Columns can be left out, filled and packed side by side."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Columns that become one of fixed-size lists: an array of two dimensions when read."""
+    """Columns packed into one of fixed-size lists, which is read as a two-dimensional array."""
 
     name: str
     columns: tuple[str, ...]
-    """Names or globs."""
+    """Names or globs of the columns."""
     type: str = ""
-    """pyarrow's name of the type to turn them into; default the one that all have."""
+    """Name of the pyarrow type to convert to; default: the common type of all columns."""
 
     @classmethod
     def of(cls, text: str) -> Pack:
-        """From ``NAME[:TYPE]=COLUMN[,…]``. Raises ``SettingError``."""
+        """Parse ``NAME[:TYPE]=COLUMN[,…]``. Raises ``SettingError``."""
         head, _, columns = text.partition("=")
         name, _, kind = head.partition(":")
         if not name or not all(columns.split(",")):
@@ -44,21 +44,21 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides what is written; the same inputs and recipe make the same bytes."""
+    """Everything that determines the output: equal inputs and recipes give equal bytes."""
 
     columns: tuple[str, ...] | None = None
-    """To keep besides those that are packed; default all."""
+    """Columns to keep besides packed ones; default: all."""
     packs: tuple[Pack, ...] = ()
     fill: Mapping[str, Any] = field(default_factory=dict)
-    """What stands for null, by the name or glob of a column."""
+    """Replacement for nulls, by name or glob of a column."""
     compression: str = "none"
-    """``none``, which alone is mapped without a copy; ``lz4``; ``zstd``."""
+    """``none``, the only one that can be memory-mapped without copying; ``lz4``; ``zstd``."""
     shard_records: int = SHARD_RECORDS
-    """Records of a batch, which is a shard when the files are read."""
+    """Records per batch, which becomes a shard when the files are read; at least 1."""
     file_bytes: int = FILE_BYTES
-    """About so much of the input makes one file."""
+    """Approximate input bytes per output file; at least 1."""
     seed: int | None = None
-    """Shuffles the records within each file."""
+    """If set, shuffles the records within each file."""
 
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:
@@ -68,7 +68,7 @@ class Recipe:
                 raise SettingError(name, value, "must be at least 1")
 
     def needed(self, names: list[str] | None) -> list[str] | None:
-        """Columns to read, of those that there are; ``None`` for all, or as long as nobody knows what there are."""
+        """The columns to read, out of ``names``; ``None`` for all, or if ``names`` is None and globs are used."""
         if self.columns is None:
             return None
         packed = [one for pack in self.packs for one in pack.columns]
@@ -78,26 +78,24 @@ class Recipe:
         return list(dict.fromkeys([*self.columns, *(one for pack in self.packs for one in _chosen(pack, names))]))
 
     def applied(self, table: pa.Table, file: str) -> pa.Table:
-        """Columns that are kept, in their order, then those that are packed. Raises ``DataError``, ``SettingError``."""
+        """Apply to a table: kept columns in order, then packed ones. Raises ``DataError`` and ``SettingError``."""
         packed = {pack.name: _chosen(pack, table.column_names) for pack in self.packs}
         gone = {name for names in packed.values() for name in names}
         kept = self.columns if self.columns is not None else [one for one in table.column_names if one not in gone]
         for name in kept:
             if name not in table.column_names:
-                text = f"no such column; there are {', '.join(table.column_names)}"
+                text = f"no such column; available are {', '.join(table.column_names)}"
                 raise SettingError("--columns", name, text)
         columns = {name: self._whole(name, table.column(name), file) for name in kept}
         for pack in self.packs:
             if pack.name in columns:
-                raise SettingError(
-                    "--pack", pack.name, "is also the name of a column that is kept", "Take another name"
-                )
+                raise SettingError("--pack", pack.name, "is also the name of a kept column", "Use another name")
             parts = {name: self._whole(name, table.column(name), file) for name in packed[pack.name]}
             columns[pack.name] = _packed(pack, parts, file)
         return pa.table(columns)
 
     def _whole(self, name: str, column: pa.ChunkedArray, file: str) -> pa.ChunkedArray:
-        """Filled, and not in a dictionary: that would have to be the same in all batches of a file."""
+        """Fill nulls and decode dictionaries, which would have to be the same in all batches of a file."""
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         value = next((value for pattern, value in self.fill.items() if fnmatch.fnmatchcase(name, pattern)), None)
@@ -110,7 +108,7 @@ class Recipe:
 
 
 def parsed_fill(texts: tuple[str, ...]) -> dict[str, Any]:
-    """From ``COLUMN=VALUE``: a number where it is one, else a text. Raises ``SettingError``."""
+    """Parse ``COLUMN=VALUE``; values are numbers if possible, else text. Raises ``SettingError``."""
     found: dict[str, Any] = {}
     for text in texts:
         name, separator, value = text.partition("=")
@@ -137,13 +135,13 @@ def _packed(pack: Pack, parts: dict[str, pa.ChunkedArray], file: str) -> pa.Arra
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise SettingError("--pack", pack.name, f"{name} is {kind}; only numbers can be packed")
         if part.null_count and not pa.types.is_floating(part.type):
-            advice = f"Say what stands for it: --fill {name}=0"
+            advice = f"Give a replacement: --fill {name}=0"
             raise DataError(f"{file}: column {name} of --pack {pack.name} has {part.null_count} nulls. {advice}")
         if part.type != kind:
             try:
                 parts[name] = part.cast(kind)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise DataError(f"{file}: column {name} cannot become {kind}: {error}") from None
+                raise DataError(f"{file}: column {name} cannot be converted to {kind}: {error}") from None
     arrays = list(to_numpy(pa.table(parts)).values())
     block = np.empty((len(arrays[0]), len(arrays)), kind.to_pandas_dtype())
     for index, array in enumerate(arrays):
@@ -156,7 +154,7 @@ def _chosen(pack: Pack, names: list[str]) -> list[str]:
     for pattern in pack.columns:
         matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)] if _is_glob(pattern) else [pattern]
         if not matching or matching[0] not in names:
-            raise SettingError("--pack", f"{pack.name}={pattern}", f"no such column; there are {', '.join(names)}")
+            raise SettingError("--pack", f"{pack.name}={pattern}", f"no such column; available are {', '.join(names)}")
         found += matching
     if len(set(found)) < len(found):
         raise SettingError("--pack", f"{pack.name}={','.join(pack.columns)}", "names a column twice")

@@ -1,4 +1,4 @@
-"""Readers: one shard of a file in, one ``pyarrow.Table`` out. ``docs/data-formats.md`` says what each format can do."""
+"""File formats: readers that turn one shard of a file into a ``pyarrow.Table``. See ``docs/data-formats.md``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """What a loader needs; readers of files (``open_reader``) and readers on other nodes have it."""
+    """The interface of readers: of files (``open_reader``) and of readers on other hosts."""
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """The records of exactly this shard, in the order of the file. From any thread.
+        """Read exactly the records of a shard, in file order. Thread-safe.
 
-        All tables of a reader have the same columns of the same types. Raises ``DataError`` with the file, the shard
-        and what to do when the file is gone, damaged, changed since it was scanned, or unlike the others.
+        All tables of a reader have the same columns and types. If the file is missing, damaged, changed since it was
+        scanned, or unlike the others, raises ``DataError`` that names file, shard and what to do.
         """
         ...
 
     def close(self) -> None:
-        """Let go of open files. Tables that were handed out stay valid."""
+        """Close open files. Tables that were returned stay valid."""
         ...
 
 
@@ -39,17 +39,17 @@ def open_reader(
     storage_options: Mapping[str, Any] | None = None,
     options: Options | None = None,
 ) -> FileReader[Any]:
-    """A reader of files of one format (``Manifest.format``).
+    """Open a reader for files of one format (``Manifest.format``).
 
-    ``columns``: only these, in this order; default all, in the order of the first file. ``storage_options``: for
-    fsspec, when the files are URLs. Raises ``SettingError`` for an unknown format, or if pyarrow is not installed.
+    ``columns``: only these, in this order; default: all, in the order of the first file. ``storage_options``: for
+    fsspec, if the files are URLs. Raises ``SettingError`` for an unknown format, or if pyarrow is missing.
     """
     if format not in FORMATS:
-        raise SettingError("format", format, f"no such format; there are {', '.join(FORMATS)}")
+        raise SettingError("format", format, f"no such format; available are {', '.join(FORMATS)}")
     if columns is not None and (not columns or len(set(columns)) != len(columns)):
-        raise SettingError("columns", ",".join(columns), "must name at least one column, and none twice")
+        raise SettingError("columns", ",".join(columns), "must name at least one column, each only once")
     try:
-        import numpy  # noqa: F401 - all of them need both
+        import numpy  # noqa: F401 - all readers need both
         import pyarrow  # noqa: F401
     except ImportError as error:
         advice = "Run: pip install 'edl[data]'"

@@ -1,4 +1,4 @@
-"""From tables to arrays: without a copy where the values lie side by side, and by name where it cannot be done."""
+"""Conversion of tables to arrays, without copying where values are contiguous. Errors name the column."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Array: TypeAlias = NDArray[Any]
 
 
 def to_numpy(table: pa.Table, fill: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Each column as an array with one row a record.
+    """Convert each column to an array with one row per record.
 
     Numbers keep their type; fixed-size lists and binaries have one more dimension; dates and timestamps become
-    ``datetime64``; texts and bytes become objects; lists that differ in length become a ``RaggedColumn``. ``fill``:
-    what stands for null in a column. Without it null is NaN in a column of floats, NaT in one of dates, None among
-    texts, and an error elsewhere: an array of integers would silently become one of floats. In a column of lists it
-    stands for nulls among their values, and null lists are empty. Lists of such lists, structs, maps, decimals, and
-    nulls where ``fill`` is needed raise ``UnsupportedData``.
+    ``datetime64``; text and bytes become objects; lists of varying length become a ``RaggedColumn``. ``fill``:
+    replacements for nulls, by column. Without one, null is NaN in float columns, NaT in dates and None in text, and an
+    error elsewhere, because an integer array would silently become a float array. In list columns the replacement
+    applies to nulls among the values; null lists become empty. Raises ``UnsupportedData`` for nested lists of varying
+    length, structs, maps, decimals, and nulls that need ``fill``.
 
-    Numbers are not copied if they lie in one piece, as in a shard of an IPC file; such arrays can only be read.
+    Contiguous numbers, as in a shard of an IPC file, are not copied; such arrays are read-only.
     """
     return {name: _array(name, table.column(name), (fill or {}).get(name)) for name in table.column_names}
 
 
 def take(table: pa.Table, indices: Array, fill: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The records at these indices, in this order, in new arrays that may be written to. Others are not touched."""
+    """The records at these indices, in this order, in new writable arrays. Only these records are accessed."""
     found: dict[str, Any] = {}
     chosen = np.asarray(indices, np.int64)
     for name in table.column_names:
@@ -45,7 +45,7 @@ def take(table: pa.Table, indices: Array, fill: Mapping[str, Any] | None = None)
 
 
 def from_numpy(array: Array) -> pa.Array:
-    """The other way: all dimensions but the first become fixed-size lists."""
+    """The inverse: all dimensions but the first become fixed-size lists."""
     if array.ndim <= 1:
         return pa.array(array)
     values = pa.array(np.ascontiguousarray(array).reshape(-1))
@@ -93,13 +93,13 @@ def _chunk(name: str, chunk: pa.Array) -> Array:
 
 
 def _ragged(name: str, column: pa.ChunkedArray, fill: Any) -> RaggedColumn:
-    """Lists that differ in length: all their values one after the other, and where each list begins."""
+    """Convert lists of varying length: all values concatenated, and the offsets of the lists."""
     if column.null_count and fill is None:
         _no_nulls(name, column.combine_chunks())
     values, ends, total = [], [np.zeros(1, np.int64)], 0
     for chunk in column.chunks:
         lengths = np.asarray(pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False), np.int64)
-        # ``flatten`` leaves out what lies behind null lists.
+        # ``flatten`` skips the values behind null lists.
         values.append(_array(name, pa.chunked_array([chunk.flatten()]), fill))
         ends.append(total + np.cumsum(lengths))
         total += int(lengths.sum())
@@ -109,18 +109,18 @@ def _ragged(name: str, column: pa.ChunkedArray, fill: Any) -> RaggedColumn:
 
 
 def is_ragged(kind: pa.DataType) -> bool:
-    """Whether it is one of lists that differ in length."""
+    """True for lists of varying length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def unsupported(name: str, kind: pa.DataType) -> UnsupportedData:
-    """There is no array of such a column."""
-    advice = "Leave it out (columns=…), turn it into numbers or lists of numbers, or read with a function (decode=…)"
-    return UnsupportedData(f"column {name} is {kind}, of which there is no array. {advice}")
+    """The error for a column type that has no array equivalent."""
+    advice = "Leave it out (columns=…), convert it to numbers or lists of numbers, or use a function (decode=…)"
+    return UnsupportedData(f"column {name} has type {kind}, which cannot be converted to an array. {advice}")
 
 
 def check_types(schema: pa.Schema, file: str) -> None:
-    """Raises ``UnsupportedData`` for a column that could not be handed out, before anything is read."""
+    """Raise ``UnsupportedData`` for a column that cannot be converted, before anything is read."""
     for field in schema:
         kind = field.type
         if isinstance(kind, pa.BaseExtensionType):
@@ -136,18 +136,18 @@ def check_types(schema: pa.Schema, file: str) -> None:
 
 
 def filled(name: str, column: pa.ChunkedArray, fill: Any) -> pa.ChunkedArray:
-    """The column with a value in the place of nulls. Raises ``UnsupportedData`` if it does not fit the type."""
+    """Replace nulls in a column. Raises ``UnsupportedData`` if the value does not fit the type."""
     try:
         return pc.fill_null(column, pa.scalar(fill, column.type))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise UnsupportedData(
-            f"column {name} is {column.type}: {fill!r} cannot stand for null in it ({error})"
+            f"column {name} has type {column.type}: {fill!r} cannot replace its nulls ({error})"
         ) from None
 
 
 def _no_nulls(name: str, chunk: pa.Array) -> None:
     if chunk.null_count:
-        advice = f"Say what stands for it: fill={{{name!r}: 0}}, or convert with --fill {name}=0"
+        advice = f"Give a replacement: fill={{{name!r}: 0}}, or convert with --fill {name}=0"
         raise UnsupportedData(f"column {name} is {chunk.type} and has {chunk.null_count} nulls. {advice}")
 
 
@@ -163,7 +163,7 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """Whether its values lie side by side."""
+    """True if the values are contiguous in memory."""
     while pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     types = pa.types

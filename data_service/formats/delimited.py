@@ -1,4 +1,4 @@
-"""CSV, and what else has values between delimiters."""
+"""CSV and similar formats with delimiters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from edl.errors import DataError
 
 NEWLINE = 10
 QUOTED_NEWLINE = (
-    "it holds a newline between quotes, so that nobody can begin in its middle. Give quoted_newlines=True (each file "
-    'is one shard then; python -m data_service convert makes files that can be split), or quote="" if quotes are '
-    "characters like others"
+    "it contains a newline between quotes, so it cannot be split. Set quoted_newlines=True (each file "
+    'is then one shard; python -m data_service convert makes files that can be split), or quote="" if quotes are '
+    "ordinary characters"
 )
 
 
 class CsvReader(LineReader):
-    """The header is read once for each file and belongs to no shard."""
+    """Reads CSV. The header is read once per file and is not part of any shard."""
 
     format = "csv"
 
@@ -37,7 +37,7 @@ class CsvReader(LineReader):
         self._quote = ord(options.quote) if options.quote else -1
 
     def edge(self, data: bytes) -> int:
-        """See ``LineReader.edge``; a newline between quotes ends nothing."""
+        """See ``LineReader.edge``; a newline between quotes does not end a line."""
         if not self.options.quoted_newlines or self._quote < 0:
             return super().edge(data)
         newlines, odd = self._newlines(data)
@@ -52,16 +52,14 @@ class CsvReader(LineReader):
         try:
             text = head[first:end].decode()
         except UnicodeDecodeError as error:
-            advice = "Is it CSV? Give header=False if it has none"
+            advice = "Is it CSV? Set header=False if there is no header"
             raise DataError(f"{file}: its header is not UTF-8 ({error}). {advice}") from None
         dialect: dict[str, Any] = {"delimiter": self.delimiter(file), "quoting": csv.QUOTE_NONE}
         if self._quote >= 0:
             dialect |= {"quoting": csv.QUOTE_MINIMAL, "quotechar": self.options.quote}
         names = next(csv.reader(io.StringIO(text, newline=""), **dialect), [])
         if not names:
-            raise DataError(
-                f"{file}: its first line is empty, and should name the columns. Give header=False and names"
-            )
+            raise DataError(f"{file}: its first line is empty but should name the columns. Set header=False and names")
         return tuple(names), end
 
     def delimiter(self, file: str) -> str:
@@ -83,7 +81,7 @@ class CsvReader(LineReader):
         try:
             table = self._table(head, opened, None, self._types)
         except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-            raise DataError(f"{file}: is no CSV that can be read: {short(error)}. {self.unlike}") from error
+            raise DataError(f"{file}: cannot be parsed as CSV: {short(error)}. {self.unlike}") from error
         return with_types(table.schema, self._types)
 
     def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
@@ -96,7 +94,7 @@ class CsvReader(LineReader):
         return super()._parsed(data, opened, file)
 
     def _table(self, data: bytes, file: LineFile, columns: list[str] | None, types: dict[str, pa.DataType]) -> pa.Table:
-        block = min(len(data) + 2, (1 << 31) - 1)  # all of it: a line must lie within one block
+        block = min(len(data) + 2, (1 << 31) - 1)  # one block, because a line must not cross blocks
         names = list(file.names)
         return pacsv.read_csv(
             pa.BufferReader(data if data.endswith(b"\n") else data + b"\n"),
@@ -110,7 +108,7 @@ class CsvReader(LineReader):
         )
 
     def _check_quotes(self, data: bytes, file: str) -> None:
-        """Raises ``DataError`` for a newline between quotes, where none is expected: lines are wrong then."""
+        """Raise ``DataError`` for an unexpected newline between quotes, which would break the division into lines."""
         if self._quote < 0 or self.options.quoted_newlines or self._quote not in data:
             return
         if self._newlines(data)[1].any() or data.count(self._quote) % 2:
@@ -124,7 +122,7 @@ class CsvReader(LineReader):
         return int(outside[0]) + 1 if len(outside) else len(data)
 
     def _newlines(self, data: bytes) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Where newlines are, and whether each has an odd number of quotes before it, which is to say: is quoted."""
+        """Positions of newlines, and whether each is quoted, that is, preceded by an odd number of quotes."""
         characters = np.frombuffer(data, np.uint8)
         newlines = np.flatnonzero(characters == NEWLINE)
         quotes = np.flatnonzero(characters == self._quote)

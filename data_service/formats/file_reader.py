@@ -1,4 +1,4 @@
-"""What readers of files have in common: files kept open, columns that must agree, errors that say what to do."""
+"""Common base of file readers: caching of open files, checking that columns agree, errors with advice."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from data_service.manifest import ShardRef
 from edl.errors import DataError, EdlError, UnreachableData
 
 T = TypeVar("T")
-GONE = "Put it back, or scan again without it"
-DAMAGED = "Replace it by a good copy, or take it out and scan again"
-CHANGED = "It was changed after it was scanned: start the job anew, and replace files by renaming, never in place"
-UNREACHED = "See to mounts, permissions and the network of this node; nothing is left out because of it"
-UNLIKE = "Make the files alike, for example with python -m data_service convert, or name the columns to read"
+GONE = "Restore it, or scan again without it"
+DAMAGED = "Replace it by an intact copy, or remove it and scan again"
+CHANGED = "It was changed after the scan. Restart the job; replace files by renaming, never in place"
+UNREACHED = "Check the mounts, permissions and network of this node; no data is skipped because of it"
+UNLIKE = "Give the files the same columns, for example with python -m data_service convert, or select columns"
 
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """One shard of a file, as in ``ShardRef``."""
+    """The range of one shard, as in ``ShardRef``."""
 
     begin: int
     end: int
@@ -37,17 +37,17 @@ class FileSplit:
 
 @dataclass
 class OpenFile(Generic[T]):
-    """An open file, and a lock for what can be used by one thread at a time."""
+    """An open file, and a lock for handles that are not thread-safe."""
 
     handle: T
     schema: pa.Schema
-    """Of what is read from it: chosen columns, in their order."""
+    """Schema of what is read: the selected columns in order."""
     stamp: tuple[int, ...]
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class OpenFiles(Generic[T]):
-    """The files used last. One that has been written anew is opened anew."""
+    """A cache of the most recently used files. A file that has been rewritten is reopened."""
 
     def __init__(
         self, limit: int, stamp: Callable[[str], tuple[int, ...]], opener: Callable[[str], OpenFile[T]]
@@ -59,7 +59,7 @@ class OpenFiles(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, path: str) -> OpenFile[T]:
-        """The file, opened if it is not. Two threads may both open one: others would have to wait too long."""
+        """The open file. Two threads may open the same file at once, rather than wait for each other."""
         stamp = self._stamp(path)
         with self._lock:
             found = self._files.get(path)
@@ -71,11 +71,11 @@ class OpenFiles(Generic[T]):
             self._files[path] = opened
             self._files.move_to_end(path)
             while len(self._files) > self._limit:
-                self._files.popitem(last=False)  # whoever uses it still holds it; the last one closes it
+                self._files.popitem(last=False)  # users still hold a reference; the last one closes it
         return opened
 
     def clear(self) -> None:
-        """Forget all."""
+        """Close all cached files."""
         with self._lock:
             self._files.clear()
 
@@ -84,11 +84,11 @@ class OpenFiles(Generic[T]):
 
 
 class FileReader(ABC, Generic[T]):
-    """A ``Reader`` of files; ``T`` is what a format makes of an open file."""
+    """A ``Reader`` of files. ``T``: what the format keeps for an open file."""
 
     format: ClassVar[str]
     unlike: ClassVar[str] = UNLIKE
-    """What to do about columns that differ."""
+    """Advice for files whose columns differ."""
 
     def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
         self.columns = columns
@@ -107,16 +107,16 @@ class FileReader(ABC, Generic[T]):
             return self._conforming(table, opened.schema, ref.file)
 
     def pieces(self, ref: ShardRef) -> Iterator[pa.Table]:
-        """The same records in tables that need little memory, however large the shard."""
+        """Read the same records as a sequence of tables that need little memory, however large the shard."""
         yield self.read(ref)
 
     def schema(self, file: str) -> pa.Schema:
-        """Of the tables read from it. Raises ``DataError``."""
+        """Schema of the tables read from a file. Raises ``DataError``."""
         with told(file):
             return self.open_files.get(file).schema
 
     def split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> list[FileSplit]:
-        """The shards of a file that is not empty. Raises ``DataError``."""
+        """The shards of a non-empty file. Raises ``DataError``."""
         with told(file):
             return list(self._split(file, size_bytes, shard_records, shard_bytes))
 
@@ -130,15 +130,15 @@ class FileReader(ABC, Generic[T]):
         return OpenFile(handle, self._agreed(file, schema), stamp)
 
     def _agreed(self, file: str, schema: pa.Schema) -> pa.Schema:
-        """The columns to read from it, which are those of all files."""
+        """The columns to read from a file, which are the same for all files. Raises ``DataError``."""
         if self.columns is not None:
             for name in self.columns:
                 if name not in schema.names:
-                    raise DataError(f"{file}: has no column {name}; there are {', '.join(schema.names)}")
+                    raise DataError(f"{file}: has no column {name}; available are {', '.join(schema.names)}")
             schema = pa.schema([schema.field(name) for name in self.columns])
         if len(set(schema.names)) < len(schema.names):
             twice = next(name for name in schema.names if schema.names.count(name) > 1)
-            raise DataError(f"{file}: has the column {twice} twice. Rename one")
+            raise DataError(f"{file}: has two columns named {twice}. Rename one")
         with self._first_lock:
             if self._first is None:
                 self._first = (file, schema.remove_metadata())
@@ -149,7 +149,7 @@ class FileReader(ABC, Generic[T]):
         return agreed
 
     def _conforming(self, table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
-        """The columns in the order of the schema."""
+        """Put the columns into the order of the schema. Raises ``DataError`` if they differ."""
         if table.schema.equals(schema):
             return table
         difference = _difference(table.schema, schema, "others")
@@ -159,19 +159,19 @@ class FileReader(ABC, Generic[T]):
 
     @abstractmethod
     def _enter(self, file: str) -> tuple[T, pa.Schema]:
-        """Open it; with all columns that it has."""
+        """Open a file; also return the schema of all its columns."""
 
     @abstractmethod
     def _read(self, opened: OpenFile[T], ref: ShardRef) -> pa.Table:
-        """The shard; with the columns of ``opened.schema``, in any order."""
+        """Read the shard with the columns of ``opened.schema``, in any order."""
 
     @abstractmethod
     def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]: ...
 
 
 def grouped(batches: Iterable[int], shard_records: int, *, cut: bool) -> Iterator[FileSplit]:
-    """Shards of at most ``shard_records`` from the sizes of a file's batches: small ones are joined, and large ones are
-    cut if that is cheap."""
+    """Split a file into shards of at most ``shard_records``, given its batch sizes: small batches are joined; with
+    ``cut``, large ones are divided."""
     begin = end = 0
     for size in batches:
         if end > begin and end - begin + size > shard_records:
@@ -193,21 +193,21 @@ def _equal_parts(begin: int, end: int, most: int) -> Iterator[FileSplit]:
 
 
 def _check_size(ref: ShardRef, stamp: tuple[int, ...]) -> None:
-    """Raises ``DataError`` for a local file that was written anew, or on, since it was listed."""
+    """Raise ``DataError`` for a local file whose size has changed since it was listed."""
     if stamp and ref.size_bytes >= 0 and stamp[0] != ref.size_bytes:
-        has = f"has {stamp[0]:,} bytes, and had {ref.size_bytes:,} when it was listed"
+        has = f"has {stamp[0]:,} bytes, but had {ref.size_bytes:,} when it was listed"
         raise DataError(f"{ref.file}: {has}. {CHANGED}")
 
 
 def checked_range(ref: ShardRef, count: int, what: str) -> None:
-    """Raises ``DataError`` if the shard is not within the file."""
+    """Raise ``DataError`` if the shard is not within the file."""
     if not 0 <= ref.begin <= ref.end <= count:
-        raise DataError(f"{ref.file}: has {count} {what}, shard {_name(ref)} is not within. {CHANGED}")
+        raise DataError(f"{ref.file}: has {count} {what}, which does not include shard {_name(ref)}. {CHANGED}")
 
 
 @contextlib.contextmanager
 def told(file: str, shard: ShardRef | None = None) -> Iterator[None]:
-    """Whatever goes wrong with the file comes out as a ``DataError`` that names it."""
+    """Context that turns any problem with the file into a ``DataError`` that names it."""
     where = f"{file}, shard {_name(shard)}" if shard is not None else file
     try:
         yield
@@ -217,7 +217,7 @@ def told(file: str, shard: ShardRef | None = None) -> Iterator[None]:
             raise
         raise DataError(where + text[len(file) :]) from error
     except FileNotFoundError:
-        raise DataError(f"{where}: the file is gone. {GONE}") from None
+        raise DataError(f"{where}: the file is missing. {GONE}") from None
     except (EdlError, MemoryError):
         raise
     except Exception as error:
@@ -229,8 +229,8 @@ def told(file: str, shard: ShardRef | None = None) -> Iterator[None]:
 
 
 def is_out_of_reach(error: BaseException, *, remote: bool = False) -> bool:
-    """Whether the machine or the network is to blame, and not what is in the file: the system has given a number, or it
-    is an error of a client of remote files. pyarrow calls damaged content ``OSError`` as well, without a number."""
+    """True if the machine or network is at fault, not the file's content: the error has an errno, or comes from a
+    client of remote files. pyarrow also raises ``OSError`` for damaged content, but without an errno."""
     if isinstance(error, OSError):
         return bool(error.errno) or isinstance(error, TimeoutError | ConnectionError)
     return remote and not isinstance(error, EOFError | ValueError | pa.ArrowException)
@@ -241,20 +241,20 @@ def _name(ref: ShardRef) -> str:
 
 
 def short(error: BaseException) -> str:
-    """An error in one line that is not too long, without the full stop at its end."""
+    """An error as one line of at most 300 characters, without a final full stop."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 
 
 def _difference(schema: pa.Schema, agreed: pa.Schema, first: str) -> str:
-    """Empty if the two have the same columns; ``first`` is the file that the other ones are compared to."""
+    """The first difference between two schemas as text; empty if they agree. ``first``: the file compared with."""
     for name in agreed.names:
         if name not in schema.names:
             return f"has no column {name}, which {first} has"
         mine, theirs = schema.field(name).type, agreed.field(name).type
         if mine != theirs:
-            return f"column {name} is {mine}, in {first} it is {theirs}"
+            return f"column {name} is {mine}, but {theirs} in {first}"
     for name in schema.names:
         if name not in agreed.names:
-            return f"has a column {name}, which {first} has not"
+            return f"has a column {name}, which {first} does not have"
     return ""

@@ -1,4 +1,4 @@
-"""Arrow IPC: files (also Feather) and streams. Local ones are mapped into memory, and nothing is copied."""
+"""Arrow IPC: files (including Feather) and streams. Local ones are memory-mapped; nothing is copied."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edl.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class IpcFile:
-    """An open file: its batches, and the number of records before each and in all."""
+    """An open file: its batches, and the cumulative number of records before each, with the total last."""
 
     batches: list[Message]
     offsets: list[int]
@@ -35,7 +35,7 @@ class IpcFile:
 
 
 class IpcReader(FileReader[IpcFile]):
-    """A shard is some record batches, or a part of one that is not compressed."""
+    """Reads Arrow IPC. A shard is one or more record batches, or a part of an uncompressed one."""
 
     format = "ipc"
 
@@ -48,7 +48,7 @@ class IpcReader(FileReader[IpcFile]):
 
         magic = read_at(0, min(size, 6))
         if magic[:4] == OLD_FEATHER:
-            raise DataError(f"{file}: is Feather version 1. Write it anew with pyarrow.feather.write_feather")
+            raise DataError(f"{file}: is Feather version 1. Rewrite it with pyarrow.feather.write_feather")
         try:
             return _open_file(source, read_at, self.columns) if magic == MAGIC else _open_stream(source, read_at)
         except ValueError as error:
@@ -83,7 +83,7 @@ def _open_file(source: pa.NativeFile, read_at: ReadAt, columns: tuple[str, ...] 
     reader = ipc.open_file(source)
     schema = reader.schema
     whole = isinstance(source, pa.MemoryMappedFile) and not any(batch.compressed for batch in batches)
-    if columns is not None and not whole:  # fetch and unpack only what is asked for; that would copy what is mapped
+    if columns is not None and not whole:  # read only selected columns; on mapped files that would copy
         wanted = sorted(schema.get_field_index(name) for name in columns if name in schema.names)
         if wanted and -1 not in wanted:
             reader = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=wanted))
@@ -113,7 +113,8 @@ def _open_stream(source: pa.NativeFile, read_at: ReadAt) -> tuple[IpcFile, pa.Sc
 
 
 def _validate(batch: pa.RecordBatch) -> None:
-    """Raises ``pa.ArrowInvalid``. Damaged offsets would lead anywhere in memory; numbers are numbers."""
+    """Validate a batch. Raises ``pa.ArrowInvalid``. Damaged offsets would read arbitrary memory; plain numbers are
+    safe."""
     for column in batch.columns:
         column.validate(full=not is_plain(column.type))
 

@@ -1,7 +1,7 @@
-"""Where the record batches of an Arrow IPC file or stream lie and how many records each has, from its metadata alone.
+"""Positions and record counts of the batches of an Arrow IPC file or stream, from its metadata alone.
 
-pyarrow tells the number of records only of a batch that it has read and, if it is compressed, unpacked. The layout is
-that of https://arrow.apache.org/docs/format/Columnar.html (File.fbs, Message.fbs).
+pyarrow reports the number of records only of batches that it has read and decompressed. The layout is described at
+https://arrow.apache.org/docs/format/Columnar.html (File.fbs, Message.fbs).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ OLD_FEATHER = b"FEA1"
 CONTINUATION = 0xFFFFFFFF
 RECORD_BATCH, DICTIONARY_BATCH = 3, 2
 ReadAt = Callable[[int, int], bytes]
-"""``(offset, length)`` to bytes."""
+"""Reads ``length`` bytes at ``offset``."""
 
 
 class MessageKind(Enum):
-    """What a message of a stream is."""
+    """The type of a message in a stream."""
 
     SCHEMA = 1
     DICTIONARY = DICTIONARY_BATCH
@@ -29,7 +29,7 @@ class MessageKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; of a record batch also its number of records and whether it is compressed."""
+    """A message; for record batches with the number of records and whether it is compressed."""
 
     kind: MessageKind
     begin: int
@@ -39,13 +39,13 @@ class Message:
 
 
 def batches_of_file(read_at: ReadAt, size: int) -> list[Message]:
-    """The record batches of an IPC file. Raises ``ValueError`` when it is not whole."""
+    """The record batches of an IPC file. Raises ``ValueError`` if it is incomplete."""
     tail = read_at(max(0, size - 10), 10)
     if len(tail) < 10 or tail[4:] != MAGIC:
-        raise ValueError("its end is not that of an Arrow file: it is cut short or was never finished")
+        raise ValueError("it does not end like an Arrow file: it is truncated or was never finished")
     length = int(struct.unpack("<i", tail[:4])[0])
     if not 0 < length <= size - 10:
-        raise ValueError(f"its footer has the impossible length {length}")
+        raise ValueError(f"its footer has an invalid length, {length}")
     footer = _FlatTable.root(read_at(size - 10 - length, length))
     found = []
     for offset, metadata, body in footer.structs(3, "<qi4xq"):
@@ -59,25 +59,26 @@ def batches_of_file(read_at: ReadAt, size: int) -> list[Message]:
 
 
 def messages_of_stream(read_at: ReadAt, size: int) -> Iterator[Message]:
-    """All messages of an IPC stream up to its end mark or the end of the file. Raises ``ValueError`` when cut short."""
+    """All messages of an IPC stream up to its end marker or the end of the file. Raises ``ValueError`` if it is
+    truncated."""
     offset = 0
     while offset < size:
         message = _message(read_at, offset)
         if message is None:
             return
         if message.end > size:
-            raise ValueError(f"it is cut short: a message ends at {message.end}, the file at {size}")
+            raise ValueError(f"it is truncated: a message ends at {message.end}, the file at {size}")
         yield message
         offset = message.end
 
 
 def _message(read_at: ReadAt, offset: int) -> Message | None:
-    """The message there; ``None`` at the end mark of a stream."""
+    """The message at an offset; None for the end marker of a stream."""
     head = read_at(offset, 8)
     try:
         first, second = struct.unpack("<Ii", head)
     except struct.error:
-        raise ValueError(f"it is cut short at {offset}") from None
+        raise ValueError(f"it is truncated at {offset}") from None
     prefix, length = (8, second) if first == CONTINUATION else (4, first)  # four bytes before Arrow 0.15
     if length == 0:
         return None
@@ -87,7 +88,7 @@ def _message(read_at: ReadAt, offset: int) -> Message | None:
     kind, body = table.number(1, "<B"), table.number(3, "<q")
     end = offset + prefix + length + body
     if body < 0 or kind not in (one.value for one in MessageKind):
-        raise ValueError(f"the message at {offset} makes no sense")
+        raise ValueError(f"the message at {offset} is invalid")
     if kind != RECORD_BATCH:
         return Message(MessageKind(kind), offset, end)
     batch = table.table(2)
@@ -96,7 +97,7 @@ def _message(read_at: ReadAt, offset: int) -> Message | None:
 
 @dataclass(frozen=True, slots=True)
 class _FlatTable:
-    """A table of flatbuffers."""
+    """A flatbuffers table."""
 
     data: bytes
     at: int
@@ -129,7 +130,7 @@ class _FlatTable:
         return field + _unpack("<I", self.data, field)[0]
 
     def _field(self, number: int) -> int:
-        """Where a field lies; 0 if the table does not have it."""
+        """Offset of a field; 0 if the table does not have it."""
         fields = self.at - _unpack("<i", self.data, self.at)[0]
         size = _unpack("<H", self.data, fields)[0]
         slot = 4 + 2 * number

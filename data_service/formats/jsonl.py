@@ -1,4 +1,4 @@
-"""JSON lines: one object a line."""
+"""JSON lines: one object per line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edl.errors import DataError
 
 
 class JsonReader(LineReader):
-    """A key that a line lacks is null. One that the beginning of the file does not have is an error, unless columns are
-    named."""
+    """Reads JSON lines. A missing key is null. A key that does not occur in the first lines is an error unless columns
+    are selected."""
 
     format = "jsonl"
 
@@ -30,9 +30,9 @@ class JsonReader(LineReader):
         try:
             found = self._table(head, given, "infer").schema
         except pa.ArrowInvalid as error:
-            raise DataError(f"{file}: is no JSON lines that can be read: {short(error)}. {self.unlike}") from error
+            raise DataError(f"{file}: cannot be parsed as JSON lines: {short(error)}. {self.unlike}") from error
         texts = {field.name: pa.string() for field in found if pa.types.is_timestamp(field.type)}
-        return with_types(found, {**texts, **self._types})  # a text that looks like a date is a text
+        return with_types(found, {**texts, **self._types})  # text that looks like a date stays text
 
     def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
         """See ``LineReader.parsed``."""

@@ -1,4 +1,4 @@
-"""What the formats of lines share: shards begin right after a newline, and lines are read in blocks."""
+"""Common base of the line formats: shards begin after a newline, and lines are read in blocks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class LineFile:
-    """A file of lines."""
+    """An open file of lines."""
 
     size: int
     first: int
-    """Where its first record begins: behind the header; in a packed file, counted unpacked."""
+    """Offset of the first record, after the header; in a compressed file, counted uncompressed."""
     packing: str
     names: tuple[str, ...] = ()
-    """Of its columns, where a line does not say so itself."""
+    """Names of the columns, if lines do not contain them."""
     delimiter: str = ""
 
 
 class LineReader(FileReader[LineFile]):
-    """Shards are ranges of bytes. A packed file, or one whose lines cannot be told apart, is one shard."""
+    """Reads files of lines. Shards are byte ranges. A compressed or otherwise unsplittable file is one shard."""
 
-    unlike = "Say which type the column is to have (types), or mend the file"
+    unlike = "Set the column's type (types), or fix the file"
 
     def pieces(self, ref: ShardRef) -> Iterator[pa.Table]:
         """See ``FileReader.pieces``."""
@@ -49,7 +49,7 @@ class LineReader(FileReader[LineFile]):
                 yield self._conforming(self._parsed(block, opened, ref.file), opened.schema, ref.file)
 
     def found(self, file: str) -> pa.Schema:
-        """All columns as the beginning of the file has them; null where it has no value. Raises ``DataError``."""
+        """All columns as they appear in the first lines; null if a column has no value there. Raises ``DataError``."""
         with told(file):
             return self._enter(file)[1]
 
@@ -87,7 +87,7 @@ class LineReader(FileReader[LineFile]):
         for part in range(1, parts + 1):
             cut = opened.first + length * part // parts
             if part < parts and cut <= begin:
-                continue  # a line longer than a shard
+                continue  # a line that is longer than a shard
             end = size_bytes if part == parts else self._line_after(file, cut)
             if end > begin:
                 yield FileSplit(begin, end, -1)
@@ -101,27 +101,27 @@ class LineReader(FileReader[LineFile]):
     can_split: bool = True
 
     def edge(self, data: bytes) -> int:
-        """Where the last whole line ends; 0 if none does."""
+        """End offset of the last complete line; 0 if there is none."""
         return data.rfind(b"\n") + 1
 
     def header(self, file: str, head: bytes, first: int) -> tuple[tuple[str, ...], int]:
-        """Names of the columns, and where the records begin."""
+        """Column names, and the offset of the first record."""
         return (), first
 
     def delimiter(self, file: str) -> str:
-        """Between values."""
+        """The delimiter between values."""
         return ""
 
     def checked_edge(self, file: str, line: bytes) -> None:
-        """Raises ``DataError`` if it is no whole line, as one that lies at the edge of two shards must be."""
+        """Raise ``DataError`` if this is not a complete line, as required at the edge of two shards."""
 
     @abstractmethod
     def inferred(self, file: str, head: bytes, opened: LineFile) -> pa.Schema:
-        """All columns, with types given or by the first lines."""
+        """All columns, with the given types or those of the first lines."""
 
     @abstractmethod
     def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
-        """Whole lines, at least one byte."""
+        """Parse complete lines, at least one byte."""
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class LineReader(FileReader[LineFile]):
             raise DataError(f"{file}: does not fit: {short(error)}. {self.unlike}") from error
 
     def _blocks(self, ref: ShardRef, file: LineFile) -> Iterator[bytes]:
-        """The shard, piece by piece. Checks that it begins and ends between two lines."""
+        """The content of a shard in blocks. Verifies that it begins and ends at line boundaries."""
         begin, rest = max(ref.begin, file.first), b""
         if ref.begin > file.first and self.storage.read(ref.file, ref.begin - 1, ref.begin) != b"\n":
             raise DataError(f"{ref.file}: no line begins at byte {ref.begin}. {CHANGED}")
@@ -184,7 +184,7 @@ class LineReader(FileReader[LineFile]):
         return b"".join(parts)
 
     def _line_after(self, file: str, offset: int) -> int:
-        """Where the first line begins at or after there; the end of the file if none does."""
+        """Offset of the first line that begins at or after ``offset``; the end of the file if there is none."""
         search = offset - 1
         while data := self.storage.read(file, search, search + SEARCH_BYTES):
             found = data.find(b"\n")
@@ -198,29 +198,30 @@ class LineReader(FileReader[LineFile]):
 
 
 def column_types(types: dict[str, str]) -> dict[str, pa.DataType]:
-    """Types by their names. Raises ``SettingError`` for one that pyarrow does not know."""
+    """Types by their pyarrow names. Raises ``SettingError`` for unknown ones."""
     found = {}
     for column, name in types.items():
         try:
             found[column] = pa.type_for_alias(name)
         except ValueError:
             advice = "For example int64, float32, string, bool, date32, timestamp[ms]"
-            raise SettingError("types", f"{column}:{name}", "is no type of pyarrow's", advice) from None
+            raise SettingError("types", f"{column}:{name}", "is not a pyarrow type", advice) from None
     return found
 
 
 def with_types(schema: pa.Schema, types: dict[str, pa.DataType]) -> pa.Schema:
-    """The schema with these types."""
+    """The schema with some types replaced."""
     return pa.schema((field.name, types.get(field.name, field.type)) for field in schema)
 
 
 def _texts_for_nulls(schema: pa.Schema) -> pa.Schema:
-    """A column in which nothing was found is taken for text."""
+    """Treat a column without values as text."""
     return with_types(schema, {field.name: pa.string() for field in schema if pa.types.is_null(field.type)})
 
 
 def merged_types(schemas: list[pa.Schema]) -> dict[str, pa.DataType]:
-    """One type for each column of several files: of integers and floats a float, of others that differ text."""
+    """Common types for the columns of several files: integers and floats become float, otherwise differing types
+    text."""
     found: dict[str, pa.DataType] = {}
     for field in (field for schema in schemas for field in schema):
         before = found.get(field.name, pa.null())

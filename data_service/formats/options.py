@@ -1,4 +1,4 @@
-"""What a data set's files are like: given once, the same for scanning, for reading here and for readers elsewhere."""
+"""Options for reading a data set's files, the same for scanning, local reading and remote readers."""
 
 from __future__ import annotations
 
@@ -25,64 +25,70 @@ SUFFIXES: Mapping[str, str] = {
     ".txt": "text",
     ".text": "text",
 }
-"""The format that a file's name says it has."""
+"""Format by file name suffix."""
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-"""Behind the suffix of a line format: the file is read as a whole, since nobody can begin in its middle."""
+"""Compression by suffix, after that of a line format: such a file is read as a whole because it cannot be split."""
 
 ReadFunction = Callable[[str, int, int], Any]
 """``(file, begin, end)`` to a ``pyarrow.Table``, a list of dicts, or a dict of arrays or lists."""
 ShardsFunction = Callable[[str], Iterable[tuple[int, int, int]]]
-"""``file`` to its shards: ``(begin, end, records)``, in which records is -1 when it is not known. The function that
-reads gets begin and end as they are; they mean what the two functions agree upon."""
+"""``file`` to its shards: ``(begin, end, records)``, with records -1 if unknown. The read function gets begin and end
+unchanged; their meaning is up to the two functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to read the files. All can be said in JSON, functions as ``"module:function"``."""
+    """How to read the files. All values can be expressed in JSON, functions as ``"module:function"``. Raises
+    ``SettingError``."""
 
     types: Mapping[str, str] = field(default_factory=dict)
-    """CSV and JSON lines: pyarrow's name of a column's type, such as ``float32``. Others are taken from the beginning
-    of each file, so give them where an early value looks like another type: ``3`` in a column of ``3.5``."""
+    """CSV and JSON lines: name of a column's pyarrow type, such as ``float32``. Others are inferred from the first
+    lines of each file, so set them if an early value looks like another type: ``3`` in a column of ``3.5``."""
     delimiter: str = ""
-    """CSV: one character. Default: a tab where the file's name ends in ``.tsv``, else a comma."""
+    """CSV: one character. Default: a tab for ``.tsv`` files, otherwise a comma."""
     quote: str = '"'
-    """CSV: one character; ``""`` where quotes are characters like others."""
+    """CSV: one character; ``""`` if quotes are ordinary characters."""
     quoted_newlines: bool = False
-    """CSV: values may hold newlines. Each file is then one shard: nobody can begin in its middle."""
+    """CSV: values may contain newlines. Each file is then one shard, because it cannot be split."""
     header: bool = True
-    """CSV: whether each file begins with the names of its columns."""
+    """CSV: True if each file begins with the names of its columns."""
     names: tuple[str, ...] = ()
     """CSV without header: the names of the columns."""
     read: ReadFunction | str | None = None
-    """``format="user"``: reads a shard."""
+    """``format="user"``: the function that reads a shard."""
     shards: ShardsFunction | str | None = None
-    """``format="user"``: lists the shards of a file. Without it a file is one shard, from 0 to its size in bytes."""
+    """``format="user"``: the function that lists a file's shards. By default a file is one shard, from 0 to its size in
+    bytes."""
     open_files: int = 16
-    """How many files a reader keeps open, at least 1."""
+    """Most files that a reader keeps open, at least 1."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("delimiter", self.delimiter, 0), ("quote", self.quote, 0)):
             if not least <= len(value.encode()) <= 1:
                 raise SettingError(name, repr(value), "must be one ASCII character, or empty")
         if self.header and self.names:
-            raise SettingError("names", ",".join(self.names), "for files without header", "Give header=False as well")
+            raise SettingError(
+                "names", ",".join(self.names), "is only for files without a header", "Set header=False as well"
+            )
         if self.open_files < 1:
             raise SettingError("open_files", self.open_files, "must be at least 1")
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Options:
-        """From names and values, of JSON or as texts: ``types=a:float32,b:int64``, ``names=a,b``, ``header=false``.
+        """Create from names and values, of JSON types or as text: ``types=a:float32,b:int64``, ``names=a,b``,
+        ``header=false``.
 
-        Raises ``SettingError`` for a name that is none of ours, and for a value that cannot be understood.
+        Raises ``SettingError`` for unknown names and invalid values.
         """
         known = {one.name for one in fields(cls)}
         for name in plain:
             if name not in known:
-                raise SettingError(name, plain[name], f"no such option; there are {', '.join(sorted(known))}")
+                raise SettingError(name, plain[name], f"no such option; available are {', '.join(sorted(known))}")
         return cls(**{name: _parsed(name, value) for name, value in plain.items()})
 
     def plain(self) -> dict[str, Any]:
-        """What differs from the defaults, for JSON. Raises ``SettingError`` for a function not given by name."""
+        """The options that differ from the defaults, for JSON. Raises ``SettingError`` for a function that is not given
+        by name."""
         usual = Options()
         differing = {
             one.name: getattr(self, one.name)
@@ -91,19 +97,20 @@ class Options:
         }
         for name, value in differing.items():
             if callable(value):
-                advice = f'Give it as text: {name}="package.module:{getattr(value, "__name__", "function")}"'
+                advice = f'Set it as text: {name}="package.module:{getattr(value, "__name__", "function")}"'
                 raise SettingError(name, value, "a function cannot be sent to another process", advice)
             if isinstance(value, Mapping | tuple):
                 differing[name] = dict(value) if isinstance(value, Mapping) else list(value)
         return differing
 
     def resolved(self) -> Options:
-        """With the functions that were given by name. Raises ``SettingError`` when there is no such function."""
+        """A copy in which functions given by name are imported. Raises ``SettingError`` if there is no such
+        function."""
         return replace(self, read=_function("read", self.read), shards=_function("shards", self.shards))
 
 
 def format_of(file: str) -> str:
-    """The format that a file's name says it has; empty if it says none."""
+    """Format by a file's name; empty if unknown."""
     name = file.lower().rpartition("/")[2]
     for packed in PACKED:
         name = name.removesuffix(packed)
@@ -112,7 +119,7 @@ def format_of(file: str) -> str:
 
 
 def packing_of(file: str) -> str:
-    """pyarrow's name of the compression of a whole file, by its suffix; empty if it has none."""
+    """pyarrow's name of a file's compression, by its suffix; empty if there is none."""
     return next((codec for suffix, codec in PACKED.items() if file.lower().endswith(suffix)), "")
 
 
@@ -148,7 +155,7 @@ def _function(name: str, given: Any) -> Any:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise SettingError(name, given, f"cannot be imported ({error})", "Give package.module:function") from None
+        raise SettingError(name, given, f"cannot be imported ({error})", "Use package.module:function") from None
     if not callable(found):
         raise SettingError(name, given, "is not a function")
     return found

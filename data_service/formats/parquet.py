@@ -1,4 +1,4 @@
-"""Parquet. A shard is some row groups: nobody can begin in the middle of one without unpacking all of it."""
+"""Parquet. A shard is one or more row groups, because a row group can only be decompressed as a whole."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ PIECE_RECORDS = 65536
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """An open file, and the number of records before each row group and in all."""
+    """An open file, and the cumulative number of records before each row group, with the total last."""
 
     file: pq.ParquetFile
     offsets: list[int]
 
 
 class ParquetReader(FileReader[ParquetFile]):
-    """Reads other ranges too, at the price of unpacking whole row groups. Checks the checksums of pages, if any."""
+    """Reads Parquet. Other ranges are possible at the cost of decompressing whole row groups. Verifies page checksums,
+    if any."""
 
     format = "parquet"
 
     def pieces(self, ref: ShardRef) -> Iterator[pa.Table]:
         """See ``FileReader.pieces``."""
         with told(ref.file, shard=ref):
-            opened = self._open(ref.file)  # a file of its own, so that no other thread has to wait
+            opened = self._open(ref.file)  # opened separately, so that no other thread has to wait
             checked_range(ref, opened.handle.offsets[-1], "records")
             groups, skip = _groups(opened.handle.offsets, ref)
             left = ref.end - ref.begin
@@ -68,7 +69,7 @@ class ParquetReader(FileReader[ParquetFile]):
 
 
 def _groups(offsets: list[int], ref: ShardRef) -> tuple[list[int], int]:
-    """The row groups in which the shard lies, and how many records of the first one come before it."""
+    """The row groups of a shard, and the number of records of the first one that precede it."""
     first = bisect_right(offsets, ref.begin) - 1
     last = bisect_left(offsets, ref.end)
     return list(range(first, last)) if ref.end > ref.begin else [], ref.begin - offsets[first]

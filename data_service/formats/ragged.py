@@ -1,4 +1,4 @@
-"""Columns of lists that differ in length: all values one after the other, and where each record's list begins."""
+"""Columns of lists of varying length: all values concatenated, and the offset of each record's list."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edl.errors import SettingError
 
 
 class Ragged(NamedTuple):
-    """What a batch has of such a column: the list of record ``i`` is ``values[offsets[i]:offsets[i + 1]]``, as for
+    """A list column of a batch: the list of record ``i`` is ``values[offsets[i]:offsets[i + 1]]``, as for
     ``torch.nn.EmbeddingBag`` with ``include_last_offset``."""
 
     values: Any
     offsets: Any
-    """64-bit, one more than there are records; the first is 0."""
+    """64-bit, one more than records; the first is 0."""
 
 
 class _Flags(NamedTuple):
@@ -24,7 +24,7 @@ class _Flags(NamedTuple):
 
 
 class RaggedColumn:
-    """As much of an array as records need that are cut, gathered and put together."""
+    """The part of the array interface needed to slice, gather and concatenate records."""
 
     __slots__ = ("offsets", "values")
 
@@ -37,12 +37,12 @@ class RaggedColumn:
 
     @property
     def nbytes(self) -> int:
-        """Of all values and offsets."""
+        """Size of values and offsets in bytes."""
         return int(self.values.nbytes + self.offsets.nbytes)
 
     @property
     def flags(self) -> _Flags:
-        """Whether the values may be written to."""
+        """Tells whether the values are writable."""
         return _Flags(bool(self.values.flags.writeable))
 
     def __getitem__(self, records: slice) -> RaggedColumn:
@@ -51,21 +51,22 @@ class RaggedColumn:
         return RaggedColumn(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def take(self, records: Any, axis: int = 0) -> RaggedColumn:
-        """Some records in any order, in new arrays."""
+        """Select records in any order, in new arrays."""
         begins = self.offsets[:-1][records]
         lengths = self.offsets[1:][records] - begins
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        # The place of each value: where its list begins, plus its number within the list.
+        # Index of each value: the start of its list plus its position within the list.
         places = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
         return RaggedColumn(self.values.take(places, axis=0), offsets)
 
     def copy(self) -> RaggedColumn:
-        """One that may be written to."""
+        """A writable copy."""
         return RaggedColumn(self.values.copy(), self.offsets.copy())
 
     def public(self, pad: Any = None) -> Any:
-        """What the script gets: ``Ragged``, or with ``pad`` an array as wide as the longest list, filled up with it."""
+        """The form given to scripts: ``Ragged``, or with ``pad`` an array as wide as the longest list, filled with
+        ``pad``."""
         if pad is None:
             return Ragged(self.values, self.offsets)
         lengths = np.diff(self.offsets)
@@ -76,7 +77,7 @@ class RaggedColumn:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Several pieces of a column as one."""
+    """Concatenate pieces of a column."""
     if not isinstance(parts[0], RaggedColumn):
         return np.concatenate(parts)
     begins = np.cumsum([0, *(part.offsets[-1] for part in parts)])
@@ -85,8 +86,8 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def checked_pad(pad: dict[str, Any]) -> dict[str, Any]:
-    """By column, a number. Raises ``SettingError``."""
+    """Validate padding values by column. Raises ``SettingError`` unless they are numbers."""
     for name, value in pad.items():
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise SettingError("pad", f"{{{name!r}: {value!r}}}", "must be a number by the name of a column")
+            raise SettingError("pad", f"{{{name!r}: {value!r}}}", "must map column names to numbers")
     return pad

@@ -1,4 +1,4 @@
-"""Text: one line is one record, in the column ``text``, without its newline. Empty lines count."""
+"""Text: each line is a record in the column ``text``, without its newline. Empty lines count."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SCHEMA = pa.schema([("text", pa.string())])
 
 
 class TextReader(LineReader):
-    """UTF-8. Lines end with a newline, with or without a carriage return before it."""
+    """Reads UTF-8 text. Lines end with a newline, with or without a carriage return before it."""
 
     format = "text"
-    unlike = "It must be UTF-8: convert it, or read it with functions of your own (format user)"
+    unlike = "It must be UTF-8: convert it, or read it with your own functions (format user)"
 
     def inferred(self, file: str, head: bytes, opened: LineFile) -> pa.Schema:
         """See ``LineReader.inferred``."""
@@ -27,7 +27,7 @@ class TextReader(LineReader):
         try:
             lines = pc.split_pattern(whole.cast(pa.large_string()), "\n").values
         except pa.ArrowInvalid:
-            data.decode()  # says where it is not UTF-8
+            data.decode()  # raises with the position of the invalid byte
             raise
         if b"\r" in data:
             carriage = pc.ends_with(lines, "\r")

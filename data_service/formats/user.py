@@ -1,4 +1,4 @@
-"""Anything else: functions of the user's read shards, and list them."""
+"""Any other format: functions of the user read and list shards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from data_service.formats.options import Options
 from data_service.manifest import ShardRef
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData
 
-ADVICE = "Mend it; where the data are damaged, let it raise edl.errors.DataError, and the shard is left out"
+ADVICE = "Fix the function; for damaged data let it raise edl.errors.DataError, and the shard is skipped"
 
 
 class UserReader(FileReader[str]):
-    """Calls ``Options.read`` for each shard, from any thread."""
+    """Calls ``Options.read`` for each shard. Thread-safe if that function is."""
 
     format = "user"
-    unlike = "Have the function return the same columns for all shards: a pyarrow.Table, or say the types"
+    unlike = "Let the function return the same columns for all shards: a pyarrow.Table, or set the types"
 
     def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
         super().__init__(columns, storage, options)
@@ -42,26 +42,26 @@ class UserReader(FileReader[str]):
         except (DataError, MemoryError):
             raise
         except Exception as error:
-            name = getattr(self._function, "__name__", "the function that reads")
+            name = getattr(self._function, "__name__", "the read function")
             text = f"{where}: {name} failed: {type(error).__name__}: {short(error)}"
             if is_out_of_reach(error):
                 raise UnreachableData(f"{text}. {UNREACHED}") from error
-            if isinstance(error, OSError):  # so readers of images and of Arrow call damaged content
+            if isinstance(error, OSError):  # readers of images and Arrow report damaged content this way
                 raise DataError(text) from error
             raise DataFunctionError(f"{text}. {ADVICE}") from error
         if not table.num_columns and not table.num_rows:
             return self._first[1].empty_table() if self._first is not None else table
         if ref.records >= 0 and table.num_rows != ref.records:
-            raise DataError(f"{where}: {table.num_rows} records were read, and {ref.records} announced")
+            raise DataError(f"{where}: {table.num_rows} records were read, but {ref.records} were announced")
         return self._conforming(table, self._agreed(where, table.schema), where)
 
     def _conforming(self, table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
         return super()._conforming(table if self.columns is None else table.select(schema.names), schema, file)
 
     def schema(self, file: str) -> pa.Schema:
-        """Of the tables read so far; files do not say. Raises ``DataError`` before the first."""
+        """Schema of the tables read so far; files do not have one. Raises ``DataError`` before the first."""
         if self._first is None:
-            raise DataError(f"{file}: its columns are not known before a shard has been read")
+            raise DataError(f"{file}: its columns are unknown until a shard has been read")
         return self._first[1]
 
     def _as_table(self, found: Any) -> pa.Table:
@@ -82,7 +82,7 @@ class UserReader(FileReader[str]):
         return table
 
     def _enter(self, file: str) -> tuple[str, pa.Schema]:
-        raise NotImplementedError  # files are the function's business
+        raise NotImplementedError  # the function handles files
 
     def _read(self, opened: OpenFile[str], ref: ShardRef) -> pa.Table:
         raise NotImplementedError
@@ -95,5 +95,5 @@ class UserReader(FileReader[str]):
         except (DataError, MemoryError):
             raise
         except Exception as error:
-            name = getattr(self._shards, "__name__", "the function that lists shards")
+            name = getattr(self._shards, "__name__", "the shards function")
             raise DataFunctionError(f"{file}: {name} failed: {type(error).__name__}: {short(error)}") from error

@@ -1,2 +1,2 @@
-"""The Master's lease machine: which worker reads which shard, what is consumed, when an epoch ends. Pure: it takes
-events and returns effects; the Master's shell does the I/O."""
+"""The Master's lease machine: leases on shards, consumed records, ends of epochs. Pure: events in, effects out; the
+Master's shell does the I/O."""

@@ -1,8 +1,8 @@
-"""Large values in the store, which takes at most about 1 MB at once.
+"""Large values in the store, whose limit is about 1 MB per value.
 
-A value is one key, or, when it is long, a head that names its parts. Parts are named by what they hold, and the head
-is written after them and before old parts are deleted: whichever of these writes is the last that happened, the value
-read is a whole one.
+A value is one key, or, if long, a head that lists its parts. Parts are named after their content, and the head is
+written after them and before old parts are deleted. So after any number of these writes the value read is a complete
+one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _INLINE, _PARTS = b"=", b"+"
 
 
 class ChunkedValues:
-    """Writes named values in chunks that the store accepts. Remembers their chunks, so that it can delete them."""
+    """Writes named values in chunks that the store accepts. Remembers the chunks in order to delete them."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[str]] = {}
 
     def put(self, name: str, value: bytes) -> list[Keep]:
-        """Keep ``value`` under this name instead of what was kept there."""
+        """Write a value, replacing the previous one of this name."""
         old = self._parts.pop(name, [])
         if len(value) < PART_BYTES:
             writes, names = [Keep(name, _INLINE + value)], []
@@ -39,11 +39,11 @@ class ChunkedValues:
         return writes + [Keep(part, b"") for part in old if part not in names]
 
     def drop(self, name: str) -> list[Keep]:
-        """Keep nothing under this name."""
+        """Delete the value of this name."""
         return [Keep(name, b""), *(Keep(part, b"") for part in self._parts.pop(name, []))]
 
     def get(self, kept: Mapping[str, bytes], name: str) -> bytes:
-        """The value in what a Master kept. Raises ``DataError`` when it is not whole."""
+        """Assemble a value. Raises ``DataError`` if it is incomplete or damaged."""
         head = kept[name]
         if head[:1] == _INLINE:
             return head[1:]
@@ -51,8 +51,8 @@ class ChunkedValues:
             digest, names = json.loads(head[1:])
             value = b"".join(kept[part] for part in names)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{name} in the store is not whole: {error}") from None
+            raise DataError(f"{name} in the store is incomplete: {error}") from None
         if hashlib.blake2b(value, digest_size=8).hexdigest() != digest:
-            raise DataError(f"{name} in the store is damaged: its parts are not the ones that its head names")
+            raise DataError(f"{name} in the store is damaged: its parts do not match its head")
         self._parts[name] = list(names)
         return value

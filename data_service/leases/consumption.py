@@ -1,4 +1,4 @@
-"""What both modes share: counting consumed records, and the answers to opened and unopened clients."""
+"""Common to both modes: counting consumed records, and answers to opened and unopened clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edl.master.service import Caller
 
 
 def take(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
-    """Records of a leased shard are consumed. Returns why nothing of it counts, if so."""
+    """Count records of a leased shard as consumed. Returns the reason if they do not count, else ""."""
     table = data.position
     if table.holders.get(shard) == caller and table.manifest.format in RECORD_FORMATS:
         records = table.manifest.count(shard)
@@ -46,6 +46,6 @@ def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], .
 
 
 def unopened(data: DataSet, client: ClientState, id: int) -> Refused:
-    """It has to open first."""
+    """The refusal for a client that has not opened the data set."""
     text = client.conflict or f"{data.name} is not open for this worker (or was rolled back): open it first"
     return Refused(id, data.name, "unopened", text)

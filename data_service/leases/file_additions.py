@@ -1,7 +1,7 @@
-"""Files are added to a data set in use: the Master's side. A worker finds them, the list of files grows.
+"""Adding files to a data set in use, the Master's side: a worker scans for them, and the list of files grows.
 
-Which epoch they join is decided once, here, and is in the store before anybody is told: from then on that epoch
-consists of them as well, whoever dies and whatever position is restored.
+The epoch that they join is decided once, here, and is in the store before anyone is notified. From then on that epoch
+includes them, whatever fails and whatever position is restored.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from edl.errors import DataError
 from edl.master.service import Effect, Keep, Tell
 
 PART_BYTES = 512 << 10
-"""So much of a list is told at once."""
+"""Bytes of a list sent at once."""
 
 
 def list_files(data: DataSet, message: ListFiles) -> Answer:
-    """A part of the list."""
+    """Answer with a part of the list."""
     if data.files is None:
         return Listed(message.id, data.name, b"", 0)
     return Listed(message.id, data.name, data.files.encoded_part(message.offset, PART_BYTES), data.files.encoded_bytes)
 
 
 def grow(data: DataSet, turn: LeaseTurn, message: Grow, *, is_open: bool) -> Answer | None:
-    """Files have been found. ``is_open``: the position is known, and what everybody has in hand."""
+    """Add found files. ``is_open``: the position and all outstanding leases are known."""
     if data.files is None:
         return Refused(message.id, data.name, "unknown", f"{data.name} has not been registered: open it first")
     if data.table is not None and not is_open:
-        return None  # somebody may have been told that the epoch is over
+        return None  # a worker may already know that the epoch is over
     try:
         if message.error:
             raise DataError(message.error)
@@ -43,28 +43,28 @@ def grow(data: DataSet, turn: LeaseTurn, message: Grow, *, is_open: bool) -> Ans
     except DataError as error:
         if not message.order:
             return Refused(message.id, data.name, "differs", f"{data.name}: {error}")
-        return _settle(data, turn, message, f"nothing is added: {error}", 0)
+        return _settle(data, turn, message, f"nothing was added: {error}", 0)
     if segment is None:
-        text = f"nothing is added: {counted(found.known, 'file')} listed already"
+        text = f"nothing was added: {counted(found.known, 'file')} already listed"
         return _settle(data, turn, message, text, 0)
-    known = f" ({counted(found.known, 'file')} more listed already)" if found.known else ""
+    known = f" ({counted(found.known, 'file')} more already listed)" if found.known else ""
     text = f"{found.fresh.describe()} added{known}, from epoch {segment.epoch} on"
     return _settle(data, turn, message, text, found.fresh.file_count)
 
 
 def order(data: DataSet, turn: LeaseTurn, by: str, files: tuple[str, ...], when: str) -> str:
-    """Somebody outside wants files to be added. Returns what to tell them."""
+    """Record an order to add files, from outside the job. Returns the answer."""
     data.ordered += 1
     data.orders[data.ordered] = AddOrder(data.ordered, printable(by), files, when)
     turn.effects += _keep_orders(data)
     data.lister = None
     tell_orders(data, turn)
-    waits = "" if data.lister is not None else "; it waits until a worker uses the data set"
-    return f"order {data.ordered} for data {data.name}: a worker looks at {counted(len(files), 'pattern')}{waits}"
+    waits = "" if data.lister is not None else "; waiting until a worker uses the data set"
+    return f"order {data.ordered} for data {data.name}: a worker will scan {counted(len(files), 'pattern')}{waits}"
 
 
 def tell_orders(data: DataSet, turn: LeaseTurn) -> None:
-    """Have the worker with the lowest rank that uses the data look at what is to be added, if it does not know."""
+    """Send pending orders to the lowest-ranked worker that uses the data set, unless it already has them."""
     able = [caller for caller, client in data.clients.items() if client.opened and caller in turn.ranks]
     lister = min(able, key=lambda caller: turn.ranks[caller], default=None)
     if lister is None or lister == data.lister or not data.orders:
@@ -76,7 +76,7 @@ def tell_orders(data: DataSet, turn: LeaseTurn) -> None:
 
 
 def extend(data: DataSet) -> None:
-    """The table has what has joined its epoch."""
+    """Extend the lease table by files that have joined its epoch."""
     table = data.table
     if table is None:
         return
@@ -90,14 +90,14 @@ def extend(data: DataSet) -> None:
 
 
 def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
-    """What has been added to the list that was registered, and what is to be. Raises ``DataError``."""
+    """Load additions to the registered list, and pending orders. Raises ``DataError``."""
     files = data.listed
     for number in itertools.count(data.registered):
         name = _segment_name(data, number)
         if name not in kept:
             break
         files.segments += FileList.decode(data.values.get(kept, name)).segments
-    files.manifest  # noqa: B018 - reads, and so checks, what was loaded
+    files.manifest  # noqa: B018 - decodes, and so verifies, what was loaded
     if f"orders/{data.name}" in kept:
         try:
             told = json.loads(data.values.get(kept, f"orders/{data.name}"))
@@ -111,7 +111,7 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
 
 
 def forget(data: DataSet) -> list[Effect]:
-    """Another list takes its place."""
+    """Delete the additions: another list replaces this one."""
     found: list[Keep] = []
     for number in range(data.registered, len(data.listed.segments)):
         found += data.values.drop(_segment_name(data, number))
@@ -145,6 +145,6 @@ def _keep_orders(data: DataSet) -> list[Keep]:
 
 
 def _segment_name(data: DataSet, number: int) -> str:
-    """Belongs to the list that was registered: of another one nothing is left over."""
+    """Key of a segment. It includes the registered list's digest, so nothing of another list is picked up."""
     base = data.listed.version(data.registered).digest[:16]
     return f"grown/{data.name}/{base}-{number}"

@@ -1,4 +1,4 @@
-"""Grants leases on shards, takes reports of finished and unreadable ones, and begins the next epoch."""
+"""Granting leases on shards, processing reports of finished and unreadable shards, starting the next epoch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from edl.errors import DataError
 from edl.master.service import Caller, Fail, Flaw
 
 REASON_LETTERS = 300
-"""So much of a reason is kept."""
+"""Most letters of a failure reason that are kept."""
 
 
 def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Lease) -> Answer | str | None:
-    """What became of earlier shards, and more of them. The answer is text already where it is long."""
+    """Process reports of earlier shards and grant more. Long answers are returned already encoded."""
     if not client.opened or client.conflict:
         return unopened(data, client, message.id)
     table = data.table
@@ -67,7 +67,7 @@ def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
 def next_epoch(
     data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: NextEpoch
 ) -> Answer | None:
-    """The epoch before is over."""
+    """Start the next epoch once the current one is over."""
     if not client.opened or client.conflict:
         return unopened(data, client, message.id)
     rank = turn.ranks[caller]
@@ -77,7 +77,7 @@ def next_epoch(
     if table is None or not is_open(data, turn):
         return None
     if data.is_independent and message.epoch <= table.epoch:
-        # Others are further: it goes on with them.
+        # other workers are ahead: this one joins their epoch
         return Done(message.id, data.name, table.epoch, number=data.independent.number, kept=data.independent.kept)
     if message.epoch not in (table.epoch, table.epoch + 1):
         text = f"{data.name} is in epoch {table.epoch}; epoch {message.epoch} cannot begin now"
@@ -87,7 +87,7 @@ def next_epoch(
             return Refused(message.id, data.name, "unfinished", _left(data, table))
         if not table.finished:
             turn.note(
-                f"data {data.name}: epoch {table.epoch} ends with {counted(message.dropped, 'record')} dropped by its "
+                f"data {data.name}: epoch {table.epoch} ends, dropping {counted(message.dropped, 'record')} by its "
                 f"rule ({counted(table.pending + len(table.holders), 'shard')} not finished)"
             )
         ledger = table.ledger.copy()
@@ -117,7 +117,7 @@ def _takers(data: DataSet, turn: LeaseTurn) -> int:
 def _report(
     data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, message: Lease
 ) -> tuple[tuple[int, str], ...]:
-    """Count what a lease reports. Returns what does not count."""
+    """Count what a lease request reports. Returns what does not count, with reasons."""
     refused: list[tuple[int, str]] = []
     finished = message.finished
     if not data.is_independent:
@@ -132,7 +132,7 @@ def _report(
         if data.is_independent:
             problem = independent.ack(data, turn, caller, shard, records, True)
         elif _is_done(table, shard):
-            problem = ""  # said twice
+            problem = ""  # a repeated report
         else:
             problem = take(data, turn, caller, shard, records, True)
         if problem:
@@ -178,13 +178,13 @@ def _failed(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, upto:
     else:
         ref = table.manifest.ref(shard)
         reasons = "; ".join(dict.fromkeys(f"{who(one.by)}: {one.reason}" for one in attempts))
-        text = f"data {data.name}: nobody can reach {ref.file} ({len(attempts)} attempts: {reasons})"
-        turn.effects.append(Fail(f"{text}. It may be sound, so it is not left out: mend that, and start the job again"))
+        text = f"data {data.name}: no worker can access {ref.file} ({len(attempts)} attempts: {reasons})"
+        turn.effects.append(Fail(f"{text}. It may be intact, so it is not skipped: fix the access and restart the job"))
     return problem
 
 
 def _returned(data: DataSet, table: LeaseTable, caller: Caller, shard: int) -> bool:
-    """It is given back already: the report was on its way when the Master or a stream was lost."""
+    """True if the shard is pending again because the report was in flight when the Master or a stream was lost."""
     if data.clients[caller].returned.pop(shard, None) is None or table.state(shard) not in PENDING:
         return False
     return all(attempt.by != caller for attempt in data.failures.get(shard, ()))
@@ -197,39 +197,39 @@ def _quarantine(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, a
     data.failures.pop(shard, None)
     table.quarantine(shard)
     turn.note(
-        f"data {data.name}: {ref.file}, {ref.begin} to {ref.end}, is left out from now on: {len(attempts)} attempts to "
-        f"read it have failed ({'; '.join(reasons)})"
+        f"data {data.name}: {ref.file}, {ref.begin} to {ref.end}, is skipped from now on: {len(attempts)} attempts to "
+        f"read it failed ({'; '.join(reasons)})"
     )
     turn.effects += data.values.put(f"quarantine/{data.name}", encode_quarantine(data.quarantine))
     turn.effects.append(flaw(data))
 
 
 def flaw(data: DataSet) -> Flaw:
-    """What the job's end has to tell about the shards that were left out."""
+    """The message about skipped shards for the end of the job."""
     listed = [
         f"{one.file} {one.begin}-{one.end}" + (f" after {counted(one.upto, 'record')}" if one.upto else "")
         for one in sorted(data.quarantine.values(), key=lambda one: one.shard)
     ]
     reason = next(iter(data.quarantine.values())).reasons[0]
-    text = f"data {data.name}: {named('could not be read and left out', listed).replace('file', 'shard', 1)}. {reason}"
+    text = f"data {data.name}: {named('skipped as unreadable', listed).replace('file', 'shard', 1)}. {reason}"
     return Flaw(f"data/{data.name}", printable(text))
 
 
 def encode_quarantine(quarantine: Mapping[int, QuarantinedShard]) -> bytes:
-    """For the store."""
+    """Encode for the store."""
     rows = [[one.shard, one.file, one.begin, one.end, one.upto, one.epoch, *one.reasons] for one in quarantine.values()]
     return json.dumps(rows).encode("ascii")
 
 
 def decode_quarantine(value: bytes) -> dict[int, QuarantinedShard]:
-    """What ``encode_quarantine`` wrote. Raises ``DataError``."""
+    """The inverse of ``encode_quarantine``. Raises ``DataError``."""
     try:
         rows = [
             QuarantinedShard(shard, str(file), begin, end, upto, epoch, tuple(reasons))
             for shard, file, begin, end, upto, epoch, *reasons in json.loads(value)
         ]
     except (ValueError, TypeError) as error:
-        raise DataError(f"the list of shards left out is damaged: {error}") from None
+        raise DataError(f"the list of skipped shards is damaged: {error}") from None
     return {one.shard: one for one in rows}
 
 
@@ -250,5 +250,5 @@ def _left(data: DataSet, table: LeaseTable) -> str:
     by = f" ({', '.join(who(caller) for caller in held[:5])}{' and others' if len(held) > 5 else ''})" if held else ""
     return (
         f"epoch {table.epoch} of {data.name} is not finished: {counted(table.pending, 'shard')} pending, "
-        f"{len(table.holders)} in hand{by}. Finish it, or say how many records are dropped"
+        f"{len(table.holders)} in hand{by}. Finish it, or state how many records are dropped"
     )

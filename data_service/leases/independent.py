@@ -1,8 +1,8 @@
-"""Independent mode: trainers that do not step together. The Master's ledger is the truth, and is in the store within a
-second.
+"""Independent mode: trainers that do not step together. The Master's ledger is authoritative and is written to the
+store within a second.
 
-What was acknowledged after the last write to the store is said again by those who did, so a new Master gives nothing
-out before everybody who took part has opened again, or a time is over.
+Clients repeat what was acknowledged after the last write, so a new Master grants nothing before all clients that took
+part have opened again, or a timeout has passed.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from edl.types import NodeId
 
 KEEP_EVERY_S = 1.0
 COMMITS = 8
-"""So many named positions are remembered; the oldest goes first."""
+"""Number of named positions that are kept; the oldest is dropped first."""
 TAKE_OVER_WAIT_S = 10.0
 DOERS = 4096
 MOST_ENDED = 256
-"""So many lost trainers are named to others, or as many as there were at a time; pservers remember as many."""
+"""Most lost trainers whose numbers are sent to others (more if more were alive at once); pservers keep as many."""
 KEPT_DOERS = 256
-"""For so many of the last shards it is remembered, and kept, who has acknowledged records of them last."""
+"""Number of recent shards for which the last acknowledging client is kept and stored."""
 LEAST_SILENCE_S = 30.0
 SILENCE_FACTOR = 8.0
-"""A worker that says nothing about its leases for this many times the time that 95 of 100 shards take is given up."""
+"""A worker's leases are revoked when it is silent for this multiple of the time that 95 % of shards take."""
 
 Refusals = tuple[tuple[int, str], ...]
 
 
 def begin(data: DataSet, turn: LeaseTurn) -> None:
-    """Nothing of a newly registered set is consumed."""
+    """Start with nothing consumed, for a newly registered data set."""
     data.begin(data.fresh(0))
     data.independent = IndependentState()
     keep(data, turn)
 
 
 def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Open) -> Opened:
-    """A worker takes part, possibly with shards in hand and acknowledgements that may be lost."""
+    """A worker joins, possibly with leased shards and acknowledgements that may have been lost."""
     table, now = data.position, data.independent
     replaced = now.trainers.get(caller, 0) != message.trainer
     if replaced:
@@ -57,12 +57,12 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
     if message.fence == now.fence and message.epoch == table.epoch:
         refused = _claims(data, turn, table, caller, message)
         if refused and message.trainer:
-            _ended(now, message.trainer)  # others may have these shards, and have to know what it had begun
+            _ended(now, message.trainer)  # others may get these shards and must know its unfinished push
     else:
         table.release(caller, turn.now_s)
         since = "the position was rolled back" if message.fence != now.fence else f"it is epoch {table.epoch}"
         shards = {*shards_of(message.granted), *(shard for shard, _, _ in message.acks)}
-        refused = tuple((shard, f"{since}: what was leased before does not count") for shard in sorted(shards))
+        refused = tuple((shard, f"{since}: earlier leases are void") for shard in sorted(shards))
     now.awaited.discard(caller)
     client.heard_s = client.completed_s = turn.now_s
     if caller not in now.callers or replaced:
@@ -72,7 +72,7 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
 
 
 def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
-    """Records of a shard are consumed. Returns why that does not count, if so."""
+    """Count records of a shard as consumed. Returns the reason if they do not count, else ""."""
     table, client = data.position, data.clients[caller]
     since_s = table.hands.get(caller, {}).get(shard, turn.now_s)
     problem = take(data, turn, caller, shard, upto, complete)
@@ -89,7 +89,7 @@ def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, c
 
 
 def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Ack) -> Answer | None:
-    """The same for a list of them."""
+    """Process a list of acknowledgements."""
     table, now = data.table, data.independent
     if not client.opened:
         return unopened(data, client, message.id)
@@ -107,7 +107,7 @@ def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, me
 
 
 def commit(data: DataSet, turn: LeaseTurn, client: ClientState, message: Commit) -> Answer | None:
-    """Give the present position a name."""
+    """Store the present position under a name."""
     table, now = data.table, data.independent
     if not client.opened:
         return unopened(data, client, message.id)
@@ -124,7 +124,7 @@ def commit(data: DataSet, turn: LeaseTurn, client: ClientState, message: Commit)
 
 
 def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollback) -> Answer | None:
-    """Back to a named position; all leases are void."""
+    """Return to a named position; all leases become void."""
     table, now = data.table, data.independent
     if not client.opened:
         return unopened(data, client, message.id)
@@ -141,7 +141,7 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
         ledger = data.fit(Ledger.decode(now.commits[message.name]))
     else:
         known = ", ".join(now.commits) or "none"
-        text = f"{data.name} has no position named {message.name}; it has {known} (the last {COMMITS} are remembered)"
+        text = f"{data.name} has no position named {message.name}; it has {known} (the last {COMMITS} are kept)"
         return Refused(message.id, data.name, "commit", text)
     data.begin(ledger)
     now.history = max(now.history, message.history)
@@ -153,12 +153,12 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
     for one in data.clients.values():
         data.set_open(one, False)
     keep(data, turn)
-    turn.note(f"data {data.name}: back to the position {message.name}")
+    turn.note(f"data {data.name}: rolled back to position {message.name}")
     return Done(message.id, data.name, data.position.epoch, number=now.number, kept=now.kept)
 
 
 def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Gone) -> Answer:
-    """A worker takes no more part."""
+    """A worker leaves."""
     epoch = 0
     if data.table is not None:
         epoch = data.table.epoch
@@ -173,7 +173,7 @@ def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, me
 
 
 def world_began(data: DataSet, turn: LeaseTurn) -> None:
-    """Workers that are not in it are gone; the others have to open again."""
+    """Release leases of workers that are not in the new world; the others have to open again."""
     now, table = data.independent, data.table
     if table is None:
         return
@@ -192,13 +192,15 @@ def world_began(data: DataSet, turn: LeaseTurn) -> None:
 
 
 def tick(data: DataSet, turn: LeaseTurn) -> None:
-    """Look at the deadlines."""
+    """Process expired deadlines."""
     now, table = data.independent, data.table
     if table is None:
         return
     if now.awaited and turn.world is not None and turn.now_s >= now.until_s:
         names = ", ".join(who(one) for one in sorted(now.awaited))
-        turn.note(f"data {data.name}: leases go on without {names}, not heard of for {TAKE_OVER_WAIT_S:g} s")
+        turn.note(
+            f"data {data.name}: granting leases without {names}, which did not report within {TAKE_OVER_WAIT_S:g} s"
+        )
         for caller in sorted(now.awaited):
             lost(data, caller)
         now.dirty = True
@@ -212,13 +214,13 @@ def tick(data: DataSet, turn: LeaseTurn) -> None:
                 shards = table.release(caller, turn.now_s)
                 lost(data, caller)
                 turn.note(
-                    f"data {data.name}: {who(caller)} said nothing about its leases for {limit_s:.0f} s; "
-                    f"{counted(shards, 'shard')} go to others"
+                    f"data {data.name}: {who(caller)} has not reported on its leases for {limit_s:.0f} s; "
+                    f"{counted(shards, 'shard')} returned to the queue"
                 )
 
 
 def lost(data: DataSet, caller: Caller) -> None:
-    """The trainer in this place is gone, or counts as gone: others go on with what it had in hand."""
+    """The trainer in this slot is lost: its unfinished records returned to the queue."""
     _ended(data.independent, data.independent.trainers.pop(caller, 0))
 
 
@@ -230,7 +232,7 @@ def _ended(now: IndependentState, trainer: int) -> None:
 
 
 def settle(data: DataSet, turn: LeaseTurn) -> None:
-    """At the end of a step: write what is due, ask to be woken for what will be."""
+    """End of a step: write what is due, and request the next timer."""
     now, table = data.independent, data.table
     if table is None:
         return
@@ -249,14 +251,14 @@ def settle(data: DataSet, turn: LeaseTurn) -> None:
 
 
 def silence_s(data: DataSet) -> float:
-    """So long a worker may say nothing about its leases."""
+    """Seconds that a worker may be silent about its leases."""
     times = sorted(data.independent.times_s)
     usual_s = times[min(len(times) - 1, int(0.95 * len(times)))] if times else 0.0
     return max(LEAST_SILENCE_S, SILENCE_FACTOR * usual_s)
 
 
 def keep(data: DataSet, turn: LeaseTurn) -> None:
-    """The position into the store."""
+    """Write the position to the store."""
     now, table = data.independent, data.position
     last = list(now.doers.items())[-KEPT_DOERS:]
     head = {
@@ -274,7 +276,7 @@ def keep(data: DataSet, turn: LeaseTurn) -> None:
 
 
 def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
-    """What ``keep`` wrote. Raises ``DataError``."""
+    """The inverse of ``keep``. Raises ``DataError``."""
     name = f"free/{data.name}"
     if name not in kept:
         raise DataError(f"{name} is missing in the store")
@@ -312,10 +314,10 @@ def _keep_commits(data: DataSet, turn: LeaseTurn) -> None:
 
 
 def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, message: Open) -> Refusals:
-    """What a worker says to have done and to have.
+    """Process what a returning worker reports as done and as leased.
 
-    It may have been silent for so long that others have read on. Then the count of a shard in its hands is not the one
-    that it knows, and a shard that it has finished has been finished by somebody else.
+    It may have been silent for so long that others continued. Then the count of a shard that it holds differs from its
+    own, or a shard that it has finished was finished by another worker.
     """
     refused: dict[int, str] = {}
     may = (FRESH, BACK) if data.independent.awaited else (FRESH,)
@@ -323,11 +325,11 @@ def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, m
     for shard, upto, complete in message.acks:
         by = data.independent.doers.get(shard, caller)
         if by != caller:
-            refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has read on"
+            refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has continued it"
         if by != caller or table.ledger.is_done(shard):
             continue
         if not complete and upto <= table.ledger.count(shard):
-            continue  # counted
+            continue  # already counted
         if table.state(shard) in may:
             table.hold(caller, shard, turn.now_s)
         problem = ack(data, turn, caller, shard, upto, complete)

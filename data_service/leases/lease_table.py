@@ -1,6 +1,6 @@
 """The lease table of an epoch: each shard is pending, leased, done or quarantined.
 
-Large, so it is changed in place: a byte for each shard, and a few entries for each one that is in somebody's hands.
+It is large and therefore mutable: one byte per shard, and a few entries per leased one.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from data_service.manifest import Manifest
 from edl.master.service import Caller
 
 BACK, LEASED, DONE, QUARANTINED = 1, 2, 3, 4
-"""``FRESH`` and ``BACK`` are pending; ``BACK`` ones have been begun or handed back, and go out first."""
+"""``FRESH`` and ``BACK`` are pending. ``BACK`` shards were begun or returned, and are granted first."""
 PENDING = (FRESH, BACK)
 RETRY_WAIT_S = 5.0
-"""So long a shard that somebody failed to read waits for somebody else to ask."""
+"""Seconds that a shard which a worker failed to read waits for another worker."""
 
 _EIGHT = [bytes(DONE if byte >> bit & 1 else FRESH for bit in range(8)) for byte in range(256)]
 
 
 @dataclass(slots=True)
 class ReturnedShard:
-    """A shard that is pending again."""
+    """A shard that was returned and is pending again."""
 
     since_s: float = 0.0
     failed: tuple[Caller, ...] = ()
-    """Who could not read it."""
+    """Clients that failed to read it."""
     unreached: bool = False
-    """Its file could not be reached: whoever failed tries again after a while only, also if there is nobody else."""
+    """The file was inaccessible: a client that failed only retries after a while, even if there is no other."""
 
 
 class LeaseTable:
-    """One epoch. ``ledger`` is its own: what is done and how far begun shards are."""
+    """The leases of one epoch. Owns ``ledger``: the finished shards and the progress of begun ones."""
 
     __slots__ = ("_fresh", "_order", "_states", "back", "hands", "holders", "ledger", "manifest", "quarantined")
 
     def __init__(self, manifest: Manifest, ledger: Ledger, quarantined: Iterable[int] = ()) -> None:
-        """The position of ``ledger``, nothing in anybody's hands."""
+        """Start from the position of ``ledger``, with nothing leased."""
         self.manifest = manifest
         self.ledger = ledger
         self.holders: dict[int, Caller] = {}
         self.hands: dict[Caller, dict[int, float]] = {}
-        """What each has, with the time at which it was given."""
+        """Leased shards of each client, with the time of the grant."""
         self.back: dict[int, ReturnedShard] = {}
         self.quarantined = 0
         shards = ledger.shards
@@ -61,32 +61,32 @@ class LeaseTable:
 
     @property
     def epoch(self) -> int:
-        """The one of its ledger."""
+        """The epoch of the ledger."""
         return self.ledger.epoch
 
     @property
     def pending(self) -> int:
-        """Shards that can be given out."""
+        """Number of shards that can be granted."""
         return self._fresh + len(self.back)
 
     @property
     def finished(self) -> bool:
-        """Every shard is done or quarantined."""
+        """True if every shard is done or quarantined."""
         return self.ledger.done_shards + self.quarantined == len(self._states)
 
     def state(self, shard: int) -> int:
-        """One of the states above."""
+        """The state of a shard."""
         return self._states[shard]
 
     def undone(self, shards: Iterable[int]) -> list[int]:
-        """Those of some shards that are not done. There may be very many."""
+        """Filters shards that are not done. May be called with very many."""
         states = self._states
         return [shard for shard in shards if states[shard] != DONE]
 
     def grant(self, to: Caller, most: int, now_s: float, others: Collection[Caller] = ()) -> list[tuple[int, int]]:
-        """Up to ``most`` pending shards, each with the count of its consumed records, into these hands.
+        """Grant up to ``most`` pending shards; returns each with its number of consumed records.
 
-        ``others``: who could be given one that this caller has failed to read.
+        ``others``: other clients that could get a shard which this one has failed to read.
         """
         chosen: list[int] = []
         if self.back:
@@ -114,7 +114,8 @@ class LeaseTable:
         return [(shard, count(shard, 0)) for shard in chosen]
 
     def hold(self, by: Caller, shard: int, now_s: float) -> str:
-        """It says that it has this shard. Returns why it has not; the empty text when it has, or the shard is done."""
+        """Accept a client's statement that it holds a shard. Returns why it does not; "" if it does or the shard is
+        done."""
         state = self._states[shard]
         holder = self.holders.get(shard)
         if state == DONE or holder == by:
@@ -128,9 +129,10 @@ class LeaseTable:
         return ""
 
     def take(self, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
-        """Records of a shard in these hands are consumed. Returns how many are new, and why nothing counts, if so.
+        """Count records of a client's shard as consumed. Returns the number of new ones, and the reason if nothing
+        counts.
 
-        What is counted already counts no more and is no error.
+        Repeating an earlier report is not an error.
         """
         if self.holders.get(shard) != by:
             return 0, self.whose(shard, by)
@@ -146,10 +148,10 @@ class LeaseTable:
     def finish_many(
         self, by: Caller, finished: Iterable[tuple[int, int]], exact: bool
     ) -> tuple[int, int, list[tuple[int, int]]]:
-        """All of these shards, each with the number of its records, is consumed; ``exact``: that number is known.
+        """Finish whole shards, given with their numbers of records; ``exact``: verify these numbers.
 
-        The usual case only: begun ones and those that something is wrong with are handed back. Returns new records,
-        new shards, and those.
+        Handles only the common case. Shards that were begun or do not match are returned. Returns new records, new
+        shards, and the remaining ones.
         """
         ledger, states, holders, hand = self.ledger, self._states, self.holders, self.hands.get(by)
         done, partial, count = ledger.done, ledger.partial, self.manifest.count
@@ -169,7 +171,7 @@ class LeaseTable:
         return new, shards, rest
 
     def extend(self, manifest: Manifest, version: ListVersion) -> None:
-        """Files have joined this epoch: their shards can be given out from now on, among those that are left."""
+        """Files have joined this epoch: their shards can be granted from now on."""
         ledger, before = self.ledger, len(self._states)
         self.manifest = manifest
         ledger.extend(version.shards, version.digest)
@@ -178,28 +180,28 @@ class LeaseTable:
         self._order = ShardOrder(version.shards, ledger.seed, ledger.epoch, ledger.shuffle)
 
     def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = (), *, unreached: bool = False) -> None:
-        """A leased shard is pending again."""
+        """Return a leased shard to pending."""
         self._let_go(shard)
         self._states[shard] = FRESH
         self._fresh += 1
         self._put_back(shard, ReturnedShard(now_s, failed, unreached))
 
     def release(self, holder: Caller, now_s: float, but: Collection[int] = ()) -> int:
-        """What these hands hold is pending again, except ``but``. Returns how many shards."""
+        """Return a client's shards to pending, except ``but``. Returns their number."""
         shards = [shard for shard in self.hands.get(holder, ()) if shard not in but]
         for shard in shards:
             self.put_back(shard, now_s)
         return len(shards)
 
     def raise_count(self, shard: int, upto: int) -> None:
-        """At least so many records of a pending shard are consumed."""
+        """Raise the number of consumed records of a pending shard."""
         if self._states[shard] in PENDING and upto > self.ledger.count(shard):
             self.ledger.take(shard, upto, False)
             if self._states[shard] == FRESH:
                 self._put_back(shard, ReturnedShard())
 
     def quarantine(self, shard: int) -> None:
-        """Nobody gets it any more. A done one stays done."""
+        """Exclude a shard from further grants. A finished shard stays done."""
         state = self._states[shard]
         if state in (DONE, QUARANTINED):
             return
@@ -211,7 +213,7 @@ class LeaseTable:
         self.quarantined += 1
 
     def whose(self, shard: int, caller: Caller) -> str:
-        """In words, why a shard is not in this caller's hands."""
+        """Reason why a shard is not leased to a caller, as text."""
         if not 0 <= shard < len(self._states):
             return f"there is no shard {shard}; there are {len(self._states)}"
         state = self._states[shard]
@@ -231,7 +233,7 @@ class LeaseTable:
         self.back[shard] = returned
 
     def _unqueue(self, shard: int) -> None:
-        """It is pending, and about to be something else."""
+        """Remove a pending shard from its queue."""
         if self.back.pop(shard, None) is None:
             self._fresh -= 1
 
@@ -241,5 +243,5 @@ class LeaseTable:
 
 
 def who(caller: Caller) -> str:
-    """A caller in words."""
+    """A caller as text."""
     return f"worker {caller.slot} on {caller.node}"

@@ -1,7 +1,7 @@
-"""The machine that leases shards of data sets to workers: the service "data" of the Master.
+"""The machine that leases shards of data sets to workers: the Master's service "data".
 
-Pure: events in, effects out. ``registration``, ``grants`` and ``independent`` handle the messages, ``lease_table``
-knows where each shard is; this file takes events apart, does each request once, and parks those that have to wait.
+Pure: events in, effects out. ``registration``, ``grants`` and ``independent`` process messages; ``lease_table`` tracks
+the shards. This file dispatches events, executes each request once, and parks those that have to wait.
 """
 
 from __future__ import annotations
@@ -58,28 +58,28 @@ _SETS = "sets/"
 
 
 class LeaseMachine:
-    """Implements ``edl.master.service.Service``. Tables of shards are changed in place."""
+    """Implements ``edl.master.service.Service``. Lease tables are mutable."""
 
     name = "data"
 
     def __init__(self, authority: str = "") -> None:
-        """``authority``: of the readers of a job with a secret."""
+        """``authority``: of the remote readers, in a job with a secret."""
         self.sets: dict[str, DataSet] = {}
         self._values = ChunkedValues()
         self._readers = ReaderRegistry(authority)
         self._world: World | None = None
         self._ranks: Mapping[Caller, Rank] = {}
         self._same: dict[Caller, Caller] = {}
-        """One object for each caller: tables are full of them, and ``is`` is quicker than ``==``."""
+        """One object per caller: tables are full of them, and ``is`` is faster than ``==``."""
         self._taken_over = False
         self._opened = 0
-        """Clients that took part after the last event."""
+        """Number of open clients after the last event."""
         self._now_s = 0.0
         self._wake_s = 0.0
-        """Earliest tick asked for; 0: none."""
+        """Time of the earliest requested tick; 0: none."""
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
-        """First call: what the last Master kept."""
+        """Start from the state that the previous Master persisted. Called first."""
         turn = self._turn(now_s)
         for key in sorted(kept):
             if key.startswith(_SETS) and "/" not in key[len(_SETS) :] and kept[key]:
@@ -87,7 +87,7 @@ class LeaseMachine:
         return self._effects(turn)
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """Take one event. Answers whatever a worker says, also nonsense."""
+        """Process one event. Every message is answered, including invalid ones."""
         turn = self._turn(now_s)
         if isinstance(event, Said):
             self._said(turn, event)
@@ -105,7 +105,7 @@ class LeaseMachine:
         return self._effects(turn)
 
     def report(self) -> tuple[Progress, ...]:
-        """Each data set's epoch, and the remote readers there are, for ``edl status``."""
+        """Progress of each data set, and the remote readers, for ``edl status``."""
         sets = (progress(data, self._now_s) for _, data in sorted(self.sets.items()) if data.manifest is not None)
         return (*sets, *self._readers.report())
 
@@ -151,7 +151,7 @@ class LeaseMachine:
                 independent.settle(data, turn)
 
     def _ordered(self, turn: LeaseTurn, event: Ordered) -> None:
-        """Somebody outside of the world asks for something."""
+        """Process a request from outside the world."""
         known = [name for name, data in self.sets.items() if data.files is not None]
         asked = parse_add_request(event.body, known)
         if not isinstance(asked, AddRequest):
@@ -165,7 +165,7 @@ class LeaseMachine:
             message = decode(event.body)
         except ProtocolError as error:
             id_, dataset = salvage(event.body)
-            turn.effects.append(_tell(event.caller, Refused(id_, dataset, "malformed", f"not understood: {error}")))
+            turn.effects.append(_tell(event.caller, Refused(id_, dataset, "malformed", f"invalid message: {error}")))
             return
         if not isinstance(message, Request):
             text = f"{type(message).__name__} is an answer, not a request"
@@ -173,8 +173,10 @@ class LeaseMachine:
             return
         world = turn.world
         if world is None or event.round != world.round or event.caller not in turn.ranks:
-            now = "there is no world now" if world is None else f"the world is now that of round {world.round}"
-            text = f"{message.dataset}: said in round {event.round}; {now}. Wait for the next round and open again"
+            now = (
+                "there is no world at present" if world is None else f"the current world is that of round {world.round}"
+            )
+            text = f"{message.dataset}: request from round {event.round}; {now}. Wait for the next round and open again"
             turn.effects.append(_tell(event.caller, Refused(message.id, message.dataset, "stale", text)))
             return
         if isinstance(message, Open):
@@ -194,8 +196,8 @@ class LeaseMachine:
             client.said = hash(event.body)
             self._request(turn, data, caller, client, message)
         elif message.id < client.last or client.said != hash(event.body):
-            late = f"request {message.id} comes after {client.last}"
-            text = f"{message.dataset}: {late}; ids rise. Send it with a higher one"
+            late = f"request {message.id} arrived after {client.last}"
+            text = f"{message.dataset}: {late}, but ids must increase. Send it with a higher one"
             turn.effects.append(_tell(event.caller, Refused(message.id, message.dataset, "old", text, client.last)))
         elif client.answer:
             turn.effects.append(Tell(event.caller, client.answer))
@@ -212,13 +214,13 @@ class LeaseMachine:
             if data.parked and not isinstance(message, Lease | Ack):
                 self._go_on(turn, data)
             if isinstance(message, Open):
-                data.lister = None if data.lister == caller else data.lister  # what it was told may be lost
+                data.lister = None if data.lister == caller else data.lister  # earlier messages to it may be lost
                 file_additions.tell_orders(data, turn)
         if data.is_independent:
             independent.settle(data, turn)
 
     def _go_on(self, turn: LeaseTurn, data: DataSet) -> None:
-        """Answer the parked requests that need not wait any more."""
+        """Answer parked requests that no longer have to wait."""
         changed = bool(data.parked)
         while changed:
             changed = False
@@ -232,7 +234,7 @@ class LeaseMachine:
     def _do(
         self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, message: Request
     ) -> Answer | str | None:
-        """The answer, or None if it has to wait."""
+        """Execute a request. Returns the answer, or None if it has to wait."""
         if data.broken and not isinstance(message, Register):
             return Refused(message.id, data.name, "ledger", data.broken)
         match message:
@@ -264,7 +266,7 @@ class LeaseMachine:
                 raise TypeError(f"{type(message).__name__} is not a request for the table")
 
     def _tell_readers(self, turn: LeaseTurn) -> None:
-        """Whoever takes part hears which readers there are."""
+        """Send the list of readers to clients that need it."""
         opened = sum(data.opened for data in self.sets.values())
         if opened == self._opened and not self._readers.due:
             return
@@ -278,7 +280,7 @@ class LeaseMachine:
         data = self.sets.get(message.dataset)
         if data is None:
             if not isinstance(message, Register | Open | ListFiles):
-                text = f"there are no data named {message.dataset}: rank 0 registers them, and each worker opens them"
+                text = f"there is no data set {message.dataset}: rank 0 registers it, then each worker opens it"
                 return Refused(message.id, message.dataset, "unknown", text)
             if len(self.sets) >= MOST_SETS:
                 text = f"{message.dataset}: there are {MOST_SETS} data sets already"
@@ -298,9 +300,9 @@ class LeaseMachine:
             if data.is_independent:
                 independent.load(data, kept)
         except DataError as error:
-            turn.note(f"data {name}: what the last Master kept cannot be used: {error}")
+            turn.note(f"data {name}: the state written by the previous Master is unusable: {error}")
             if data.is_independent:
-                data.broken = f"{name}: its accounting in the store cannot be used: {error}. Register other data anew"
+                data.broken = f"{name}: its accounting in the store is unusable: {error}. Register different data"
             data.files = None
 
     def _turn(self, now_s: float) -> LeaseTurn:
@@ -308,7 +310,7 @@ class LeaseMachine:
         return LeaseTurn(now_s, self._world, self._ranks, self._taken_over)
 
     def _effects(self, turn: LeaseTurn) -> tuple[Effect, ...]:
-        """Without wishes to be woken that are late or double, and with ``Keep`` before all else."""
+        """The turn's effects, without redundant timers, and with ``Keep`` before all others."""
         wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt)]
         if wakes:
             earliest = min(wakes)
@@ -320,7 +322,7 @@ class LeaseMachine:
 
 
 def progress(data: DataSet, now_s: float) -> Progress:
-    """How far one data set is."""
+    """Progress of one data set."""
     table, manifest = data.table, data.known
     shards, (per_s, shards_per_s) = len(manifest), data.rate.per_s(now_s)
     if table is None:

@@ -1,4 +1,4 @@
-"""The registry of remote readers, as the Master tells it to the workers. Pure; part of the lease machine."""
+"""The registry of remote readers, as sent by the Master to the workers. Pure; part of the lease machine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Progress, 
 
 PREFIX = "readers/"
 _SHOWN = 8
-"""Names that the status has room for."""
+"""Most names shown in the status."""
 
 
 class ReaderRegistry:
-    """The list of readers, and who has heard it. Not stored: the next Master rebuilds it from live readers' keys."""
+    """The list of readers, and the workers that have received it. Not stored: the next Master rebuilds it from the
+    readers' keys."""
 
     def __init__(self, authority: str = "") -> None:
-        """``authority``: told beside the list, in a job with a secret."""
+        """``authority``: sent with the list, in a job with a secret."""
         self._authority = authority
         self._readers: dict[str, tuple[str, str, int, str]] = {}
         self._told: set[Caller] = set()
         self._ever: set[Caller] = set()
-        """Who has ever been told."""
+        """Workers that have ever received a list."""
         self.due = False
-        """Somebody may have to be told, though the same workers take part."""
+        """A worker may need the list although the set of workers has not changed."""
 
     def report(self) -> tuple[Progress, ...]:
-        """How many there are, and which; nothing when there are none."""
+        """Number and names of readers; nothing if there are none."""
         names = sorted(self._readers)
         if not names:
             return ()
@@ -36,7 +37,7 @@ class ReaderRegistry:
         return (Progress("readers", text + more, {"readers": len(names)}),)
 
     def changed(self, event: KeyPut | KeyGone) -> list[Effect]:
-        """A reader has come, has changed, or has gone."""
+        """A reader was added, changed or removed."""
         if not event.name.startswith(PREFIX):
             return []
         name, before = event.name[len(PREFIX) :], dict(self._readers)
@@ -52,24 +53,25 @@ class ReaderRegistry:
                 self._readers[name] = (name, host, port, secret)
             except (ValueError, TypeError, KeyError) as error:
                 self._readers.pop(name, None)
-                notes.append(Note(f"reader {name} is not used: its key does not say where it is ({error})"))
+                notes.append(Note(f"ignoring reader {name}: its key has no valid address ({error})"))
         if self._readers != before:
             self._told.clear()
             self.due = True
         return notes
 
     def ask_again(self, caller: Caller) -> None:
-        """It opens data: earlier messages to it may be lost."""
+        """The caller opens data, so earlier messages to it may be lost: send it the list again."""
         self._told.discard(caller)
         self.due = True
 
     def world_began(self) -> None:
-        """Other processes may sit in the slots."""
+        """New processes may run in the slots: all need the list."""
         self._told.clear()
         self._ever.clear()
 
     def tell(self, callers: Collection[Caller]) -> list[Effect]:
-        """Words to those who have not heard the present list. An empty one is news only to who has heard another."""
+        """Send the current list to callers that do not have it. An empty list only goes to those that have received
+        another."""
         self.due = False
         concerned = callers if self._readers else self._ever.intersection(callers)
         missing = sorted(caller for caller in concerned if caller not in self._told)

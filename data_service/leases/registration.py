@@ -1,4 +1,4 @@
-"""A data set is registered, workers open it, and the lease table is built from the position that they bring."""
+"""Registering a data set, opening it, and building the lease table from the workers' positions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edl.wire import json_messages
 
 
 def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: Register) -> Answer:
-    """These are the shards."""
+    """Register the shards of a data set."""
     if turn.ranks[caller] != RANK_0 and message.options.mode != INDEPENDENT:
         text = f"only rank 0 registers data; {data.name} was sent by rank {turn.ranks[caller]}"
         return Refused(message.id, data.name, "rank", text)
@@ -40,7 +40,7 @@ def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: Register) 
         if message.options != data.options or data.files is None or not data.files.extends(files):
             difference = _difference(data, manifest, message.options)
             if difference and _in_use(data):
-                text = f"{data.name} is in use and was registered otherwise: {difference}"
+                text = f"{data.name} is in use and was registered differently: {difference}"
                 return Refused(message.id, data.name, "differs", f"{text}. Use another name for other data")
             _replace(data, turn, files, message, difference)
     data.blob = blob
@@ -48,7 +48,7 @@ def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: Register) 
 
 
 def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Open) -> Answer | None:
-    """A worker takes part."""
+    """A worker opens the data set."""
     manifest = data.manifest
     if manifest is None:
         return None
@@ -56,7 +56,7 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
     if problem:
         return problem
     if message.digest and not data.listed.knows(message.digest):
-        return None  # a long list comes in parts; with rank 0's position all of it is there
+        return None  # a long list arrives in parts, and is complete once rank 0 has opened
     data.set_open(client, True)
     client.conflict = ""
     if data.is_independent:
@@ -77,7 +77,8 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
 
 
 def is_open(data: DataSet, turn: LeaseTurn) -> bool:
-    """Shards are given out: the position is known, and after a change of the Master what everybody has in hand."""
+    """True if shards can be granted: the position is known, and, after a change of the Master, all outstanding
+    leases."""
     if data.table is None:
         return False
     if data.is_independent:
@@ -86,21 +87,21 @@ def is_open(data: DataSet, turn: LeaseTurn) -> bool:
 
 
 def claim(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState) -> None:
-    """Mode "steps": what a worker says that it has, once the table is there."""
+    """Mode "steps": apply a worker's statement of what it holds, once the table exists."""
     message, table = client.claim, data.table
     client.claim, client.returned = None, {}
     if message is None or table is None or message.epoch != table.epoch:
         if table is not None:
             table.release(caller, turn.now_s)
         return
-    # With a million shards nearly all are done by rank 0's position, and nothing is to be said about those.
+    # With a million shards, nearly all are done in rank 0's position and need no processing.
     granted = set(table.undone(shards_of(message.granted)))
     client.returned = dict(message.returned)
     table.release(caller, turn.now_s, but=granted)
     for shard in granted:
         problem = table.hold(caller, shard, turn.now_s)
         if problem and shard not in data.quarantine:
-            client.conflict = f"{data.name}: rank {message.rank} says that it has been granted it, but {problem}"
+            client.conflict = f"{data.name}: rank {message.rank} claims a lease on a shard, but {problem}"
     for shard in table.undone(shards_of(message.finished)):
         if table.holders.get(shard) == caller:
             table.take(caller, shard, max(table.ledger.count(shard), table.manifest.count(shard)), True)
@@ -109,7 +110,7 @@ def claim(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState) -
 
 
 def _begin(data: DataSet, turn: LeaseTurn, message: Open) -> None:
-    """The round's position is the one that rank 0 brings."""
+    """Take the round's position from rank 0."""
     data.begin(data.fit(Ledger.decode(message.ledger)) if message.ledger else data.fresh(message.epoch))
     for caller, client in data.clients.items():
         if client.claim is not None:
@@ -137,7 +138,7 @@ def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, m
 
 
 def _difference(data: DataSet, manifest: Manifest, options: Options) -> str:
-    """Between what is registered and what is offered; empty when nothing was registered."""
+    """Difference between the registered and the offered data; empty if nothing was registered."""
     if data.manifest is None:
         return ""
     found = [data.manifest.difference(manifest)]
@@ -155,7 +156,7 @@ def _in_use(data: DataSet) -> bool:
 
 
 def _was(data: DataSet) -> str:
-    """How the data differ from what was registered before, as far as that is known."""
+    """Difference from the previously registered data, if known, as text."""
     if data.previous is None or data.manifest is None:
         return ""
     return f" ({data.previous.difference(data.manifest)})"
@@ -173,7 +174,7 @@ def _replace(data: DataSet, turn: LeaseTurn, files: FileList, message: Register,
     if data.manifest is None:
         turn.note(f"data {data.name} registered: {manifest.describe()}, {manifest.format}")
     else:
-        turn.note(f"data {data.name} registered anew: {difference}")
+        turn.note(f"data {data.name} registered again: {difference}")
     data.files, data.options, data.table, data.broken = files, message.options, None, ""
     data.registered = len(files.segments)
     turn.effects += keep_set(data, message.manifest)
@@ -187,7 +188,7 @@ def keep_set(data: DataSet, encoded: bytes) -> list[Effect]:
 
 
 def load_set(data: DataSet, value: bytes) -> None:
-    """What ``keep_set`` wrote. Raises ``DataError`` when it cannot be used."""
+    """The inverse of ``keep_set``. Raises ``DataError``."""
     head, _, encoded = value.partition(b"\n")
     try:
         data.options = json_messages.decode(Options, head)

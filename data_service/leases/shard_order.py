@@ -9,23 +9,23 @@ from itertools import compress
 from edl.arithmetic.permutation import Permutation, key
 
 FRESH = 0
-"""State of a shard that this order has still to give out; see ``lease_table`` for the others."""
+"""State of a shard that has not been granted in this order yet; see ``lease_table`` for the others."""
 _ONLY_FRESH = bytes([1]) + bytes(255)
 _BLOCK = 256
 _SLACK = 4096
-"""So far before the number of shards done, an order that is taken up again begins: shards are done a little out of
-order, and those few that are left behind further back come at the end."""
+"""A resumed order starts this many shards before the number of finished ones: shards finish slightly out of order, and
+the few that lie further back come at the end."""
 _SKIPPED = 16384
-"""After so many shards in a row that are done already, the rest are picked out instead."""
+"""After this many finished shards in a row, the remaining ones are collected instead."""
 
 
 class ShardOrder:
-    """``Permutation(shards, key(seed, epoch))``, or rising numbers; without those that are not fresh any more."""
+    """The order of ``Permutation(shards, key(seed, epoch))``, or ascending; skips shards that are no longer fresh."""
 
     __slots__ = ("_at", "_block", "_block_at", "_key", "_permutation", "_shuffle", "_values")
 
     def __init__(self, shards: int, seed: int, epoch: int, shuffle: bool, done: int = 0) -> None:
-        """``done``: so many of them are done, most likely the first ones."""
+        """``done``: number of finished shards, probably the first ones."""
         self._shuffle = shuffle
         self._key = (seed, epoch)
         self._permutation = Permutation(shards, key(seed, epoch))
@@ -35,7 +35,7 @@ class ShardOrder:
         self._block_at = 0
 
     def next(self, states: bytearray) -> int:
-        """The next fresh shard. One must be there; it must not be fresh any more at the next call."""
+        """The next fresh shard. There must be one, and it must not be fresh at the next call."""
         skipped = 0
         while True:
             if self._block_at == len(self._block):
@@ -59,7 +59,7 @@ class ShardOrder:
         self._at, self._block_at = end, 0
 
     def _pick(self, states: bytearray) -> None:
-        """Go on with those that are fresh now, in an order of their own."""
+        """Continue with the shards that are fresh now, in a new order."""
         self._values = array("q", compress(range(len(states)), states.translate(_ONLY_FRESH)))
         self._permutation = Permutation(len(self._values), key(*self._key, "rest"))
         self._at = 0

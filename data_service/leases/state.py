@@ -1,4 +1,4 @@
-"""The Master's state of one data set: its shards, its clients, the position in the epoch, quarantined shards."""
+"""The Master's state of one data set: shards, clients, position in the epoch, quarantined shards."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class ClientState:
     """The state of one client: a worker of the running world, or of the world before it."""
 
     last: int = -1
-    """Highest id heard in this round."""
+    """Highest request id received in this round."""
     said: int = 0
-    """Hash of that request: a process that takes the place of another one may use the number again."""
+    """Hash of that request: a process that replaces another one may reuse the id."""
     answer: str = ""
-    """To that request; empty while it is parked."""
+    """The answer to that request; empty while it is parked."""
     parked: Request | None = None
-    """Waits for something that others have to do."""
+    """A request that waits for other workers."""
     opened: bool = False
     conflict: str = ""
-    """It holds what it cannot hold: nothing more is given to it."""
+    """Set if it claims shards that it cannot hold: it gets no more leases."""
     claim: Open | None = None
-    """What it opened with, until the table is there."""
+    """Its ``Open`` message, until the table exists."""
     returned: dict[int, int] = field(default_factory=dict)
-    """What it said at opening to have given back: how that shard failed may still be on its way."""
+    """Shards that it reported as returned when it opened; the report of the failure may still be on its way."""
     records: int = 0
-    """Finished by it in this epoch."""
+    """Records that it has finished in this epoch."""
     per_s: float = 0.0
     waited: float = 0.0
     heard_s: float = 0.0
-    """Last message about its leases (independent mode)."""
+    """Time of its last message about leases (independent mode)."""
     completed_s: float = 0.0
-    """When it last finished a shard (independent mode)."""
+    """Time at which it last finished a shard (independent mode)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class ReadAttempt:
     by: Caller
     reason: str
     unreached: bool = False
-    """The file could not be reached: nothing is known against it."""
+    """The file was inaccessible, which says nothing about its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedShard:
-    """A quarantined shard: unreadable, left out from record ``upto`` of the epoch in which that was found."""
+    """A quarantined shard: unreadable, skipped from record ``upto`` of the epoch in which that was found."""
 
     shard: int
     file: str
@@ -83,68 +83,68 @@ class AddOrder:
 
 @dataclass(slots=True)
 class IndependentState:
-    """What independent mode needs beyond the table."""
+    """State of independent mode, in addition to the table."""
 
     fence: int = 0
-    """Rollbacks so far."""
+    """Number of rollbacks so far."""
     history: int = 0
-    """Of the parameters, that of the last rollback that named one."""
+    """History of the parameters at the last rollback that named one."""
     number: int = 0
     """Acknowledgements counted so far."""
     kept: int = 0
-    """Those of them that are in the store."""
+    """Number of those that are in the store."""
     kept_s: float = -1e9
     commits: dict[str, str] = field(default_factory=dict)
-    """Names with the text of the ledger then, oldest first."""
+    """Named positions (encoded ledgers), oldest first."""
     callers: set[Caller] = field(default_factory=set)
-    """Who takes part, by what is kept."""
+    """Clients that take part, as stored."""
     doers: dict[int, Caller] = field(default_factory=dict)
-    """Who has last acknowledged records of a shard; of the last shards of this epoch, oldest first."""
+    """Client that last acknowledged records of a shard, for recent shards of this epoch, oldest first."""
     trainers: dict[Caller, int] = field(default_factory=dict)
-    """By caller, the number of its process in the parameter servers."""
+    """The number of each caller's process in the parameter servers."""
     ended: list[int] = field(default_factory=list)
-    """Of those, who was lost in this epoch, oldest first: some of their last push may be in the parameters."""
+    """Numbers of trainers lost in this epoch, oldest first: parts of their last push may have been applied."""
     crowd: int = 0
-    """The most trainers that there were at a time: as many may be lost together."""
+    """The most trainers at one time; as many may be lost together."""
     dirty: bool = False
     awaited: set[Caller] = field(default_factory=set)
-    """After a change of the Master: whose ``Open`` is waited for before anything is given out."""
+    """After a change of the Master: clients that must open before anything is granted."""
     until_s: float = 0.0
-    """No longer than this."""
+    """Deadline for ``awaited``."""
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=256))
-    """What the last shards took."""
+    """Durations of recent shards, in seconds."""
     check_s: float = 0.0
-    """When silent workers are looked for next; 0: not."""
+    """Time of the next check for silent workers; 0: none."""
 
 
 class DataSet:
-    """The whole state of one data set. Changed in place."""
+    """The complete state of one data set. Mutable."""
 
     def __init__(self, name: str, values: ChunkedValues) -> None:
         self.name = name
         self.values = values
         self.files: FileList | None = None
         self.blob = b""
-        """Hash of the encoded list that was registered."""
+        """Hash of the registered encoded list."""
         self.registered = 0
-        """Segments of the list that were registered at once; each later one has a key of its own in the store."""
+        """Number of segments that were registered together; each later one has its own key in the store."""
         self.orders: dict[int, AddOrder] = {}
-        """By number: files that are to be added."""
+        """Pending orders to add files, by number."""
         self.ordered = 0
         """Number of the last order."""
         self.lister: Caller | None = None
-        """Who has been told of the orders."""
+        """The worker that has been sent the orders."""
         self._records: tuple[int, int] = (-1, -1)
         self.previous: Manifest | None = None
-        """Of the one that was registered before it, to tell the difference."""
+        """The previously registered manifest, to describe the difference."""
         self.options = Options()
         self.broken = ""
-        """Why nothing can be told about it: its accounting in the store is damaged."""
+        """Why the data set cannot be used: its accounting in the store is damaged."""
         self.clients: dict[Caller, ClientState] = {}
         self.opened = 0
-        """Clients that take part now."""
+        """Number of open clients."""
         self.parked: dict[Caller, None] = {}
-        """Clients whose request waits, in order."""
+        """Clients whose request is parked, in order."""
         self.table: LeaseTable | None = None
         self.failures: dict[int, list[ReadAttempt]] = {}
         self.quarantine: dict[int, QuarantinedShard] = {}
@@ -153,28 +153,28 @@ class DataSet:
 
     @property
     def is_independent(self) -> bool:
-        """Independent mode."""
+        """True in independent mode."""
         return self.options.mode == INDEPENDENT
 
     @property
     def manifest(self) -> Manifest | None:
-        """All of its shards, also those of epochs to come; None before it has been registered."""
+        """The manifest, including shards of future epochs; None before registration."""
         return None if self.files is None else self.files.manifest
 
     @property
     def listed(self) -> FileList:
-        """Its files, where it is clear that it has been registered."""
+        """The registered file list. Raises ``LookupError`` if there is none."""
         if self.files is None:
             raise LookupError(f"{self.name} has not been registered")
         return self.files
 
     @property
     def known(self) -> Manifest:
-        """Its shards, where it is clear that it has been registered."""
+        """The registered manifest. Raises ``LookupError`` if there is none."""
         return self.listed.manifest
 
     def records(self, version: ListVersion) -> int:
-        """Of the list as it is, or was; -1 when that is not known before they are read."""
+        """Number of records in a version of the list; -1 if unknown before reading."""
         manifest = self.known
         if version.shards == len(manifest) or manifest.records < 0:
             return manifest.records
@@ -183,8 +183,8 @@ class DataSet:
         return self._records[1]
 
     def fit(self, ledger: Ledger) -> Ledger:
-        """A position that somebody brings, as one in the list that its epoch has now: files that have joined the epoch
-        since are not consumed. Raises ``DataError`` when it is one in other files, or in another order."""
+        """Extend a position to the list as its epoch sees it now; files that have joined since are not consumed. Raises
+        ``DataError`` if the position belongs to other files or another order."""
         files = self.listed
         if not files.knows(ledger.digest, ledger.shards):
             ledger.belongs(files.digest, len(files), self.options.seed, self.options.shuffle)
@@ -195,32 +195,32 @@ class DataSet:
         return ledger
 
     def fresh(self, epoch: int) -> Ledger:
-        """Nothing of this epoch is consumed."""
+        """A position at the start of an epoch, with nothing consumed."""
         version, options = self.listed.at(epoch), self.options
         return Ledger(version.digest, version.shards, seed=options.seed, shuffle=options.shuffle, epoch=epoch)
 
     @property
     def position(self) -> LeaseTable:
-        """Its table, where it is clear that there is one."""
+        """The lease table. Raises ``LookupError`` if there is none."""
         if self.table is None:
             raise LookupError(f"{self.name} has no position")
         return self.table
 
     def set_open(self, client: ClientState, is_open: bool) -> None:
-        """It takes part from now on, or no more."""
+        """Mark a client as open or closed."""
         self.opened += is_open - client.opened
         client.opened = is_open
 
     def others(self, than: Caller) -> Collection[Caller]:
-        """Clients that take part now, but one."""
+        """Open clients except one."""
         return [caller for caller, client in self.clients.items() if client.opened and caller != than]
 
     def quarantined(self) -> Ranges:
-        """As ranges."""
+        """Quarantined shards as ranges."""
         return ranges(self.quarantine)
 
     def begin(self, ledger: Ledger) -> LeaseTable:
-        """Its table is this position from now on."""
+        """Replace the lease table by one for this position."""
         self.table = LeaseTable(self.known, ledger, self.quarantine)
         self.independent.doers.clear()
         for client in self.clients.values():
@@ -228,7 +228,7 @@ class DataSet:
         return self.table
 
     def counts(self, caller: Caller, records: int, shards: int, now_s: float) -> None:
-        """So much more is done by this client."""
+        """Count records and shards finished by a client."""
         self.clients[caller].records += records
         self.rate.add(now_s, records, shards)
 
@@ -240,29 +240,29 @@ class LeaseTurn:
     now_s: float
     world: World | None
     ranks: Mapping[Caller, Rank]
-    """Of the world; empty when there is none."""
+    """Ranks in the world; empty without a world."""
     taken_over: bool = False
-    """The world was running when this Master came."""
+    """The world was already running when this Master took over."""
     effects: list[Effect] = field(default_factory=list)
 
     def reply(self, data: DataSet, caller: Caller, client: ClientState, answer: Answer | str) -> None:
-        """To the last request of a client."""
+        """Answer the last request of a client."""
         client.answer = answer if isinstance(answer, str) else encode(answer)
         client.parked = None
         data.parked.pop(caller, None)
         self.effects.append(Tell(caller, client.answer))
 
     def note(self, text: str) -> None:
-        """A line of the job's history."""
+        """Add a line to the job's history."""
         self.effects.append(Note(printable(text)))
 
     def wake(self, at_s: float) -> None:
-        """Ask for a ``Tick``."""
+        """Request a ``Tick`` at that time."""
         self.effects.append(WakeAt(at_s))
 
 
 def printable(text: str) -> str:
-    """Without half characters, such as those of file names that are not UTF-8: nobody could send them on."""
+    """Replace lone surrogates, such as those of file names that are not UTF-8, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

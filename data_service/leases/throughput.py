@@ -1,4 +1,4 @@
-"""How fast a data set is worked through, for people and for tools."""
+"""Throughput of a data set, for the status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class Rate:
-    """Records and shards of the last ``WINDOW_S`` seconds, kept by the second."""
+    """Records and shards of the last ``WINDOW_S`` seconds, in buckets of one second."""
 
     __slots__ = ("_began_s", "_seconds")
 
@@ -18,7 +18,7 @@ class Rate:
         self._began_s = -1.0
 
     def add(self, now_s: float, records: int, shards: int) -> None:
-        """So many more are done."""
+        """Count finished records and shards."""
         if self._began_s < 0 or (not self._seconds and now_s - self._began_s > WINDOW_S):
             self._began_s = now_s
         second = float(int(now_s))
@@ -30,7 +30,7 @@ class Rate:
             self._seconds.append([second, records, shards])
 
     def per_s(self, now_s: float) -> tuple[float, float]:
-        """Records and shards a second."""
+        """Records and shards per second."""
         self._trim(now_s)
         if not self._seconds:
             return 0.0, 0.0
@@ -43,7 +43,7 @@ class Rate:
 
 
 def scaled(number: float) -> str:
-    """Two or three digits: ``1.2 M``, ``870``."""
+    """A number with two or three significant digits: ``1.2 M``, ``870``."""
     for size, unit in _UNITS:
         if number >= size * 0.9995:
             value = number / size
@@ -52,7 +52,7 @@ def scaled(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """About how long: ``40 s``, ``3 min``, ``2 h 5 min``, ``4 days``."""
+    """An approximate duration: ``40 s``, ``3 min``, ``2 h 5 min``, ``4 days``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)

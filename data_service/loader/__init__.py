@@ -1,1 +1,1 @@
-"""The client side, in the training process: leases shards, reads them ahead, makes batches, and keeps the position."""
+"""The client side, in training processes: leases shards, prefetches them, makes batches, and tracks the position."""

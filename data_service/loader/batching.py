@@ -13,7 +13,7 @@ from data_service.loader.window import ShardProgress
 from edl.arithmetic.permutation import Permutation, key
 
 Columns = dict[str, Any]
-"""By name: an array with one entry for each record."""
+"""Columns by name: arrays with one entry per record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +23,42 @@ class StepSizes:
     sizes: tuple[int, ...]
     """Records of each micro-batch."""
     number: int = 0
-    """Version of the settings these sizes follow from."""
+    """Version of the settings that the sizes were computed from."""
 
     @property
     def total(self) -> int:
-        """Records of a step."""
+        """Records per step."""
         return sum(self.sizes)
 
 
 class Cursor:
-    """An open shard: what of it is still to come."""
+    """The unread part of an open shard."""
 
     def __init__(self, shard: int, columns: Mapping[str, Any], records: int, upto: int, order: int | None) -> None:
-        """``order``: key of the order of its records; None for that of the file. ``upto``: consumed before."""
+        """``order``: key of the record order; None for file order. ``upto``: number of records consumed before."""
         self.shard = shard
         self.records = records
         self.upto = upto
         self.columns = columns
         self.nbytes = sum(int(array.nbytes) for array in columns.values())
-        """What they take, mapped ones included."""
+        """Size of the columns in bytes, including memory-mapped ones."""
         self._first = upto
         self._order = None if order is None else Permutation(records, order).array(upto, records)
 
     @property
     def left(self) -> int:
-        """Records still to come."""
+        """Number of unread records."""
         return self.records - self.upto
 
     def rows(self, count: int) -> Any:
-        """Places in the file of the next records, which are taken with that."""
+        """Advance by ``count`` records; return their indices in the file."""
         begin, self.upto = self.upto, self.upto + count
         if self._order is None:
             return np.arange(begin, self.upto)
         return self._order[begin - self._first : self.upto - self._first]
 
     def take(self, count: int) -> Columns:
-        """The next records. The arrays may be views that must not be written to."""
+        """The next ``count`` records. The arrays may be read-only views."""
         if self._order is None:
             begin, self.upto = self.upto, self.upto + count
             return {name: array[begin : self.upto] for name, array in self.columns.items()}
@@ -67,7 +67,7 @@ class Cursor:
 
     @property
     def segment(self) -> ShardProgress:
-        """How far it is consumed by what has been taken."""
+        """Progress of the shard after what has been taken."""
         return ShardProgress(self.shard, self.upto, self.upto == self.records)
 
 
@@ -79,10 +79,10 @@ def order_of(seed: int, epoch: int, shard: int) -> int:
 def take(
     cursors: Sequence[Cursor], count: int, mixed: bool, seed: int, epoch: int
 ) -> tuple[Columns, list[ShardProgress]]:
-    """The next ``count`` records of some shards, which must have so many, and how far these are consumed then.
+    """The next ``count`` records of some shards, which must have that many, and the shards' progress afterwards.
 
-    ``mixed``: from all of them, as many of each as it is large; else one shard after the other. Where
-    each comes from depends on nothing but the position: what is taken again after a fault comes in the same order.
+    ``mixed``: from all shards in proportion to their size; otherwise one shard after another. The result depends only
+    on the position, so records taken again after a failure come in the same order.
     """
     if not mixed:
         return _in_turn(cursors, count)
@@ -96,8 +96,9 @@ def take(
 
 
 def _quotas(cursors: Sequence[Cursor], count: int, draw: np.random.Generator) -> list[int]:
-    """How many each shard gives: in proportion to its size, so that the open ones end together or one by one as they
-    were opened, and no newcomer outweighs those that are nearly read. What is left of a record is drawn by lot."""
+    """Number of records to take from each shard, proportional to its size. So open shards end together, or in the
+    order in which they were opened, and a new shard does not outweigh nearly finished ones. Fractions are rounded
+    at random."""
     left = np.array([cursor.left for cursor in cursors], np.int64)
     sizes = np.array([cursor.records for cursor in cursors], np.float64)
     given = np.zeros_like(left)
@@ -124,7 +125,7 @@ def _in_turn(cursors: Sequence[Cursor], count: int) -> tuple[Columns, list[Shard
 
 
 def _gathered(parts: Sequence[tuple[Mapping[str, Any], Any]], count: int) -> Columns:
-    """Rows of several shards one after the other. Numbers go straight to their place: one copy, and no more."""
+    """Concatenate rows of several shards. Numbers are copied once, directly to their place."""
     found: Columns = {}
     for name, first in parts[0][0].items():
         alike = all(
@@ -139,7 +140,7 @@ def _gathered(parts: Sequence[tuple[Mapping[str, Any], Any]], count: int) -> Col
         whole = np.empty((count, *first.shape[1:]), first.dtype)
         begin = 0
         for columns, rows in parts:
-            # Rows are within their shard; "raise" would go through a buffer.
+            # Indices are within the shard; mode "raise" would use a buffer.
             columns[name].take(rows, axis=0, out=whole[begin : begin + len(rows)], mode="clip")
             begin += len(rows)
         found[name] = whole
@@ -147,8 +148,8 @@ def _gathered(parts: Sequence[tuple[Mapping[str, Any], Any]], count: int) -> Col
 
 
 def micro_batches(columns: Columns, count: int, sizes: Sequence[int]) -> list[tuple[Columns, int]]:
-    """A step's records as micro-batches, each with its number of samples. One for each of ``sizes``: when there are too
-    few records, the first ones are filled, and the others repeat some that do not count."""
+    """Divide a step's records into micro-batches, each with its number of samples; one for each of ``sizes``. With too
+    few records, the first ones are filled and the others repeat records that do not count."""
     parts: list[tuple[Columns, int]] = []
     begin = 0
     for size in sizes:

@@ -1,4 +1,4 @@
-"""The client of a data set's list of files: registers it, fetches it, and adds files that are found."""
+"""The client of a data set's file list: registers and fetches it, and adds files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Check = Callable[[], None]
 Say = Callable[[str], None]
 LARGE_BYTES = 8 << 20
 """A longer list is registered segment by segment."""
-ADVICE = "Put them back, or begin without that position"
+ADVICE = "Restore them, or start without that position"
 
 
 class FileListClient:
-    """One data set's list of files in this process, a copy of the Master's. ``say`` takes notes for the user."""
+    """A process's copy of the Master's file list of one data set. ``say`` receives notes for the user."""
 
     def __init__(self, name: str, say: Say) -> None:
         self.name = name
@@ -31,29 +31,29 @@ class FileListClient:
         self._say = say
         self._encoded = b""
         self._ignored: set[str] = set()
-        """New files that the person has been told of, and that nobody has asked for."""
+        """New files that have been reported to the user and were not requested."""
         self._unready: dict[str, int] = {}
-        """Size of new files when they were looked at last: one that still grows is left alone."""
+        """Size of new files at the last scan; a file that is still growing is skipped."""
         self._lock = threading.Lock()
         self._fetching = threading.Lock()
 
     # --- as part of a position ---------------------------------------------------------------------------------------
 
     def encoded(self) -> bytes:
-        """All of it, for a position."""
+        """The encoded list, for a position."""
         with self._lock:
             if not self._encoded and self.files.segments:
                 self._encoded = self.files.encode()
             return self._encoded
 
     def restore(self, files: FileList) -> None:
-        """The list that came with a position, unless it is known already, or more than it."""
+        """Take over the list of a position, unless the present one is an extension of it."""
         with self._lock:
             if files.segments and not self.files.extends(files):
                 self.files, self._encoded = files.shared(threading.RLock()), b""
 
     def check(self, ledger: Ledger, options: Options) -> None:
-        """Raises ``DataError`` unless it is a position in these files, handed out in this order."""
+        """Raise ``DataError`` unless the ledger is a position in these files and this order."""
         if not self.files.knows(ledger.digest, ledger.shards):
             ledger.belongs(self.files.digest, len(self.files), options.seed, options.shuffle)
         ledger.belongs(ledger.digest, ledger.shards, options.seed, options.shuffle)
@@ -61,7 +61,7 @@ class FileListClient:
     # --- the Master's ------------------------------------------------------------------------------------------------
 
     def fetch(self, client: LeaseClient, check: Check, segments: int = 0) -> None:
-        """Have at least so many segments; 0: all that the Master has. Raises ``DataError``."""
+        """Fetch the Master's list up to at least ``segments`` segments; 0: all of it. Raises ``DataError``."""
         with self._fetching:
             if segments and len(self.files.segments) >= segments:
                 return
@@ -77,7 +77,7 @@ class FileListClient:
     def register(
         self, client: LeaseClient, source: DataSource, options: Options, ledger: Ledger | None, check: Check
     ) -> None:
-        """Rank 0: list the files, beginning with those that the position knows. Raises ``DataError``."""
+        """Rank 0: register the files, starting with those that the position knows. Raises ``DataError``."""
         told = FileList.decode(_rest(client, check, 0))
         base = self.files if self.files.segments and not told.extends(self.files) else told
         known = base if base.segments else None
@@ -86,7 +86,7 @@ class FileListClient:
         except DataError:
             if ledger is not None or not told.segments:
                 raise
-            known, found = None, self._look(source, None, check)  # nothing depends on what was registered
+            known, found = None, self._look(source, None, check)  # no position depends on the registered list
         if known is None:
             known = FileList()
             for part in pieces(found):
@@ -113,7 +113,7 @@ class FileListClient:
         by_name: bool = False,
         order: int = 0,
     ) -> Grown:
-        """Have the Master list these, too."""
+        """Send new files to the Master."""
         epoch = 0 if ledger is None else ledger.epoch + (ledger.done_shards == ledger.shards > 0)
         answer = Grown(0, self.name, "", 0)
         for part in pieces(found):
@@ -133,7 +133,7 @@ class FileListClient:
         check: Check,
         order: int = 0,
     ) -> str:
-        """List these as well. Returns what has come of it. Raises ``DataError``, ``SettingError``."""
+        """Scan and add files. Returns the outcome as text. Raises ``DataError`` and ``SettingError``."""
         if when not in (NOW, NEXT_EPOCH):
             raise SettingError("when", when, f"must be {NOW} or {NEXT_EPOCH}")
         self.fetch(client, check)
@@ -151,7 +151,7 @@ class FileListClient:
         ledger: Callable[[], Ledger | None],
         check: Check,
     ) -> None:
-        """Somebody outside has asked for more files; on a thread of its own, which nobody waits for."""
+        """Execute an order to add files, on a background thread."""
         try:
             self.add(client, source, message.files, message.when, ledger(), check, message.order)
         except EdlError as error:
@@ -160,8 +160,8 @@ class FileListClient:
     def look_again(
         self, client: LeaseClient, source: DataSource, ledger: Ledger | None, check: Check, *, epoch_end: bool = False
     ) -> None:
-        """The data set's own patterns: list what is new. A file that cannot be read yet is looked at again the next
-        time; but for an epoch's end only those are taken that have not grown since the last look."""
+        """Scan the data set's own patterns again and add new files. Files that cannot be read yet are retried later.
+        Except at an epoch's end, only files are added that have not grown since the last scan."""
         self.fetch(client, check)
         try:
             found = self._look(source, self.files, check, quiet=True)
@@ -180,8 +180,8 @@ class FileListClient:
         return chosen(found, same)
 
     def _look(self, source: DataSource, known: FileList | None, check: Check, *, quiet: bool = False) -> Manifest:
-        """Files of the data set's own patterns that are not known. Raises ``DataError`` that names those that have been
-        changed or are missing. ``quiet``: new ones that cannot be read are left for the next time."""
+        """Scan the data set's own patterns for files that are not in ``known``. Raises ``DataError`` that names changed
+        or missing files. ``quiet``: skip new files that cannot be read yet."""
         say: Say = (lambda text: None) if quiet else self._say
         if known is None:
             return source.scan(check, say)
@@ -191,7 +191,7 @@ class FileListClient:
         found = source.scan(check, say, known=held, format=known.manifest.format)
         gone = [path for path in known.own_paths() if path not in held.seen]
         if gone:
-            raise DataError(f"data set {self.name}: {named('of the list are gone', gone)}. {ADVICE}")
+            raise DataError(f"data set {self.name}: {named('listed but missing', gone)}. {ADVICE}")
         return found
 
     def _send(self, client: LeaseClient, options: Options, check: Check) -> None:
@@ -213,11 +213,11 @@ class FileListClient:
     def _tell_once(self, text: str) -> None:
         if text not in self._ignored:
             self._ignored.add(text)
-            self._say(f"data set {self.name}: {text}. It is looked at again")
+            self._say(f"data set {self.name}: {text}. It will be retried")
 
 
 def _rest(client: LeaseClient, check: Check, have: int) -> bytes:
-    """What follows in the Master's list."""
+    """The rest of the Master's list, from an offset."""
     parts: list[bytes] = []
     while True:
         answer = client.wait(client.ask(ListFiles(0, client.dataset, have)), check, Listed)
@@ -228,11 +228,11 @@ def _rest(client: LeaseClient, check: Check, have: int) -> bytes:
 
 
 def _like(files: FileList) -> str:
-    """A file that has records."""
+    """A file that has records, as a template; "" if there is none."""
     return files.manifest.ref(0).file if len(files) else ""
 
 
 def _again(files: FileList, known: KnownFiles) -> Manifest:
-    """Files that were named although they are listed: so that they are counted, and nothing else happens."""
+    """The listed ones of the files that were named again, so that they are counted."""
     numbers = [number for number, (path, _) in enumerate(files.manifest.paths_and_sizes()) if path in known.seen]
     return chosen(files.manifest, numbers)

@@ -1,4 +1,4 @@
-"""The loader's handling of its list of files, to which more may be added while it reads."""
+"""The loader's file list, which can grow while the loader reads."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from edl.worker.boundary import RoundOver
 from edl.worker.session import note
 
 BIG_BYTES = 256 << 10
-"""A longer list of files is kept as an array: texts of a state are copied more often."""
+"""A longer encoded list is stored as an array, because texts in a state are copied more often."""
 
 
 class _Over(Exception):
-    """Nobody waits for this thread's work any more."""
+    """The round or client of this background thread has ended."""
 
 
 class FilesMixin:
-    """The methods of a loader that concern its files."""
+    """The loader's methods for its file list."""
 
     _name: str
     _context: WorkerContext
@@ -51,13 +51,13 @@ class FilesMixin:
         raise NotImplementedError
 
     def add(self, files: str | Sequence[str], *, when: str = NOW) -> str:
-        """List more files: paths, patterns or URLs, of the same format and with the same columns. On any worker, inside
-        the function that ``run`` calls.
+        """Add files to the data set: paths, patterns or URLs, of the same format and columns. Callable on any worker,
+        inside the function that ``run`` calls.
 
-        ``when="now"``: they join the epoch under way, or the next one if all records of this one are used;
-        ``"next-epoch"``: the next one. Returns what has come of it; it is in the store then. A file that is listed
-        already is not added twice. Raises ``DataError``: nothing found, a file is damaged, has other columns, is still
-        being written, or has changed since it was listed; ``SettingError`` for another ``when``.
+        ``when="now"``: they join the current epoch, or the next one if all of its records are used; ``"next-epoch"``:
+        the next one. Returns the outcome, which is in the store by then. Files that are already listed are not added
+        again. Raises ``DataError`` if nothing is found, or a file is damaged, has other columns, is still being
+        written, or has changed since it was listed; ``SettingError`` for another ``when``.
         """
         place, client = self._connect()
         names = (files,) if isinstance(files, str) else tuple(files)
@@ -68,14 +68,14 @@ class FilesMixin:
     # --- for the loader ----------------------------------------------------------------------------------------------
 
     def _list_files(self, client: LeaseClient, source: DataSource, check: Callable[[], None]) -> None:
-        """Rank 0: say which files there are."""
+        """Rank 0: register the files."""
         beginning = trainers.beginning if self._independent else None
         if beginning is not None and beginning.ledgers.get(self._name):
             self._file_list.restore(files_of(beginning.ledgers[self._name]))
         self._file_list.register(client, source, self._options, self._position_now(), check)
 
     def _files_state(self) -> Any:
-        """For ``state_dict``."""
+        """The file list for ``state_dict``."""
         encoded = self._file_list.encoded()
         if len(encoded) <= BIG_BYTES:
             return encoded
@@ -88,10 +88,10 @@ class FilesMixin:
         self._file_list.restore(FileList.decode(kept if isinstance(kept, bytes) else kept.tobytes()))
 
     def _fit_ledger(self, client: LeaseClient, opened: Opened, check: Callable[[], None]) -> None:
-        """The position, in the list that the Master has."""
+        """Adapt the position to the Master's list."""
         ledger = self._ledger
         assert ledger is not None, "it has been made"  # noqa: S101
-        if self._independent:  # the Master's position counts; this one is a measure
+        if self._independent:  # the Master's position is authoritative; this one is for progress reports
             if opened.shards >= ledger.shards:
                 ledger.extend(opened.shards, opened.digest)
             return
@@ -103,7 +103,7 @@ class FilesMixin:
             raise DataError(f"data set {self._name}: {error}") from None
 
     def _grow_to(self, version: int, client: LeaseClient, known: EpochFiles, check: Callable[[], None]) -> None:
-        """All ranks know now that the epoch consists of so many segments of the list."""
+        """Extend the position: all ranks now know that the epoch has ``version`` segments."""
         ledger = self._ledger
         assert ledger is not None, "it is open"  # noqa: S101
         if known.version:
@@ -121,13 +121,13 @@ class FilesMixin:
                 ledger.extend(now.shards, now.digest)
 
     def _look_at_epochs_end(self, place: RankAssignment, client: LeaseClient, ledger: Ledger) -> None:
-        """``rescan="epoch"``: what is new is part of the epoch that begins."""
+        """``rescan="epoch"``: add new files to the epoch that is about to start."""
         source = self._settle()
         if source.rescan == EPOCH and place.rank == 0:
             self._file_list.look_again(client, source, ledger, lambda: self._context.check(place.round), epoch_end=True)
 
     def _hear(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
-        """Take what the Master tells without being asked."""
+        """Handle unsolicited messages from the Master."""
         pool: Any = None
         if source.remote:
             from data_service.remote.client import shared_pool  # Flight takes a moment to load
@@ -143,7 +143,7 @@ class FilesMixin:
         client.on_news = news
 
     def _look_again(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
-        """Once it is open: look at the patterns every so many seconds, if that is wanted."""
+        """Once opened, rescan the patterns periodically if configured."""
         if source.rescan_s and place.rank == 0:
             self._on_thread(place, client, lambda check: self._watch(client, source, check))
 
@@ -165,9 +165,9 @@ class FilesMixin:
             try:
                 work(check)
             except (_Over, RoundOver):
-                pass  # whoever comes after it is told again
+                pass  # the order is sent again to the next worker
             except EdlError as error:
-                note(f"data set {self._name}: files could not be added: {error}")
+                note(f"data set {self._name}: cannot add files: {error}")
 
         threading.Thread(target=run, name="edl-files", daemon=True).start()
 

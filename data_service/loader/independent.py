@@ -1,4 +1,4 @@
-"""Independent mode in the loader: how a worker opens data and waits for it while worlds change around it."""
+"""Independent mode in the loader: opening data sets and waiting for batches while worlds change."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from edl.worker.session import note
 from edl.worker.steps import Share
 
 IDLE_S = 0.2
-"""After so long without a batch whoever wants to know is told."""
+"""Seconds without a batch after which the parameter servers are notified."""
 SAY_S = 10.0
-"""After so long the person is told, if it is this worker that is waited for."""
+"""Seconds after which the user is notified, if this worker is the one that is waited for."""
 _CLOCK = SystemClock()
 
 
 class BatchWait:
     """The wait for one batch. A long wait is reported, to parameter servers first and then to the user."""
 
-    def __init__(self, name: str, handed: UnacknowledgedBatches) -> None:
+    def __init__(self, name: str, unacknowledged: UnacknowledgedBatches) -> None:
         self._name = name
-        self._unacknowledged = handed
+        self._unacknowledged = unacknowledged
         self._began_s = _CLOCK.now_s()
         self._idle = self._said = False
 
     def look(self) -> None:
-        """Called again and again while there is none."""
+        """Called periodically while there is no batch."""
         waited_s = _CLOCK.now_s() - self._began_s
         if waited_s >= IDLE_S and not self._idle:
             self._idle = True
@@ -43,14 +43,14 @@ class BatchWait:
         if waited_s >= SAY_S and len(self._unacknowledged) and not self._said:
             self._said = True
             note(
-                f"data set {self._name}: no batch is left but {len(self._unacknowledged)} that were handed out here "
-                "and do not count yet. They count when their push is acknowledged; without pushes make the data set "
-                'with acknowledge="next", or call done()'
+                f"data set {self._name}: no batches left except {len(self._unacknowledged)} which this worker received "
+                "and did not acknowledge. They count when their push is acknowledged; without pushes create the data "
+                'set with acknowledge="next", or call done()'
             )
 
 
 class IndependentMixin:
-    """What independent mode adds to a loader."""
+    """The loader's methods for independent mode."""
 
     _name: str
     _context: WorkerContext
@@ -66,33 +66,33 @@ class IndependentMixin:
 
     @property
     def name(self) -> str:
-        """The data set's."""
+        """Name of the data set."""
         return self._name
 
     @property
     def used(self) -> bool:
-        """Whether it is open."""
+        """True if the data set is open."""
         return self._client is not None
 
     @property
     def rank(self) -> int:
-        """This worker's, now."""
+        """This worker's current rank."""
         where = self._context.where()
         return self._context.place().rank if where is None else where[1]
 
     @property
     def held(self) -> bool:
-        """Batches count only when ``done`` is called."""
+        """True if batches only count when ``done`` is called."""
         return trainers.held if self._hold is None else self._hold
 
     @property
     def handed_out(self) -> int:
-        """Batches that the script has got, for ``done``."""
+        """Number of batches that the script has received; an argument for ``done``."""
         return self._unacknowledged.count
 
     @property
     def records(self) -> tuple[str, tuple[int, int] | None]:
-        """What has been handed out and does not count yet: as a text, or as the push that is being made again."""
+        """The unacknowledged batches: encoded, or as the push that is being repeated."""
         waiting, client = self._unacknowledged.waiting(), self._client
         pushes = {one.redo.push if one.redo is not None else None for one in waiting}
         epochs = {one.epoch for one in waiting}
@@ -105,41 +105,41 @@ class IndependentMixin:
 
     @property
     def redoing(self) -> bool:
-        """A push that is made again lacks batches that come next."""
+        """True if a repeated push still needs batches that come next."""
         return self._unacknowledged.redoing
 
     def done(self, upto: int | None = None) -> None:
-        """What has been handed out is used: all of it, or the first ``upto`` batches (see ``handed_out``). The Master
-        hears of it; this does not wait. Any thread."""
+        """Mark received batches as used: all, or the first ``upto`` (see ``handed_out``). The Master is notified
+        asynchronously. Thread-safe."""
         for epoch, shards in self._unacknowledged.take(upto):
             if self._client is not None:
                 self._client.ack(epoch, shards)
 
     def settle(self) -> None:
-        """Wait until the Master has counted all that is done."""
+        """Wait until the Master has counted everything that is done."""
         client = self._client
         if client is not None and self._place is not None:
             number = self._place.round
             client.all_counted(lambda: self._context.check(number))
 
     def name_position(self, name: str) -> str:
-        """Have the Master remember the present position under a name. Returns the position, to begin from it where
-        nobody knows the name. Raises ``DataError``."""
+        """Store the present position under a name on the Master. Returns the position itself, to start from it where
+        the name is unknown. Raises ``DataError``."""
         place, client = self._connect()
         return client.wait(client.commit(name), lambda: self._context.check(place.round), Done).ledger
 
     def peek(self) -> Any:
-        """Independent mode: the next batch if it is ready, else None. It stays in the queue: do not change it."""
+        """The next batch if it is ready, else None. It stays in the queue and must not be modified."""
         return self._parts[0][0] if self._parts else self._prefetcher.first() if self._prefetcher is not None else None
 
     def say_alive(self) -> None:
-        """This worker waits for something else and keeps its shards meanwhile. Any thread."""
+        """Report that this worker is alive while it waits for something else, so it keeps its shards. Thread-safe."""
         if self._client is not None:
             self._client.tell(Pace(0, self._name, 0.0))
 
 
 class _First(Exception):
-    """This worker has become the one that lists the shards."""
+    """This worker has become rank 0 and must register the files."""
 
 
 def open_lasting(
@@ -149,7 +149,7 @@ def open_lasting(
     register: Callable[[], None],
     check: Callable[[], None],
 ) -> Opened:
-    """Take part; from the position of the checkpoint that the parameters come from, if they come from one."""
+    """Open a data set, from the position in the checkpoint that the parameters were restored from, if any."""
     trainers.opening()
     trainers.add(data)
     opened = _open(data, client, registered, register, check)

@@ -1,4 +1,5 @@
-"""The lease machine's client for a worker, data set and round: one request at a time, all repeated after a failover."""
+"""The client of the lease machine, per worker, data set and round. Sends one request at a time; repeats all after a
+failover."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from data_service.protocol.messages import (
 from edl.errors import DataError
 
 LOOK_S = 0.05
-"""Whoever waits looks so often whether the round is over."""
+"""Waiting threads check at this interval, in seconds, whether the round is over."""
 _Answer = TypeVar("_Answer")
 
 
@@ -56,8 +57,8 @@ class LeaseClient:
         position: Callable[[], str],
         where: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        """``number``: of the round. ``position``: what is announced to all ranks, which rank 0 has to say. ``where``:
-        for a worker that goes on while rounds change, the round and its rank as they are now."""
+        """``number``: of the round. ``position``: returns what was announced to all ranks, which rank 0 sends.
+        ``where``: for a worker that outlives rounds, returns the current round and rank."""
         self.dataset = dataset
         self._transport = transport
         self._where = where or (lambda: (number, rank))
@@ -70,34 +71,36 @@ class LeaseClient:
         self._sent: PendingRequest | None = None
         self._closed = False
         self.ended = threading.Event()
-        """It is closed, or its round is over."""
+        """Set when the client is closed or its round is over."""
         self._register: Register | None = None
         self._open: Open | None = None
         self._granted: set[int] = set()
         self._finished: set[int] = set()
         self._returned: dict[int, int] = {}
         self._acked: dict[int, int] = {}
-        """Independent mode: acknowledged records of shards that are begun."""
+        """Independent mode: acknowledged records of begun shards."""
         self._unkept: list[tuple[int, Ack]] = []
-        """Independent mode: acknowledgements that may not be stored yet, with their numbers; 0 until it is known."""
+        """Independent mode: acknowledgements that may not be in the store yet, with their numbers (0: not known
+        yet)."""
         self._uncounted: dict[int, tuple[int, bool]] = {}
-        """Independent mode: acknowledgements of this epoch that the Master refused; the records are used anyway."""
+        """Independent mode: acknowledgements of this epoch that the Master refused, although the records have been
+        used."""
         self._acks_due: list[PendingRequest] = []
-        """Independent mode: acknowledgements that nobody has answered yet."""
+        """Independent mode: unanswered acknowledgements."""
         self._fence = 0
         self.on_news: Callable[[Any], None] | None = None
-        """Takes what is told without having been asked for. Must not block."""
+        """Receives unsolicited messages. Must not block."""
         transport.listen(dataset, self._heard)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def register(self, manifest: bytes, options: messages.Options) -> PendingRequest:
-        """Rank 0: these are the shards."""
+        """Rank 0: register the shards."""
         self._register = Register(0, self.dataset, manifest, options)
         return self._ask(self._register)
 
     def open(self, epoch: int, digest: str) -> PendingRequest:
-        """Take part in this round."""
+        """Open the data set in this round."""
         position = self._position() if self._rank == 0 else ""
         with self._lock:
             trainer = trainers.number if self._lasting else 0
@@ -112,10 +115,10 @@ class LeaseClient:
         failed: Iterable[tuple[int, int, str]] = (),
         unreached: Iterable[int] = (),
     ) -> PendingRequest:
-        """Ask for more shards, and say what became of earlier ones."""
+        """Request more shards and report on earlier ones."""
         message = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed), messages.ranges(unreached))
         with self._lock:
-            if self._current(epoch):  # else it comes late, from a thread that reads for the epoch before
+            if self._current(epoch):  # otherwise it is late, from a thread that reads for the previous epoch
                 for shard, upto, _ in message.failed:
                     self._granted.discard(shard)
                     self._returned[shard] = upto
@@ -123,7 +126,7 @@ class LeaseClient:
         return self._ask(message)
 
     def next_epoch(self, epoch: int, dropped: int, tell: bool) -> PendingRequest | None:
-        """From here on it is about this epoch. ``tell``: rank 0 says so to the machine."""
+        """Switch to another epoch. ``tell``: also request it from the Master (rank 0)."""
         with self._lock:
             self._granted.clear()
             self._finished.clear()
@@ -135,26 +138,26 @@ class LeaseClient:
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
 
     def rollback(self, name: str, ledger: str, history: int) -> PendingRequest:
-        """Independent mode: back to a position, once for each history. It has to be opened again then."""
+        """Independent mode: return to a position, once per history. Afterwards the data set must be opened again."""
         return self._ask(Rollback(0, self.dataset, name, ledger, history))
 
     def commit(self, name: str) -> PendingRequest:
-        """Independent mode: give the present position a name."""
+        """Independent mode: store the present position under a name."""
         return self._ask(Commit(0, self.dataset, name))
 
     def gone(self) -> PendingRequest:
-        """Independent mode: it takes no more part; what it has in hand goes to others."""
+        """Independent mode: leave; leased shards go to other workers."""
         with self._lock:
             self._granted.clear()
             self._acked.clear()
         return self._ask(Gone(0, self.dataset))
 
     def ask(self, message: Any) -> PendingRequest:
-        """Anything else that has an answer."""
+        """Send any other request."""
         return self._ask(message)
 
     def withdraw(self, asked: PendingRequest) -> None:
-        """Do not wait for this answer any more."""
+        """Stop waiting for an answer."""
         with self._lock:
             if self._sent is asked:
                 self._sent = None
@@ -162,7 +165,7 @@ class LeaseClient:
                 self._queue.remove(asked)
 
     def ack(self, epoch: int, shards: tuple[tuple[int, int, bool], ...]) -> None:
-        """Independent mode: these are consumed."""
+        """Independent mode: acknowledge consumed records."""
         message = Ack(0, self.dataset, epoch, shards)
         with self._lock:
             for shard, upto, complete in shards:
@@ -178,7 +181,7 @@ class LeaseClient:
             self._acks_due.append(asked)
 
     def unkept(self) -> tuple[tuple[int, int, bool], ...]:
-        """Independent mode: records used in this epoch that may not be in the store yet, or never will be."""
+        """Independent mode: used records of this epoch that may not be in the store yet, or never will be."""
         with self._lock:
             found = {shard: (shard, upto, complete) for shard, upto, complete in self._acks()}
             for shard, one in self._uncounted.items():
@@ -186,7 +189,7 @@ class LeaseClient:
             return tuple(found.values())
 
     def all_counted(self, check: Callable[[], None]) -> None:
-        """Wait until every acknowledgement has been answered, or has gone along with a later ``Open`` that has."""
+        """Wait until every acknowledgement has been answered, or was included in a later ``Open`` that has."""
         while True:
             with self._lock:
                 due = [one for one in self._acks_due if not one.done.is_set()]
@@ -197,18 +200,18 @@ class LeaseClient:
             check()
 
     def tell(self, message: Any) -> None:
-        """What has no answer."""
+        """Send a message that has no answer."""
         if not self._closed:
             self._transport.say(messages.encode(message), self._where()[0])
 
     @property
     def heard(self) -> bool:
-        """Whether answers still come here: nobody else listens for the same data set."""
+        """True while answers arrive here, that is, no other client listens for the same data set."""
         return self._transport.listens(self.dataset, self._heard)
 
     def wait(self, asked: PendingRequest, check: Callable[[], None], kind: type[_Answer]) -> _Answer:
-        """The answer. ``check`` is called again and again, and raises when the round is over. Raises ``DataError`` for
-        a refusal."""
+        """Wait for an answer of type ``kind``. ``check`` is called periodically and raises when the round is over.
+        Raises ``DataError`` if the request is refused."""
         while not asked.done.wait(LOOK_S):
             check()
         if isinstance(asked.answer, kind):
@@ -216,11 +219,11 @@ class LeaseClient:
         if isinstance(asked.answer, Refused):
             raise DataError(f"data set {self.dataset}: {asked.answer.text}")
         raise DataError(
-            f"data set {self.dataset}: {asked.answer!r:.200} is no answer to {type(asked.message).__name__}"
+            f"data set {self.dataset}: {asked.answer!r:.200} is not an answer to {type(asked.message).__name__}"
         )
 
     def close(self) -> None:
-        """Say no more. Nothing is answered any more."""
+        """Send no more, and drop waiting requests."""
         with self._lock:
             self._closed = True
             self.ended.set()
@@ -237,7 +240,7 @@ class LeaseClient:
         return asked
 
     def _go_on(self) -> None:
-        """Say the next thing, unless an answer is due."""
+        """Send the next request unless an answer is pending."""
         with self._lock:
             if self._sent is not None or not self._queue or self._closed:
                 return
@@ -263,10 +266,10 @@ class LeaseClient:
         with self._lock:
             asked = self._sent
             if asked is None or asked.message.id != message.id:
-                return  # to a question that has been asked again since
+                return  # a late answer to a request that was sent again
             stale = isinstance(message, Refused) and message.kind == "stale"
             if stale and self._lasting and self._where()[0] == self._number:
-                return  # the news of the next round is on its way, and all is said again then
+                return  # the next round will be announced, and everything is sent again
             if not (stale and self._lasting):
                 self._sent = None
             if isinstance(message, Refused) and message.kind == "old":
@@ -274,26 +277,26 @@ class LeaseClient:
                 self._queue.appendleft(asked)
                 return
             if stale and not self._lasting:
-                self._closed = True  # the news of the end of this round is on its way
+                self._closed = True  # the end of this round will be announced
                 return
             unknown = isinstance(message, Refused) and message.kind == "unopened" and self._open is not None
             if unknown:
                 self._queue.appendleft(asked)
         if unknown or stale:
-            self._say_again()  # another Master, and the news of it is on its way
+            self._say_again()  # there is a new Master, which will be announced
             return
         with self._lock:
             if isinstance(message, Granted) and isinstance(asked.message, Lease) and self._current(asked.message.epoch):
                 for given in message.leases:
                     self._granted.add(given.shard.index)
                     self._returned.pop(given.shard.index, None)
-                    if self._lasting and given.upto:  # another Master wants to hear how far it was
+                    if self._lasting and given.upto:  # a new Master needs to know its progress
                         self._acked[given.shard.index] = given.upto
             self._remember(asked.message, message)
         asked.answer = message
         asked.done.set()
         if asked.again and isinstance(message, Refused):
-            # Whoever asks next is told why.
+            # Pass the refusal on to the waiting requests.
             with self._lock:
                 waiting, self._queue = list(self._queue), collections.deque()
             for one in waiting:
@@ -305,7 +308,7 @@ class LeaseClient:
             self._fence = message.fence
             fresh = not (self._granted or self._acked or self._unkept)
             if self._lasting and self._open is not None and fresh:
-                self._open = replace(self._open, epoch=message.epoch)  # it begins where the others are
+                self._open = replace(self._open, epoch=message.epoch)  # starts in the others' epoch
             lost = {shard for shard, _ in message.refused}
             self._keep_refused(lost, self._acks())
             for shard in lost:
@@ -313,11 +316,11 @@ class LeaseClient:
             self._granted -= lost
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
-                    one.done.set()  # it has gone along
+                    one.done.set()  # it was included in the Open
         if isinstance(said, NextEpoch) and self._lasting and self._open is not None:
             self._open = replace(self._open, epoch=getattr(message, "epoch", self._open.epoch))
         if isinstance(said, Ack):
-            number = getattr(message, "number", -1)  # -1: refused, so there is nothing to keep
+            number = getattr(message, "number", -1)  # -1: refused, nothing to be stored
             lost = (
                 {shard for shard, _ in message.refused}
                 if isinstance(message, Done)
@@ -345,13 +348,13 @@ class LeaseClient:
         return self._open is None or self._open.epoch == epoch
 
     def _say_again(self) -> None:
-        """Another Master, or another stream to the same one: what was said may be lost."""
+        """There is a new Master or a new stream: messages may have been lost, so send all that matters again."""
         position = self._position() if self._open is not None and self._rank == 0 else ""
         with self._lock:
             if self._closed:
                 return
             pending = [asked for asked in (self._sent, *self._queue) if asked is not None and not asked.again]
-            pending = [asked for asked in pending if not isinstance(asked.message, Ack)]  # goes along with Open
+            pending = [asked for asked in pending if not isinstance(asked.message, Ack)]  # included in Open
             kinds = {type(asked.message) for asked in pending}
             again: list[PendingRequest] = []
             if self._register is not None and Register not in kinds:
@@ -373,21 +376,21 @@ class LeaseClient:
 
 
 class _Numbers:
-    """Rise over the whole life of the process, over all rounds and data sets."""
+    """Request ids, increasing over the life of the process, over all rounds and data sets."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
 
     def next(self) -> int:
-        """A number that has not been used, by a process before this one neither: what it asked may still be waiting
-        for its answer. Drawn when it is needed, since processes may be forked from one that has loaded this."""
+        """An id that neither this process nor a predecessor in its slot has used, whose requests may still be parked.
+        The start is drawn on first use, because processes may be forked after this module is loaded."""
         with self._lock:
             self._last = (self._last or secrets.randbits(40)) + 1
             return self._last
 
     def rise_above(self, number: int) -> None:
-        """A process in this place before has used those up to here."""
+        """A predecessor in this slot has used ids up to ``number``."""
         with self._lock:
             self._last = max(self._last, number)
 

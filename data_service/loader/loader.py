@@ -1,4 +1,4 @@
-"""The data set as a training script sees it: iterated in every world, kept in the state. The frameworks' ``Data``."""
+"""The data set that a script iterates over. Base class of the frameworks' ``Data``."""
 
 from __future__ import annotations
 
@@ -33,62 +33,60 @@ from edl.worker.steps import Share
 
 STATE_VERSION = 2
 GONE_S = 2.0
-"""So long the Master may take to hear that a worker takes no more part."""
+"""Seconds that ``close`` waits for the Master to confirm that the worker leaves."""
 MIXED, MIXED_INDEPENDENT = 16, 4
-"""Shards whose records are mixed unless the script says otherwise. Trainers that do not step together have fewer in
-hand: at the end of an epoch nobody waits long for a slow one."""
+"""Default number of shards whose records are mixed: fewer for independent trainers, so that an epoch ends quickly."""
 MIXED_BYTES = 1 << 30
-"""So much of them, then."""
+"""Most bytes of shards that are mixed by default."""
 AGAIN_S = 0.01
-"""When nobody has anything, but something may come back."""
+"""Pause in seconds when no worker has data but some may be returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataProgress:
-    """Where training is in a data set."""
+    """Progress of training in a data set."""
 
     epoch: int
     records: int
-    """Of the epoch, consumed by all workers together."""
+    """Records of the epoch consumed by all workers together."""
     of_records: int
-    """-1 when that shows only when they are read."""
+    """Number of records in the epoch; -1 if unknown before reading."""
     shards: int
-    """Whole ones that are consumed."""
+    """Finished shards."""
     of_shards: int
 
 
 class Loader(FilesMixin, IndependentMixin):
-    """One data set, iterated by all workers of a world together: each record once in an epoch, whatever happens.
+    """One data set, iterated jointly by all workers of a world. Each record is used once per epoch, despite failures.
 
-    An object for ``State``: its position is committed and rolled back with the model. Each batch counts with the first
-    commit after it was handed out. ``for batch in data`` gives the rest of the epoch; then ``epoch`` rises.
+    It can be put into ``State``: its position is committed and rolled back with the model. A batch counts with the
+    first commit after it was returned. ``for batch in data`` yields the rest of the epoch; then ``epoch`` increases.
 
-    ``files``: paths, patterns or URLs; None for those that the launcher was given as ``--data NAME=…``, which
-    also sets whatever is left at None here.
+    ``files``: paths, patterns or URLs; None: those of the launcher's option ``--data NAME=…``, which also sets whatever
+    is None here.
 
-    ``batch_size``: samples of one batch of one worker, unless the job prescribes other batches. ``format``: by the
-    files' names if not given. ``columns``: only these. ``shuffle`` (default True): another order in each epoch, by
-    ``seed`` (default 0). ``shuffle_shards``: so many shards are open at once and their records mixed; by default 16,
-    or 4 in mode "free", and fewer where they take more than a gigabyte.
+    ``batch_size``: samples per batch of one worker, unless the job prescribes other batches. ``format``: by default
+    derived from the file names. ``columns``: only these. ``shuffle`` (default True): a new order in each epoch, by
+    ``seed`` (default 0). ``shuffle_shards``: number of shards that are open at once and whose records are mixed; by
+    default 16, or 4 in mode "free", and fewer if they take more than 1 GiB.
 
-    ``tail``: what a worker does that has nothing while others still have some. ``"pad"`` (default): it repeats
-    samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which everybody has
-    a whole batch. ``"join"``: it takes part with padding whose share has 0 samples.
+    ``tail``: what a worker does that has run out of data while others have some. ``"pad"`` (default): it repeats
+    samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which every worker has a
+    full batch. ``"join"``: it takes part with padding whose share has 0 samples.
 
-    ``transform``: takes a dict of numpy arrays on the reading thread and gives what becomes the batch, in any nest
-    of dicts, lists and tuples. ``fill``: by column, what stands for null. ``pad``: by column of lists that
-    differ in length, what fills them up; without it they come as ``Ragged(values, offsets)``. ``prefetch``: steps kept
-    ready.
-    ``mode``: ``"free"`` for workers that have nothing to do with each other. Each batch then counts when the next one
-    is asked for (``acknowledge="next"``) or when ``done`` says so (``"done"``); by default when the next one is asked
-    for, but with parameter servers when its push is acknowledged. ``failures``: attempts to read a shard before it is
-    given up. ``shard_records`` and ``shard_bytes``: size of a shard in formats that count records and lines.
-    ``options``: of the format.
-    ``remote``: ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``:
-    ``"module:function"``, applied to each ``pyarrow.RecordBatch`` where it is read.
+    ``transform``: converts a dict of numpy arrays, on the reading thread, to the batch: any nesting of dicts, lists and
+    tuples. ``fill``: replacements for nulls, by column. ``pad``: padding values for columns of lists of varying length;
+    without one they become ``Ragged(values, offsets)``. ``prefetch``: number of steps kept ready.
 
-    ``rescan``: files that match the patterns later join as well: looked for every so many seconds, or at the end of
-    each epoch (``"epoch"``). ``when``: they join the epoch under way (``"now"``, the default) or the next one
+    ``mode``: ``"free"`` for independent workers. A batch then counts when the next one is requested
+    (``acknowledge="next"``) or when ``done`` is called (``"done"``); by default the former, but with parameter servers
+    when its push is acknowledged. ``failures``: attempts to read a shard before it is skipped. ``shard_records`` and
+    ``shard_bytes``: size of a shard in formats that count records or lines. ``options``: of the format. ``remote``:
+    ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``: ``"module:function"``,
+    applied to each ``pyarrow.RecordBatch`` where it is read.
+
+    ``rescan``: also use files that match the patterns later; scans every so many seconds, or at the end of each epoch
+    (``"epoch"``). ``when``: new files join the current epoch (``"now"``, the default) or the next one
     (``"next-epoch"``). See also ``add``.
     """
 
@@ -120,7 +118,7 @@ class Loader(FilesMixin, IndependentMixin):
         rescan: str | float | None = None,
         when: str | None = None,
     ) -> None:
-        """See the class. Raises ``SettingError``."""
+        """See the class for the arguments. Raises ``SettingError``."""
         self._context = self._make_context()
         self._name = checked_name(name)
         _check(batch_size=batch_size, prefetch=prefetch, shuffle_shards=shuffle_shards, failures=failures)
@@ -154,7 +152,7 @@ class Loader(FilesMixin, IndependentMixin):
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing has happened yet."""
+        """Initialise the state of an unused loader."""
         self._source: DataSource | None = None
         self._options = Options()
         self._lock = threading.Lock()
@@ -181,30 +179,29 @@ class Loader(FilesMixin, IndependentMixin):
     # --- for framework subclasses ------------------------------------------------------------------------------------
 
     def _make_context(self) -> WorkerContext:
-        """Where this worker is."""
+        """The context of this worker."""
         raise NotImplementedError
 
     def _tensor(self, array: Any) -> Any:
-        """The framework's tensor of an array of numbers that nobody else has. On the reading thread."""
+        """Convert an array of numbers, which is not shared, to a tensor. Called on the reading thread."""
         raise NotImplementedError
 
     # --- for scripts -------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The present one, from 0. Rises when an iteration has come to the end. In mode "free" it is that of all
-        workers together, and may have risen before this one came."""
+        """The current epoch, from 0. Increases at the end of an iteration. In mode "free" it may start higher."""
         if self._ledger is None and self._lasting:
             self._connect()
         return 0 if self._ledger is None else self._ledger.epoch
 
     @property
     def share(self) -> Share | None:
-        """Share of the batch that was handed out last."""
+        """The share of the last batch."""
         return self._share
 
     def progress(self) -> DataProgress:
-        """Where training is, batches included that have been handed out and not been committed yet."""
+        """The current progress, including batches that have been returned but not committed."""
         ledger, opened = self._ledger, self._opened
         total = self._known.records if self._known is not None else opened.records if opened is not None else -1
         if ledger is None:
@@ -212,18 +209,18 @@ class Loader(FilesMixin, IndependentMixin):
         return DataProgress(ledger.epoch, ledger.records, total, ledger.done_shards, ledger.shards)
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch, batch by batch. All workers iterate at the same time, and come to the same number of
-        batches."""
+        """Iterate over the rest of the epoch, batch by batch. All workers iterate at the same time and get the same
+        number of batches."""
         steps = self.shares()
         return (batch for batch, _ in steps)
 
     def shares(self) -> Iterator[tuple[Any, Share]]:
-        """The rest of the epoch: each micro-batch with its share in its step."""
+        """Iterate over the rest of the epoch: each micro-batch with its share in its step."""
         return self._iterate(self._generation)
 
     def close(self) -> None:
-        """Stop reading. It can be used again in the next round, once its position has been restored: the Master gives
-        nothing twice in a round, and what was read ahead is dropped."""
+        """Stop reading. The loader can be used again in the next round, once its position has been restored: the Master
+        grants nothing twice in a round, and prefetched data are dropped."""
         client = self._client
         if client is not None and self._independent:
             if not self.held:
@@ -249,12 +246,13 @@ class Loader(FilesMixin, IndependentMixin):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; what has been read ahead is dropped, iterators made before are void.
+        """Continue from a position. Prefetched data are dropped, and existing iterators become invalid.
 
-        Raises ``DataError`` when it is the position in another data set or in another order.
+        Raises ``DataError`` for a position in another data set or order, ``StateError`` if the data set is in use in
+        this round.
         """
         if state.get("version") not in (1, STATE_VERSION):
-            raise DataError(f"data set {self._name}: a position of version {state.get('version')!r}, not known here")
+            raise DataError(f"data set {self._name}: unsupported version of a position, {state.get('version')!r}")
         if state["dataset"] != self._name:
             raise DataError(f"the position belongs to the data set {state['dataset']!r}, this one is {self._name!r}")
         ledger = None if state["ledger"] is None else Ledger.load(state["ledger"])
@@ -263,7 +261,9 @@ class Loader(FilesMixin, IndependentMixin):
             self._opened = None
         elif self._place is not None and not self._context.over(self._place.round):
             where = f"in round {self._place.round}, in which it has been used already"
-            raise StateError(f"data set {self._name}: its position was to be restored {where}; do it before iterating")
+            raise StateError(
+                f"data set {self._name}: its position cannot be restored {where}; restore it before iterating"
+            )
         self._detach()
         self._generation += 1
         with self._lock:
@@ -279,7 +279,7 @@ class Loader(FilesMixin, IndependentMixin):
         while True:
             if generation != self._generation:
                 raise StateError(
-                    f"data set {self._name}: its position was restored after this iterator was made; begin a new "
+                    f"data set {self._name}: its position was restored after this iterator was made; create a new "
                     "one with iter(data) inside the function that run calls"
                 )
             if self._independent and not self.held:
@@ -294,7 +294,7 @@ class Loader(FilesMixin, IndependentMixin):
             yield batch, share
 
     def _begin_step(self) -> bool:
-        """Have the micro-batches of the next step; False when the epoch is over."""
+        """Prepare the micro-batches of the next step. Returns False at the end of the epoch."""
         if self._independent and self._unacknowledged.redone:
             trainers.push()
         place, prefetcher = self._attach()
@@ -326,13 +326,13 @@ class Loader(FilesMixin, IndependentMixin):
         return True
 
     def _count(self) -> None:
-        """The step's last micro-batch goes out: with the next commit all workers' records of it are consumed."""
+        """The step's last micro-batch is returned: with the next commit all workers' records of it are consumed."""
         step, self._step = self._step, None
         assert step is not None and self._ledger is not None, "a step has begun"  # noqa: S101
         with self._lock:
             self._window.popleft()
             for segment in step.taken:
-                # Mode "free": a shard may come back to who had it, when its acknowledgement did not count.
+                # Mode "free": a shard may return to its previous holder if an acknowledgement did not count.
                 ledger, shard = self._ledger, segment.shard
                 if not self._independent or not (ledger.is_done(shard) or segment.upto < ledger.count(shard)):
                     ledger.take(shard, segment.upto, segment.complete)
@@ -343,7 +343,7 @@ class Loader(FilesMixin, IndependentMixin):
         self._meter.tell(self._client, self._name)
 
     def _plan_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> bool:
-        """Agree with all ranks on the next steps. False when there are none."""
+        """Agree with all ranks on the next steps. Returns False if there are none."""
         single = place.world_size == 1 or self._independent
         wait = BatchWait(self._name, self._unacknowledged)
 
@@ -364,11 +364,11 @@ class Loader(FilesMixin, IndependentMixin):
             if window.steps:
                 with self._lock:
                     self._window.extend(window.steps)
-                if not self._independent:  # there each batch is acknowledged
+                if not self._independent:  # in mode "free" each batch is acknowledged
                     prefetcher.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
             if self._independent and self.held and len(self._unacknowledged):
-                trainers.push()  # the script cannot know that these were the last: the epoch ends when they count
+                trainers.push()  # the script cannot know that these were the last; the epoch ends when they count
             if window.over:
                 return False
             with self._meter.waiting():
@@ -387,49 +387,49 @@ class Loader(FilesMixin, IndependentMixin):
             raise DataError(self._nothing())
         dropped = 0
         if self._tail is Tail.DROP and not self._independent:
-            dropped = max(1, total - ledger.records)  # also if nothing is left: files may have joined just now
+            dropped = max(1, total - ledger.records)  # at least 1, because files may have joined just now
             if place.rank == 0 and ledger.done_shards < ledger.shards:
                 left = f"{dropped:,}" if total >= 0 else "some"
-                note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are left out (tail=drop)")
+                note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are skipped (tail=drop)")
         self._end_prefetcher()
         self._look_at_epochs_end(place, client, ledger)
-        # First: a Master that comes from here on is told of the new epoch, of which others may have shards already.
+        # First, so that a new Master gets the new epoch, of which others may already have shards.
         with self._lock:
             ledger.next_epoch()
         asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._independent)
         if asked is not None:
             answer = client.wait(asked, lambda: self._context.check(place.round), Done)
             if self._independent and answer.epoch != ledger.epoch:
-                ledger.start(answer.epoch)  # others are further
+                ledger.start(answer.epoch)  # the others are in a later epoch
 
     def _nothing(self) -> str:
         assert self._ledger is not None  # noqa: S101
         which = f"data set {self._name}: not a single record of epoch {self._ledger.epoch}"
         troubles = self._prefetcher.troubles if self._prefetcher is not None else []
         if self._tail is Tail.DROP and not troubles:
-            return f"{which} makes a whole step of all workers (tail=drop); take a smaller batch_size or fewer workers"
+            return f"{which} fills a whole step of all workers (tail=drop); use a smaller batch_size or fewer workers"
         reason = f", such as: {troubles[-1]}" if troubles else ""
-        return f"{which} could be read: all {self._ledger.shards} shards have been given up{reason}"
+        return f"{which} could be read: all {self._ledger.shards} shards were skipped{reason}"
 
     # --- attaching ---------------------------------------------------------------------------------------------------
 
     def _attach(self) -> tuple[RankAssignment, Prefetcher]:
-        """Take part in the current round, and have a prefetcher."""
+        """Join the current round and start a prefetcher."""
         place, _ = self._connect()
         if self._prefetcher is None:
             self._prefetcher = self._new_prefetcher(place, LeasedShards())
         return place, self._prefetcher
 
     def _connect(self) -> tuple[RankAssignment, LeaseClient]:
-        """Take part in the current round."""
+        """Join the current round."""
         place = self._context.place()
         changed = self._place is None or place.round != self._place.round
         if self._client is None or (changed and not self._lasting):
             if not self._restored and self._place is not None and place.round == self._place.round:
-                raise StateError(f"data set {self._name}: it has been closed in this round; take data before that")
+                raise StateError(f"data set {self._name}: it was closed in this round; use it again in the next")
             if not self._restored:
                 raise StateError(
-                    f"data set {self._name}: the world has changed and nobody has restored its position; "
+                    f"data set {self._name}: the world has changed and its position was not restored; "
                     "put it into the state: State(data=data, ...)"
                 )
             self._detach()
@@ -439,7 +439,7 @@ class Loader(FilesMixin, IndependentMixin):
         assert client is not None, "it has been opened"  # noqa: S101
         if not client.heard:
             raise StateError(
-                f"this script uses two data sets named {self._name} at once; they would take each other's records. "
+                f"this script uses two data sets named {self._name} at once; each would consume the other's records. "
                 "Give them different names, or use one object"
             )
         return place, client
@@ -479,7 +479,7 @@ class Loader(FilesMixin, IndependentMixin):
         self._padding.pattern = ""
 
     def _position(self) -> str:
-        """What is announced to all ranks, also if not handed out yet. On any thread."""
+        """The position including what was announced to all ranks but not returned yet. Thread-safe."""
         with self._lock:
             if self._ledger is None or self._independent:
                 return ""
@@ -490,7 +490,7 @@ class Loader(FilesMixin, IndependentMixin):
         return ledger.encode()
 
     def _settle(self) -> DataSource:
-        """What the data set is, once it is known what the launcher says of it."""
+        """Resolve the settings with those of the launcher."""
         if self._source is None:
             settings = self._settings.settle(self._name, self._context.environment())
             assert settings.files and settings.shard_records and settings.shard_bytes and settings.options  # noqa: S101
@@ -519,7 +519,7 @@ class Loader(FilesMixin, IndependentMixin):
 
     @property
     def _lasting(self) -> bool:
-        """Rounds change while it goes on."""
+        """True if the loader outlives rounds."""
         return self._independent and self._context.where() is not None
 
     def _new_prefetcher(self, place: RankAssignment, held: LeasedShards) -> Prefetcher:
@@ -549,8 +549,8 @@ class Loader(FilesMixin, IndependentMixin):
         return prefetcher
 
     def _resize_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> Prefetcher:
-        """Other settings hold from this step on, on all ranks: ready steps are made again in other sizes. All ranks
-        have been told of it and none has handed it out, so all forget it."""
+        """New settings apply from this step on, on all ranks: prepared steps are made again with other sizes. All ranks
+        have agreed on these steps and none has returned them, so all drop them."""
         prefetcher.stop(wait=True)
         with self._lock:
             self._window.clear()
@@ -563,7 +563,7 @@ class Loader(FilesMixin, IndependentMixin):
             prefetcher.stop(wait)
 
     def _detach(self, wait: bool = False) -> None:
-        """Drop all that belongs to a round but the position."""
+        """Drop everything that belongs to a round, except the position."""
         self._end_prefetcher(wait)
         client, self._client = self._client, None
         if client is not None:
@@ -582,8 +582,8 @@ class Loader(FilesMixin, IndependentMixin):
         return to_numpy(table, self._fill)
 
     def _finish(self, columns: Columns) -> Any:
-        """What the script gets of a micro-batch. On the reading thread."""
-        # Records that are not mixed are views of the file.
+        """Convert a micro-batch to what the script gets. Called on the reading thread."""
+        # Unmixed records are views of the file.
         whole = {name: array if array.flags.writeable else array.copy() for name, array in columns.items()}
         for name, array in whole.items():
             if isinstance(array, RaggedColumn):

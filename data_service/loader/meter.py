@@ -1,4 +1,4 @@
-"""How fast a worker takes records, and how much of the time it waits for them: for ``edl status``."""
+"""Measures a worker's throughput and the share of time that it waits for data, for ``edl status``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edl.adapters.clock import SystemClock
 
 _CLOCK = SystemClock()
 PACE_S = 2.0
-"""How often it is told."""
+"""Seconds between two reports."""
 
 
 class Meter:
-    """Of one worker and one data set."""
+    """The meter of one worker and one data set."""
 
     def __init__(self) -> None:
         self._since_s = _CLOCK.now_s()
@@ -23,12 +23,12 @@ class Meter:
         self._waited_s = 0.0
 
     def count(self, records: int) -> None:
-        """These have been handed out."""
+        """Count returned records."""
         self._records += records
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The script waits for data meanwhile."""
+        """Context in which the script waits for data."""
         began_s = _CLOCK.now_s()
         try:
             yield
@@ -36,7 +36,7 @@ class Meter:
             self._waited_s += _CLOCK.now_s() - began_s
 
     def tell(self, client: LeaseClient | None, name: str) -> None:
-        """Say it, if that is due."""
+        """Send a report if one is due."""
         elapsed_s = _CLOCK.now_s() - self._since_s
         if elapsed_s < PACE_S or client is None:
             return

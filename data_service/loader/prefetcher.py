@@ -1,4 +1,4 @@
-"""The prefetch thread of a loader: leases shards, reads them, makes steps and keeps some of them ready."""
+"""The prefetch thread of a loader: leases shards, reads them, and keeps some steps ready."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from edl.errors import DataError, EdlError, UnreachableData, UnsupportedData
 
 _CLOCK = SystemClock()
 AHEAD_S = 1.0
-"""So long should the shards last that are asked for at once."""
+"""Requests for shards aim at this many seconds of work."""
 MOST_SHARDS = 1024
-"""In one lease."""
+"""Most shards per request."""
 MOST_AHEAD = 8
-"""Shards that a reader is told of before they are read."""
+"""Number of upcoming shards that a reader is notified of."""
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A reader that can be told ahead what to read next, such as a remote one, which reads several shards at once."""
+    """A reader that can prefetch announced shards, such as a remote one, which reads several at once."""
 
     def expect(self, refs: Iterable[ShardRef]) -> None:
-        """These will be read next, in this order."""
+        """Announce the shards that will be read next, in order."""
         ...
 
     def interrupt(self) -> None:
@@ -51,11 +51,11 @@ class ReadOrder:
     epoch: int
     shuffle: bool
     mixed: int
-    """Shards that are open at once, their records mixed; 1 for one after the other."""
+    """Number of shards that are open at once, with their records mixed; 1: one after another."""
     short: bool
-    """Steps with fewer records than asked for are handed out at the end."""
+    """True if steps with fewer records than requested are produced at the end."""
     open_bytes: int = 0
-    """No further shard is opened to be mixed while those that are take so much; 0: whatever they take."""
+    """No further shard is opened for mixing while the open ones take this many bytes; 0: unlimited."""
 
 
 @dataclass(slots=True)
@@ -63,17 +63,17 @@ class ReadyStep:
     """One step of this worker, decoded."""
 
     parts: list[tuple[Any, int]]
-    """Micro-batches as the script gets them, each with its number of samples."""
+    """Micro-batches as given to the script, each with its number of samples."""
     offer: StepOffer
     pieces: tuple[RecordRange, ...]
-    """Where its records are from."""
+    """Origin of its records."""
     redo: Replay | None = None
-    """The push of a trainer that is gone, if it is made once more of this."""
+    """The lost trainer's push that the step replays, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochFiles:
-    """The list of files an epoch consists of (``data_service.file_list``)."""
+    """The version of the file list for an epoch (``data_service.file_list``)."""
 
     version: int
     shards: int
@@ -83,31 +83,31 @@ class EpochFiles:
 
 @dataclass
 class LeasedShards:
-    """The shards a worker holds in an epoch. They outlive a prefetcher: the next one goes on from here."""
+    """The shards that a worker holds in an epoch. They outlive a prefetcher: the next one continues with them."""
 
     leases: dict[int, Given] = field(default_factory=dict)
-    """Shards that have not been handed out to the end, and how far they have."""
+    """Shards that have not been returned completely, with their progress."""
     complete: dict[int, int] = field(default_factory=dict)
-    """Announced to their end and not yet reported: records by shard."""
+    """Shards announced to their end and not reported yet, with their number of records."""
     reported: set[int] = field(default_factory=set)
     announced: set[int] = field(default_factory=set)
-    """Announced in part or whole, and not handed out to the end."""
+    """Shards announced in part or completely, and not returned completely."""
     failed: list[tuple[int, int, str]] = field(default_factory=list)
-    """Not yet reported."""
+    """Failed shards that have not been reported yet: shard, progress, reason."""
     unreached: set[int] = field(default_factory=set)
-    """Those of ``failed`` whose file could not be reached: nothing is known against it."""
+    """Those of ``failed`` whose file was inaccessible, which says nothing about its content."""
     asked: PendingRequest | None = None
-    """A request for more that is on its way."""
+    """A pending request for more shards."""
 
     def announce(self, segments: Iterable[ShardProgress]) -> None:
-        """All ranks have been told that these will be handed out."""
+        """Note that all ranks know that these will be returned."""
         for segment in segments:
             self.announced.add(segment.shard)
             if segment.complete and segment.shard not in self.reported:
                 self.complete[segment.shard] = segment.upto
 
     def hand_out(self, segments: Iterable[ShardProgress]) -> None:
-        """The script gets these."""
+        """Note that the script gets these."""
         for segment in segments:
             given = self.leases.get(segment.shard)
             if given is not None and segment.complete:
@@ -117,7 +117,7 @@ class LeasedShards:
                 self.leases[segment.shard] = Given(given.shard, segment.upto)
 
     def report(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]], set[int]]:
-        """What is complete, what has failed, and what of that was out of reach; each is said once."""
+        """Complete, failed and inaccessible shards that have not been reported yet; each is returned once."""
         complete, self.complete = list(self.complete.items()), {}
         failed, self.failed = self.failed, []
         self.reported.update(shard for shard, _ in complete)
@@ -141,12 +141,12 @@ class Prefetcher:
         over: Callable[[], bool],
         held: LeasedShards | None = None,
     ) -> None:
-        """``columns``: a table as arrays. ``finish``: makes of a micro-batch's arrays what the script gets.
-        ``held``: what is left from a prefetcher before this one."""
+        """``columns``: converts a table to arrays. ``finish``: converts a micro-batch's arrays to what the script gets.
+        ``held``: what a previous prefetcher left."""
         self.step_sizes = step_sizes
         self.held = held or LeasedShards()
         self.troubles: list[str] = []
-        """Why shards could not be read."""
+        """Reasons why shards could not be read."""
         self._client = client
         self._reader = reader
         self._order = order
@@ -158,12 +158,12 @@ class Prefetcher:
         self._steps: collections.deque[ReadyStep] = collections.deque()
         self._supply = Supply.MORE
         self.known = EpochFiles(0, 0, "", -1)
-        """The list of files of this epoch, as told with the last shards."""
+        """File list of this epoch, as sent with the last shards."""
         self._idle = False
         self._asked_again = 0
         self._error: BaseException | None = None
         self._stopped = False
-        # Only the thread:
+        # Used by the thread only:
         self._unread: collections.deque[Given] = collections.deque(self.held.leases.values())
         self._open: list[Cursor] = []
         self._refs: dict[int, ShardRef] = {}
@@ -175,11 +175,11 @@ class Prefetcher:
     # --- the training thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def stop(self, wait: bool = False) -> None:
-        """Let the thread end; what it has ready is dropped. ``wait`` until it has."""
+        """Stop the thread and drop prepared steps. ``wait``: block until it has ended."""
         with self._changed:
             self._stopped = True
             self._steps.clear()
@@ -193,13 +193,13 @@ class Prefetcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def ready(self, check: Callable[[], None]) -> tuple[list[ReadyStep], Supply]:
-        """The steps that are ready, at least one, and they stay here; or none, and what may still come, as the Master
-        says now. Blocks until one of the two is known. ``check`` raises when the round is over; raises what the
-        thread has raised."""
+        """Return the prepared steps without removing them, or none together with what the Master says may still
+        come. Blocks until one of the two is known. ``check`` raises when the round is over; also raises the
+        thread's error."""
         asked = False
         with self._changed:
             while True:
@@ -210,7 +210,7 @@ class Prefetcher:
                 if self._supply is Supply.FINISHED or (self._idle and asked):
                     return [], self._supply
                 if self._idle:
-                    # What it has heard last may be old: since then steps have been announced.
+                    # Its last information may be outdated: steps have been announced since.
                     asked, self._idle = True, False
                     self._asked_again += 1
                     self._changed.notify_all()
@@ -219,7 +219,7 @@ class Prefetcher:
                 check()
 
     def pop(self) -> ReadyStep:
-        """The next step."""
+        """Remove and return the next step."""
         with self._changed:
             step = self._steps.popleft()
             self.held.hand_out(step.offer.taken)
@@ -227,17 +227,17 @@ class Prefetcher:
             return step
 
     def next_redo(self) -> Replay | None:
-        """Of the next step."""
+        """The push that the next step replays, if any."""
         with self._changed:
             return self._steps[0].redo if self._steps else None
 
     def first(self) -> Any:
-        """What the next step's first micro-batch holds, if it is ready; else None. It stays here."""
+        """The first micro-batch of the next step if ready, else None. It is not removed."""
         with self._changed:
             return self._steps[0].parts[0][0] if self._steps else None
 
     def announce(self, segments: Sequence[ShardProgress]) -> None:
-        """All ranks know now that these steps will be handed out."""
+        """Note that all ranks know that these steps will be returned."""
         with self._changed:
             self.held.announce(segments)
 
@@ -253,7 +253,7 @@ class Prefetcher:
                     self._make_step(self.step_sizes.total)
                 elif not self._unread:
                     self._run_out()
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that trains
+        except BaseException as error:  # noqa: BLE001 - raised on the training thread
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -284,7 +284,7 @@ class Prefetcher:
         self._unread.extend(leases)
 
     def _take_over(self, leases: Sequence[Given], trainers_gone: Sequence[int]) -> Sequence[Given]:
-        """What trainers that are gone had begun with these shards comes first. Returns what is left to read."""
+        """Plan the replay of lost trainers' pushes on these shards. Returns the leases left to read."""
         epoch, name = self._order.epoch, self._client.dataset
         found = plan(leases, trainers.ended(trainers_gone, name, epoch))
         with self._changed:
@@ -298,7 +298,7 @@ class Prefetcher:
                     self.held.leases[shard] = Given(ref, max(upto, self.held.leases[shard].upto))
         if found.acks:
             self._client.ack(epoch, tuple(found.acks))
-        # Those that one shard is home to follow one another.
+        # Replays with the same home shard are consecutive.
         given_up = {
             home
             for home, redos in itertools.groupby(found.redos, lambda ended: ended.home)
@@ -307,9 +307,9 @@ class Prefetcher:
         return [given for given in found.leases if given.shard.index not in given_up]
 
     def _make_redos(self, home: int, redos: Sequence[LostTrainer]) -> bool:
-        """Make steps of the pushes that this shard is home to. False when some of their records cannot be read: then
-        the shard has failed, as if it were the one that cannot be read, and whoever gets it next tries all of them
-        again. Everything is read before the first step: a part of a push must not go out under its number."""
+        """Make the steps that replay pushes with this home shard. Returns False if some of their records are
+        unreadable: then the home shard counts as failed, and the next worker that gets it tries all of them again.
+        Everything is read before the first step, because a part of a push must not be sent under its number."""
         pieces = [piece for ended in redos for batch in ended.batches for piece in batch]
         most = {piece.ref.index: piece for piece in sorted(pieces, key=lambda piece: piece.upto)}
         tables: dict[int, tuple[Columns, int]] = {}
@@ -325,7 +325,7 @@ class Prefetcher:
         return True
 
     def _make_redo(self, ended: LostTrainer, tables: Mapping[int, tuple[Columns, int]]) -> None:
-        """The batches of a push, of the very same records."""
+        """Make the steps of one push from exactly the same records."""
         _, upto, complete = ended.span(ended.home) or (0, 0, False)
         for number, batch in enumerate(ended.batches, 1):
             cursors = []
@@ -342,13 +342,13 @@ class Prefetcher:
             self._put_step(ReadyStep([(self._finish(columns), count)], StepOffer(count, taken), batch, redo))
 
     def _ask_ahead(self) -> None:
-        """Ask for more while there is still some left."""
+        """Request more shards before the present ones run out."""
         want = self._enough()
         if self.held.asked is None and self._supply is Supply.MORE and len(self._unread) < max(1, want // 2):
             self._ask(want)
 
     def _enough(self) -> int:
-        # The first ones fill the queue, and say little about the speed of training.
+        # The first ones fill the queue and say little about the training speed.
         elapsed_s = max(AHEAD_S, _CLOCK.now_s() - self._began_s)
         by_speed = math.ceil(AHEAD_S * self._shards_read / elapsed_s)
         return max(1, self._order.mixed, min(MOST_SHARDS, by_speed))
@@ -366,7 +366,8 @@ class Prefetcher:
             self._open_shard(self._unread.popleft())
 
     def _mixes_more(self) -> bool:
-        """Whether one more is to be opened. Those that cannot give their part of a step are as good as read."""
+        """True if another shard should be opened. Shards that cannot contribute their part of a step count as
+        finished."""
         limit, mixed = self._order.open_bytes, self._order.mixed
         if mixed == 1:
             return not self._open
@@ -390,7 +391,8 @@ class Prefetcher:
         self._open.append(Cursor(ref.index, columns, records, upto, self._order_of(ref)))
 
     def _read(self, ref: ShardRef, upto: int) -> tuple[Columns, int]:
-        """A shard, and its number of records, of which the first ``upto`` have been used."""
+        """Read a shard; return its columns and number of records, of which the first ``upto`` have been used. Raises
+        ``DataError``."""
         table = self._reader.read(ref)
         columns, records = self._columns(table), int(table.num_rows)
         if upto > records:
@@ -398,22 +400,22 @@ class Prefetcher:
         return columns, records
 
     def _not_read(self, error: Exception, ref: ShardRef, leased: int, upto: int) -> None:
-        """This shard cannot be read, so the leased one, the same or one whose push is made of it, is given back, used
-        up to there: the Master counts attempts, and leaves it out in the end. Raises what is not the data's fault."""
+        """Handle an unreadable shard: return the leased one (the same, or the home of a replayed push) with its
+        progress. The Master counts attempts and finally skips it. Raises errors that are not due to the data."""
         if isinstance(error, UnsupportedData):
             text = str(error)
             raise UnsupportedData(text if ref.file in text else f"{ref.file}, shard {ref.index}: {text}") from error
         if isinstance(error, EdlError) and not isinstance(error, DataError):
             raise error
         if self._ended():
-            return  # it has been interrupted; the lease is kept for the prefetcher after this one
+            return  # interrupted; the next prefetcher keeps the lease
         reason = str(error) if isinstance(error, EdlError) else f"{ref.file}, shard {ref.index}: {error}"
         if leased != ref.index:
-            reason = f"a push of shard {leased} cannot be made again: {reason}"
+            reason = f"cannot replay a push of shard {leased}: {reason}"
         self.troubles.append(reason)
         if leased in self.held.announced:
-            # It is cut again, and was read before. The Master may count it as done, and would give it to nobody.
-            raise DataError(f"{reason}; and it has been announced to all workers") from error
+            # It has been read before and is divided anew. The Master may count it as done and would not grant it again.
+            raise DataError(f"{reason}; it was already announced to all workers") from error
         with self._changed:
             self.held.leases.pop(leased, None)
             self.held.failed.append((leased, upto, reason))
@@ -424,7 +426,7 @@ class Prefetcher:
         return order_of(self._order.seed, self._order.epoch, ref.index) if self._order.shuffle else None
 
     def _nothing_left(self, shard: int, upto: int) -> None:
-        """There is no record to announce its end with: that goes along with the next step, if there is one."""
+        """Finish a shard without remaining records; its end is announced with the next step, if any."""
         end = ShardProgress(shard, upto, True)
         self._loose.append(end)
         with self._changed:
@@ -454,7 +456,7 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def _run_out(self) -> None:
-        """Nothing to read. What is open is too little for a whole step."""
+        """Nothing left to read, and too few records for a whole step."""
         if self.held.asked is None and self._supply is Supply.MORE:
             self._ask(self._enough())
         if self.held.asked is not None:

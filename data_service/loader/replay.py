@@ -1,9 +1,9 @@
-"""What a trainer's last push was made of, told ahead of it, and who trains on it again when the trainer is gone.
+"""Replay of a lost trainer's last push: what each trainer writes down before a push, and how others continue.
 
-A trainer that dies in mid-push may have changed some rows with its last batches and others not. Before each push it
-says what the push is made of, and what it had used before that the Master may not have in the store. Whoever is given
-its shards reads that: used records are skipped; the last push is made once more of the very same records, under its old
-number, by the worker that has the first of its shards. Pservers leave out the rows that have it already.
+A trainer that dies during a push may have changed some rows and not others. Before each push it writes down the records
+of the push, and those used earlier that may not be in the Master's store yet. The worker that gets its shards reads
+that: used records are skipped, and the last push is repeated with exactly the same records under its old number, by the
+worker that holds the first of its shards. Pservers skip rows that already have it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edl.errors import DataError
 
 _T = TypeVar("_T")
 Acks = tuple[tuple[int, int, bool], ...]
-"""Shard, count of its records used so far, whether that is all of it."""
+"""Shard, number of records used so far, whether that is all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RecordRange:
     begin: int
     upto: int
     complete: bool = False
-    """The shard ends here."""
+    """True if the shard ends here."""
 
 
 Batch = tuple[RecordRange, ...]
@@ -43,7 +43,7 @@ class Replay:
     trainer: int
     seq: int
     last: bool = True
-    """It is the last batch of that push."""
+    """True for the last batch of that push."""
 
     @property
     def push(self) -> tuple[int, int]:
@@ -58,17 +58,18 @@ class LostTrainer:
     trainer: int
     seq: int
     done: Mapping[int, tuple[int, bool]] = field(default_factory=dict)
-    """By shard: records used, whether that is all of it."""
+    """By shard: number of records used, whether that is all of it."""
     batches: tuple[Batch, ...] = ()
-    """Of its last push."""
+    """The batches of its last push."""
 
     @property
     def home(self) -> int:
-        """The shard whose holder makes the last push once more."""
+        """The shard whose holder repeats the last push."""
         return next((piece.ref.index for batch in self.batches for piece in batch), -1)
 
     def span(self, shard: int) -> tuple[int, int, bool] | None:
-        """The records of a shard in the last push: first, end, whether that is the shard's end."""
+        """The records of a shard in the last push: start, end, whether that is the shard's end. None if there are
+        none."""
         found = [piece for batch in self.batches for piece in batch if piece.ref.index == shard]
         return (found[0].begin, found[-1].upto, found[-1].complete) if found else None
 
@@ -78,16 +79,16 @@ class ReplayPlan:
     """What to do with newly leased shards that lost trainers may have held."""
 
     leases: list[Given] = field(default_factory=list)
-    """To be read on."""
+    """Leases to continue reading."""
     acks: list[tuple[int, int, bool]] = field(default_factory=list)
-    """Used already: to be told to the Master."""
+    """Progress to report to the Master: already used."""
     redos: list[LostTrainer] = field(default_factory=list)
-    """To be trained on once more, before ``leases``."""
+    """Pushes to replay, before ``leases``."""
 
 
 def encode(dataset: str, epoch: int, done: Acks, batches: Iterable[Batch]) -> str:
-    """The text of what a trainer says. Each file and each shard is named once: many batches are made of the same few
-    shards, and pservers take no text of any length."""
+    """Encode an intent. Each file and shard is listed once, because many batches consist of the same few shards and
+    pservers limit the length."""
     files: dict[str, int] = {}
     shards: dict[ShardRef, int] = {}
     pieces = [
@@ -103,7 +104,7 @@ def encode(dataset: str, epoch: int, done: Acks, batches: Iterable[Batch]) -> st
 
 
 def decode(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> LostTrainer | None:
-    """The inverse; None if it is about something else. Raises ``DataError``."""
+    """The inverse of ``encode``; None if it concerns another data set or epoch. Raises ``DataError``."""
     if not text:
         return None
     try:
@@ -124,19 +125,19 @@ def decode(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> LostT
         )
         done = {int(shard): (int(upto), bool(complete)) for shard, upto, complete in said["done"]}
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise DataError(f"data set {dataset}: the last intent of trainer {trainer} cannot be read: {error!r}") from None
+        raise DataError(f"data set {dataset}: cannot read the last intent of trainer {trainer}: {error!r}") from None
     return LostTrainer(trainer, seq, done, batches)
 
 
 def _entry(entries: Sequence[_T], number: object) -> _T:
-    """Raises ``ValueError`` for what is no index, and for one that would count from the end."""
+    """An entry by index. Raises ``ValueError`` for an invalid or negative index."""
     if type(number) is not int or not 0 <= number < len(entries):
         raise ValueError(f"it names entry {number!r} of {len(entries)}")
     return entries[number]
 
 
 def plan(leases: Iterable[Given], ended: Sequence[LostTrainer]) -> ReplayPlan:
-    """Plan where to go on in shards that lost trainers may have held."""
+    """Plan how to continue with shards that lost trainers may have held."""
     found = ReplayPlan()
     for given in leases:
         shard, upto, complete = given.shard.index, given.upto, False
@@ -148,7 +149,8 @@ def plan(leases: Iterable[Given], ended: Sequence[LostTrainer]) -> ReplayPlan:
         for one in sorted((one for one in ended if one.span(shard)), key=lambda one: one.span(shard) or ()):
             begin, end, last = one.span(shard) or (0, 0, False)
             if begin <= upto < end:
-                # A count in its midst is of its own acknowledgements, of which some came through: it has been applied.
+                # Progress inside the range means that some of its own acknowledgements arrived, so the push was
+                # applied.
                 if one.home == shard and begin == upto:
                     again.append(one)
                 upto, complete = end, last

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from data_service.scan import KnownFiles
 
 EPOCH = "epoch"
-"""Value of ``rescan``: the patterns are looked at again at the end of each epoch."""
+"""Value of ``rescan`` for scanning the patterns at the end of each epoch."""
 VARIABLE = "EDL_DATA_SETS"
-"""What the launcher was told with ``--data``, as JSON: by name, ``files`` and texts for the other settings."""
+"""Environment variable with the launcher's ``--data`` options, as JSON: by data set, ``files`` and texts for other
+settings."""
 SHARD_RECORDS = 65536
 SHARD_BYTES = 16 << 20
 _LOOK_S = 0.05
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""What a data set may be called."""
+"""Valid names of data sets."""
 _YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 
@@ -43,17 +44,17 @@ class DataSource:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     options: Options = field(default_factory=Options)
     remote: str = ""
-    """Whether remote readers read: empty, ``prefer`` or ``only``."""
+    """Use of remote readers: empty, ``prefer`` or ``only``."""
     decode: str = ""
     """``module:function``, applied to each batch of records where it is read."""
     rescan: str = ""
-    """Whether the patterns are looked at again: empty, ``epoch``, or after so many seconds."""
+    """When to scan the patterns again: empty (never), ``epoch``, or an interval in seconds."""
     when: str = NOW
-    """When what is found then joins."""
+    """When newly found files join."""
 
     @property
     def rescan_s(self) -> float:
-        """Seconds between two looks; 0: none because of time."""
+        """Seconds between two scans; 0: no periodic scans."""
         return 0.0 if self.rescan in ("", EPOCH) else float(self.rescan)
 
     def scan(
@@ -64,8 +65,8 @@ class DataSource:
         known: KnownFiles | None = None,
         format: str = "",
     ) -> Manifest:
-        """List the shards, on another thread, since ``check`` is to be called now and then. ``files``: instead of its
-        own. ``known``, ``format``: of a list that they are to fit to. Raises ``DataError``."""
+        """List the shards, on another thread while ``check`` is called periodically. ``files``: instead of the source's
+        own. ``known`` and ``format``: of a list that the result must fit. Raises ``DataError``."""
         from data_service.scan import scan
 
         result: list[Any] = []
@@ -85,7 +86,7 @@ class DataSource:
                 )
                 self._check_types(found)
                 result.append(found)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised on the calling thread
                 result.append(error)
 
         thread = threading.Thread(target=work, name="edl-scan", daemon=True)
@@ -99,7 +100,8 @@ class DataSource:
         return manifest
 
     def _check_types(self, manifest: Manifest) -> None:
-        """Raises ``UnsupportedData``. What functions of the user's make of columns shows when they do."""
+        """Raise ``UnsupportedData`` for unsupported columns. Results of the user's functions are only checked when they
+        are read."""
         if not len(manifest) or self.decode or manifest.format == USER_FORMAT:
             return
         from data_service.formats.arrays import check_types
@@ -113,7 +115,7 @@ class DataSource:
             reader.close()
 
     def reader(self, format: str, rank: int) -> Reader:
-        """What reads its shards, for the worker of this rank."""
+        """The reader of the data set's shards, for the worker of this rank."""
         storage = dict(self.storage_options)
         here = open_reader(format, self.columns, storage_options=storage, options=self.options)
         if not (self.remote or self.decode):
@@ -153,8 +155,8 @@ class DataSettings:
     when: str | None = None
 
     def settle(self, name: str, environment: Mapping[str, str]) -> DataSettings:
-        """With what ``--data`` says where the script says nothing, and defaults where nobody does. Raises
-        ``SettingError`` when there are no files."""
+        """Complete the settings by those of ``--data``, then by defaults. Raises ``SettingError`` for invalid values,
+        and if there are no files."""
         told = declared(environment, name)
         defaults = {
             "shuffle": True,
@@ -175,7 +177,7 @@ class DataSettings:
             found[name_] = next((value for value in said if value is not None), None)
         if not found["files"]:
             known = ", ".join(names(environment)) or "none"
-            advice = f"Name files in the script, or start the job with --data {name}=PATTERN (named so: {known})"
+            advice = f"Pass files in the script, or start the job with --data {name}=PATTERN (currently named: {known})"
             raise SettingError("data set", name, "no files are given", advice)
         for size in ("shard_records", "shard_bytes"):
             if found[size] < 1:
@@ -195,23 +197,23 @@ def _is_rescan(value: str) -> bool:
 
 
 def checked_name(name: str) -> str:
-    """A data set's name. Raises ``SettingError``."""
+    """Return the name if it is valid. Raises ``SettingError``."""
     if not NAME.fullmatch(name):
         raise SettingError("data set", repr(name), "must be 1 to 64 letters, digits, dots, dashes and underscores")
     return name
 
 
 def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
-    """What ``--data`` says of a data set: arguments of the loader, and ``options`` for the readers' own.
+    """The ``--data`` settings of a data set: arguments of the loader, and ``options`` for the readers.
 
-    Empty when it says nothing of it. Raises ``SettingError``.
+    Empty if there are none. Raises ``SettingError``.
     """
     try:
         told = json.loads(environment.get(VARIABLE) or "{}").get(name, {})
         items = dict(told)
     except (ValueError, TypeError, AttributeError) as error:
         value = environment.get(VARIABLE, "")
-        raise SettingError(VARIABLE, value, f"is not what the launcher writes ({error})") from None
+        raise SettingError(VARIABLE, value, f"is not in the launcher's format ({error})") from None
     found: dict[str, Any] = {}
     options: dict[str, Any] = {}
     kinds = {one.name: one.type for one in fields(Options)}
@@ -232,14 +234,16 @@ def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
             case _:
                 ours = "format columns shuffle seed tail shard_records shard_bytes remote decode rescan when"
                 known = [*ours.split(), *kinds]
-                raise SettingError(f"--data {name}", f"{key}={value}", f"no such setting; there are {', '.join(known)}")
+                raise SettingError(
+                    f"--data {name}", f"{key}={value}", f"no such setting; available are {', '.join(known)}"
+                )
     if options:
         found["options"] = Options.of(options)
     return found
 
 
 def names(environment: Mapping[str, str]) -> Sequence[str]:
-    """The data sets that ``--data`` names."""
+    """The names of the data sets in ``--data``."""
     try:
         return sorted(json.loads(environment.get(VARIABLE) or "{}"))
     except (ValueError, TypeError):
@@ -269,4 +273,4 @@ def _number(key: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise SettingError(f"--data {key}", value, "must be a whole number") from None
+        raise SettingError(f"--data {key}", value, "must be an integer") from None

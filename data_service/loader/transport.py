@@ -75,7 +75,7 @@ class Dispatcher:
                 sys.stderr.write(f"edl: a message about data could not be used: {error}\n")
                 return
         dataset = getattr(message, "dataset", "")
-        # Some messages, such as the list of readers, are for all.
+        # Some messages, such as the list of readers, are for all data sets.
         for heard in [self._heard.get(dataset)] if dataset else list(self._heard.values()):
             if heard is not None:
                 heard(message)
@@ -86,7 +86,7 @@ class LinkTransport(Dispatcher):
 
     def __init__(self, link: Link) -> None:
         super().__init__()
-        self._link = weakref.ref(link)  # the link holds what listens
+        self._link = weakref.ref(link)  # weak, because the link references its listeners
         link.listen(SERVICE, self.hear)
 
     def say(self, text: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Batches that the script has received and not acknowledged yet (independent mode)."""
+"""Batches that the script has received but not acknowledged (independent mode)."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class _PendingBatch:
 
 
 class UnacknowledgedBatches:
-    """A queue of batches in the order they were handed out. Thread-safe."""
+    """A queue of batches in the order in which they were returned. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: collections.deque[_PendingBatch] = collections.deque()
         self.count = 0
-        """Batches handed out so far."""
+        """Number of batches returned so far."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, epoch: int, shards: Shards, pieces: tuple[RecordRange, ...] = (), redo: Replay | None = None) -> None:
-        """Append a batch made of ``pieces``; ``shards``: how far each is consumed after it."""
+        """Append a batch made of ``pieces``. ``shards``: their progress after it."""
         with self._lock:
             self.count += 1
             self._waiting.append(_PendingBatch(self.count, epoch, shards, pieces, redo))
 
     def take(self, upto: int | None) -> list[tuple[int, Shards]]:
-        """Acknowledge all batches, or the first ``upto`` ever handed out; return how far the shards of each epoch are
-        consumed by them. One message carries them all: the Master never hears of a part of a push."""
+        """Acknowledge all batches, or the first ``upto`` ever returned. Returns the progress of the shards by epoch, to
+        be sent in one message, so that the Master never counts a part of a push."""
         found: dict[int, dict[int, tuple[int, int, bool]]] = {}
         with self._lock:
             while self._waiting and (upto is None or self._waiting[0].number <= upto):
@@ -55,8 +55,8 @@ class UnacknowledgedBatches:
             return list(self._waiting)
 
     def must_be_pushed(self, following: Replay | None) -> bool:
-        """Whether what was handed out goes into a push of its own before a batch with ``following`` is: a push that is
-        made again is made of just its own records."""
+        """True if the received batches need a push of their own before a batch with ``following``: a replayed push
+        consists of exactly its own records."""
         waiting = self.waiting()
         if not waiting:
             return False
@@ -65,17 +65,17 @@ class UnacknowledgedBatches:
 
     @property
     def redone(self) -> bool:
-        """Whether all batches of a push that is made again have been handed out."""
+        """True if all batches of a replayed push have been returned."""
         waiting = self.waiting()
         return bool(waiting) and waiting[-1].redo is not None and waiting[-1].redo.last
 
     @property
     def redoing(self) -> bool:
-        """Whether some batches of a push that is made again have been handed out, and not all."""
+        """True if some batches of a replayed push have been returned, but not all."""
         waiting = self.waiting()
         return bool(waiting) and waiting[-1].redo is not None and not waiting[-1].redo.last
 
     def clear(self) -> None:
-        """Drop all: they will never be acknowledged."""
+        """Drop all batches; they will never be acknowledged."""
         with self._lock:
             self._waiting.clear()

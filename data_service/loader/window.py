@@ -1,8 +1,8 @@
-"""What all ranks hand out in their next steps: each says what it has ready, and all come to the same plan. Pure.
+"""Agreement of all ranks on their next steps: each offers what it has ready, and all compute the same plan. Pure.
 
-A rank's offer is exchanged with all others every few steps. From the offers every rank knows, for each coming step,
-how many samples each rank contributes and which records are then consumed by all ranks together, and so the whole
-position at each commit, without asking anybody.
+Offers are exchanged every few steps. From them every rank knows how many samples each rank contributes to each of the
+next steps, and which records are then consumed by all ranks together. So it knows the whole position at each commit
+without further communication.
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ from edl.errors import DataError, SettingError
 
 
 class Tail(enum.Enum):
-    """What ranks do that have nothing while others still have."""
+    """What ranks do that have run out of data while others have some."""
 
     PAD = "pad"
-    """They repeat samples that they had, which count like all others."""
+    """They repeat samples, which count like all others."""
     DROP = "drop"
-    """The epoch ends for all, and what the others have left is not trained on."""
+    """The epoch ends for all; remaining data of the others are skipped."""
     JOIN = "join"
     """They take part with padding that does not count."""
 
 
 class Supply(enum.Enum):
-    """What a rank may still get beyond what it has ready."""
+    """What a rank may still get, beyond what it has ready."""
 
     MORE = "more"
     DRY = "dry"
-    """Nothing right now; other ranks hold what may come back."""
+    """Nothing at present; shards held by other ranks may be returned."""
     FINISHED = "finished"
-    """The Master says: every shard of the epoch is done, or given up."""
+    """Every shard of the epoch is done or quarantined, according to the Master."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardProgress:
-    """Records of a shard, in the shard's own order, up to here."""
+    """Progress in a shard, in the shard's own order."""
 
     shard: int
     upto: int
     complete: bool
-    """The shard ends here."""
+    """True if the shard ends here."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOffer:
-    """One step of one rank, decoded and ready."""
+    """One prepared step of one rank."""
 
     samples: int
     taken: tuple[ShardProgress, ...]
-    """How far each shard it takes from is consumed after it."""
+    """Progress of each of its shards after the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one rank says."""
+    """The offer of one rank."""
 
     ready: tuple[StepOffer, ...]
     supply: Supply
     spare: int = 0
-    """Samples of the step that it would repeat; 0 if it has had none."""
+    """Samples that it could repeat as padding; 0 before its first step."""
     micros: int = 1
-    """Micro-batches of each of its steps."""
+    """Micro-batches per step."""
     pattern: str = ""
-    """Where a record can be found, for a rank that has never had one and needs something of the right form."""
+    """Location of a record, as a template for a rank that has never had one."""
     version: int = 0
-    """Segments of the list of files that it knows this epoch to consist of; all that it has ready is from those."""
+    """Number of segments of the epoch's file list, as known to this rank; all that it has ready is from these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class PlannedStep:
     """One step of all ranks."""
 
     samples: tuple[int, ...]
-    """What each rank contributes."""
+    """Samples by rank."""
     own: tuple[bool, ...]
-    """Whether it is something new, and not a repetition or padding, by rank."""
+    """By rank: True for new records, False for a repetition or padding."""
     taken: tuple[ShardProgress, ...]
-    """By all ranks, in the order of the ranks."""
+    """Progress of the shards of all ranks, in order of rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Window:
 
     steps: tuple[PlannedStep, ...]
     over: bool
-    """The epoch ends after them."""
+    """True if the epoch ends after these steps."""
     pattern: str = ""
     version: int = 0
-    """Segments of the list of files that the epoch consists of from these steps on, as far as any rank knows."""
+    """Number of segments of the epoch's file list from these steps on, as known to any rank."""
 
 
 def tail_named(name: str) -> Tail:
-    """The rule of this name. Raises ``SettingError``."""
+    """The rule with this name. Raises ``SettingError``."""
     try:
         return Tail(name)
     except ValueError:
@@ -104,14 +104,14 @@ def tail_named(name: str) -> Tail:
 
 
 def plan(offers: Sequence[Offer], tail: Tail) -> Window:
-    """The steps that follow from what all ranks offer, in the order of the ranks.
+    """Plan steps from the offers of all ranks, given in order of rank.
 
-    As many as the ranks have that have any. No steps and not over: nobody has anything right now. Raises ``DataError``
-    when the ranks split their steps differently.
+    The number of steps is that of the rank with the fewest, not counting ranks with none. No steps and not ``over``: no
+    rank has anything at present. Raises ``DataError`` if the ranks use different numbers of micro-batches.
     """
     micros = {offer.micros for offer in offers}
     if len(micros) > 1:
-        raise DataError(f"the workers cut their steps into different numbers of micro-batches: {sorted(micros)}")
+        raise DataError(f"the workers use different numbers of micro-batches per step: {sorted(micros)}")
     pattern = next((offer.pattern for offer in offers if offer.pattern), "")
     version = max(offer.version for offer in offers)
     lengths = [len(offer.ready) for offer in offers if offer.ready]
@@ -134,7 +134,7 @@ def _step(offers: Sequence[Offer], index: int, tail: Tail) -> PlannedStep:
 
 
 def encode(offer: Offer) -> bytes:
-    """Compact JSON: supply, spare, micro-batches, pattern, version, then each step as one list of whole numbers."""
+    """Encode as compact JSON: supply, spare, micro-batches, pattern, version, then each step as a list of integers."""
     steps = [
         [ready.samples, *(number for one in ready.taken for number in (one.shard, 2 * one.upto + one.complete))]
         for ready in offer.ready
@@ -144,7 +144,7 @@ def encode(offer: Offer) -> bytes:
 
 
 def decode(data: bytes) -> Offer:
-    """The inverse. Raises ``DataError`` for anything else."""
+    """The inverse of ``encode``. Raises ``DataError``."""
     try:
         supply, spare, micros, pattern, version, steps = json.loads(data)
         ready = tuple(
@@ -160,5 +160,5 @@ def decode(data: bytes) -> Offer:
         return Offer(ready, Supply(supply), int(spare), int(micros), str(pattern), int(version))
     except (ValueError, TypeError, IndexError) as error:
         raise DataError(
-            f"another worker offered {data[:80]!r}…, which is no offer of data: do all workers run the same loop?"
+            f"another worker sent {data[:80]!r}…, which is not an offer of data. Do all workers run the same loop?"
         ) from error

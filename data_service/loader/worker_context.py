@@ -1,4 +1,4 @@
-"""What a loader is told about its worker: the round and rank, the way to the Master, when to stop."""
+"""A loader's view of its worker: round and rank, connection to the Master, end of the round."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WorkerContext(Protocol):
     """What a loader needs from its process."""
 
     def place(self) -> RankAssignment:
-        """Block for and return the current assignment. Raises ``StateError`` where no data can be taken."""
+        """Wait for and return the current assignment. Raises ``StateError`` where data cannot be used."""
         ...
 
     def transport(self) -> MasterTransport:
@@ -42,7 +42,7 @@ class WorkerContext(Protocol):
         ...
 
     def over(self, number: int) -> bool:
-        """Whether this round is over. Thread-safe."""
+        """True if this round is over. Thread-safe."""
         ...
 
     def exchange(self, data: bytes) -> list[bytes]:
@@ -70,7 +70,7 @@ class WorkerContext(Protocol):
         ...
 
     def where(self) -> tuple[int, int] | None:
-        """The current round and rank, if the worker runs on while they change; None if it is interrupted."""
+        """The current round and rank if the worker outlives rounds; None otherwise."""
         ...
 
 
@@ -85,10 +85,10 @@ class SessionContext:
         """See ``WorkerContext``. A script that does not use ``run`` is restarted in the next world."""
         session = sessions.current()
         if session.state is not None and not session.training:
-            raise StateError("take data inside the function that run calls: outside of it there is no world")
+            raise StateError("use data inside the function that run calls; outside of it there is no world")
         seat = session.seat
         if not session.training or seat is None:
-            session.enter(self._framework, "its script takes data without edl.run")
+            session.enter(self._framework, "its script uses data without edl.run")
             seat = session.place()
         return RankAssignment(seat.round, seat.rank, seat.world_size)
 
@@ -127,7 +127,7 @@ class SessionContext:
         settings = hyper.current()
         plan = step_plan(settings, batch_size, place.world_size)
         if not plan.local[-1]:
-            raise StateError(f"a step of {plan.global_batch} samples has none for some of {place.world_size} workers")
+            raise StateError(f"a step of {plan.global_batch} samples is too small for {place.world_size} workers")
         return StepSizes(plan.sizes(place.rank), settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
@@ -153,7 +153,7 @@ class IndependentContext:
     (``edl.worker.trainer``), and the job does not prescribe batch sizes."""
 
     def __init__(self, inner: SessionContext | None = None) -> None:
-        """``inner``: answers inside of ``run``."""
+        """``inner``: the context used inside ``run``."""
         self._inner = inner
         self._transport: MasterTransport | None = None
 
@@ -217,17 +217,17 @@ class IndependentContext:
         return self
 
     def _stepping(self) -> SessionContext | None:
-        """Where it is inside of ``run``."""
+        """The inner context if inside ``run``, else None."""
         session = sessions.current()
         return self._inner if session.state is not None or session.training else None
 
 
 Convert = Callable[[Any], Any]
-"""From an array of numpy to what the framework has."""
+"""Converts a numpy array to the framework's tensor."""
 
 
 def converted(batch: Any, convert: Convert) -> Any:
-    """A batch with every array replaced by the framework's tensor, wherever it is in dicts, lists and tuples. Texts and
+    """Replace every array in a batch by the framework's tensor, in any nesting of dicts, lists and tuples. Text and
     other objects become lists."""
     if type(batch).__module__ == "numpy" and hasattr(batch, "dtype"):
         if batch.dtype == object:

@@ -1,1 +1,2 @@
-"""Messages between workers, the Master's lease machine and ``edl data add``: dataclasses and their JSON text. Pure."""
+"""The messages between workers, the Master's lease machine and ``edl data add``: dataclasses and their JSON encoding.
+Pure."""

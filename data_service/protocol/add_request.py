@@ -1,4 +1,4 @@
-"""The request of ``edl data add``, as JSON: add files to a data set. Pure."""
+"""The request of ``edl data add`` to add files to a data set, as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edl.errors import ProtocolError
 from edl.wire import json_messages
 
 MOST_FILES = 1000
-"""Paths or patterns of one order; a pattern may stand for any number of files."""
+"""Most paths or patterns per order; a pattern may match any number of files."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """``edl data add``."""
+    """The request of ``edl data add``."""
 
     dataset: Name
     files: tuple[str, ...]
@@ -29,7 +29,7 @@ def encode(asked: AddRequest) -> str:
 
 
 def parse_add_request(body: str, known: Sequence[str]) -> AddRequest | str:
-    """Parse a request; return it, or why it cannot be done. ``known``: the names of the data sets."""
+    """Parse a request; return it, or the reason why it is invalid. ``known``: the names of the data sets."""
     try:
         asked = json_messages.decode(AddRequest, body)
     except ProtocolError as error:
@@ -38,7 +38,7 @@ def parse_add_request(body: str, known: Sequence[str]) -> AddRequest | str:
         there = ", ".join(sorted(known)) or "none yet"
         return f"the job has no data set named {asked.dataset}; it has {there}"
     if asked.when not in (NOW, NEXT_EPOCH):
-        return f"when={asked.when}: {NOW} or {NEXT_EPOCH} is needed"
+        return f"when={asked.when}: must be {NOW} or {NEXT_EPOCH}"
     if not asked.files or len(asked.files) > MOST_FILES or not all(asked.files):
-        return f"{len(asked.files)} files: give 1 to {MOST_FILES} paths, patterns or URLs"
+        return f"{len(asked.files)} files: 1 to {MOST_FILES} paths, patterns or URLs are allowed"
     return asked

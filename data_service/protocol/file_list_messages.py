@@ -1,4 +1,4 @@
-"""Messages about the list of files of a data set: who has it, and how it grows. Part of ``messages``."""
+"""Messages about the file list of a data set: fetching and extending it. Part of ``messages``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ When = Annotated[str, Meta(pattern=rf"^({NOW}|{NEXT_EPOCH})\Z")]
 
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """The list of files, please, from this byte on (``file_list``): what somebody has of it is a prefix."""
+    """Request the file list from this byte on (``file_list``); what a client has is a prefix."""
 
     id: Natural
     dataset: Name
@@ -25,7 +25,7 @@ class ListFiles:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """These files have been found; those that are not listed yet join an epoch. Said twice it is done once."""
+    """Report found files; those that are not listed yet join an epoch. Repeating it has no effect."""
 
     id: Natural
     dataset: Name
@@ -39,7 +39,7 @@ class Grow:
     order: Natural = 0
     """Number of the ``AddFiles`` that it answers; 0: of none."""
     error: str = ""
-    """Why those of the order cannot be added."""
+    """Why the files of the order cannot be added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """Answer to ``Grow``: it is in the store."""
+    """Answer to ``Grow``, sent when the result is in the store."""
 
     id: Natural
     dataset: Name
@@ -68,7 +68,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class AddFiles:
-    """Told to the worker that lists the files: somebody has asked for more (``edl data add``). Answered by ``Grow``."""
+    """Sent to the worker that lists the files: an order to add more (``edl data add``). Answered by ``Grow``."""
 
     dataset: Name
     order: Natural

@@ -1,4 +1,4 @@
-"""The old name of ``data_service.formats``, for scripts written against it."""
+"""Old name of ``data_service.formats``, for existing scripts."""
 
 from data_service.formats import Reader, open_reader
 

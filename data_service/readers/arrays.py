@@ -1,4 +1,4 @@
-"""The old name of ``data_service.formats.arrays``."""
+"""Old name of ``data_service.formats.arrays``."""
 
 from data_service.formats.arrays import from_numpy, to_numpy
 

@@ -1,4 +1,4 @@
-"""The old name of ``data_service.formats.options``."""
+"""Old name of ``data_service.formats.options``."""
 
 from data_service.formats.options import Options
 

@@ -1,1 +1,1 @@
-"""Remote readers: processes that decode shards elsewhere and stream them over Arrow Flight, and their clients."""
+"""Remote readers: processes that decode shards on other hosts and stream them over Arrow Flight, and their clients."""

@@ -1,8 +1,8 @@
-"""Remote readers, a trainer's side: shards that other processes read and decode, as if they had been read here.
+"""The trainer's side of remote readers: shards that other processes read and decode.
 
-``Pool`` is the list of living readers, as the Master tells it. ``RemoteReader`` is a ``Reader`` that asks one of them
-and goes on at another, from the next record on, when that one dies, freezes or cannot. The trainer holds the shard's
-lease all the time, so the accounting is the same as for a shard that it has read itself.
+``Pool`` is the list of live readers, as sent by the Master. ``RemoteReader`` is a ``Reader`` that requests a shard from
+one of them and continues at another, from the next record on, if that one dies, freezes or fails. The trainer keeps the
+shard's lease throughout, so the accounting is the same as for local reading.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ from edl.errors import DataError, SettingError, UsageError
 from edl.wire.address import address
 
 PATIENCE_S = 30.0
-"""A reader that is asked and sends nothing for so long is given up."""
+"""A reader that sends nothing for this many seconds is abandoned."""
 GONE_PATIENCE_S = 3.0
-"""The same for one that is not on the list any more."""
+"""The same for a reader that is no longer listed."""
 LOOK_S = 0.25
-"""How often somebody who waits looks whether the list has changed."""
+"""Seconds between checks of a waiting thread whether the list has changed."""
 LIFETIME_S = 1800.0
-"""Longest life of one stream. It bounds what a reader keeps for a trainer that vanished without a word; a trainer that
-is slower than that goes on with a new stream."""
+"""Longest life of a stream, in seconds. It bounds what a reader keeps for a trainer that has vanished; a slower trainer
+continues with a new stream."""
 DEPTH = 4
-"""Batches that one stream holds ready."""
+"""Batches buffered per stream."""
 MOST_ANSWERS = 3
-"""So many readers in a row may answer with an unexpected error before the shard counts as unreadable."""
+"""Number of consecutive readers with unexpected errors after which the shard counts as unreadable."""
 MOST_PASSES = 64
 AHEAD = 4
-"""Shards that are fetched at once, from as many readers as there are."""
+"""Shards fetched at once, from as many readers as are available."""
 POLICIES = ("prefer", "only")
 
 _log = logging.getLogger(__name__)
 
 
 class Address(NamedTuple):
-    """A living reader, as in the message ``Readers``."""
+    """A live reader, as in the message ``Readers``."""
 
     id: str
     host: str
     port: int
     secret: str
     authority: str
-    """Of its certificate and ours; empty: it speaks no TLS."""
+    """Authority of its certificate and ours; empty: no TLS."""
 
 
 class _Link:
-    """What this process knows of one reader."""
+    """State of one reader in this process."""
 
     def __init__(self, where: Address) -> None:
         self.where = where
         self.streams = 0
         self.passes = 0
-        """How many times it is still passed over, after it has failed."""
+        """Number of times that it is still skipped after a failure."""
         self.failures = 0
         self.listed = True
         self._client: fl.FlightClient | None = None
 
     def client(self) -> fl.FlightClient:
         if self._client is None:
-            # Addresses of a cluster are not for a proxy.
+            # Do not use a proxy for addresses in the cluster.
             where = client_arguments(self.where.host, self.where.port, self.where.authority)
             self._client = fl.FlightClient(**where, generic_options=[("grpc.enable_http_proxy", 0)])
         return self._client
@@ -91,9 +91,10 @@ class _Link:
 
 
 class Pool:
-    """The readers of a job. All methods may be called from any thread; one pool serves all data sets of a worker.
+    """The readers of a job. Thread-safe; one pool serves all data sets of a worker.
 
-    ``first``: where to begin among equals, such as the rank, so that trainers do not all ask the same reader.
+    ``first``: where to start among equally loaded readers, such as the rank, so that not all trainers start with the
+    same one.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -103,7 +104,7 @@ class Pool:
         self._closed = False
 
     def update(self, readers: Iterable[Sequence[Any]], authority: str = "") -> None:
-        """The new list, each ``(id, host, port, secret)``. Streams of readers that have left it may still end well.
+        """Replace the list; entries are ``(id, host, port, secret)``. Streams of removed readers may still finish.
         ``authority``: of a job with a secret."""
         found = (Address(str(one[0]), str(one[1]), int(one[2]), str(one[3]), authority) for one in readers)
         listed = {one.id: one for one in found}
@@ -123,10 +124,10 @@ class Pool:
             return len(self._links)
 
     def take(self, avoid: Collection[str] = (), *, pressing: bool = False) -> _Link | None:
-        """The reader with the fewest streams of this process, in turn among equals; None when there is none.
+        """The reader with the fewest streams of this process, round robin among equals; None if there is none.
 
-        One that has failed is passed over for a number of times that doubles with each failure, unless it is
-        ``pressing``. Give it back with ``give``.
+        A failed reader is skipped a number of times that doubles with each failure, unless ``pressing``. Release it
+        with ``give``.
         """
         with self._changed:
             self._turn += 1
@@ -146,7 +147,7 @@ class Pool:
             return best
 
     def give(self, link: _Link, *, failed: bool) -> None:
-        """A stream of this reader has ended."""
+        """Release a reader after a stream has ended."""
         with self._changed:
             link.streams -= 1
             link.failures = min(link.failures + 1, 10) if failed else 0
@@ -156,19 +157,20 @@ class Pool:
             self._changed.notify_all()
 
     def wait(self, limit_s: float) -> bool:
-        """Until the list or the streams have changed, or so long; False when the pool has been closed."""
+        """Wait until the list or the streams change, at most ``limit_s`` seconds. Returns False if the pool is
+        closed."""
         with self._changed:
             if not self._closed:
                 self._changed.wait(limit_s)
             return not self._closed
 
     def wake(self) -> None:
-        """Whoever waits looks again whether it still has to."""
+        """Wake all waiting threads to check their condition."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody reads any more. Whoever waits for a reader is told."""
+        """Close the pool; waiting threads are notified."""
         with self._changed:
             self._closed = True
             for link in self._links.values():
@@ -184,7 +186,7 @@ _sharing = threading.Lock()
 
 
 def shared_pool(first: int = 0) -> Pool:
-    """The pool of this process. ``first`` counts at the first call."""
+    """The pool of this process. ``first`` is used by the first call."""
     with _sharing:
         if not _shared:
             _shared.append(Pool(first))
@@ -192,7 +194,7 @@ def shared_pool(first: int = 0) -> Pool:
 
 
 class _Trouble(Exception):
-    """A stream has ended early. ``kind`` as the reader says it; empty when it said nothing."""
+    """A stream has ended early. ``kind``: as reported by the reader; empty if it did not report one."""
 
     def __init__(self, text: str, kind: str = "") -> None:
         super().__init__(text)
@@ -200,7 +202,7 @@ class _Trouble(Exception):
 
 
 class _RecordStream:
-    """One call. A thread receives, at most ``depth`` batches ahead of whoever takes them."""
+    """One Flight call. A thread receives up to ``depth`` batches ahead of the consumer."""
 
     def __init__(self, link: _Link, ticket: Ticket, depth: int) -> None:
         self._link = link
@@ -230,13 +232,13 @@ class _RecordStream:
         return piece.data, int(piece.app_metadata.to_pybytes())
 
     def close(self) -> None:
-        """Have the reader stop. The thread ends soon, or when the call's time is over."""
+        """Cancel the stream. The thread ends soon, or at the call's timeout."""
         with self._lock:
             self._closed.set()
             reader = self._reader
         if reader is not None:
             reader.cancel()
-        with contextlib.suppress(queue.Empty):  # a thread that waits for room goes on, and sees that it is over
+        with contextlib.suppress(queue.Empty):  # makes room: a blocked thread then sees the cancellation
             while True:
                 self._pieces.get_nowait()
         self._thread.join(LOOK_S)
@@ -254,7 +256,7 @@ class _RecordStream:
                 pass
         except StopIteration:
             self._put(None)
-        except Exception as error:  # noqa: BLE001 - the top of this thread: whoever takes the batches is told
+        except Exception as error:  # noqa: BLE001 - top of the thread: passed on to the consumer
             self._put(error)
 
     def _put(self, piece: Any) -> bool:
@@ -275,17 +277,17 @@ def _understood(error: BaseException) -> _Trouble:
 
 @dataclass(slots=True)
 class ReaderCounts:
-    """What a ``RemoteReader`` has done so far."""
+    """Counters of a ``RemoteReader``."""
 
     remote_shards: int = 0
     local_shards: int = 0
-    """Read here, in part at least, because no reader could."""
+    """Shards read locally, at least in part, because no reader could."""
     takeovers: int = 0
-    """Times that another reader, or this process, had to go on."""
+    """Number of times that another reader, or this process, had to continue."""
 
 
 class _Fetch:
-    """A shard that is fetched in a thread of its own, which does not keep the process alive."""
+    """Fetches a shard on its own daemon thread."""
 
     def __init__(self, read: Callable[[ShardRef, threading.Event], pa.Table], ref: ShardRef) -> None:
         self.future: Future[pa.Table] = Future()
@@ -297,18 +299,18 @@ class _Fetch:
         read, ref = self._work
         try:
             self.future.set_result(read(ref, self.unwanted))
-        except BaseException as error:  # noqa: BLE001 - the top of this thread: whoever reads the shard is told
+        except BaseException as error:  # noqa: BLE001 - top of the thread: passed on to the reading thread
             self.future.set_exception(error)
 
 
 class RemoteReader:
-    """A ``Reader`` whose shards are read and decoded elsewhere.
+    """A ``Reader`` whose shards are read and decoded on other hosts.
 
     ``dataset``: name or digest. ``format``, ``columns``, ``options``, ``storage_options``: as for ``open_reader``.
-    ``ahead``: so many of the shards that ``expect`` has named are fetched at once; they may all be in memory.
-    ``local``: reads here what no reader can (``policy="prefer"``); with ``policy="only"`` the trainer waits for a
-    reader instead. ``decode``: ``"module:function"``, applied to each batch where it is read. ``patience_s``: a reader
-    that sends nothing for so long is given up. Raises ``SettingError``.
+    ``ahead``: number of expected shards that are fetched at once; all may be in memory. ``local``: reads what no reader
+    can (``policy="prefer"``); with ``policy="only"`` the trainer waits for a reader instead. ``decode``:
+    ``"module:function"``, applied to each batch where it is read. ``patience_s``: a reader that sends nothing for this
+    many seconds is abandoned. Raises ``SettingError``.
     """
 
     def __init__(
@@ -361,7 +363,8 @@ class RemoteReader:
         self.counts = ReaderCounts()
 
     def expect(self, refs: Iterable[ShardRef]) -> None:
-        """These will be read next, in this order: begin to fetch the first few, and forget what was expected before."""
+        """Announce the shards that will be read next, in order: start fetching the first few and drop earlier
+        announcements."""
         wanted = list(itertools.islice(refs, self._ahead))
         with self._lock:
             for ref in [ref for ref in self._expected if ref not in wanted]:
@@ -371,7 +374,7 @@ class RemoteReader:
                     self._expected[ref] = _Fetch(self._read, ref)
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``Reader.read``; the table may consist of many chunks."""
+        """See ``Reader.read``; the table may have many chunks."""
         with self._lock:
             expected = self._expected.pop(ref, None)
         return expected.future.result() if expected is not None else self._read(ref, self._closing)
@@ -380,18 +383,18 @@ class RemoteReader:
         batches = []
         for batch in self.batches(ref):
             if unwanted.is_set():
-                raise DataError(f"{ref.file}, shard {ref.index}: nobody wants it any more")
+                raise DataError(f"{ref.file}, shard {ref.index}: it is no longer needed")
             batches.append(batch)
         return pa.Table.from_batches(batches, batches[0].schema)
 
     def interrupt(self) -> None:
-        """Who waits for a reader now waits in vain: ``read`` raises ``DataError``. What was expected is forgotten."""
+        """Make ``read`` raise ``DataError`` instead of waiting for a reader, and drop announced shards."""
         self._interruptions += 1
         self.expect(())
         self._pool.wake()
 
     def close(self) -> None:
-        """See ``Reader.close``. The pool goes on."""
+        """See ``Reader.close``. The pool stays open."""
         self._closing.set()
         self.interrupt()
         if self._local is not None:
@@ -400,11 +403,12 @@ class RemoteReader:
     def batches(
         self, ref: ShardRef, *, upto: int = 0, key: int | None = None, rows: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """The shard's records from number ``upto`` on, as they come; one empty batch when none is left.
+        """Iterate over the shard's records from number ``upto`` on, as they arrive; yields an empty batch if none are
+        left.
 
-        ``key``: of the ``Permutation`` that is their order, None for that of the file. ``rows``: of each batch but the
-        last; 0 for batches of about a megabyte. All batches of a data set have the same columns of the same types.
-        Raises ``DataError`` as ``read`` does, and ``UsageError`` for a ``decode`` that readers cannot use.
+        ``key``: of the ``Permutation`` that orders them; None for file order. ``rows``: size of all batches but the
+        last; 0 for batches of about 1 MiB. All batches of a data set have the same columns and types. Raises
+        ``DataError`` as ``read`` does, and ``UsageError`` for a ``decode`` that readers cannot use.
         """
         ticket = replace(
             self._ticket, index=ref.index, file=ref.file, begin=ref.begin, end=ref.end, records=ref.records
@@ -417,17 +421,17 @@ class RemoteReader:
                 if self._schema is None:
                     self._schema = batch.schema
             if batch.schema.names != self._schema.names and set(batch.schema.names) == set(self._schema.names):
-                batch = batch.select(self._schema.names)  # each reader takes the order of the first file it has opened
+                batch = batch.select(self._schema.names)  # a reader uses the column order of its first file
             if not batch.schema.equals(self._schema):
                 raise DataError(
                     f"{ref.file}, shard {ref.index}: its columns are {_short(batch.schema)}, those of shards "
-                    f"read before {_short(self._schema)}. Name the types (options), or the columns that all files have"
+                    f"read before {_short(self._schema)}. Set the types (options), or select the common columns"
                 )
             yield batch
 
 
 class _ShardRead:
-    """One shard, from reader to reader."""
+    """Reads one shard from one or more readers."""
 
     def __init__(self, owner: RemoteReader, ticket: Ticket) -> None:
         self._owner = owner
@@ -435,14 +439,14 @@ class _ShardRead:
         self._got = ticket.upto
         self._total = -1
         self._lacking: dict[str, str] = {}
-        """Readers that have no such file, and what they say."""
+        """Readers without access to the file, with their messages."""
         self._busy: set[str] = set()
-        """Readers that had too much to do when they were asked."""
+        """Readers that were at capacity when asked."""
         self._begun = owner._interruptions
         self._vain = 0
-        """Readers asked in a row without a single record."""
+        """Consecutive attempts without any record."""
         self._answers = 0
-        """Unexpected errors in a row, without a record in between."""
+        """Consecutive unexpected errors without a record in between."""
         self._troubled = False
 
     def run(self) -> Iterator[pa.RecordBatch]:
@@ -454,7 +458,7 @@ class _ShardRead:
                 return
             if link is None:
                 if not owner._pool.wait(LOOK_S if self._busy else 1.0) or self._is_over():
-                    raise DataError(f"{self._where()}: no remote reader is left, and nobody waits for one any more")
+                    raise DataError(f"{self._where()}: no remote reader is available, and waiting was cancelled")
                 self._busy.clear()
                 continue
             trouble: _Trouble | None = None
@@ -466,7 +470,7 @@ class _ShardRead:
             except _Trouble as error:
                 trouble = error
             finally:
-                # Also when whoever takes the batches has enough of them: that is no fault of the reader.
+                # Also if the consumer stops early, which is not the reader's fault.
                 failed = trouble is not None and trouble.kind not in (
                     RefusalKind.DATA,
                     RefusalKind.SCRIPT,
@@ -476,7 +480,7 @@ class _ShardRead:
             if finished:
                 owner.counts.remote_shards += 1
                 return
-            assert trouble is not None  # noqa: S101 - it has either finished or not
+            assert trouble is not None  # noqa: S101 - either finished or in trouble
             self._judge(link, trouble, self._got > before)
 
     def _from(self, link: _Link) -> Iterator[pa.RecordBatch]:
@@ -506,7 +510,7 @@ class _ShardRead:
         self._total = total
 
     def _judge(self, link: _Link, trouble: _Trouble, progress: bool) -> None:
-        """Return when another reader should be asked."""
+        """Classify a failure; returns if another reader should be tried. Raises ``DataError`` and ``UsageError``."""
         if trouble.kind == RefusalKind.DATA:
             raise DataError(str(trouble))
         if trouble.kind == RefusalKind.SCRIPT:
@@ -520,25 +524,29 @@ class _ShardRead:
         elif trouble.kind:
             self._answers += 1
             if self._answers >= MOST_ANSWERS and self._owner._local is None:
-                raise DataError(f"{self._where()}: {MOST_ANSWERS} readers have failed; the last one, {link}: {trouble}")
+                raise DataError(f"{self._where()}: {MOST_ANSWERS} readers failed; the last one, {link}: {trouble}")
         if not self._troubled:
             self._troubled = True
-            self._owner._say(f"{link}: {trouble}. Going on at record {self._got} of {self._where()} elsewhere")
+            self._owner._say(
+                f"{link}: {trouble}. Continuing at record {self._got} of {self._where()} with another reader"
+            )
         self._owner.counts.takeovers += 1
-        if self._vain > len(self._owner._pool):  # they are asked again and again: not too often
+        if self._vain > len(self._owner._pool):  # do not retry too often
             self._owner._pool.wait(LOOK_S)
             if self._is_over():
-                raise DataError(f"{self._where()}: no remote reader answers, and nobody waits for one any more")
+                raise DataError(f"{self._where()}: no remote reader responds, and waiting was cancelled")
 
     def _is_over(self) -> bool:
         return self._owner._closing.is_set() or self._owner._interruptions != self._begun
 
     def _here(self) -> Iterator[pa.RecordBatch]:
-        """In this process, where that is allowed."""
+        """Read in this process if allowed. Raises ``DataError``."""
         owner, ticket = self._owner, self._ticket
         if owner._local is None:
             listed = "; ".join(self._lacking.values())
-            raise DataError(f"{self._where()}: no reader can open it: {listed}. Do the readers see these files?")
+            raise DataError(
+                f"{self._where()}: no reader can open it: {listed}. Do the readers have access to these files?"
+            )
         owner.counts.local_shards += 1
         table = owner._local.read(ticket.ref)
         self._check_total(table.num_rows)

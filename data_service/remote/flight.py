@@ -1,8 +1,9 @@
-"""A reader of other nodes' data: decodes shards for trainers and streams them over Arrow Flight.
+"""The server of a remote reader: decodes shards for trainers and streams them over Arrow Flight.
 
-It knows no ledger and no lease: a trainer that holds a shard's lease asks for the shard's records from some number on,
-and whoever answers gives the same ones. So a trainer goes on at another reader when one dies, and nothing is accounted
-for here. HTTP/2 holds the server back while a trainer does not take: a batch is made when the one before has been sent.
+It knows no ledgers and no leases: a trainer that holds a shard's lease requests its records from some number on, and
+every reader returns the same ones. So a trainer continues at another reader when one dies, and no accounting is needed
+here. HTTP/2 flow control blocks the server while a trainer does not read: a batch is made when the previous one has
+been sent.
 """
 
 from __future__ import annotations
@@ -29,68 +30,68 @@ from edl.errors import DataError, DataFunctionError, EdlError, PortInUse, UsageE
 from edl.wire.address import address
 
 BATCH_BYTES = 1 << 20
-"""About so large is a batch whose number of records nobody has chosen."""
+"""Approximate size of a batch whose number of records is not given."""
 DEFAULT_CAPACITY = 16
 INDIRECT = frozenset({"cache_storage", "fo", "fs", "protocol", "target_options", "target_protocol"})
-"""Options of fsspec that put one file system into another."""
+"""fsspec options that nest one file system in another."""
 MOST_READERS = 64
-"""Readers of files that are kept for the next ticket with the same options."""
+"""File readers kept for tickets with the same options."""
 
 
 class RefusalKind:
-    """Why a reader says no; the trainer goes by these."""
+    """Reasons for a refusal; the trainer's reaction depends on them."""
 
     BUSY = "busy"
-    """As many streams as it serves at once. Ask another one."""
+    """The reader is at capacity. Try another one."""
     DATA = "data"
-    """The shard cannot be read, wherever that is tried."""
+    """The shard is unreadable everywhere."""
     MISSING = "missing"
-    """There is no such file, or no permission to read it, here: another reader, or the trainer itself, may have it."""
+    """The file does not exist or is not readable here; another reader, or the trainer itself, may have access."""
     SCRIPT = "script"
-    """The ticket asks for what cannot be: a function that is not there, an unknown option."""
+    """The ticket is invalid: a missing function, an unknown option."""
     OTHER = "other"
-    """Something else has gone wrong here. Ask another one."""
+    """Another error of this reader. Try another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a trainer asks for: the records of a shard from one on, in their order, in batches."""
+    """A trainer's request: the records of a shard from some number on, in order, in batches."""
 
     dataset: str
-    """Readers of files are shared among the tickets of one data set only: all its files have the same columns."""
+    """File readers are shared only among tickets of one data set, whose files have the same columns."""
     format: str
     index: int
     file: str
     begin: int
     end: int
     records: int
-    """As in ``ShardRef``: -1 for a shard whose records are counted when it is read."""
+    """As in ``ShardRef``: -1 if unknown before reading."""
     upto: int = 0
-    """How many records, in the order asked for, the trainer has already."""
+    """Number of records, in the requested order, that the trainer already has."""
     key: int | None = None
-    """Order of the records: a ``Permutation`` with this key; None for that of the file."""
+    """Key of the ``Permutation`` that orders the records; None for file order."""
     rows: int = 0
-    """Records of a batch, the last one may have fewer; 0 for batches of about a megabyte."""
+    """Records per batch, except the last; 0 for batches of about 1 MiB."""
     columns: tuple[str, ...] | None = None
     decode: str = ""
-    """``module:function``, applied to each batch: takes a ``RecordBatch``, gives one with as many rows."""
+    """``module:function``, applied to each batch: takes a ``RecordBatch`` and returns one with as many rows."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the format: ``Options.plain()``."""
+    """Options of the format: ``Options.plain()``."""
     storage: Mapping[str, Any] = field(default_factory=dict)
-    """For fsspec, when the files are URLs."""
+    """Options for fsspec, if the files are URLs."""
 
     @property
     def ref(self) -> ShardRef:
-        """The shard."""
+        """The requested shard."""
         return ShardRef(self.index, self.file, self.begin, self.end, self.records)
 
     @property
     def reader(self) -> str:
-        """Equal for tickets that one reader of files can serve."""
+        """A key that is equal for tickets which can share a file reader."""
         return json.dumps([self.dataset, self.format, self.columns, self.options, self.storage], sort_keys=True)
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Encode as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -102,7 +103,7 @@ class Ticket:
             return cls(**plain)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(
-                f"not a ticket of this version of edl ({error}). Install the same one everywhere"
+                f"not a ticket of this version of edl ({error}). Install the same version everywhere"
             ) from None
 
 
@@ -110,7 +111,7 @@ Decode = Callable[[pa.RecordBatch], Any]
 
 
 def function_named(name: str) -> Decode | None:
-    """The function of ``module:function``; None for an empty name. Raises ``UsageError``."""
+    """Import ``module:function``; None for an empty name. Raises ``UsageError``."""
     if not name:
         return None
     module, _, attribute = name.partition(":")
@@ -118,7 +119,7 @@ def function_named(name: str) -> Decode | None:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"decode={name}: cannot be imported here ({type(error).__name__}: {error}). Write package.module:function, "
+            f"decode={name}: cannot be imported here ({type(error).__name__}: {error}). Use package.module:function, "
             "and install the package, or set PYTHONPATH, wherever readers run"
         ) from None
     if not callable(found):
@@ -129,10 +130,10 @@ def function_named(name: str) -> Decode | None:
 def batches_of(
     table: pa.Table, key: int | None, upto: int, rows: int, decode: Decode | None, name: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """A shard in batches, from record ``upto`` of the order on; a single empty batch when nothing is left.
+    """A shard's records from number ``upto`` on in batches; a single empty batch if none are left.
 
-    Readers and trainers both make batches with this, so that it does not matter who has read a shard. Raises
-    ``DataFunctionError`` when ``decode`` fails and ``UsageError`` when it gives no batch of as many rows.
+    Readers and trainers both use this function, so it does not matter where a shard is read. Raises
+    ``DataFunctionError`` if ``decode`` fails, and ``UsageError`` if it does not return a batch with as many rows.
     """
     total = table.num_rows
     rows = rows or max(1, total * BATCH_BYTES // max(1, table.nbytes))
@@ -166,28 +167,28 @@ def _decoded(batch: pa.RecordBatch, decode: Decode, name: str) -> pa.RecordBatch
     except EdlError:
         raise
     except Exception as error:
-        advice = "Mend it; where the data are damaged, let it raise edl.errors.DataError, and the shard is left out"
-        raise DataFunctionError(f"decode={name} has failed: {type(error).__name__}: {error}. {advice}") from error
+        advice = "Fix the function; for damaged data let it raise edl.errors.DataError, and the shard is skipped"
+        raise DataFunctionError(f"decode={name} failed: {type(error).__name__}: {error}. {advice}") from error
     if isinstance(made, pa.Table):
         made = _one_batch(made)
     if not isinstance(made, pa.RecordBatch):
-        raise UsageError(f"decode={name} gave a {type(made).__name__}; it must give a pyarrow.RecordBatch")
+        raise UsageError(f"decode={name} returned a {type(made).__name__}; it must return a pyarrow.RecordBatch")
     if made.num_rows != batch.num_rows:
         raise UsageError(
-            f"decode={name} made {made.num_rows} rows of {batch.num_rows}; each record must stay one row, or nobody "
-            "knows which have been used"
+            f"decode={name} returned {made.num_rows} rows for {batch.num_rows}; each record must stay one row, or used "
+            "records cannot be counted"
         )
     return made
 
 
 def _check_storage(ticket: Ticket) -> None:
-    """fsspec can open a file through another file system: one that leaves copies in a folder of the caller's choice, or
-    that fills in templates. Either can bring code. Raises ``UsageError``."""
+    """Refuse nested file systems: fsspec can open a file through another one that stores copies in a folder of the
+    caller's choice, or fills in templates. Either can inject code. Raises ``UsageError``."""
     indirect = "::" in ticket.file or _names_of(ticket.storage) & INDIRECT
     if indirect:
         raise UsageError(
-            f"{ticket.file}: readers open no files by way of other file systems (a URL with '::', or "
-            f"{', '.join(sorted(INDIRECT))} in storage_options). Read these in the trainer: remote=''"
+            f"{ticket.file}: readers do not open files through other file systems (a URL with '::', or "
+            f"{', '.join(sorted(INDIRECT))} in storage_options). Read them in the trainer: remote=''"
         )
 
 
@@ -199,7 +200,7 @@ def _names_of(options: Any) -> set[str]:
 
 
 def refusal(error: Exception) -> fl.FlightError:
-    """What the trainer gets for an error here."""
+    """Convert an error to the one sent to the trainer."""
     kind, text = RefusalKind.OTHER, f"{type(error).__name__}: {error}"
     if isinstance(error, DataError):
         absent = isinstance(error.__cause__ or error.__context__, FileNotFoundError | PermissionError)
@@ -208,12 +209,12 @@ def refusal(error: Exception) -> fl.FlightError:
         kind, text = RefusalKind.SCRIPT, str(error)
     elif isinstance(error, FileNotFoundError | PermissionError):
         kind = RefusalKind.MISSING
-    # Flight adds words of its own to the message, so the trainer reads ours here.
+    # Flight adds text to the message, so the trainer reads this one.
     return fl.FlightServerError(text, json.dumps({"kind": kind, "text": text}).encode())
 
 
 class _SecretCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Nobody passes without this reader's secret."""
+    """Refuses calls without this reader's secret."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()
@@ -227,7 +228,8 @@ class _SecretCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
-    """Serves tickets as soon as it is made, at most ``capacity`` at once. ``port`` says where. Raises ``PortInUse``."""
+    """Serves tickets as soon as it is created, at most ``capacity`` at once. ``port`` is the bound port. Raises
+    ``PortInUse``."""
 
     def __init__(
         self,
@@ -238,16 +240,16 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         functions: Collection[str] = (),
         authority: str = "",
     ) -> None:
-        """``functions``: those, as ``module:function``, that tickets may name; nothing else is imported for one.
-        ``authority``: of the certificates that whoever connects has to have; empty for a job without a secret."""
+        """``functions``: the functions that tickets may name, as ``module:function``; nothing else is imported for a
+        ticket. ``authority``: of the certificates that clients need; empty for a job without a secret."""
         if not secret:
-            raise ValueError("a reader without a secret would serve anybody")
+            raise ValueError("a reader must have a secret")
         self._functions = frozenset(functions)
         try:
             super().__init__(**server_arguments(host, port, authority), middleware={"door": _SecretCheck(secret)})
         except (pa.ArrowException, OSError) as error:
             raise PortInUse(
-                f"cannot listen on {address(host, port)}: {error}. Name an address of this host with --local-addr"
+                f"cannot listen on {address(host, port)}: {error}. Set an address of this host with --local-addr"
             ) from error
         self._free = threading.Semaphore(capacity)
         self._capacity = capacity
@@ -255,16 +257,16 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         self._readers: OrderedDict[str, Reader] = OrderedDict()
 
     def do_get(self, context: Any, ticket: fl.Ticket) -> fl.GeneratorStream:
-        """Called by Flight in a thread of its own."""
+        """Called by Flight, on its own thread."""
         if not self._free.acquire(blocking=False):
-            text = f"serves {self._capacity} streams already"
+            text = f"already serves {self._capacity} streams"
             raise fl.FlightUnavailableError(text, json.dumps({"kind": RefusalKind.BUSY, "text": text}).encode())
-        # Begun here: a generator that nobody has begun never comes to its end either, and its place were lost.
+        # Started here: a generator that is never started is never finished, which would leak its slot.
         outgoing = self._outgoing(ticket.ticket)
         return fl.GeneratorStream(next(outgoing), outgoing)
 
     def _outgoing(self, text: bytes) -> Iterator[Any]:
-        """The schema, then each batch with the number of records in the whole shard beside it."""
+        """Yield the schema, then each batch with the number of records in the whole shard."""
         try:
             ticket = Ticket.parse(text)
             self._check_functions(ticket)
@@ -279,7 +281,7 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
             while batch is not None:
                 if not batch.schema.equals(schema):
                     raise UsageError(
-                        f"decode={ticket.decode} gave batches of different types: {schema}; {batch.schema}"
+                        f"decode={ticket.decode} returned batches of different types: {schema}; {batch.schema}"
                     )
                 yield batch, total
                 batch = next(batches, None)
@@ -289,8 +291,8 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
             self._free.release()
 
     def _check_functions(self, ticket: Ticket) -> None:
-        """A ticket selects among functions that this reader was started with: whoever can send one could otherwise run
-        any code here. Before anything is imported. Raises ``UsageError``."""
+        """Allow only functions that this reader was started with; otherwise a ticket could run any code. Checked before
+        anything is imported. Raises ``UsageError``."""
         named = {"decode": ticket.decode, **{name: ticket.options.get(name) for name in ("read", "shards")}}
         for what, name in named.items():
             if name and name not in self._functions:
@@ -310,12 +312,13 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
                 )
                 self._readers[ticket.reader] = reader
                 if len(self._readers) > MOST_READERS:
-                    self._readers.popitem(last=False)  # not closed: another stream may still read with it
+                    self._readers.popitem(last=False)  # not closed, because a stream may still use it
             self._readers.move_to_end(ticket.reader)
             return reader
 
     def drain(self, grace_s: float) -> bool:
-        """Take no more tickets and let the streams under way end, for so long; whether they have."""
+        """Accept no more tickets and wait at most ``grace_s`` seconds for running streams. Returns True if all have
+        ended."""
         ending = threading.Thread(target=self._end, daemon=True)
         ending.start()
         ending.join(grace_s)

@@ -1,8 +1,9 @@
-"""A reader process: ``python -m data_service reader``, a child of a launcher, which it talks to in lines.
+"""The reader process, ``python -m data_service reader``: a child of a launcher, connected by lines over stdin and
+stdout.
 
-The launcher writes ``{"secret": …, "authority": …}`` (see ``tls.py``) and then ``?`` now and then; the process writes
-``{"port": …}`` once it listens and answers each ``?`` with ``!``. It ends when the launcher has gone. SIGTERM lets it
-finish what it streams.
+The launcher writes ``{"secret": …, "authority": …}`` (see ``tls.py``), and later ``?`` periodically. The process writes
+``{"port": …}`` once it listens, and answers each ``?`` with ``!``. It exits when the launcher has ended. On SIGTERM it
+finishes its streams first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edl.wire.address import address
 
 
 def serve(host: str, port: int, capacity: int, grace_s: float, functions: Collection[str] = ()) -> int:
-    """Be a reader process; returns its exit status. Raises ``PortInUse``."""
+    """Run a reader process; returns its exit status. Raises ``PortInUse``."""
     answers = private_stdout()
     order = order_line("Readers", "--role=reader")
     server = ReaderServer(host, port, order["secret"], capacity, functions, order.get("authority", ""))
@@ -41,21 +42,21 @@ def serve(host: str, port: int, capacity: int, grace_s: float, functions: Collec
             answers.flush()
     except BrokenPipeError:
         pass
-    _end(0)  # the launcher is gone, and with it the key by which trainers find this process
+    _end(0)  # the launcher is gone, and with it the key that trainers find this process by
 
 
 @click.command("reader")
-@click.option("--host", default="127.0.0.1", help="Address to listen at. Default: this host only.")
-@click.option("--port", type=int, default=0, help="Default: one that is free.")
-@click.option("--capacity", type=int, default=DEFAULT_CAPACITY, help="Streams served at once.")
-@click.option("--grace", type=float, default=30.0, metavar="SECONDS", help="For streams under way at SIGTERM.")
-@click.option("--function", multiple=True, metavar="MODULE:FUNCTION", help="One that trainers may name.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on. Default: this host only.")
+@click.option("--port", type=int, default=0, help="Port to listen on. Default: any free port.")
+@click.option("--capacity", type=int, default=DEFAULT_CAPACITY, help="Most streams served at once.")
+@click.option("--grace", type=float, default=30.0, metavar="SECONDS", help="Time for running streams after SIGTERM.")
+@click.option("--function", multiple=True, metavar="MODULE:FUNCTION", help="A function that trainers may name.")
 def reader_command(host: str, port: int, capacity: int, grace: float, function: tuple[str, ...]) -> None:
-    """Read and decode for trainers elsewhere. Started by a launcher, which keeps it running."""
+    """Read and decode for trainers. Started and supervised by a launcher."""
     sys.exit(serve(host, port, capacity, grace, function))
 
 
 def _end(status: int) -> NoReturn:
-    """Without waiting for Flight's threads, which may be in the middle of a stream."""
+    """Exit without waiting for Flight's threads, which may be streaming."""
     sys.stderr.flush()
     os._exit(status)

@@ -1,7 +1,7 @@
-"""Connections between readers and trainers: over TLS where the job has a secret, else in plain text.
+"""Connections between readers and trainers: with TLS if the job has a secret, otherwise plain text.
 
-Both then hold one text, the readers' *authority*, made from the job's secret for this use alone. Each signs a
-certificate for itself with it, and takes no other side's that another authority has signed.
+Both sides hold the readers' *authority*, derived from the job's secret for this purpose only. Each signs its own
+certificate with it, and accepts only peers whose certificate it has signed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edl.wire.secret import Secret
 
 
 def server_arguments(host: str, port: int, authority: str) -> dict[str, Any]:
-    """Arguments for a ``FlightServerBase``."""
+    """Arguments for ``FlightServerBase``."""
     identity = _identity(authority)
     if identity is None:
         return {"location": f"grpc://{address(host, port)}"}
@@ -28,7 +28,7 @@ def server_arguments(host: str, port: int, authority: str) -> dict[str, Any]:
 
 
 def client_arguments(host: str, port: int, authority: str) -> dict[str, Any]:
-    """Arguments for a ``FlightClient``. Raises ``SettingError`` where certificates cannot be made."""
+    """Arguments for ``FlightClient``. Raises ``SettingError`` if certificates cannot be created."""
     identity = _identity(authority)
     if identity is None:
         return {"location": f"grpc://{address(host, port)}"}
@@ -43,5 +43,5 @@ def client_arguments(host: str, port: int, authority: str) -> dict[str, Any]:
 
 @functools.cache
 def _identity(authority: str) -> Identity | None:
-    """Certificates of this process; None: the job has no secret."""
+    """The certificates of this process; None if the job has no secret."""
     return identity_of(Secret(authority.encode())) if authority else None

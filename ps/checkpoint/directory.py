@@ -1,7 +1,8 @@
-"""The checkpoints of the parameter servers, as one pserver uses them. Layout and texts: ``ps.checkpoint.manifest``.
+"""The job's parameter-server checkpoints, as one pserver uses them. See ``ps.checkpoint.manifest`` for the layout.
 
-Every pserver writes a part; one of them then writes the marker, without which a cut counts for nothing. A cut may hold
-only what has changed since another one, and then needs it. Everything here blocks, and is called from one thread.
+Every pserver writes one part; one of them then writes the manifest, without which the checkpoint does not count. An
+incremental checkpoint holds only what has changed since its base checkpoint, and needs the base to be read. All
+functions block and are called from one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.snapshot import Meta
 from ps.checkpoint import manifest
-from ps.checkpoint.manifest import CHAIN, MARKER_FILE, Marker, Part, Told, cut_name, cut_number, job_folder
+from ps.checkpoint.manifest import CHAIN, MARKER_FILE, Marker, Part, PartReport, cut_name, cut_number, job_folder
 from ps.checkpoint.reader import Complete, Loaded, Reader
 from ps.checkpoint.writer import FILE_BYTES, FORMAT_NAME, Pace, PartWriter, RowsFile, Taken, Throttle
 from ps.protocol.messages import Cut, Found, FoundCut, Orders
@@ -35,15 +36,15 @@ from ps.spec import BUCKETS
 
 KEEP = 3
 THREADS = min(4, os.cpu_count() or 1)
-"""That put rows where they belong while others are read."""
+"""Threads that put rows into the store while further rows are being read."""
 CANDIDATES = 3
 EVICTED_BYTES = 8 << 20
-"""Evicted rows are collected until there are so many."""
+"""Evicted rows are buffered up to this many bytes, then written."""
 _CLOCK = SystemClock()
 
 
 class CheckpointDirectory:
-    """One job's cuts in a checkpoint directory."""
+    """One job's parameter-server checkpoints in a checkpoint directory."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class CheckpointDirectory:
         now_s: Callable[[], float] = _CLOCK.now_s,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``server``: the number of this pserver; 0 for one that only reads. ``say`` takes warnings."""
+        """``server``: the number of this pserver; 0 for one that only reads. ``say`` receives warnings."""
         self._files = files
         self._job = job
         self._folder = job_folder(job)
@@ -69,26 +70,27 @@ class CheckpointDirectory:
         self._wall_s, self._now_s, self._say = wall_s, now_s, say
         self._tag = secrets.token_hex(4)
         self._seen: dict[str, Complete] = {}
-        """Complete cuts that have been looked at."""
+        """Complete checkpoints that have been validated."""
         self._bad: dict[str, str] = {}
-        """Cuts whose rows were found to be wrong."""
+        """Checkpoints whose rows turned out to be damaged, with the reason."""
         self._restored = ""
         self._completed = 0
         self._written: set[int] = set()
-        """Cuts that this pserver has been marked for, since it restored."""
+        """Checkpoints that this pserver has written a part of since it restored."""
         self._whole_bytes = self._changed_bytes = 0
-        """Of the last part that was written in full, and of those after it."""
+        """Bytes of the last part that was written in full, and of the incremental parts after it."""
         self._evicted: dict[str, list[Rows]] = {}
         self._evicted_bytes = self._evicted_files = 0
 
     def run(self, cut: int) -> str:
-        """A cut's folder, below the checkpoint directory."""
+        """Path of a checkpoint's folder, relative to the checkpoint directory."""
         return f"{self._folder}/{cut_name(cut)}"
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
     def find(self) -> Found:
-        """What lies there. The rows are not read."""
+        """List the usable checkpoints, without reading their rows. Raises ``CheckpointError`` if the directory is
+        unreadable."""
         try:
             numbers = sorted(self._numbers(), reverse=True)
         except OSError as error:
@@ -102,7 +104,7 @@ class CheckpointDirectory:
             except (CheckpointError, OSError) as error:
                 reason = f"unreadable: {why(error)}" if isinstance(error, OSError) else str(error)
                 refused.append(f"{self._files.path(run)}: {reason}")
-                self._say(f"checkpoint {self._files.path(run)} is not used: {reason}")
+                self._say(f"checkpoint {self._files.path(run)} is ignored: {reason}")
                 continue
             if chain:
                 marker = chain[0].marker
@@ -112,18 +114,19 @@ class CheckpointDirectory:
         return Found(max(numbers, default=0), tuple(cuts), tuple(refused))
 
     def chain(self, run: str) -> list[Complete]:
-        """A cut and those that it needs, newest first. Raises ``CheckpointError`` when any of them is not right."""
+        """A checkpoint and the base checkpoints that it needs, newest first. Raises ``CheckpointError`` if any is
+        unusable."""
         found: list[Complete] = []
         while run:
             if any(one.run == run for one in found) or len(found) > CHAIN + 1:
-                raise CheckpointError(f"it goes on from itself over {len(found)} others")
+                raise CheckpointError(f"its chain of base checkpoints is a loop or too long: {len(found)} so far")
             try:
                 found.append(self._look(run))
             except (CheckpointError, OSError) as error:
                 if not found:
                     raise
                 reason = f"unreadable: {why(error)}" if isinstance(error, OSError) else str(error)
-                raise CheckpointError(f"it needs {run}, which cannot be used: {reason}") from None
+                raise CheckpointError(f"its base {run} is unusable: {reason}") from None
             run = found[-1].marker.base
         return found
 
@@ -134,10 +137,10 @@ class CheckpointDirectory:
         known = self._seen.get(run)
         if known is None:
             if MARKER_FILE not in sizes:
-                raise CheckpointError(f"{MARKER_FILE} is missing: it was never completed")
+                raise CheckpointError(f"{MARKER_FILE} is missing: the checkpoint was never completed")
             marker = manifest.parse_marker(self._files.read(f"{run}/{MARKER_FILE}"))
             if marker.cut != cut_number(run.rpartition("/")[2]):
-                raise CheckpointError(f"its marker says {cut_name(marker.cut)}")
+                raise CheckpointError(f"its manifest names another checkpoint, {cut_name(marker.cut)}")
             if marker.job != run.split("/")[-2]:
                 raise CheckpointError(f"written by job {marker.job}, not by {run.split('/')[-2]}")
             known = Complete(run, marker, {name: self._part(run, name, one) for name, one in marker.parts.items()})
@@ -146,8 +149,8 @@ class CheckpointDirectory:
                 if name not in sizes:
                     raise CheckpointError(f"{name} is missing")
                 if sizes[name] != sums.bytes:
-                    word = "truncated" if sizes[name] < sums.bytes else "too long"
-                    raise CheckpointError(f"{name} is {word}: {sizes[name]} of {sums.bytes} bytes")
+                    message = "truncated" if sizes[name] < sums.bytes else "too long"
+                    raise CheckpointError(f"{name} is {message}: {sizes[name]} of {sums.bytes} bytes")
         self._seen[run] = known
         return known
 
@@ -157,13 +160,15 @@ class CheckpointDirectory:
         except FileNotFoundError:
             raise CheckpointError(f"{name} is missing") from None
         if len(data) != expected.bytes:
-            raise CheckpointError(f"{name} is not what was written: {len(data)} bytes instead of {expected.bytes}")
+            raise CheckpointError(
+                f"{name} differs from what was written: {len(data)} bytes instead of {expected.bytes}"
+            )
         if zlib.crc32(data) != expected.crc32:
             raise CheckpointError(f"the checksum of {name} differs: {zlib.crc32(data):08x}, not {expected.crc32:08x}")
         return manifest.parse_part(data)
 
     def _marked(self, run: str) -> bool:
-        """Whether it was completed, or, in a store, its marker was broken off, which is the same as none."""
+        """True if a manifest is present. A truncated manifest in an object store counts as absent."""
         try:
             data = self._files.read(f"{run}/{MARKER_FILE}")
         except FileNotFoundError:
@@ -177,9 +182,11 @@ class CheckpointDirectory:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def since(self, base: str) -> int | None:
-        """The cut to go on from, writing only what has changed since it, when ``base`` is the newest complete one of
-        this history; None when everything is to be written: one that has come since was not there at that mark, and
-        cannot tell what has changed since."""
+        """The number of the checkpoint that the next one may be an increment of; None if everything must be written.
+
+        ``base`` must be the newest complete checkpoint of this history and one that this pserver wrote a part of. After
+        any other, changes since ``base`` are not known here.
+        """
         number = cut_number(base.rpartition("/")[2])
         if number not in self._written or 2 * self._changed_bytes > self._whole_bytes:
             return None
@@ -192,10 +199,11 @@ class CheckpointDirectory:
     def write(
         self, cut: int, history: int, owned: NDArray[np.uint8], taken: Iterable[Taken], *, since: int | None = None
     ) -> str:
-        """Write this pserver's part. Returns what to tell about it.
+        """Write this pserver's part; return the encoded report about it for the Master.
 
-        ``owned``: not 0 for the buckets that it owned at the mark. ``taken``: the shards, by rising number. ``since``:
-        what ``since`` gave, and what the rows were taken by. Raises ``CheckpointError``.
+        ``owned``: nonzero for the buckets that this pserver owned when the checkpoint was marked. ``taken``: the
+        shards, in ascending order. ``since``: the return value of ``since``; ``taken`` must have been captured with the
+        same value. Raises ``CheckpointError``.
         """
         began_s = self._now_s()
         base = "" if since is None else self.run(since)
@@ -227,17 +235,19 @@ class CheckpointDirectory:
         rows = sum(part.rows.values())
         took_s = self._now_s() - began_s
         sum_ = Sum(len(data), zlib.crc32(data))
-        return Told(self.server, name, sum_, buckets, base, part.bytes, rows, round(took_s, 3)).encode()
+        return PartReport(self.server, name, sum_, buckets, base, part.bytes, rows, round(took_s, 3)).encode()
 
     def complete(self, cut: Cut, orders: Orders) -> str:
-        """Write the marker, when all have told of their parts; then remove what is not to be kept. Returns, as JSON,
-        ``run``, ``bytes`` and ``rows``. Raises ``CheckpointError``."""
+        """Write the manifest once all pservers have reported their parts; then delete old checkpoints.
+
+        Returns JSON with ``run``, ``bytes`` and ``rows``. Raises ``CheckpointError``.
+        """
         run = self.run(cut.number)
-        told = [Told.decode(text) for text in cut.parts]
-        base = next((one.base for one in told if one.base), "")
+        reports = [PartReport.decode(text) for text in cut.parts]
+        base = next((one.base for one in reports if one.base), "")
         marker = manifest.make_marker(
             self._job,
-            told,
+            reports,
             cut=cut.number,
             history=orders.chart.history,
             chain=len(self.chain(base)) if base else 0,
@@ -249,26 +259,28 @@ class CheckpointDirectory:
         try:
             if self._files.stamp(f"{run}/{MARKER_FILE}"):
                 raise CheckpointError(
-                    f"{self._files.path(run)} is complete already: another run of the job writes here"
+                    f"{self._files.path(run)} is already complete: another run of this job writes to the same directory"
                 )
-            self._check_parts(run, marker, told)
+            self._check_parts(run, marker, reports)
             self._files.write(f"{run}/{MARKER_FILE}", [manifest.marker_text(marker)])
         except OSError as error:
             raise cannot_write(self._files, error, 1) from error
         self._completed += 1
         try:
             self._prune()
-        except OSError as error:  # the checkpoint is safe; room is a matter of another day
+        except OSError as error:  # the checkpoint is safe; old ones can be deleted next time
             self._say(f"cannot delete old checkpoints in {self._files.path(self._folder)}: {why(error)}")
         return json.dumps({"run": run, "bytes": marker.bytes, "rows": marker.rows})
 
-    def _check_parts(self, run: str, marker: Marker, told: list[Told]) -> None:
-        """They lie there as they should: the last look before the cut counts."""
+    def _check_parts(self, run: str, marker: Marker, reports: list[PartReport]) -> None:
+        """Check all parts once more before the manifest makes the checkpoint valid."""
         sizes = {entry.name: entry.size for entry in self._files.entries(run)}
-        for one in told:
+        for one in reports:
             part = self._part(run, one.part, one.sum)
             if (part.server, part.cut, part.history) != (one.server, marker.cut, marker.history):
-                raise CheckpointError(f"{one.part} says server {part.server}, cut {part.cut}, history {part.history}")
+                raise CheckpointError(
+                    f"{one.part} is of server {part.server}, checkpoint {part.cut}, history {part.history}"
+                )
             for name, sums in part.files.items():
                 if sizes.get(name) != sums.bytes:
                     raise CheckpointError(f"{name} has {sizes.get(name, 'no')} bytes instead of {sums.bytes}")
@@ -276,8 +288,11 @@ class CheckpointDirectory:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, run: str, mine: NDArray[Any], tables: Collection[str] = ()) -> Iterator[Loaded]:
-        """The rows of some buckets, shard by shard; every block read is checked. ``tables``: only these. Raises
-        ``CheckpointError``: whatever came before it must be dropped."""
+        """Read the rows of the requested buckets, shard by shard, verifying every block.
+
+        ``mine``: nonzero for the requested buckets. ``tables``: only these; empty means all. Raises
+        ``CheckpointError``; rows that were yielded before the error must then be discarded.
+        """
         try:
             yield from Reader(self._files, self.chain(run), mine, tables).pieces()
         except OSError as error:
@@ -287,8 +302,10 @@ class CheckpointDirectory:
             raise CheckpointError(f"{self._files.path(run)}: {error}") from error
 
     def restore(self, run: str, mine: NDArray[Any], put: Callable[[Loaded], object], *, threads: int = THREADS) -> str:
-        """Hand the rows of some buckets to ``put``, which is called on several threads, once a shard. Returns, as
-        JSON, ``run``, ``rows``, ``bytes`` and ``seconds``."""
+        """Read the rows of the requested buckets and pass them to ``put``, once per shard, from several threads.
+
+        Returns JSON with ``run``, ``rows``, ``bytes`` and ``seconds``. Raises ``CheckpointError``.
+        """
         began_s = self._now_s()
         rows = size = 0
         with ThreadPoolExecutor(threads, "edl-ps-restore") as pool:
@@ -311,8 +328,9 @@ class CheckpointDirectory:
     # --- evicted rows ------------------------------------------------------------------------------------------------
 
     def evicted(self, table: str, rows: Rows) -> None:
-        """Rows that were evicted from a table that exports them. They are written when there are many, and at a cut.
-        Raises ``CheckpointError``; they stay, to be written with the next ones."""
+        """Buffer rows that were evicted from a table that exports them; they are written when the buffer is full and at
+        each checkpoint. Raises ``CheckpointError`` if writing fails; the rows then stay in the buffer and are written
+        later."""
         if not len(rows.keys):
             return
         self._evicted.setdefault(table, []).append(rows)
@@ -324,7 +342,7 @@ class CheckpointDirectory:
                 raise cannot_write(self._files, error, self._evicted_bytes) from error
 
     def flush_evicted(self) -> None:
-        """Write the evicted rows that are collected. Raises ``OSError``."""
+        """Write the buffered evicted rows. Raises ``OSError``."""
         for table in list(self._evicted):
             file = RowsFile()
             for rows in self._evicted[table]:
@@ -360,7 +378,7 @@ class CheckpointDirectory:
             self._delete(run)
 
     def _delete(self, run: str) -> None:
-        """The marker first: what is half deleted must not look complete."""
+        """Delete the manifest first, so that a half-deleted checkpoint does not look complete."""
         self._seen.pop(run, None)
         self._files.remove(f"{run}/{MARKER_FILE}")
         for entry in self._files.entries(run):

@@ -1,13 +1,13 @@
-"""What a checkpoint says about itself, as text: the parts that pservers have written, and the marker that makes one.
+"""The JSON files of a checkpoint: the parts written by pservers, and the manifest that makes the checkpoint valid.
 
     <checkpoint directory>/ps/<job>/
         cut-0000000012/
             server-3-5f1c09aa-000.safetensors   rows of the buckets that pserver 3 owned; several when there are many
             server-3-5f1c09aa.json              a part: its files with their sizes and checksums, and its buckets
-            cut.json                            the marker, written last: tables, step, parts with their checksums
+            cut.json                            the manifest, written last: tables, step, parts with their checksums
         evicted/<table>/server-3-5f1c09aa-000.safetensors
 
-Nothing here touches a file. Whatever is wrong with what was read is a ``CheckpointError`` with only the reason.
+Pure: no file access. Invalid input raises a ``CheckpointError`` that contains only the reason.
 """
 
 from __future__ import annotations
@@ -32,84 +32,84 @@ FORMAT = 1
 MARKER_FILE = "cut.json"
 EVICTED = "evicted"
 BLOCK_BYTES = 1 << 20
-"""Files are checked in blocks of this size, so that who needs a part of one reads no more of it."""
+"""Checksums are per block of this size, so that a reader of part of a file can verify that part alone."""
 CHAIN = 8
-"""Cuts that a cut may need beside itself. After so many everything is written anew."""
+"""Most base checkpoints that an incremental one may need. After that many, everything is written anew."""
 
 _END = b"\n}\n"
 _FOLDER = re.compile(r"cut-(\d{10,})")
 _Value = TypeVar("_Value", str, int)
 Ranges = tuple[tuple[int, int], ...]
-"""Half-open ranges of buckets, rising and apart."""
+"""Half-open ranges of buckets, ascending and not overlapping."""
 
 
 def job_folder(job: str) -> str:
-    """Where a job's cuts lie, below the checkpoint directory."""
+    """Folder of a job's parameter-server checkpoints, relative to the checkpoint directory."""
     return f"ps/{job}"
 
 
 def cut_name(number: int) -> str:
-    """Name of a cut's folder."""
+    """Folder name of a checkpoint."""
     return f"cut-{number:010d}"
 
 
 def cut_number(name: str) -> int | None:
-    """Whose folder that is; None for a name that is no cut's."""
+    """Number of the checkpoint with this folder name; None if the name is not that of a checkpoint."""
     match = _FOLDER.fullmatch(name)
     return int(match[1]) if match and cut_name(int(match[1])) == name else None
 
 
 def part_name(server: int, tag: str) -> str:
-    """Name of the file that describes a part."""
+    """File name of a part's description."""
     return f"server-{server}-{tag}.json"
 
 
 def file_name(server: int, tag: str, number: int) -> str:
-    """Name of one of a part's files of rows."""
+    """File name of one of a part's row files."""
     return f"server-{server}-{tag}-{number:03d}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Size and checksums of a file of rows."""
+    """Size and checksums of a row file."""
 
     bytes: int
     blocks: tuple[int, ...]
-    """CRC32 of each ``BLOCK_BYTES``, the last one shorter."""
+    """CRC32 of each block of ``BLOCK_BYTES``; the last block may be shorter."""
     buckets: tuple[int, int]
-    """Half-open range that its rows are of."""
+    """Half-open range of buckets that its rows belong to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one pserver has written of a cut."""
+    """One pserver's part of a checkpoint."""
 
     server: int
     cut: int
     history: int
     buckets: Ranges
-    """What it owned when the cut was marked."""
+    """Buckets that the pserver owned when the checkpoint was marked."""
     whole: Ranges
-    """Those of them that are written in full. Of the others there is what has changed since ``base``."""
+    """Those of ``buckets`` that are written in full; for the others only the changes since ``base`` are."""
     base: str
-    """Folder of the cut before; empty when all are whole."""
+    """Folder of the base checkpoint; empty if all buckets are whole."""
     files: Mapping[str, Sums]
     rows: Mapping[str, int]
-    """Of each table, those written here."""
+    """Number of rows written in this part, by table."""
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Total size of its row files."""
         return sum(one.bytes for one in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a pserver says of its part, as text, for whoever writes the marker."""
+class PartReport:
+    """A pserver's report about its part, for the pserver that writes the manifest."""
 
     server: int
     part: str
-    """Name of the part's own file."""
+    """File name of the part's description."""
     sum: Sum
     buckets: Ranges
     base: str
@@ -122,44 +122,44 @@ class Told:
         return json_messages.encode(self).decode()
 
     @classmethod
-    def decode(cls, text: str) -> Told:
-        """The inverse. Raises ``CheckpointError``."""
+    def decode(cls, text: str) -> PartReport:
+        """The inverse of ``encode``. Raises ``CheckpointError``."""
         try:
             return json_messages.decode(cls, text)
         except ProtocolError as error:
             raise CheckpointError(
-                f"not what a pserver says of its part of a checkpoint ({error}): {text[:80]}"
+                f"not a pserver's report about its part of a checkpoint ({error}): {text[:80]}"
             ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The content of ``cut.json``."""
+    """The checkpoint's manifest: the content of ``cut.json``."""
 
     job: str
     cut: int
     history: int
     step: int
     base: str
-    """Folder, below the checkpoint directory, of the cut that this one goes on from; empty: it is whole in itself."""
+    """Folder of the base checkpoint, relative to the checkpoint directory; empty if this one is complete in itself."""
     chain: int
-    """Cuts before it that it needs."""
+    """Number of base checkpoints that it needs, directly or not."""
     tables: tuple[TableSpec, ...]
     training: Training
     parts: Mapping[str, Sum]
-    """The files that describe them."""
+    """The parts' descriptions: size and checksum by file name."""
     bytes: int
-    """Of the files of rows of this cut."""
+    """Total size of this checkpoint's row files."""
     rows: int
-    """Written in this cut."""
+    """Rows written in this checkpoint."""
     extra: Any = None
-    """What is said about trainers: values, positions in data."""
+    """Trainers' state: values and data positions."""
     written_at: str = ""
-    """For people."""
+    """ISO 8601 time, for display only."""
 
 
 def part_text(part: Part) -> bytes:
-    """A part as JSON."""
+    """Encode a part as JSON."""
     return _text(
         {
             "format": FORMAT,
@@ -200,11 +200,11 @@ def parse_part(data: bytes) -> Part:
             rows=rows,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"a part is not what edl writes: {error!r}") from None
+        raise CheckpointError(f"a part does not have edl's format: {error!r}") from None
 
 
 def marker_text(marker: Marker) -> bytes:
-    """A marker as JSON."""
+    """Encode a manifest as JSON, followed by its own checksum."""
     plain: dict[str, Any] = {"format": FORMAT, **to_plain(marker)}
     plain["parts"] = {name: {"bytes": one.bytes, "crc32": f"{one.crc32:08x}"} for name, one in marker.parts.items()}
     return _signed(_text(plain))
@@ -212,9 +212,9 @@ def marker_text(marker: Marker) -> bytes:
 
 def parse_marker(data: bytes) -> Marker:
     """The inverse of ``marker_text``. Raises ``CheckpointError`` with the reason."""
-    values = _object(data, "its marker")
+    values = _object(data, "its manifest")
     if data != _signed(_unsigned(data)):
-        raise CheckpointError("its marker is damaged: its own checksum differs")
+        raise CheckpointError("its manifest is damaged: its checksum does not match")
     try:
         parts = {
             str(name): Sum(_get(one, "bytes", int), int(_get(one, "crc32", str), 16))
@@ -236,12 +236,12 @@ def parse_marker(data: bytes) -> Marker:
             written_at=_get(values, "written_at", str),
         )
     except (KeyError, TypeError, ValueError, EdlError) as error:
-        raise CheckpointError(f"its marker is not what edl writes: {error!r}") from None
+        raise CheckpointError(f"its manifest does not have edl's format: {error!r}") from None
 
 
 def make_marker(
     job: str,
-    told: Sequence[Told],
+    reports: Sequence[PartReport],
     *,
     cut: int,
     history: int,
@@ -251,27 +251,27 @@ def make_marker(
     extra: str,
     wall_s: float,
 ) -> Marker:
-    """The marker of a cut, of what all pservers have told. ``chain``: of the cut it goes on from, and that one.
+    """Make a checkpoint's manifest from the pservers' reports.
 
-    Raises ``CheckpointError`` unless each bucket was written once.
+    ``chain``: the number of base checkpoints. Raises ``CheckpointError`` unless each bucket was written exactly once.
     """
     owner: dict[int, int] = {}
-    for one in told:
+    for one in reports:
         for bucket in flat(one.buckets):
             if bucket in owner:
                 raise CheckpointError(f"bucket {bucket} was written by pserver {owner[bucket]} and by {one.server}")
             owner[bucket] = one.server
     if len(owner) != BUCKETS:
         missing = next(bucket for bucket in range(BUCKETS) if bucket not in owner)
-        raise CheckpointError(f"{BUCKETS - len(owner)} buckets were written by nobody, such as {missing}")
-    bases = {one.base for one in told if one.base}
+        raise CheckpointError(f"{BUCKETS - len(owner)} buckets were not written by any pserver, such as {missing}")
+    bases = {one.base for one in reports if one.base}
     if len(bases) > 1:
-        raise CheckpointError(f"its parts go on from different cuts: {', '.join(sorted(bases))}")
+        raise CheckpointError(f"its parts have different base checkpoints: {', '.join(sorted(bases))}")
     try:
         said = json.loads(extra) if extra else {}
         step = int(said.get("step", 0)) if isinstance(said, dict) else 0
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"what is to be kept of the trainers is not JSON: {error}") from None
+        raise CheckpointError(f"the trainers' state is not JSON: {error}") from None
     return Marker(
         job=job,
         cut=cut,
@@ -281,16 +281,16 @@ def make_marker(
         chain=chain if bases else 0,
         tables=tables,
         training=training,
-        parts={one.part: one.sum for one in told},
-        bytes=sum(one.bytes for one in told),
-        rows=sum(one.rows for one in told),
+        parts={one.part: one.sum for one in reports},
+        bytes=sum(one.bytes for one in reports),
+        rows=sum(one.rows for one in reports),
         extra=said,
         written_at=datetime.datetime.fromtimestamp(wall_s, datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
 
 def ranges(buckets: Iterable[int]) -> Ranges:
-    """Buckets, in rising order, as ranges."""
+    """Ascending bucket numbers as ranges."""
     found: list[tuple[int, int]] = []
     for bucket in buckets:
         if found and bucket == found[-1][1]:
@@ -301,7 +301,7 @@ def ranges(buckets: Iterable[int]) -> Ranges:
 
 
 def flat(pairs: Ranges) -> list[int]:
-    """The buckets of ranges."""
+    """The buckets in the given ranges."""
     return [bucket for first, end in pairs for bucket in range(first, end)]
 
 
@@ -319,7 +319,7 @@ def _ranges(value: Any) -> Ranges:
     found = tuple((int(first), int(end)) for first, end in value)
     ends = [0, *(number for pair in found for number in pair), BUCKETS]
     if any(before > after for before, after in itertools.pairwise(ends)):
-        raise ValueError(f"{found} are no ranges of buckets")
+        raise ValueError(f"{found} are not ranges of buckets")
     return found
 
 
@@ -328,7 +328,7 @@ def _text(values: Mapping[str, object]) -> bytes:
 
 
 def _signed(text: bytes) -> bytes:
-    """With its own checksum as the last entry."""
+    """Append the text's own checksum as its last entry."""
     return text[: -len(_END)] + b',\n "crc32": "%08x"' % zlib.crc32(text) + _END
 
 
@@ -337,7 +337,7 @@ def _unsigned(data: bytes) -> bytes:
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object of a format that this edl knows."""
+    """Parse a JSON object of a known format version. Raises ``CheckpointError``."""
     if broken_off(data):
         raise CheckpointError(f"{what} is truncated")
     try:
@@ -345,7 +345,7 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # bad UTF-8 is a ValueError too
         raise CheckpointError(f"{what} is not JSON") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{what} is not what edl writes")
+        raise CheckpointError(f"{what} does not have edl's format")
     check_format(values.get("format"), what)
     return values
 

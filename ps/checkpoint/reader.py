@@ -1,6 +1,6 @@
-"""Reading checkpoints: any number of pservers, each the rows of its own buckets, every block's checksum compared.
+"""Reading checkpoints, by any number of pservers: each reads the rows of its own buckets and verifies every block.
 
-Raises ``CheckpointError`` for whatever is wrong with what lies there, with only the reason.
+Invalid files raise ``CheckpointError`` with only the reason.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ps.spec import BUCKETS, TableSpec
 from ps.store.rules import slots_of
 
 CACHE_BYTES = 64 << 20
-"""Blocks that have been read and checked are remembered: neighbours share them."""
+"""Cache of verified blocks: neighbouring reads often share one."""
 AHEAD_BLOCKS = 16
-"""Read at once from an object store, where each request takes its time."""
+"""Blocks fetched in one request from an object store, where the latency of a request dominates."""
 SPAN_ROWS = 4096
-"""So few rows are read through rather than picked."""
+"""Gaps of up to this many rows are read through instead of skipped."""
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rows of some buckets of one shard, as they are to be."""
+    """The restored rows of some buckets of one shard."""
 
     shard: int
     buckets: tuple[int, ...]
@@ -45,7 +45,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A complete cut: what it says, and the parts by the names of their files."""
+    """A complete checkpoint: its manifest, and its parts by file name."""
 
     run: str
     marker: Marker
@@ -53,7 +53,7 @@ class Complete:
 
 
 class Blocks:
-    """Blocks of files, read once or more, and always checked."""
+    """Reads files in blocks, caches the blocks and verifies their checksums."""
 
     def __init__(self, files: Files, most_bytes: int = CACHE_BYTES) -> None:
         self._files = files
@@ -62,16 +62,16 @@ class Blocks:
         self.bytes_read = 0
 
     def read(self, path: str, sums: Sums, offset: int, size: int) -> Array:
-        """Some bytes of a file."""
+        """Read a range of bytes of a file. Raises ``CheckpointError`` if it is truncated, damaged or unreadable."""
         first, end = offset // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES)
         if offset + size > sums.bytes:
-            raise CheckpointError(f"{path} is to have byte {offset + size}, it has {sums.bytes}")
+            raise CheckpointError(f"{path} is too short: byte {offset + size} is needed, it has {sums.bytes}")
         if end - first <= 2:
             found = np.empty(size, np.uint8)
             for block in range(first, end):
                 self._copy(self._block(path, sums, block), block, found, offset)
             return found
-        # Long ranges go straight to where they belong.
+        # Long ranges are read directly into the result, without the cache.
         found = np.empty((end - first) * BLOCK_BYTES, np.uint8)
         count = min(end * BLOCK_BYTES, sums.bytes) - first * BLOCK_BYTES
         self._fill(path, sums, first, found[:count])
@@ -117,10 +117,10 @@ class Blocks:
 
 
 class RowsIn:
-    """One file of rows, opened: its header and its index."""
+    """An open row file: its header and its index."""
 
     def __init__(self, blocks: Blocks, path: str, sums: Sums, tables: Mapping[str, TableSpec] | None) -> None:
-        """``tables``: what it must hold; None for whatever it holds."""
+        """``tables``: expected tables, to validate against; None to accept any."""
         self._blocks = blocks
         self._path = path
         self._sums = sums
@@ -137,7 +137,7 @@ class RowsIn:
                 self._read_index(f"{table}/{name}")
 
     def rows(self, table: str, wanted: Array) -> Rows | None:
-        """Rows of the wanted buckets (a flag for each bucket), which lie in one shard; None if there are none."""
+        """Rows of the wanted buckets (one flag per bucket), which must lie in one shard; None if there are none."""
         parts = [
             Rows(**{name: self._array(f"{table}/{name}", start, end) for name in COLUMNS})
             for start, end in self._spans(f"{table}/index", wanted)
@@ -145,7 +145,7 @@ class RowsIn:
         return _only(parts, wanted) if parts else None
 
     def gone(self, table: str, wanted: Array) -> Array | None:
-        """Keys of rows that are no more, of the wanted buckets; None if there are none."""
+        """Keys of deleted rows in the wanted buckets; None if there are none."""
         if f"{table}/gone" not in self.snapshot.entries:
             return None
         spans = self._spans(f"{table}/gone_index", wanted)
@@ -156,7 +156,7 @@ class RowsIn:
         return found[wanted[buckets_of(found)]]
 
     def all(self, table: str, step: int) -> Iterator[Rows]:
-        """All rows of a table, so many at a time."""
+        """Iterate over all rows of a table, ``step`` at a time."""
         entry = self.snapshot.entries.get(f"{table}/keys")
         count = entry.shape[0] if entry is not None else 0
         for start in range(0, count, step):
@@ -164,7 +164,7 @@ class RowsIn:
             yield Rows(**{name: self._array(f"{table}/{name}", start, end) for name in COLUMNS})
 
     def _spans(self, name: str, wanted: Array) -> list[tuple[int, int]]:
-        """Where the wanted buckets' entries lie: a few ranges, perhaps with others between them."""
+        """Ranges of entries that cover the wanted buckets; they may include a few unwanted ones."""
         index = self._index.get(name)
         if index is None or not len(index):
             return []
@@ -194,20 +194,20 @@ class RowsIn:
         count = rows.shape[0] if rows is not None else 0
         rises = bool((np.diff(index[:, 0].astype(np.int64)) > 0).all()) and (not len(index) or index[-1, 0] < BUCKETS)
         if not rises or int(index[:, 1].sum(dtype=np.int64)) != count:
-            raise CheckpointError(f"damaged: the index {name} of {self._path} is not one of {count} rows")
+            raise CheckpointError(f"damaged: the index {name} of {self._path} does not match its {count} rows")
         self._index[name] = index
 
     def _check(self, table: str, tables: Mapping[str, TableSpec]) -> None:
         spec, entries = tables.get(table), self.snapshot.entries
         if spec is None:
-            raise CheckpointError(f"{self._path} has rows of table {table}, which the marker does not know")
+            raise CheckpointError(f"{self._path} has rows of table {table}, which is not in the manifest")
         if f"{table}/keys" not in entries:
             return
         for name in COLUMNS:
             entry = entries.get(f"{table}/{name}")
             kind = DTYPES[name][1]
             if entry is None or entry.dtype != kind or entry.shape[:1] != entries[f"{table}/keys"].shape:
-                raise CheckpointError(f"damaged: {self._path} has no good {table}/{name}")
+                raise CheckpointError(f"damaged: {self._path} has no valid {table}/{name}")
         if entries[f"{table}/weights"].shape[1:] != (spec.dim,):
             raise CheckpointError(f"damaged: {self._path} has rows of table {table} that are not of dim {spec.dim}")
         slots = slots_of(spec.optimizer.rule, spec.dim)
@@ -216,11 +216,11 @@ class RowsIn:
 
 
 class Reader:
-    """The rows of a cut, of any buckets: from its files, and from those of the cuts that it goes on from."""
+    """Reads the rows of any buckets of a checkpoint, from its own files and those of its base checkpoints."""
 
     def __init__(self, files: Files, chain: Sequence[Complete], mine: Array, tables: Collection[str] = ()) -> None:
-        """``chain``: the cut, then the one that it goes on from, and so on. ``mine``: not 0 for the buckets wanted.
-        ``tables``: only these; all if there are none."""
+        """``chain``: the checkpoint, then its base, and so on. ``mine``: nonzero for the wanted buckets. ``tables``:
+        only these; empty means all. Raises ``CheckpointError`` if a bucket is nowhere written in full."""
         self._blocks = Blocks(files)
         self._tables = frozenset(tables)
         self._specs = {spec.name: spec for spec in chain[0].marker.tables}
@@ -236,18 +236,20 @@ class Reader:
                     self._layers.append((found, name, part, wanted))
                 needed[flat(part.whole)] = False
         if needed.any():
-            raise CheckpointError(f"nothing says what bucket {int(np.flatnonzero(needed)[0])} holds in full")
+            raise CheckpointError(
+                f"bucket {int(np.flatnonzero(needed)[0])} is not written in full in any of its checkpoints"
+            )
         self._layers.reverse()
         self._mine = mine != 0
         self._open: collections.OrderedDict[str, RowsIn] = collections.OrderedDict()
 
     @property
     def bytes_read(self) -> int:
-        """So far."""
+        """Bytes read so far."""
         return self._blocks.bytes_read
 
     def pieces(self) -> Iterator[Loaded]:
-        """Shard by shard. A shard with buckets but without rows comes as well."""
+        """Iterate over the shards. A shard that has wanted buckets but no rows is included."""
         for shard in range(BUCKETS // SHARD_BUCKETS):
             first = shard * SHARD_BUCKETS
             buckets = first + np.flatnonzero(self._mine[first : first + SHARD_BUCKETS])
@@ -281,7 +283,9 @@ class Reader:
                 opened = self._open[path] = RowsIn(self._blocks, path, sums, self._specs)
                 meta, marker = opened.snapshot.meta, found.marker
                 if (meta.job, meta.commit, meta.era) != (marker.job, marker.cut, part.history):
-                    raise CheckpointError(f"{path} says job {meta.job}, cut {meta.commit}; {name} says otherwise")
+                    raise CheckpointError(
+                        f"{path} is of job {meta.job}, checkpoint {meta.commit}; {name} contradicts that"
+                    )
                 while len(self._open) > 256:
                     self._open.popitem(last=False)
             for table in opened.tables if not self._tables else self._tables.intersection(opened.tables):
@@ -292,7 +296,7 @@ class Reader:
 
 
 def merged(layers: Sequence[tuple[Array, Rows | None]]) -> Rows | None:
-    """What is left of layers of changes, oldest first: each is keys whose rows go, then rows that come or change."""
+    """Apply layers of changes, oldest first. Each layer is the keys of deleted rows, then new or changed rows."""
     if len(layers) == 1:
         return layers[0][1]
     rows = [one for _, one in layers if one is not None]
@@ -317,7 +321,7 @@ def merged(layers: Sequence[tuple[Array, Rows | None]]) -> Rows | None:
 
 
 def _only(parts: Sequence[Rows], wanted: Array) -> Rows:
-    """One ``Rows`` of several, without those of other buckets."""
+    """Concatenate rows and keep only those of the wanted buckets."""
     arrays = {name: _joined([getattr(part, name) for part in parts]) for name in COLUMNS}
     keep = wanted[buckets_of(arrays["keys"])]
     return Rows(**(arrays if keep.all() else {name: array[keep] for name, array in arrays.items()}))

@@ -1,8 +1,8 @@
-"""Writing the rows of one pserver for a checkpoint: safetensors files that any tool can read.
+"""Writing one pserver's rows for a checkpoint, as standard safetensors files.
 
-In a file, of each table ``T``: ``T/keys`` (int64), ``T/weights`` and ``T/state`` (float32), ``T/frequency``,
-``T/updates`` and ``T/seen`` (uint32), in the order of their buckets; ``T/index`` says which (bucket, rows). A cut that
-holds only what has changed also has ``T/gone``, keys of rows that are no more, with their ``T/gone_index``.
+For each table ``T`` a file has ``T/keys`` (int64), ``T/weights`` and ``T/state`` (float32), ``T/frequency``,
+``T/updates`` and ``T/seen`` (uint32), ordered by bucket; ``T/index`` holds pairs (bucket, number of rows). An
+incremental checkpoint also has ``T/gone``, the keys of deleted rows, with ``T/gone_index``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ps.hashing import buckets_of
 from ps.rows import Taken as Taken
 
 FILE_BYTES = 128 << 20
-"""A file is ended once it is so large: so much is held in memory while a checkpoint is written."""
+"""A file is closed at this size; about this much is held in memory while a checkpoint is written."""
 PIECE_BYTES = 4 << 20
 SHARD_BUCKETS = 64
 FORMAT_NAME = "ps"
-"""What the files say for a framework."""
+"""Value of the files' framework field."""
 DTYPES: Final[Mapping[str, tuple[str, str]]] = {
     "keys": ("<i8", "I64"),
     "weights": ("<f4", "F32"),
@@ -39,31 +39,31 @@ DTYPES: Final[Mapping[str, tuple[str, str]]] = {
     "gone": ("<i8", "I64"),
     "gone_index": ("<u4", "U32"),
 }
-"""How an array is kept: for numpy and for safetensors."""
+"""Data type of each array, for numpy and for safetensors."""
 COLUMNS = ("keys", "weights", "state", "frequency", "updates", "seen")
-"""The arrays of ``Rows``."""
+"""The arrays that make up ``Rows``."""
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Holds writing back, so that training keeps its share of the disk."""
+    """Write rate limit, so that training keeps its share of the disk."""
 
     bytes_per_s: float = 0.0
-    """0: as fast as it goes."""
+    """0: unlimited."""
     wait: Callable[[float], object] = field(default_factory=lambda: threading.Event().wait)
     now_s: Callable[[], float] = lambda: 0.0
 
 
 class Throttle:
-    """A pace that is being kept."""
+    """Applies a ``Pace`` to one sequence of writes."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._due_s = pace.now_s() if pace.bytes_per_s else 0.0
 
     def passed(self, size: int) -> None:
-        """So much has been written: wait until it is time to write more."""
+        """Count ``size`` bytes as written and wait until more may be."""
         if not self._pace.bytes_per_s:
             return
         now_s = self._pace.now_s()
@@ -74,11 +74,11 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows of a shard, and which of them in what order."""
+    """Selected rows of a shard, in a given order."""
 
     arrays: Mapping[str, Array]
     order: Array | None
-    """None: all, as they are."""
+    """Indices of the selected rows; None: all rows, in their present order."""
     count: int
 
     def pieces(self, name: str) -> Iterator[memoryview]:
@@ -95,7 +95,7 @@ class _Chunk:
 
 @dataclass
 class _Column:
-    """One table of the file that is being made."""
+    """The pending content of one table in a file."""
 
     chunks: list[_Chunk] = field(default_factory=list)
     index: list[Array] = field(default_factory=list)
@@ -123,7 +123,7 @@ class _Column:
 
 
 class RowsFile:
-    """Rows that become one file."""
+    """Rows that will be written as one file."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
@@ -131,7 +131,7 @@ class RowsFile:
         self.rows: dict[str, int] = {}
 
     def add(self, taken: Taken, owned: Array) -> None:
-        """Those of the owned buckets. ``owned``: not 0 where it is so, by bucket."""
+        """Add the rows of the owned buckets. ``owned``: nonzero for those, indexed by bucket."""
         for table, rows in taken.rows.items():
             arrays = {name: getattr(rows, name) for name in COLUMNS}
             chunk, index = _sorted(arrays, owned)
@@ -150,7 +150,7 @@ class RowsFile:
                 self.bytes += keys.nbytes
 
     def write(self, files: Files, name: str, meta: Meta, tree: Any, throttle: Throttle) -> tuple[int, tuple[int, ...]]:
-        """Write all of it. Returns its size and the checksums of its blocks. Raises ``OSError``."""
+        """Write the file; return its size in bytes and the checksums of its blocks. Raises ``OSError``."""
         leaves = [leaf for table, column in self._columns.items() for leaf in column.leaves(table)]
         plan = Layout(leaves).plan(meta, tree)
         order = sorted((offset, size, leaf) for leaf, offset, size in plan.leaves)
@@ -167,7 +167,7 @@ class RowsFile:
 
 
 class PartWriter:
-    """What one pserver writes of one cut, shard by shard."""
+    """Writes one pserver's part of a checkpoint, shard by shard."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class PartWriter:
         pace: Pace,
         file_bytes: int = FILE_BYTES,
     ) -> None:
-        """``part``: with its buckets and its base, and without anything yet. ``folder``: of the cut."""
+        """``part``: has buckets and base set, and no files yet. ``folder``: the checkpoint's."""
         self._files = files
         self._folder = folder
         self._part = part
@@ -198,10 +198,11 @@ class PartWriter:
         self._whole: list[int] = []
 
     def add(self, taken: Taken) -> None:
-        """The next shard; their numbers rise. Writes a file when there is enough for one."""
+        """Add the next shard, in ascending order; write a file once there is enough for one. Raises ``ValueError`` for
+        a shard out of order, ``OSError`` when writing fails."""
         first = taken.shard * SHARD_BUCKETS
         if first < self._end:
-            raise ValueError(f"shard {taken.shard} comes after bucket {self._end - 1}")
+            raise ValueError(f"shard {taken.shard} is out of order, after bucket {self._end - 1}")
         if not self._part.base:
             self._whole += [one for one in range(first, first + SHARD_BUCKETS) if self._owned[one]]
         else:
@@ -212,7 +213,7 @@ class PartWriter:
             self._write()
 
     def finish(self) -> Part:
-        """Write what is left. Returns the part."""
+        """Write the remaining rows; return the part."""
         self._write()
         part = self._part
         return Part(
@@ -242,7 +243,7 @@ class PartWriter:
 
 
 class _Sums:
-    """Checksums of the blocks of what passes by."""
+    """Computes block checksums of a byte stream while it is written."""
 
     def __init__(self, throttle: Throttle) -> None:
         self._throttle = throttle
@@ -272,7 +273,7 @@ class _Sums:
 
 
 def _sorted(arrays: Mapping[str, Array], owned: Array) -> tuple[_Chunk | None, Array]:
-    """The rows of owned buckets, by bucket; and how many each bucket has."""
+    """Select the rows of owned buckets, ordered by bucket, and count the rows of each bucket."""
     buckets = np.asarray(buckets_of(arrays["keys"]), np.int64)
     keep = owned[buckets] != 0
     order: Array | None = None

@@ -1,4 +1,4 @@
-"""What a script hands over, checked: keys, rows, places for rows. A wrong one is named with what is allowed."""
+"""Validation of the arguments that a script passes: keys, rows and output arrays. Errors name what is allowed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ps.spec import TableSpec
 
 
 def as_keys(table: str, keys: Any) -> NDArray[np.int64]:
-    """As int64, in one piece of memory, of any shape. Raises ``PsError``."""
+    """Convert keys to a contiguous int64 array of the same shape. Raises ``PsError`` if that is not possible."""
     try:
         given = np.asarray(keys)
     except (ValueError, OverflowError) as error:
-        raise PsError(f"table {table}: the keys are no array: {error}") from None
+        raise PsError(f"table {table}: the keys cannot be converted to an array: {error}") from None
     if given.dtype == np.int64:
         return np.ascontiguousarray(given).reshape(given.shape)
     if not given.size and given.dtype.kind in "fO":
@@ -34,25 +34,25 @@ def as_keys(table: str, keys: Any) -> NDArray[np.int64]:
 
 
 def as_rows(spec: TableSpec, shape: tuple[int, ...], values: Any, what: str = "gradients") -> NDArray[np.float32]:
-    """As float32 ``(n, dim)``. ``shape``: of the keys. Raises ``PsError``."""
+    """Convert to float32 of shape ``(n, dim)``. ``shape`` is that of the keys. Raises ``PsError``."""
     try:
         given = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise PsError(f"table {spec.name}: the {what} are no array: {error}") from None
+        raise PsError(f"table {spec.name}: the {what} cannot be converted to an array: {error}") from None
     if given.dtype.kind != "f":
         raise PsError(f"table {spec.name}: {what} must be floating-point numbers, these are {given.dtype}")
     wanted = (*shape, spec.dim)
     if given.shape != wanted:
         raise PsError(
-            f"table {spec.name}: {what} have the shape {given.shape}; keys of shape {shape} and dim {spec.dim} "
+            f"table {spec.name}: {what} have shape {given.shape}; keys of shape {shape} and dim {spec.dim} "
             f"need {wanted}"
         )
-    with np.errstate(over="ignore"):  # an infinity is for the table's policy to treat
+    with np.errstate(over="ignore"):  # infinities are handled by the table's ``damaged`` policy
         return np.ascontiguousarray(given, np.float32).reshape(-1, spec.dim)
 
 
 def as_out(spec: TableSpec, shape: tuple[int, ...], out: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """Where rows go: ``out``, if it will do. Raises ``PsError``."""
+    """The array that rows are written to: ``out`` if it is suitable, a new one if it is None. Raises ``PsError``."""
     wanted = (*shape, spec.dim)
     if out is None:
         return np.empty(wanted, np.float32)
@@ -66,7 +66,7 @@ def as_out(spec: TableSpec, shape: tuple[int, ...], out: NDArray[np.float32] | N
 
 
 def as_op(op: str) -> str:
-    """``op``, if it is one. Raises ``PsError``."""
+    """Return ``op`` if it is a valid push operation. Raises ``PsError``."""
     if op not in OPS:
-        raise PsError(f"a push can be {', '.join(OPS)}, not {op!r}")
+        raise PsError(f"the operation of a push is one of {', '.join(OPS)}, not {op!r}")
     return op

@@ -1,8 +1,8 @@
-"""Rows kept by a trainer for its later pulls, for a bounded number of steps.
+"""A trainer's cache of pulled rows, valid for a bounded number of steps.
 
-A row that others have changed is seen at most ``steps`` steps late. One that this trainer has written is forgotten, so
-it always sees its own updates. Two rows that fall into one place: the more frequent stays (its count is halved each
-time that it is challenged). Lookups are arrays: there is no loop over keys.
+Changes by other trainers are seen at most ``steps`` steps late. A row that this trainer writes is dropped, so it always
+sees its own updates. The cache is direct-mapped: of two rows with the same slot the more frequent one stays, and its
+count is halved with each challenge. Lookups are vectorised; there is no loop over keys.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from ps import hashing
 
 _EMPTY = -(1 << 62)
-"""A step that is never recent."""
+"""A step too old to ever be valid."""
 
 
 class RowCache:
-    """Of one table."""
+    """The cached rows of one table."""
 
     def __init__(self, rows: int, dim: int, steps: int) -> None:
-        """At most ``rows`` of ``dim`` weights (to the next power of two below, so that a place is a few bits)."""
+        """Hold at most ``rows`` rows (rounded down to a power of two) of ``dim`` weights."""
         places = 1 << (max(rows, 1).bit_length() - 1)
         self._steps = steps
         self._mask = np.uint64(places - 1)
         self.writes = 0
-        """How often this trainer has written to the table."""
+        """Number of writes to the table by this trainer."""
         self._lock = threading.Lock()
         self._keys = np.zeros(places, np.int64)
         self._since = np.full(places, _EMPTY, np.int64)
@@ -35,7 +35,7 @@ class RowCache:
         self._rows = np.zeros((places, dim), np.float32)
 
     def lookup(self, keys: NDArray[np.int64], out: NDArray[np.float32], step: int) -> NDArray[np.bool_]:
-        """Fill in what is here and young enough; which are missing."""
+        """Copy valid cached rows to ``out``; return a mask of the keys that are missing."""
         place = self._place(keys)
         with self._lock:
             hit = (self._keys[place] == keys) & (self._since[place] >= step - self._steps)
@@ -47,8 +47,8 @@ class RowCache:
     def keep(
         self, keys: NDArray[np.int64], counts: NDArray[np.uint32], rows: NDArray[np.float32], step: int, writes: int
     ) -> None:
-        """Rows as they were fetched in this step. ``keys`` are distinct. ``writes``: as it was before they were asked
-        for; when this trainer has written since, they may be from before that and are not kept."""
+        """Cache rows that were fetched in this step. ``keys`` must be distinct. ``writes`` is the write count from
+        before the fetch; if this trainer has written since, the rows may be stale and are not cached."""
         place = self._place(keys)
         with self._lock:
             if writes != self.writes:
@@ -56,7 +56,7 @@ class RowCache:
             stale = self._since[place] < step - self._steps
             take = stale | (self._keys[place] == keys) | (counts >= self._count[place])
             self._count[place[~take]] >>= np.uint32(1)
-            # Of several new ones for one place the last is written, and all its arrays have to agree on that.
+            # If several new rows map to one slot, the last is written; all arrays have to agree on that.
             chosen = np.flatnonzero(take)
             _, last = np.unique(place[chosen][::-1], return_index=True)
             chosen = chosen[::-1][last]
@@ -65,7 +65,7 @@ class RowCache:
             self._rows[at] = rows[chosen]
 
     def forget(self, keys: NDArray[np.int64]) -> None:
-        """They have been written."""
+        """Drop rows that have been written."""
         place = self._place(keys)
         with self._lock:
             self.writes += 1

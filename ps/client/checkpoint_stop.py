@@ -1,4 +1,4 @@
-"""A trainer stops for a checkpoint: what it says, whom it asks, and for how long it stands there."""
+"""A trainer's stop for a checkpoint: what it reports, and how long it waits at the step boundary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ps.client.master_session import LiveMasterSession
 from ps.wait import BoundedWait
 
 STAND_S = 120.0
-"""The Master gives a cut up earlier; this is for the case that there is none any more."""
+"""The Master gives up a checkpoint earlier than this; the limit applies when there is no Master any more."""
 _now_s = SystemClock().now_s
 
 Value = Callable[[], object]
@@ -28,23 +28,24 @@ def _nothing() -> None:
 
 @dataclass
 class CheckpointStop:
-    """What a script wants done when a checkpoint is taken."""
+    """The script's hooks for a checkpoint."""
 
     value: Value = _nothing
-    """What it wants back after a restore: anything that JSON can hold."""
+    """Returns the value to be given back after a restore: anything that JSON can hold."""
     name_data: NameData = trainers.name_positions
-    """Gives data positions a name, and returns them by data set."""
+    """Names the current data positions; returns them by data set."""
     settle: Settle = trainers.settle
-    """Returns when all that this trainer has consumed is counted."""
+    """Returns once everything that this trainer has consumed is accounted for."""
 
     def stand(self, session: LiveMasterSession, cut: int, step: int) -> None:
-        """Stand at a boundary until the Master lets this trainer go on. Raises ``RolledBack``."""
+        """Wait at a step boundary until the Master releases this trainer. Raises ``RolledBack``, and ``PsError`` if the
+        script's value is not JSON."""
         self.settle()
         try:
             value = json.dumps(self.value())
         except (TypeError, ValueError) as error:
-            raise PsError(f"what on_cut's value gives cannot be kept, as it is not JSON: {error}") from None
-        patience = BoundedWait(f"the checkpoint {cut} to be taken", deadline_s=None)
+            raise PsError(f"the value from on_cut cannot be saved because it is not JSON: {error}") from None
+        patience = BoundedWait(f"checkpoint {cut}", deadline_s=None)
         until_s = _now_s() + STAND_S
         session.stand(cut, step, value)
         try:
@@ -53,9 +54,9 @@ class CheckpointStop:
                 if session.to_name:
                     self._name(session, session.to_name)
                 session.wait()
-                patience.look(lambda: "not all trainers have stopped, or the pservers have not marked their rows yet")
+                patience.look(lambda: "some trainers have not stopped yet, or some pservers have not marked their rows")
             if session.halted == cut:
-                note(f"nobody has said for {STAND_S:.0f} s what becomes of checkpoint {cut}: this trainer goes on")
+                note(f"no decision about checkpoint {cut} within {STAND_S:.0f} s; continuing without it")
             patience.over()
         finally:
             session.go_on(cut)
@@ -64,6 +65,6 @@ class CheckpointStop:
         try:
             ledgers = self.name_data(f"cut-{cut}")
         except EdlError as error:
-            note(f"data positions could not be named for checkpoint {cut}, so it will be without them: {error}")
+            note(f"cannot name the data positions for checkpoint {cut}; it will not contain them: {error}")
             ledgers = {}
         session.name(cut, sorted(ledgers.items()))

@@ -1,8 +1,8 @@
-"""What a training script has of the parameter servers: rows of keys, gradients for them, checkpoints. numpy only.
+"""A trainer's client of the parameter servers: pulling rows, pushing gradients, taking checkpoints. Needs only numpy.
 
-One object a process, for any of its threads; not for processes forked from it. Everything is asked of all pservers at
-once and repeated where that is of use (``ps/client/fanout.py``). Whoever calls waits, and hears on stderr for what if
-it takes long. Errors are ``PsError``; ``RolledBack`` means that this process has to begin anew.
+One client per process, usable from any of its threads, but not from forked processes. Requests go to all pservers in
+parallel and are retried where that helps (``ps/client/fanout.py``). Calls block; a slow call logs to stderr what it is
+waiting for. Errors are ``PsError``; ``RolledBack`` means that this process must restart.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from ps.wait import BoundedWait
 
 Weights = NDArray[np.float32]
 LEAVE_S = 5.0
-"""So long a trainer that leaves waits for the Master to have heard of it."""
+"""Most seconds that ``leave`` waits for the Master's confirmation."""
 
 
 class Client:
-    """Made by ``join`` or ``direct``."""
+    """Pulls and pushes rows. Create it with ``join`` or ``direct``."""
 
     def __init__(self, core: Core) -> None:
-        """Use ``join`` or ``direct``."""
+        """Use ``join`` or ``direct`` instead."""
         joined = core.session.joined
         core.step, core.stand = joined.step, self._stand
         self._core, self._session = core, core.session
@@ -66,10 +66,12 @@ class Client:
         deadline_s: float = DEADLINE_S, wire: str = "f4", cache_rows: int = 0, cache_steps: int = 0, secret: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> Client:  # fmt: skip
-        """As a trainer of the job, over its link to the launcher: ``one.link, one.round`` of ``edl.worker.trainer``.
+        """Join the job as a trainer, through the connection to the launcher (``one.link, one.round`` of
+        ``edl.worker.trainer``).
 
-        Blocks until the job has its pservers. Raises ``PsError`` when a table is another one elsewhere. The options:
-        see ``ps.client.core.Options``. ``secret``: if not the one that the Master gives.
+        Blocks until the job has its pservers. Raises ``PsError`` if another trainer has defined a table of the same
+        name differently. See ``ps.client.core.Options`` for the options. ``secret`` overrides the one that the Master
+        provides.
         """
         options = Options(deadline_s, wire, cache_rows, cache_steps)
         session = LiveMasterSession(line, round_, tables)
@@ -82,14 +84,14 @@ class Client:
     def direct(
         cls, servers: Sequence[messages.Server | tuple[str, int]], *, tables: Sequence[TableSpec], secret: str,
         number: int = 1, name: str = "", training: Training | None = None, members: Sequence[messages.Member] = (),
-        chart: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4",
+        placement: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4",
         cache_rows: int = 0, cache_steps: int = 0, tls: ssl.SSLContext | None = None,
     ) -> Client:  # fmt: skip
-        """Without a Master, for tests and tools: buckets dealt out evenly (or as in ``chart``), for ever. ``number`` 0:
-        not as a trainer, only to read."""
+        """Connect without a Master, for tests and tools. Buckets are distributed evenly (or as in ``placement``) and
+        never move. ``number`` 0: connect as a read-only tool instead of a trainer."""
         options = Options(deadline_s, wire, cache_rows, cache_steps)
-        chart = chart or routing.fixed_chart(servers)
-        joined = messages.Joined(number, 0, chart, 1, tuple(members), training or Training(), tuple(tables), 0)
+        placement = placement or routing.fixed_placement(servers)
+        joined = messages.Joined(number, 0, placement, 1, tuple(members), training or Training(), tuple(tables), 0)
         return cls(
             Core(
                 FixedMasterSession(joined),
@@ -102,58 +104,61 @@ class Client:
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
-        """As the job knows them: whoever defined one first has decided."""
+        """The job's tables by name. The first trainer to define a table decides its definition."""
         return self._core.tables
 
     @property
     def step(self) -> int:
-        """Steps that have ended; the index of the one under way."""
+        """Number of completed steps; the index of the current one."""
         return self._core.step
 
     @property
     def number(self) -> int:
-        """This trainer's, in the job."""
+        """This trainer's number in the job."""
         return self._session.number
 
     @property
     def epoch(self) -> int:
-        """Of the membership, as far as it is known here."""
+        """Number of the membership epoch, as last received here."""
         return self._session.joined.epoch
 
     @property
     def members(self) -> tuple[messages.Member, ...]:
-        """Trainers that count, as far as it is known here."""
+        """The trainers of the membership epoch, as last received here."""
         return self._session.joined.members
 
     @property
     def training(self) -> Training:
-        """How the job trains."""
+        """How the job trains: synchronisation mode, replication and so on."""
         return self._session.joined.training
 
     @property
     def restored(self) -> str:
-        """The checkpoint that the parameters come from, and what it says of trainers, as JSON; empty: none."""
+        """The checkpoint that the parameters were restored from and its trainers' state, as JSON; empty if there is
+        none."""
         return self._session.joined.restored
 
     @property
     def statistics(self) -> dict[str, int]:
-        """See ``ps.client.core.Tally``."""
+        """Counters since the start, by name; see ``ps.client.core.Tally``."""
         return self._core.tally.shown()
 
     # --- taking part -------------------------------------------------------------------------------------------------
 
     def define(self, spec: TableSpec) -> None:
-        """One more table. Raises ``PsError`` when there is another one of that name."""
+        """Define another table. Raises ``PsError`` if a table of this name exists and differs."""
         self._check()
         known = self.tables.get(spec.name)
         difference = spec.difference(known) if known is not None else ""
         if difference:
-            raise PsError(f"there is another table {spec.name}: {difference}. Use another name, or the same numbers")
+            raise PsError(
+                f"table {spec.name} is already defined differently: {difference}. Use another name or the same settings"
+            )
         if known is None:
             self._master(f"table {spec.name} is not among those given to Client.direct").join(spec)
 
     def begin(self) -> None:
-        """Count from now on: others wait for this trainer's pushes (sync), or at least for its steps (staleness)."""
+        """Become a member: others wait for this trainer's pushes (sync) or steps (bounded staleness) from now on."""
         self._check()
         self._resting = False
         if isinstance(self._session, LiveMasterSession):
@@ -161,7 +166,8 @@ class Client:
             self._core.step = max(self._core.step, member.step)
 
     def rest(self) -> None:
-        """Count no more until ``begin``: nobody waits for this trainer. It may go on reading (``insert=False``)."""
+        """Stop being a member until ``begin``: other trainers no longer wait for this one. It may still read
+        (``insert=False``)."""
         self._check()
         self._finish()
         self._resting = True
@@ -169,24 +175,25 @@ class Client:
             self._session.leave(self._core.options.deadline_s)
 
     def leave(self) -> None:
-        """No more to do. What is under way is finished; then this client is of no more use."""
+        """Finish pending work and leave the job. The client cannot be used afterwards."""
         if not self._open or os.getpid() != self._pid:
             return
         self._check()
-        told = False
+        confirmed = False
         try:
             if not self._resting:
                 self._finish()
-            # Who says farewell is not missed by pservers. Where no Master hears of it, they have to tell the next one.
+            # After a farewell the pservers do not report this trainer as lost. If the Master did not get the message,
+            # they must report it to the next Master.
             with contextlib.suppress(PsError):
                 if isinstance(self._session, LiveMasterSession):
                     self._session.leave(LEAVE_S)
-                told = True
+                confirmed = True
         finally:
-            self.close(farewell=told)
+            self.close(farewell=confirmed)
 
     def close(self, *, farewell: bool = False) -> None:
-        """Hang up; without a farewell as if this process had died."""
+        """Close the connections. Without ``farewell`` the pservers treat this trainer as dead."""
         if self._open and os.getpid() == self._pid:
             self._open = False
             self._end_news()
@@ -208,32 +215,36 @@ class Client:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def pull(self, table: str, keys: Any, out: Weights | None = None, *, insert: bool = True) -> Weights:
-        """Rows, float32 of shape ``(*keys.shape, dim)``, in ``out`` if given. Keys without a row get one, if the table
-        admits them (``insert``). A key that is there several times is fetched once, and counted each time."""
+        """Pull rows: float32 of shape ``(*keys.shape, dim)``, into ``out`` if given.
+
+        With ``insert`` a key without a row gets one, if the table's admission allows it. A repeated key is fetched
+        once, but each occurrence is counted.
+        """
         return self._pull({table: keys}, {table: out}, insert)[table]
 
     def pull_many(self, wanted: Mapping[str, Any], *, insert: bool = True) -> dict[str, Weights]:
-        """The same of several tables, in one request to each pserver."""
+        """Pull rows of several tables, with one request to each pserver."""
         return self._pull(wanted, {}, insert)
 
     def read(self, table: str, keys: Any) -> Weights:
-        """Rows as they are on the pservers, without leaving a trace; first weights for keys that have none."""
+        """Read rows without side effects; a key without a row yields its initial weights."""
         self._check()
         return self._reader.pull({table: keys}, {}, False)[table]
 
     def prefetch(self, table: str, keys: Any) -> None:
-        """These keys come next: they are fetched in the background, and the pull of exactly the same keys takes them.
+        """Fetch the rows of these keys in the background, for a following pull of exactly the same keys.
 
-        Their rows are at most one step old: what is pushed in between may be missing. Not in mode sync: there they are
-        fetched after the push of the step in between. Occurrences are counted when they are fetched.
+        The rows are at most one step old: a push in between may be missing. In mode sync they are never stale; there
+        they are fetched after the push of the step in between. Key occurrences are counted when the rows are fetched.
         """
         self._check()
         self._core.spec(table)
-        if self._geo is None:  # it has its own rows anyway
+        if self._geo is None:  # geo keeps its own copies of rows
             self._reader.prefetch(table, keys)
 
     def scan(self, table: str) -> Iterator[Rows]:
-        """All rows with their state, a few buckets at a time. Not as of one moment: training goes on meanwhile."""
+        """Iterate over all rows with their state, a few buckets at a time. Not a consistent snapshot: training
+        continues meanwhile."""
         self._check()
         return self._reader.scan(table)
 
@@ -241,12 +252,13 @@ class Client:
         self, values: Mapping[str, tuple[Any, Any]], *, op: str = Op.GRAD, wait: bool = True,
         records: Records | None = None,
     ) -> None:  # fmt: skip
-        """By table: keys, and for each key a row (``(*keys.shape, dim)``). Those of equal keys are summed.
+        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``). Rows of equal keys are summed.
 
-        ``grad`` gives them to the tables' optimizers and ends the step; it has been applied when this returns. With
-        ``wait=False`` that goes on in the background (not in mode sync): the next push waits for it, and an error comes
-        with one of the next calls. ``add``, ``assign`` and ``first`` (only where there is no row yet) end no step.
-        ``records``: what the gradients are made of, so that others can go on when this trainer dies in mid-push.
+        ``op="grad"`` applies the tables' optimizers and ends the step; when the call returns, it has been applied. With
+        ``wait=False`` it is applied in the background (except in mode sync): the next push waits for it, and its error
+        is raised by one of the next calls. ``add``, ``assign`` and ``first`` (only keys without a row) do not end the
+        step. ``records``: the data records behind the gradients, so that other trainers can continue if this one dies
+        during the push.
         """
         self._check()
         if self._geo is not None and op == Op.GRAD:
@@ -259,9 +271,9 @@ class Client:
     def push_and_pull(
         self, values: Mapping[str, tuple[Any, Any]], tables: Sequence[str], *, records: Records | None = None
     ) -> dict[str, Weights]:
-        """Push gradients, which ends the step, and get the rows of these tables whose gradients were pushed, as they
-        are then, in the order of their keys, ``(keys, dim)``: all in one trip. A key without a row gets none.
-        ``records``: as of ``push``."""
+        """Push gradients, which ends the step, and return the updated rows of those of these tables that were pushed,
+        ``(keys, dim)`` in the order of their keys, in a single request to each pserver. A key without a row does not
+        get one. ``records``: see ``push``."""
         self._check()
         if self._geo is None:
             return self._writer.push(values, Op.GRAD, records=records, back=[one for one in tables if one in values])
@@ -270,15 +282,15 @@ class Client:
         return self._pull(wanted, {}, False) if wanted else {}
 
     def first(self, table: str, keys: Any, values: Any) -> None:
-        """Weights of rows that nobody has written yet; others keep theirs."""
+        """Set the weights of keys that have no row yet; existing rows are left alone."""
         self.push({table: (keys, values)}, op=Op.FIRST)
 
     def assign(self, table: str, keys: Any, values: Any) -> None:
-        """Weights of rows, whatever they were; the optimizer's state stays."""
+        """Overwrite the weights of rows; the optimizer's state is kept."""
         self.push({table: (keys, values)}, op=Op.ASSIGN)
 
     def flush(self) -> None:
-        """Wait for a push in the background. Raises what went wrong with it."""
+        """Wait for the push in the background, if there is one. Raises its error."""
         self._check()
         self._writer.flush()
 
@@ -300,16 +312,19 @@ class Client:
         return found
 
     def fence(self, trainer: int) -> tuple[int, str]:
-        """Keep a trainer that is gone from pushing anything new; the number and the records of its last push. Any
-        thread."""
+        """Stop a lost trainer from pushing anything new; return the number and the records of its last push.
+        Thread-safe."""
         self._check()
         return push_intents.fence(self._core, trainer)
 
     # --- learning rate, checkpoints ----------------------------------------------------------------------------------
 
     def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
-        """From ``step`` on (0: as soon as everybody can) the LR of a table, or of all, is its optimizer's times
-        ``factor``. In mode geo trainers apply it themselves: each has to say it, and it holds at once."""
+        """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: as soon as all pservers can).
+
+        In mode geo each trainer must call it, and it applies at once. Raises ``PsError`` unless ``factor`` is finite
+        and at least 0.
+        """
         self._check()
         if not (factor >= 0 and np.isfinite(factor)):
             raise PsError(f"factor={factor}: an LR factor must be 0 or more, and finite")
@@ -318,22 +333,26 @@ class Client:
         if self._geo is not None:
             self._geo.set_lr(factor, table)
             return
-        master = self._master("without a Master nobody tells the pservers about an LR")
+        master = self._master("set_lr needs a Master, which sends the LR to the pservers")
         master.set_lr(messages.LrHold(step, float(factor), table))
 
     def on_cut(
         self, value: Value | None = None, name_data: NameData | None = None, settle: Settle | None = None
     ) -> None:
-        """What is asked of the script when a checkpoint is taken: ``value()`` gives what it wants back after a restore
-        (JSON); ``settle()`` returns when all it has consumed is counted; ``name_data(name)`` names its data positions,
-        and returns them by data set. The last two are those of the data service if they are not given."""
+        """Set the hooks for checkpoints; those not given stay as they are.
+
+        ``value()`` returns the value to get back after a restore (JSON). ``settle()`` returns once everything consumed
+        is accounted for. ``name_data(name)`` names the current data positions and returns them by data set. The last
+        two default to those of the data service.
+        """
         checkpoint_stop = self._checkpoint_stop
         self._checkpoint_stop = CheckpointStop(
             value or checkpoint_stop.value, name_data or checkpoint_stop.name_data, settle or checkpoint_stop.settle
         )
 
     def boundary(self) -> None:
-        """Between two steps: stops here if a checkpoint is to be taken, until all have stopped and rows are marked."""
+        """Mark a step boundary. If a checkpoint is due, blocks until all trainers have stopped and the pservers have
+        marked their rows. Raises the error of a background push."""
         self._check()
         self._writer.look()
         while self._session.halted:
@@ -342,21 +361,22 @@ class Client:
             self._stand()
 
     def save(self) -> str:
-        """Have a checkpoint written, and wait for it; its folder. To be called between two steps."""
-        master = self._master("there is no checkpoint without a Master")
+        """Request a checkpoint, wait until it is written, and return its folder. Call it between two steps."""
+        master = self._master("save needs a Master, which coordinates checkpoints")
         self._check()
-        patience = BoundedWait("the checkpoint to be written", deadline_s=None)
+        patience = BoundedWait("the checkpoint", deadline_s=None)
         master.ask_save()
         while (saved := master.saved()) is None:
             self._check()
             self.boundary()
             master.wait()
-            patience.look(lambda: "pservers write their rows, or have not been told to yet")
+            patience.look(lambda: "the pservers are writing their rows, or have not received the request yet")
         patience.over()
         return saved.run
 
     def _stand(self) -> None:
-        """Nothing of this trainer's is under way but what waits for others that have stopped."""
+        """Stop for a checkpoint. Nothing of this trainer is in flight except requests that wait for trainers which have
+        stopped."""
         if isinstance(self._session, LiveMasterSession) and self._session.halted:
             self._writer.flush()
             self._core.tally.add(cuts=1)
@@ -372,11 +392,11 @@ class Client:
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise PsError(
-                "this process was forked from the one that the client of the parameter servers belongs to. Only that "
-                "one may use it: pull rows in the training process, not in one that loads data"
+                "this process was forked from the one that owns the parameter-server client. Only the owner "
+                "may use it: pull rows in the training process, not in a data-loading process"
             )
         if not self._open:
-            raise PsError("this client of the parameter servers has been closed: it has left, or failed")
+            raise PsError("this parameter-server client is closed: it has left the job, or failed")
         self._session.check()
         self._writer.look()
 
@@ -386,7 +406,7 @@ class Client:
         raise PsError(why_not)
 
     def _follow(self) -> None:
-        """On any thread: something is new."""
+        """Connect to the pservers of a new placement map; called on any thread."""
         try:
             self._core.pool.follow(self._session.route.servers)
         except PsError as error:

@@ -1,4 +1,4 @@
-"""What reading and writing of a client share: whom it knows, how it goes about it, what it counts."""
+"""State shared by the reading and the writing half of a client: session, connections, options, counters."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ps.spec import TableSpec
 from ps.wait import BoundedWait
 
 PULL, PUSH, AHEAD, INTENT = "pull", "push", "ahead", "intent"
-"""A connection to each pserver for each of these."""
+"""Purposes; each has its own connection to each pserver."""
 DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a client goes about it."""
+    """Options of a client."""
 
     deadline_s: float = DEADLINE_S
-    """A call fails after so long without any progress. Other trainers may take as long as they want."""
+    """Seconds without any progress after which a call fails. Time spent waiting for other trainers does not count."""
     wire: str = "f4"
-    """How rows and gradients travel: ``f4``, ``f2`` (half precision), ``bf16``."""
+    """Number format of rows and gradients on the network: ``f4``, ``f2`` (half precision) or ``bf16``."""
     cache_rows: int = 0
-    """Rows kept for later pulls, for each table; 0: none. Those served from here are not counted by pservers."""
+    """Size of the cache per table, in rows; 0: no cache. The pservers do not count rows served from it."""
     cache_steps: int = 0
-    """Such a row is at most so many steps old. One that this trainer has written is fetched anew."""
+    """Most steps that a cached row may be old. A row written by this trainer is fetched again."""
 
     def __post_init__(self) -> None:
         half_precision.accept(self.wire)
@@ -45,72 +45,72 @@ class Options:
 
 @dataclass
 class Tally:
-    """Counts since the beginning."""
+    """Counters since the client was created."""
 
     pulls: int = 0
-    """Tables pulled, one by one."""
+    """Tables pulled; a pull of several tables counts each."""
     pushes: int = 0
     keys: int = 0
-    """Asked for by the script."""
+    """Keys requested by the script."""
     distinct: int = 0
-    """Of these, duplicates of a batch taken together."""
+    """Of these, after removing duplicates within a batch."""
     fetched: int = 0
-    """Of these, asked of pservers."""
+    """Of these, requested from pservers."""
     cached: int = 0
     """Of these, found in the cache."""
     prefetched: int = 0
-    """Keys whose rows had been fetched ahead."""
+    """Keys whose rows had been prefetched."""
     again: int = 0
-    """Keys pushed that had been applied before: their acknowledgement was lost."""
+    """Keys pushed that had already been applied, because an acknowledgement was lost."""
     damaged: int = 0
-    """Rows or values of gradients that pservers skipped or clipped."""
+    """Gradient rows or values that pservers skipped or clipped."""
     cuts: int = 0
     """Stops for a checkpoint."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, **counts: int) -> None:
-        """Any thread."""
+        """Add to some counters. Thread-safe."""
         with self.lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)
 
     def shown(self) -> dict[str, int]:
-        """By name."""
+        """The counters by name."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "lock"}
 
 
 @dataclass
 class Core:
-    """One a client."""
+    """What one client's parts share."""
 
     session: LiveMasterSession | FixedMasterSession
     pool: ConnectionPool
     options: Options
     tally: Tally = field(default_factory=Tally)
     step: int = 0
-    """Steps that have ended."""
+    """Number of completed steps."""
     applied: dict[int, int] = field(default_factory=dict)
-    """By pserver: pushes applied there when it was last pulled from."""
+    """Number of pushes applied at each pserver when it was last pulled from."""
     stand: Callable[[], None] = lambda: None
-    """Stops this trainer for a cut, on a thread of the script's."""
+    """Stops this trainer for a checkpoint; called on a thread of the script's."""
 
     @property
     def mode(self) -> Mode:
-        """How trainers go together."""
+        """How trainers synchronise."""
         return self.session.joined.training.mode
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
-        """As the job knows them."""
+        """The job's tables by name."""
         return {one.name: one for one in self.session.joined.tables}
 
     def spec(self, table: str) -> TableSpec:
-        """Raises ``PsError`` when there is no such table."""
+        """The definition of a table. Raises ``PsError`` if there is no such table."""
         for one in self.session.joined.tables:
             if one.name == table:
                 return one
         known = ", ".join(sorted(self.tables)) or "none"
-        raise PsError(f"there is no table {table!r}; those defined are: {known}. Define it before it is used")
+        raise PsError(f"there is no table {table!r}; the defined tables are: {known}. Define it before use")
 
     def fan_out(
         self,
@@ -122,7 +122,8 @@ class Core:
         *,
         stands: bool,
     ) -> None:
-        """Have something done. ``stands``: this trainer may be stopped for a cut meanwhile."""
+        """Send a request to pservers and wait for all answers. ``stands``: this trainer may stop for a checkpoint
+        meanwhile."""
         patience = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
         FanOut(self.pool, self.session, request, purpose, patience, stand).run(sub_requests, route)

@@ -1,6 +1,6 @@
-"""Keys of a batch as pservers want them: each once, those of one pserver together, and how often each occurred.
+"""Deduplication of a batch's keys: distinct keys, grouped by owning pserver, with their counts.
 
-One pass of a hash table where numba is at hand, else a sort. Both give the same set; the order of the keys of one
+One pass over a hash table if numba is available, otherwise a sort. Both yield the same set; the order of keys within a
 pserver differs.
 """
 
@@ -19,19 +19,19 @@ from ps.store.kernels import at_once
 
 @dataclass(slots=True)
 class DistinctKeys:
-    """The distinct keys of a batch, grouped by who owns them."""
+    """The distinct keys of a batch, grouped by owner."""
 
     keys: NDArray[np.int64]
     counts: NDArray[np.uint32]
-    """How often each occurred."""
+    """Number of occurrences of each key."""
     inverse: NDArray[np.int32] | None
-    """For each key of the batch its place in ``keys``; None when the batch is ``keys`` itself."""
+    """For each key of the batch its index in ``keys``; None if the batch is ``keys`` itself."""
     bounds: list[int]
-    """Owner number ``i`` (of those given) has ``keys[bounds[i] : bounds[i + 1]]``."""
+    """Owner ``i`` has ``keys[bounds[i] : bounds[i + 1]]``."""
 
 
 def unite(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> DistinctKeys:
-    """``owner``: by bucket, the place of its owner in a list of ``owners``."""
+    """Deduplicate and group keys. ``owner``: for each bucket the index of its owner, below ``owners``."""
     fast = _fast()
     if fast is None:
         return unite_plain(keys, owner, owners)
@@ -40,7 +40,7 @@ def unite(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> Dis
 
 
 def sum_rows(grads: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.float32]:
-    """Rows of equal keys added up, in the order of ``united.keys``. ``grads``: ``(keys of the batch, dim)``."""
+    """Sum the rows of equal keys, in the order of ``united.keys``. ``grads``: ``(keys of the batch, dim)``."""
     if united.inverse is None:
         return grads
     fast = _fast()
@@ -49,22 +49,22 @@ def sum_rows(grads: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.flo
 
 
 def only(united: DistinctKeys, which: NDArray[np.bool_]) -> DistinctKeys:
-    """Some of the distinct keys, still grouped; their places in the batch are not kept."""
+    """Select some of the distinct keys; they stay grouped, but ``inverse`` is dropped."""
     sums = np.concatenate(([0], np.cumsum(which)))
     return DistinctKeys(united.keys[which], united.counts[which], None, sums[united.bounds].tolist())
 
 
 def spread(rows: NDArray[np.float32], united: DistinctKeys, out: NDArray[np.float32]) -> None:
-    """The inverse of uniting: each key's row to where the batch has the key."""
+    """The inverse of ``unite``: copy each distinct key's row to all its places in the batch."""
     if united.inverse is None:
         np.copyto(out, rows)
     else:
-        # Indices are known to be good; "clip" spares the copy that "raise" makes for the sake of ``out``.
+        # The indices are valid; "clip" avoids the copy that "raise" makes of ``out``.
         np.take(rows, united.inverse, axis=0, out=out, mode="clip")
 
 
 def _fast() -> Any:
-    """The compiled ones, if this process uses compiled kernels and need not compile them first."""
+    """The numba kernels if this process uses them and they need no compilation now, else None."""
     if not _modules and at_once() == "numba":
         _modules.append(importlib.import_module("ps.store.kernels.batches"))
     return _modules[0] if _modules else None
@@ -74,7 +74,7 @@ _modules: list[Any] = []
 
 
 def unite_plain(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> DistinctKeys:
-    """With numpy alone. Sorted by hash, which is one to one, keys are in the order of their buckets as well."""
+    """``unite`` with numpy alone. The hash is a bijection, so sorting by hash also sorts by bucket."""
     mixed = hashing.mixed(keys)
     order = np.argsort(mixed, kind="stable")
     ordered = mixed[order]
@@ -96,12 +96,12 @@ def unite_plain(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) 
 
 
 def sum_plain(grads: NDArray[np.float32], inverse: NDArray[np.int32], count: int) -> NDArray[np.float32]:
-    """With numpy alone."""
+    """``sum_rows`` with numpy alone."""
     if not len(inverse):
         return np.zeros((0, grads.shape[1]), np.float32)
     order = np.argsort(inverse, kind="stable")
     ordered = inverse[order]
     begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     assert len(begins) == count, "every key occurs"  # noqa: S101
-    with np.errstate(over="ignore", invalid="ignore"):  # a sum that is not finite: the check for damage names it
+    with np.errstate(over="ignore", invalid="ignore"):  # non-finite sums are reported by the damage check
         return np.add.reduceat(grads[order], begins, axis=0)

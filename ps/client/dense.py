@@ -1,7 +1,7 @@
-"""Named arrays, such as the parameters of a network, as rows of a dense table: blocks of at most 1024 numbers.
+"""Named arrays, such as a network's parameters, stored as rows of a dense table: blocks of at most 1024 numbers.
 
-One after another in the order given, in one long row that is cut into blocks; the last block ends in zeros. Blocks
-spread over pservers like any other rows.
+The arrays are concatenated in the given order and divided into blocks; the last block is padded with zeros. Blocks are
+distributed over pservers like any other rows.
 """
 
 from __future__ import annotations
@@ -21,39 +21,41 @@ Array = NDArray[np.float32]
 
 
 class Rowed(Protocol):
-    """What is used of ``ps.client.client.Client``."""
+    """The methods of ``ps.client.client.Client`` used here."""
 
     def pull(self, table: str, keys: Any, out: Array | None = None, *, insert: bool = True) -> Array:
-        """Rows."""
+        """Pull rows."""
         ...
 
     def first(self, table: str, keys: Any, values: Any) -> None:
-        """Weights of rows that nobody has written yet."""
+        """Set the weights of keys that have no row yet."""
         ...
 
 
 class Blocks:
-    """Where each array lies."""
+    """The layout of named arrays in the rows of a dense table."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], dim: int = DIM) -> None:
-        """``shapes``: the same names in the same order in all trainers."""
+        """``shapes``: must have the same names in the same order in all trainers. Raises ``SettingError`` for a bad
+        ``dim`` or if there are no numbers at all."""
         if not 1 <= dim <= DIM:
             raise SettingError("dim", dim, f"must be from 1 to {DIM}")
         self.shapes = {name: tuple(int(one) for one in shape) for name, shape in shapes.items()}
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
-        """Numbers in all arrays."""
+        """Number of elements in all arrays."""
         if not self.size:
-            raise SettingError("shapes", dict(self.shapes), "there must be a number in them")
+            raise SettingError("shapes", dict(self.shapes), "at least one array must have an element")
         self.dim = min(dim, self.size)
         self.rows = -(-self.size // self.dim)
         self.keys = np.arange(self.rows, dtype=np.int64)
 
     def spec(self, table: str, optimizer: Optimizer) -> TableSpec:
-        """The table that holds them."""
+        """The table definition for these arrays."""
         return TableSpec(table, self.dim, optimizer, dense=True, rows=self.rows)
 
     def pack(self, arrays: Mapping[str, Any], out: Array | None = None) -> Array:
-        """Rows, float32 ``(rows, dim)``. An array that is None counts as zeros. Raises ``PsError``."""
+        """Pack arrays into rows, float32 ``(rows, dim)``. None counts as zeros. Raises ``PsError`` for unknown names or
+        other shapes."""
         if set(arrays) - set(self.shapes):
             raise PsError(f"dense parameters: {sorted(set(arrays) - set(self.shapes))} are not among those declared")
         rows = np.empty((self.rows, self.dim), np.float32) if out is None else out
@@ -65,14 +67,14 @@ class Blocks:
             else:
                 given = np.asarray(value)
                 if given.shape != shape:
-                    raise PsError(f"dense parameter {name} has the shape {given.shape}, declared was {shape}")
+                    raise PsError(f"dense parameter {name} has shape {given.shape}, but was declared with {shape}")
                 flat[at : at + size] = given.reshape(-1)
             at += size
         flat[at:] = 0
         return rows
 
     def unpack(self, rows: Array) -> dict[str, Array]:
-        """Views of rows, by name."""
+        """Views into the rows, by array name."""
         flat, at, found = rows.reshape(-1), 0, {}
         for name, shape in self.shapes.items():
             size = math.prod(shape)
@@ -82,16 +84,17 @@ class Blocks:
 
 
 def first(client: Rowed, table: str, blocks: Blocks, arrays: Mapping[str, Any]) -> dict[str, Array]:
-    """Give first values; whoever is first decides, block by block. What they are then, the same for all."""
+    """Set initial values; for each block the first trainer wins. Returns the resulting values, the same for all
+    trainers."""
     client.first(table, blocks.keys, blocks.pack(arrays))
     return pull_dense(client, table, blocks)
 
 
 def pull_dense(client: Rowed, table: str, blocks: Blocks) -> dict[str, Array]:
-    """The present values."""
+    """Pull the current values by array name."""
     return blocks.unpack(client.pull(table, blocks.keys, insert=False))
 
 
 def part(blocks: Blocks, grads: Mapping[str, Any]) -> tuple[NDArray[np.int64], Array]:
-    """Keys and gradients, for ``Client.push``."""
+    """Keys and packed gradients, as ``Client.push`` takes them."""
     return blocks.keys, blocks.pack(grads)

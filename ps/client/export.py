@@ -1,10 +1,10 @@
-"""What a model needs for inference: the weights of tables, by key, in files that are mapped into memory.
+"""Export for inference: the weights of tables by key, in files that are memory-mapped when read.
 
-    export.json                 tables with their specs, where they come from
-    <table>.arrow               Arrow IPC: ``key`` (int64, rising), ``weights`` (fixed-size list of float32 or float16)
-    <table>.safetensors         or so: ``keys`` (int64, rising), ``weights``
+    export.json                 the tables' definitions and their origin
+    <table>.arrow               Arrow IPC: ``key`` (int64, ascending), ``weights`` (fixed-size float32 or float16 lists)
+    <table>.safetensors         alternatively: ``keys`` (int64, ascending), ``weights``
 
-``open(folder).lookup(table, keys)`` reads them again. The optimizer's state is left out.
+``open(folder).lookup(table, keys)`` reads them. Optimizer state is not exported.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ FORMAT = 1
 ARROW, SAFETENSORS = "arrow", "safetensors"
 DTYPES: Mapping[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2")}
 BATCH_ROWS = 1 << 20
-"""Rows of one Arrow record batch."""
+"""Rows per Arrow record batch."""
 MISSING = ("zeros", "initial", "error")
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """Summary of a written export: folder, rows by table, total size in bytes."""
 
     folder: str
     rows: Mapping[str, int]
@@ -67,10 +67,10 @@ def write(
     source: str = "",
     step: int = 0,
 ) -> Exported:
-    """Write an export. ``rows``: all rows of a table, in any order and in pieces; no key twice.
+    """Write an export. ``rows`` yields all rows of a table, in pieces and in any order, without repeated keys.
 
-    ``out``: a folder that does not exist, or is empty. Memory: the keys twice; the disk holds the weights twice
-    meanwhile. Raises ``SettingError`` and ``CheckpointError``.
+    ``out``: a folder that does not exist or is empty. Holds the keys in memory twice, and the weights on disk twice
+    while writing. Raises ``SettingError`` and ``CheckpointError``.
     """
     if format not in (ARROW, SAFETENSORS):
         raise SettingError("--format", format, f"must be {ARROW} or {SAFETENSORS}")
@@ -78,7 +78,7 @@ def write(
         raise SettingError("--dtype", dtype, f"must be {' or '.join(DTYPES)}")
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingError("output folder", str(folder), "is there already, and not an empty folder")
+        raise SettingError("output folder", str(folder), "already exists and is not an empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         listed: dict[str, Any] = {}
@@ -103,8 +103,8 @@ def write(
 def export_cut(
     run: str, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
 ) -> Exported:
-    """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/cut-<n>``), or of the job's
-    (``…/ps/<job>``) for the newest that can be used. ``tables``: only these."""
+    """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/cut-<n>``), or of the job's folder
+    (``…/ps/<job>``) for its newest usable one. ``tables``: only these; empty means all. Raises as ``write`` does."""
     where, name = _split(run)
     directory = CheckpointDirectory(open_files(where), name.split("/")[1])
     if name.count("/") < 2:
@@ -128,8 +128,7 @@ def export_cut(
 def export_running(
     client: Client, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
 ) -> Exported:
-    """Export what pservers hold now, through a trainer's or a tool's client. Training may go on meanwhile: then rows
-    are not all of one moment."""
+    """Export the current content of the pservers through a client. Rows are not of one moment if training continues."""
     wanted = _wanted(client.tables, tables)
     return write(
         out, wanted, lambda spec: client.scan(spec.name), format=format, dtype=dtype, source="running", step=client.step
@@ -204,7 +203,7 @@ def _write_safetensors(path: Path, spec: TableSpec, keys: Array, weights: Array,
     plan = Layout(leaves).plan(Meta("", 0, 0, 0, 0, 1, "ps"), {"spec": to_plain(spec)})
     with path.open("wb") as file:
         file.write(plan.header)
-        for array in (keys, weights):  # as the layout has them: the widest elements first
+        for array in (keys, weights):  # in the order of the layout: the widest elements first
             for start in range(0, len(keys), BATCH_ROWS):
                 file.write(np.ascontiguousarray(array[order[start : start + BATCH_ROWS]]).data)
 
@@ -213,19 +212,19 @@ def _write_safetensors(path: Path, spec: TableSpec, keys: Array, weights: Array,
 
 
 def open(folder: str | Path) -> Export:
-    """What ``write`` has written. Raises ``CheckpointError`` when it is not there, or not whole."""
+    """Open an export. Raises ``CheckpointError`` if it is missing or incomplete."""
     return Export(Path(folder))
 
 
 class Export:
-    """An export, mapped into memory: nothing is read before it is asked for. Any thread."""
+    """A memory-mapped export: rows are read on access. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """See ``open``."""
+        """Use ``open`` instead."""
         try:
             about = json.loads((folder / LIST_FILE).read_bytes())
             if about["format"] != FORMAT:
-                raise CheckpointError(f"{folder} has format {about['format']!r}, this edl knows {FORMAT}")
+                raise CheckpointError(f"{folder} has format {about['format']!r}, this edl supports {FORMAT}")
             listed = about["tables"]
             self.source, self.step = str(about["source"]), int(about["step"])
             self.tables: Mapping[str, TableSpec] = {
@@ -240,30 +239,30 @@ class Export:
             raise CheckpointError(f"{folder / LIST_FILE} is not what edl writes: {error!r}") from None
 
     def rows(self, table: str) -> int:
-        """How many rows a table has."""
+        """Number of rows in a table. Raises ``PsError`` if there is no such table."""
         return self._find(table).rows
 
     def dim(self, table: str) -> int:
-        """How long its rows are."""
+        """Number of weights in a row of the table."""
         self._find(table)
         return self.tables[table].dim
 
     def keys(self, table: str) -> Iterator[NDArray[np.int64]]:
-        """All keys, rising, in pieces."""
+        """Iterate over all keys, ascending, in pieces."""
         return (keys for keys, _ in self._find(table).parts)
 
     def lookup(self, table: str, keys: ArrayLike, missing: str = "zeros") -> NDArray[np.float32]:
         """Weights of keys of any shape: float32 ``(*keys.shape, dim)``.
 
-        ``missing``: what a key without a row gets: ``zeros``; ``initial``, the weights with which it would have begun
-        to train; ``error`` raises ``PsError``.
+        ``missing`` decides about keys without a row: ``zeros``; ``initial``, the weights with which they would start
+        training; ``error`` raises ``PsError``.
         """
         if missing not in MISSING:
             raise SettingError("missing", missing, f"must be one of {', '.join(MISSING)}")
         sorted_, spec = self._find(table), self.tables[table]
         asked = np.asarray(keys)
         if asked.dtype.kind not in "iu" or (asked.dtype == np.uint64 and asked.size and asked.max() >> 63):
-            raise PsError(f"table {table}: keys are whole numbers that fit int64, not {asked.dtype}")
+            raise PsError(f"table {table}: keys must be integers that fit into int64, not {asked.dtype}")
         flat = asked.astype(np.int64, copy=False).reshape(-1)
         unique, inverse = np.unique(flat, return_inverse=True)
         found = np.zeros((len(unique), spec.dim), np.float32)
@@ -283,7 +282,7 @@ class Export:
 
 
 class _Sorted:
-    """One table's file."""
+    """The memory-mapped file of one table, sorted by key."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], dim: int) -> None:
         size = path.stat().st_size
@@ -297,11 +296,11 @@ class _Sorted:
         except (ValueError, EdlError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
         if sum(len(keys) for keys, _ in self.parts) != self.rows:
-            raise CheckpointError(f"{path} is damaged: it has not {self.rows} rows")
+            raise CheckpointError(f"{path} is damaged: it does not have {self.rows} rows")
         self._ends = [int(keys[-1]) for keys, _ in self.parts]
 
     def read(self, keys: NDArray[np.int64], out: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Weights of rising keys; says which of them there are."""
+        """Copy the weights of ascending keys to ``out``; return a mask of the keys that exist."""
         there = np.zeros(len(keys), np.bool_)
         begin = 0
         for end_key, (held, weights) in zip(self._ends, self.parts, strict=True):

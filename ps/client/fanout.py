@@ -1,6 +1,6 @@
-"""A request to several pservers, until all of it is done: sent where the chart says, and repeated where that failed.
+"""One logical request to several pservers: split by the placement map, sent in parallel, and retried until all is done.
 
-Nothing is asked twice at the same time: what has not been answered is repeated only when its connection has ended.
+A sub-request is never in flight twice: it is sent again only after its connection has ended.
 """
 
 from __future__ import annotations
@@ -26,56 +26,57 @@ from ps.wait import BoundedWait
 
 LOOK_S = 0.25
 PATIENCE_S = 2.0
-"""A pserver that has to wait for somebody says so after this: a trainer that is to stop for a cut is held up so long
-at most."""
+"""A pserver that waits for other trainers answers after this many seconds at most; this bounds how long a trainer that
+should stop for a checkpoint is held up."""
 LATE_S = 3.0
-"""An answer that is later than that by so much makes the pserver suspect."""
+"""A pserver whose answer is overdue by this many seconds is reported to the Master as suspect."""
 LEAST_S, MOST_S = 0.02, 0.5
-"""Between two tries: the first pause, and the longest."""
+"""First and longest pause between two attempts, in seconds."""
 MOST_BUSY_S = 5.0
 _now_s = SystemClock().now_s
 
 
 class PserverRequest(Protocol):
-    """A request that is split over pservers: what to send to each, and what to do with the answers."""
+    """A request that is split over pservers: builds each sub-request and handles its answer."""
 
     keys: Sequence[NDArray[np.int64]]
-    """Of each part."""
+    """The keys of each part."""
     clocked: bool
-    """Every pserver that owns a bucket has to hear of it, also without keys."""
+    """If true, every pserver that owns a bucket gets the request, even without keys."""
 
     def call(self, sub_request: SubRequest, route: Route) -> Call:
-        """The request."""
+        """Build the call for a sub-request."""
         ...
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """It is done. Called on any thread, several at a time; the body is void afterwards."""
+        """Handle the answer to a sub-request. Called concurrently from any thread; ``body`` is invalid after the
+        return."""
         ...
 
 
 @dataclass(slots=True)
 class _RequestAttempt:
-    """One sub-request under way, or held back until it is sent again."""
+    """A sub-request that is in flight, or held back until its next attempt."""
 
     sub_request: SubRequest
     version: int
-    """Of the chart by which it was made."""
+    """Version of the placement map that it was made with."""
     why: str = "no answer yet"
     tries: int = 0
     ready_s: float = 0.0
     sent_s: float = 0.0
-    chart: bool = False
-    """A newer chart ends the waiting."""
+    awaits_placement: bool = False
+    """A newer placement map ends the wait."""
     others: bool = False
-    """It waits for other trainers."""
+    """The pserver waits for other trainers."""
     late: bool = False
     call: Call | None = None
-    """The last one by which it was sent."""
+    """The call of the latest attempt."""
 
 
 @dataclass
 class FanOut:
-    """One request, split over pservers. For one use."""
+    """Runs one logical request. Single use."""
 
     pool: ConnectionPool
     session: MasterSession
@@ -83,21 +84,22 @@ class FanOut:
     purpose: str
     patience: BoundedWait
     stand: Callable[[], None] | None = None
-    """Called when the Master wants this trainer to stop, and all there is to do waits for trainers that have."""
+    """Called when the Master wants this trainer to stop and the remaining sub-requests all wait for stopped
+    trainers."""
     patience_s: float = PATIENCE_S
     _flying: dict[int, _RequestAttempt] = field(default_factory=dict)
     _held: list[_RequestAttempt] = field(default_factory=list)
-    _told: set[int] = field(default_factory=set)
+    _acknowledged: set[int] = field(default_factory=set)
     _suspected: set[int] = field(default_factory=set)
     _landings: queue.SimpleQueue[tuple[int, Answer] | None] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
     _began: bool = False
-    """All that there was to send has been sent once."""
+    """Every sub-request has been sent once."""
     _version: int = -1
-    """Of the newest chart of which every owner has been told of the step."""
+    """Version of the newest placement map whose owners have all received the request."""
 
     def run(self, sub_requests: Sequence[SubRequest], route: Route) -> None:
-        """Returns when all is done. Raises ``PsError`` for a refusal and at the deadline, ``RolledBack``."""
+        """Run to completion. Raises ``PsError`` when refused or at the deadline, and ``RolledBack``."""
         end = self.session.listen(lambda: self._landings.put(None))
         try:
             for sub_request in sub_requests:
@@ -114,7 +116,8 @@ class FanOut:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Nobody may write into our memory, or apply anything, once we have left."""
+        """Cancel what is in flight, so that no answer is written to our memory and nothing is applied after we
+        return."""
         for attempt in self._flying.values():
             if attempt.call is not None:
                 attempt.call.given_up = True
@@ -124,31 +127,32 @@ class FanOut:
             try:
                 landing = self._landings.get(timeout=1.0)
             except queue.Empty:
-                return  # it is stuck in connecting, or waits its turn, and will send nothing
+                return  # still connecting or queued for the connection; it will not be sent
             if landing is not None:
                 self._flying.pop(landing[0], None)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def _tell_all(self, route: Route) -> None:
-        """Also those that have come to own buckets meanwhile: others may wait for this trainer there."""
+        """Send the request also to pservers that have become owners meanwhile: other trainers may wait for this one
+        there."""
         if not self.request.clocked or route.version == self._version:
             return
         self._version = route.version
         busy = {attempt.sub_request.server for attempt in (*self._flying.values(), *self._held)}
         for number in route.clocked:
-            if number not in busy and number not in self._told:
+            if number not in busy and number not in self._acknowledged:
                 self._send(_RequestAttempt(SubRequest(number), route.version), route)
 
     def _send(self, attempt: _RequestAttempt, route: Route) -> None:
         server = route.servers.get(attempt.sub_request.server)
         if server is None:
-            attempt.why, attempt.chart = "the Master has given no pserver these buckets yet", True
+            attempt.why, attempt.awaits_placement = "the Master has not assigned these buckets to a pserver yet", True
             self._hold(attempt, MOST_S)
             return
         call = self.request.call(attempt.sub_request, route)
-        if self.request.clocked and self._began and self._told:
-            call.head = {**call.head, "complete": True}  # it was applied somewhere: nobody has to be waited for
+        if self.request.clocked and self._began and self._acknowledged:
+            call.head = {**call.head, "complete": True}  # applied somewhere: no need to wait for others
         call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
         call.patience_s = min(self.patience_s, call.deadline_s)
         self._count += 1
@@ -162,11 +166,11 @@ class FanOut:
             raise
 
     def _landed(self, number: int, sub_request: SubRequest, answer: Answer) -> None:
-        """On the connection's thread: the body is there until this returns."""
+        """Handle an answer on the connection's thread; the body is valid until this returns."""
         if answer.frame is not None and answer.frame.op is Op.OK:
             try:
                 self.request.landed(sub_request, answer.head, answer.frame.body)
-            except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+            except Exception as error:  # noqa: BLE001 - re-raised by the thread that waits for the answer
                 answer.error = error
         self._landings.put((number, answer))
 
@@ -175,28 +179,32 @@ class FanOut:
         self._held.append(attempt)
 
     def _launch(self) -> None:
-        """Send what has been held back long enough."""
+        """Send sub-requests whose pause is over, split anew if the placement map has changed."""
         if not self._held or self._stands():
             return
         route, now_s, held = self.session.route, _now_s(), self._held
         self._held = []
         for attempt in held:
-            if attempt.ready_s > now_s and not (attempt.chart and route.version > attempt.version):
+            if attempt.ready_s > now_s and not (attempt.awaits_placement and route.version > attempt.version):
                 self._held.append(attempt)
             elif route.version == attempt.version and attempt.sub_request.server != NOBODY:
                 self._send(attempt, route)
             elif attempt.sub_request.items:
-                self._version = -1  # it may have kept other buckets, and then still has to hear of the step
+                self._version = -1  # the pserver may own other buckets and must then still get the request
                 for sub_request in split_again(route, self.request.keys, attempt.sub_request.items):
                     self._send(_RequestAttempt(sub_request, route.version, attempt.why, attempt.tries), route)
             elif attempt.sub_request.server in route.clocked:
                 self._send(_RequestAttempt(attempt.sub_request, route.version, attempt.why, attempt.tries), route)
 
     def _stands(self) -> bool:
-        """Whether to wait until all that is under way has come back, to stand; and stand then."""
+        """Stop for a checkpoint once nothing is in flight. Returns True while answers are still awaited."""
         halted = self.stand is not None and self.session.halted
-        # What one pserver has applied the others have to follow with.
-        if not halted or (self.request.clocked and self._told) or not all(attempt.others for attempt in self._held):
+        # Once a pserver has applied the request, the others must too before we stop.
+        if (
+            not halted
+            or (self.request.clocked and self._acknowledged)
+            or not all(attempt.others for attempt in self._held)
+        ):
             return False
         if self._flying:
             return True
@@ -232,43 +240,46 @@ class FanOut:
         if charted:
             self.session.charted(messages.decode(charted))
         text = str(head.get("text", ""))
-        attempt.others = attempt.chart = False
+        attempt.others = attempt.awaits_placement = False
         where = self._name(attempt)
         match op:
             case Op.OK:
-                self._told.add(attempt.sub_request.server)
+                self._acknowledged.add(attempt.sub_request.server)
                 self.patience.moved()
             case Op.MOVED:
-                attempt.why, attempt.chart = f"{where} does not serve all of this: {text or 'buckets have moved'}", True
+                attempt.why, attempt.awaits_placement = (
+                    f"{where} does not serve all of these buckets: {text or 'buckets have moved'}",
+                    True,
+                )
                 self._pause(attempt)
                 if self.session.route.version <= attempt.version:
                     self.session.newer(attempt.version)
             case Op.WAIT:
                 attempt.others = head.get("for", "trainers") == "trainers"
-                attempt.why = f"{where} waits: {text or 'other trainers are not there yet'}"
+                attempt.why = f"{where} waits: {text or 'other trainers have not pushed yet'}"
                 if attempt.others and not self.session.lone:
-                    self.patience.moved()  # how long they may take is the Master's to decide
+                    self.patience.moved()  # the Master decides how long other trainers may take
                 self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.patience_s / 2 else LEAST_S)
             case Op.BUSY:
                 attempt.why = f"{where} is busy: {text}"
                 self._hold(attempt, min(max(float(head.get("after_s", LEAST_S)), LEAST_S), MOST_BUSY_S))
             case Op.STALE | Op.ROLLED_BACK:
-                raise RolledBack(f"{where}: {text}. This process has to begin anew; the launcher restarts it")
+                raise RolledBack(f"{where}: {text}. This process must restart; its launcher does that")
             case Op.REFUSED:
-                raise PsError(f"{where} refuses: {text}")
+                raise PsError(f"{where} refused the request: {text}")
             case _:
-                raise PsError(f"{where} answers {op.name}: it runs another version")
+                raise PsError(f"unexpected answer {op.name} from {where}: it runs another version of edl")
 
     def _failed(self, attempt: _RequestAttempt, error: Exception) -> None:
         if isinstance(error, Denied) and error.kind != "token":
-            raise RolledBack(f"{error}. This process has to begin anew; the launcher restarts it") from error
-        # In a job another process may have got the port of a pserver that has died; a newer chart tells of that.
+            raise RolledBack(f"{error}. This process must restart; its launcher does that") from error
+        # In a job, another process may have taken the port of a dead pserver; a newer placement map resolves that.
         gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.session.lone)
         if not gone:
             if isinstance(error, EdlError) and not isinstance(error, PsError):
                 raise PsError(f"{self._name(attempt)}: {error}") from error
             raise error
-        attempt.why, attempt.chart, attempt.others = str(error), True, False
+        attempt.why, attempt.awaits_placement, attempt.others = str(error), True, False
         self._suspect(attempt)
         self._pause(attempt)
         self.session.newer(attempt.version)
@@ -286,14 +297,14 @@ class FanOut:
             self.session.suspect(attempt.sub_request.server, attempt.why)
 
     def _look(self) -> None:
-        """Nothing has come for a moment."""
+        """Called when no answer has come for a moment: report overdue pservers, ask for a newer placement map."""
         now_s = _now_s()
         for attempt in self._flying.values():
             if now_s - attempt.sent_s > self.patience_s + LATE_S and not attempt.late:
                 attempt.late = True
                 attempt.why = f"{self._name(attempt)} has not answered for {now_s - attempt.sent_s:.0f} s"
                 self._suspect(attempt)
-        if any(attempt.chart for attempt in self._held):
+        if any(attempt.awaits_placement for attempt in self._held):
             self.session.newer(min(attempt.version for attempt in self._held))
         self.patience.look(self._why)
 

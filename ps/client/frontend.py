@@ -1,6 +1,5 @@
-"""What ``edl.torch.ps`` and ``edl.paddle.ps`` have in common: the tables of a script, the gradients of a step, the
-client. One for each process; numpy at the border.
-"""
+"""The common part of ``edl.torch.ps`` and ``edl.paddle.ps``: a script's tables, a step's gradients, and the client. One
+instance per process; framework tensors are numpy arrays here."""
 
 from __future__ import annotations
 
@@ -30,25 +29,25 @@ Keys = NDArray[np.int64]
 Rows = NDArray[np.float32]
 
 BLOCK = 256
-"""Parameters in a row of a dense table: small models are spread over the pservers as well."""
+"""Parameters per row of a dense table; small enough to distribute small models over the pservers too."""
 LOOK_S = 0.02
 SAY_S = 10.0
 PS_VARIABLE = "EDL_PS"
-"""``1`` for workers of a job with parameter servers."""
+"""``1`` in the environment of workers of a job with parameter servers."""
 START = "python -m edl.launch --run-mode=ps --servers=1:4 --trainers=1:8 train.py"
 
 
 class Client(Protocol):
-    """What is used of ``ps.client.client.Client``, and what ``ps.client.local.Local`` offers as well."""
+    """The interface used here of ``ps.client.client.Client`` and ``ps.client.local.Local``."""
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
-        """Those that are defined."""
+        """The defined tables by name."""
         ...
 
     @property
     def step(self) -> int:
-        """The step that the next push ends."""
+        """Index of the current step, which the next push ends."""
         ...
 
     @property
@@ -58,118 +57,119 @@ class Client(Protocol):
 
     @property
     def restored(self) -> str:
-        """The checkpoint that the parameters come from, and what it says of trainers, as JSON; empty: none."""
+        """The checkpoint that the parameters were restored from and its trainers' state, as JSON; empty if there is
+        none."""
         ...
 
     def on_cut(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
-        """What a checkpoint needs of this trainer."""
+        """Set the hooks for checkpoints."""
         ...
 
     def boundary(self) -> None:
-        """Between two steps: stops for a checkpoint."""
+        """Mark a step boundary; blocks here for a checkpoint."""
         ...
 
     def define(self, spec: TableSpec) -> None:
-        """One more table."""
+        """Define another table."""
         ...
 
     @property
     def members(self) -> Sequence[object]:
-        """Trainers that count."""
+        """The trainers of the membership epoch."""
         ...
 
     def begin(self) -> None:
-        """Take part in the steps from now on."""
+        """Become a member: take part in the steps from now on."""
         ...
 
     def rest(self) -> None:
-        """Take no part in them until ``begin``: nobody waits for this trainer."""
+        """Stop being a member until ``begin``; other trainers no longer wait for this one."""
         ...
 
     def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> Rows:
-        """Rows of keys of any shape."""
+        """Pull rows for keys of any shape."""
         ...
 
     def prefetch(self, table: str, keys: Array) -> None:
-        """These keys come next."""
+        """Fetch the rows of the next batch's keys in the background."""
         ...
 
     def push(
         self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", records: Records | None = None
     ) -> None:
-        """End the step."""
+        """Push gradients and end the step."""
         ...
 
     @property
     def number(self) -> int:
-        """This trainer's, in the job; 0: there is no job."""
+        """This trainer's number in the job; 0 without a job."""
         ...
 
     def fence(self, trainer: int) -> tuple[int, str]:
-        """Keep a trainer that is gone from pushing anything new."""
+        """Stop a lost trainer from pushing anything new; return the number and records of its last push."""
         ...
 
     def pull_many(self, wanted: Mapping[str, Array], *, insert: bool = True) -> dict[str, Rows]:
-        """The same of several tables, in one trip."""
+        """Pull rows of several tables in one request to each pserver."""
         ...
 
     def push_and_pull(
         self, values: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
     ) -> dict[str, Rows]:
-        """End the step, and get rows that were pushed to these tables, as they are then, in the same trip."""
+        """Push, end the step, and return the updated rows of these tables, in one request to each pserver."""
         ...
 
     def first(self, table: str, keys: Array, values: Array) -> None:
-        """Weights of rows that nobody has written yet."""
+        """Set the weights of keys that have no row yet."""
         ...
 
     def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
-        """LR of a table, or of all, relative to what its optimizer says."""
+        """Scale the LR of a table, or of all, relative to its optimizer's."""
         ...
 
     def save(self) -> str:
-        """Write a checkpoint; its folder."""
+        """Write a checkpoint; return its folder."""
         ...
 
     def leave(self) -> None:
-        """No more to do."""
+        """Leave the job."""
         ...
 
 
 class Values(Protocol):
-    """Parameters of a module, in one order that is the same in all trainers."""
+    """A module's parameters, in an order that is the same in all trainers."""
 
     name: str
     every: int
 
     def read(self) -> dict[str, Array]:
-        """The parameters by name, as float32 arrays; they may share the parameters' memory."""
+        """The parameters by name, as float32 arrays that may share the parameters' memory."""
         ...
 
     def write(self, values: Mapping[str, Array]) -> None:
-        """Give the parameters these values, in place."""
+        """Set the parameters' values in place."""
         ...
 
     def take_gradients(self) -> dict[str, Array] | None:
-        """Gradients as float32 arrays, of parameters that have one, which are then cleared; None if none has one."""
+        """Take and clear the gradients, as float32 arrays by parameter name; None if no parameter has one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What ``init`` was told."""
+    """The arguments of ``init``."""
 
     local: bool = False
     tables: tuple[TableSpec, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of ``ps.client.client.Client.join``."""
+    """Further arguments for ``ps.client.client.Client.join``."""
 
 
 class Part:
-    """This process's part in a job with parameter servers."""
+    """This process's membership in a job with parameter servers."""
 
     def __init__(self, join: Callable[[Plan, Sequence[TableSpec]], Client] | None = None) -> None:
-        """``join``: how to get a client, if not in the usual way."""
+        """``join``: creates the client; for tests."""
         self._join = join or _join
         self._begin()
 
@@ -185,48 +185,52 @@ class Part:
         self._early: dict[str, tuple[Keys, Rows]] = {}
         self._expecting = self._warned = False
         self.value: Callable[[], object] = dict
-        """What the script wants to find in a checkpoint again."""
+        """Returns the script's value for a checkpoint."""
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
     def init(self, plan: Plan) -> None:
-        """Raises ``StateError`` when tables are in use already."""
+        """Set how to join. Raises ``StateError`` if this process has already joined."""
         if self._client is not None:
-            raise StateError("ps.init comes before the first forward pass: this process has joined already")
+            raise StateError("this process has already joined. Call ps.init before the first forward pass")
         self.plan = plan
         for spec in plan.tables:
             self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:
-        """A table that this script uses. Several modules may share one, if they want it alike."""
+        """Declare a table that the script uses. Modules may share one. Raises ``SettingError`` if its settings
+        differ."""
         known = self._specs.get(spec.name)
         if known is not None:
             if known != spec:
                 said = spec.difference(known) or f"optimizer.lr {spec.optimizer.lr:g}, before {known.optimizer.lr:g}"
-                raise SettingError("table", spec.name, f"is in use with other settings: {said}", "Take another name")
+                raise SettingError(
+                    "table", spec.name, f"is already in use with other settings: {said}", "Take another name"
+                )
             return
         if self._client is not None:
             self._client.define(spec)
         self._specs[spec.name] = spec
-        # Where the data begin follows from where the parameters come from.
+        # The start position of the data depends on the checkpoint that the parameters come from.
         trainers.on_opening(lambda: self.client)
 
     def declare_dense(self, values: Values, optimizer: Optimizer, damaged: Damaged) -> None:
-        """Parameters of a module; their first values are those that they have when this trainer joins."""
+        """Declare a module's parameters as a dense table; their current values are the initial ones. Raises
+        ``SettingError``."""
         if values.name in self._specs:
-            raise SettingError("table", values.name, "is in use already", "Give each Dense a name of its own")
+            raise SettingError("table", values.name, "is already in use", "Give each Dense a name of its own")
         shapes = {name: array.shape for name, array in values.read().items()}
         if not shapes:
-            raise SettingError("module", values.name, "has no parameters that are trained")
+            raise SettingError("module", values.name, "has no trainable parameters")
         blocks = Blocks(shapes, BLOCK)
         self.declare(replace(blocks.spec(values.name, optimizer), damaged=damaged))
         self._dense[values.name] = values, blocks
 
     @property
     def client(self) -> Client:
-        """Joins when it is asked for the first time."""
+        """The client; the first access joins the job. Raises ``StateError`` after ``leave``."""
         if self._left:
-            raise StateError("ps.leave() has been called: this process takes no more part")
+            raise StateError("this process has left the parameter servers: ps.leave() was called")
         if self._client is None:
             self._client = self._join(self.plan, list(self._specs.values()))
             self._joined(self._client)
@@ -246,7 +250,7 @@ class Part:
 
     @property
     def restored(self) -> dict[str, Any]:
-        """What the checkpoint says that the parameters come from; empty: they come from none."""
+        """State of the checkpoint that the parameters were restored from; empty if there is none."""
         text = self.client.restored
         found = json.loads(text) if text else {}
         return found if isinstance(found, dict) else {}
@@ -263,7 +267,7 @@ class Part:
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def pull(self, table: str, keys: Keys, *, insert: bool) -> Rows:
-        """Rows of these keys, in new memory. A pull that may insert is training: the trainer counts from then on."""
+        """Pull rows into new memory. With ``insert`` this is training, and the trainer becomes a member."""
         client = self.client
         insert = insert and self._inserting
         if insert:
@@ -271,8 +275,8 @@ class Part:
         return client.pull(table, keys, insert=insert)
 
     def lookup(self, wanted: Sequence[tuple[str, Keys, bool]]) -> list[Rows]:
-        """Rows of several tables, each with its keys and whether those may insert: one trip, or two, if not all may. A
-        table may be named several times."""
+        """Pull rows of several tables; each entry has a table, keys, and whether these may insert. One request to each
+        pserver, or two if only some may insert. A table may occur several times."""
         client = self.client
         found: list[Rows] = [np.empty(0, np.float32)] * len(wanted)
         for insert in (True, False):
@@ -294,22 +298,22 @@ class Part:
         return found
 
     def collect(self, table: str, keys: Keys, grads: Rows) -> None:
-        """Gradients of rows, for the end of this step; the arrays must stay as they are until then."""
+        """Add gradients of rows to this step. The arrays must not be modified until ``step``."""
         self._expecting = False
         dim = self._specs[table].dim
         self._collected.setdefault(table, []).append((keys.reshape(-1), grads.reshape(-1, dim)))
 
     def expect(self) -> None:
-        """Gradients are to come, when ``backward`` is called."""
+        """Note that gradients will follow from ``backward``."""
         self._expecting = True
 
     def step(self) -> None:
-        """One push with all gradients since the last one; its answer has the new dense values."""
+        """Push all gradients since the last push, and update the dense parameters that are due."""
         client = self.client
         self._count(client)
         if trainers.redoing():
             self._keep_early()
-            return  # the data set calls this again when the script has all batches of that push
+            return  # the data set calls this again once the script has all batches of that push
         parts: dict[str, tuple[Array, Array]] = {}
         for name, pairs in self._collected.items():
             keys, grads = zip(*pairs, strict=True)
@@ -323,7 +327,7 @@ class Part:
                 parts[name] = (early[0], early[1] + parts[name][1]) if name in parts else early
         if not parts and self._expecting and not self._warned:
             self._warned = True
-            sessions.note("ps.step() found no gradients: call loss.backward() before it")
+            sessions.note("ps.step() found no gradients; call loss.backward() before it")
         self._collected = {}
         due = [name for name, (values, _) in self._dense.items() if (client.step + 1) % values.every == 0]
         rows = client.push_and_pull(
@@ -338,7 +342,7 @@ class Part:
                 self._fill(client, values, blocks)
 
     def _keep_early(self) -> None:
-        """Dense gradients of a step that is not pushed yet: scripts count on it to clear them."""
+        """Keep the dense gradients of a step that is pushed later: scripts expect ``step`` to clear them."""
         for name, (values, blocks) in self._dense.items():
             own = values.take_gradients()
             if own is not None:
@@ -346,7 +350,7 @@ class Part:
                 self._early[name] = keys, grads + self._early[name][1] if name in self._early else grads
 
     def refresh(self) -> None:
-        """The newest dense values, for those that take them every few steps."""
+        """Update all dense parameters, including those that are only updated every few steps."""
         for values, blocks in self._dense.values():
             self._fill(self.client, values, blocks)
 
@@ -356,25 +360,25 @@ class Part:
             self._resting = False
 
     def begin(self, trainers: int) -> None:
-        """See ``begin`` below."""
+        """Implements ``begin`` below."""
         client = self.client
         self._count(client)
         if sessions.current().link is not None or self._join is not _join:
-            self._wait(client, lambda: len(client.members) >= trainers, f"{trainers} trainers to begin")
+            self._wait(client, lambda: len(client.members) >= trainers, f"{trainers} trainers to join")
 
     def _wait(self, client: Client, come: Callable[[], bool], what: str) -> None:
         waited_s = 0.0
         while not come():
-            client.boundary()  # others may stop for a checkpoint, or the parameters go back, meanwhile
+            client.boundary()  # meanwhile others may stop for a checkpoint, or the parameters may be rolled back
             threading.Event().wait(LOOK_S)
             waited_s += LOOK_S
             if waited_s >= SAY_S:
                 waited_s = 0.0
-                sessions.note(f"waiting for {what}; {len(client.members)} take part now")
+                sessions.note(f"waiting for {what}; {len(client.members)} trainers are members now")
 
     @contextlib.contextmanager
     def no_insert(self) -> Iterator[None]:
-        """Inside, keys that have no row are answered with their first weights, and get none."""
+        """While active, keys without a row yield their initial weights and are not inserted."""
         before, self._inserting = self._inserting, False
         try:
             yield
@@ -382,7 +386,7 @@ class Part:
             self._inserting = before
 
     def rest(self, everybody: bool = False) -> None:
-        """See ``rest`` below."""
+        """Implements ``rest`` below."""
         client = self._client
         if client is not None and not self._resting:
             self._resting = True
@@ -391,7 +395,7 @@ class Part:
             self._wait(client, lambda: not client.members, "the other trainers to rest")
 
     def leave(self) -> None:
-        """See ``leave`` below."""
+        """Implements ``leave`` below."""
         client, self._client = self._client, None
         self._left = True
         trainers.on_opening(None)
@@ -401,16 +405,16 @@ class Part:
             client.leave()
 
     def _leave_at_exit(self) -> None:
-        """A process that ends because it has to begin anew has said so already."""
+        """Leave when the process exits. ``RolledBack`` was already reported by whatever ended the process."""
         try:
             self.leave()
         except RolledBack:
             return
         except PsError as error:
-            sessions.note(f"leaving the parameter servers: {error}")
+            sessions.note(f"cannot leave the parameter servers cleanly: {error}")
 
     def forget(self) -> None:
-        """Leave, and be as at the beginning of the process: without tables."""
+        """Leave and reset to the initial state, without tables."""
         self.leave()
         self._begin()
 
@@ -420,7 +424,7 @@ def _join(plan: Plan, specs: Sequence[TableSpec]) -> Client:
     if session.link is None:
         if not plan.local:
             raise PsError(
-                f"no parameter servers: there is no launcher. Start with {START}, or call ps.init(local=True)"
+                f"no parameter servers: this process has no launcher. Start with {START}, or call ps.init(local=True)"
             )
         from ps.client.local import Local
 
@@ -440,94 +444,96 @@ def _over_the_launcher(plan: Plan, specs: Sequence[TableSpec]) -> Client:
 
 
 part = Part()
-"""The one of this process."""
+"""The instance of this process."""
 
 
 # --- the same in both frameworks --------------------------------------------------------------------------------------
 
 
 def init(*tables: TableSpec, local: bool = False, **options: Any) -> None:
-    """Optional, before the first forward pass: how this process joins, which it does when it needs rows for the first
-    time.
+    """Configure how this process joins. Optional; call it before the first forward pass. The process joins when it
+    first needs rows.
 
-    ``tables``: further ones, for use through ``client()``. ``local``: where there is no launcher, the tables are in
-    this process; for development, and to compare with. ``options``: those of ``ps.client.client.Client.join``:
-    ``deadline_s``, ``wire`` (``"f4"``, ``"f2"``, ``"bf16"``), ``cache_rows``, ``cache_steps``.
+    ``tables``: additional ones, for use through ``client()``. ``local``: without a launcher, keep the tables in this
+    process, for development and comparison. ``options``: those of ``ps.client.client.Client.join``: ``deadline_s``,
+    ``wire`` (``"f4"``, ``"f2"``, ``"bf16"``), ``cache_rows``, ``cache_steps``. Raises ``StateError`` if the process has
+    already joined.
     """
     part.init(Plan(local, tables, options))
 
 
 def client() -> Client:
-    """The client itself: tables as numpy arrays. Joins."""
+    """The client, with tables as numpy arrays. Joins if necessary."""
     return part.client
 
 
 def step() -> None:
-    """End a step, after ``backward``: one push with all gradients since the last one, acknowledged when this returns;
-    then the dense parameters get their new values. Gradients of dense parameters are cleared.
+    """End a step, after ``backward``: push all gradients since the last step, wait for the acknowledgement, and update
+    the dense parameters. Gradients of dense parameters are cleared.
 
-    In sync mode it waits for the others. Raises ``PsError``, naming table, key or server, and what to do.
+    In mode sync it waits for the other trainers. Raises ``PsError`` that names the table, key or server and the next
+    action.
     """
     part.step()
 
 
 def begin(trainers: int = 1) -> None:
-    """Count from now on, and wait until so many trainers do: for runs that are to be compared. Without it a trainer
-    counts from its first pull for training on, and the first ones train while others are still starting."""
+    """Become a member and wait until ``trainers`` trainers are members: for runs that are to be compared. Without this
+    call a trainer becomes a member with its first training pull, and the first ones train while others are still
+    starting."""
     part.begin(trainers)
 
 
 def no_insert() -> contextlib.AbstractContextManager[None]:
-    """``with ps.no_insert():`` keys without a row get none. Embeddings in eval mode do so anyway."""
+    """Context manager in which keys without a row do not get one. Embeddings in eval mode do the same."""
     return part.no_insert()
 
 
 def rest(*, everybody: bool = False) -> None:
-    """Nobody waits for this trainer until it pulls rows for training again: call it before a pause, such as an
-    evaluation. Data sets of mode "free" do so when they have to wait for other trainers. ``everybody``: and wait until
-    all others rest as well, or have left: then the tables stay as they are."""
+    """Stop being a member until the next training pull, so that other trainers do not wait: call it before a pause,
+    such as an evaluation. Independent data sets (mode "free") do so when they must wait for other trainers.
+    ``everybody``: also wait until all other trainers rest or have left, so that the tables no longer change."""
     part.rest(everybody)
 
 
 def refresh() -> None:
-    """Give the dense parameters their newest values: before evaluating, after others have trained on."""
+    """Update the dense parameters, for example before an evaluation after other trainers have trained on."""
     part.refresh()
 
 
 def prefetch(table: Any, keys: Any) -> None:
-    """Keys of the next batch, as an array: their rows are fetched while this one is trained on."""
+    """Fetch the rows of the next batch's keys, given as an array, while the current batch is trained on."""
     part.client.prefetch(table_name(table), keys)
 
 
 def set_lr(factor: float, table: Any = "", step: int = 0) -> None:
-    """From ``step`` on (0: as soon as possible) the LR of a table, or of all, is its optimizer's times ``factor``, for
-    all trainers."""
+    """Scale the LR of a table, or of all, by ``factor`` from ``step`` on (0: as soon as possible), for all trainers."""
     part.client.set_lr(factor, table_name(table), step)
 
 
 def save() -> str:
-    """Write a checkpoint of all tables and data positions; returns its folder."""
+    """Write a checkpoint of all tables and data positions; return its folder."""
     return part.client.save()
 
 
 def leave() -> None:
-    """This trainer has no more to do; done at the end of the process as well."""
+    """Leave the job; done automatically at the end of the process."""
     part.leave()
 
 
 def on_save(value: Callable[[], object]) -> None:
-    """``value()`` goes into each checkpoint, as JSON, for this trainer; ``restored()`` gives it back."""
+    """Save ``value()``, as JSON, for this trainer in each checkpoint; ``restored()`` returns it."""
     part.value = value
 
 
 def restored() -> dict[str, Any]:
-    """Of a job that has begun from a checkpoint: ``run``, its folder; ``cut``, its number; ``step``; ``values``, by
-    trainer (``node/slot``), what ``on_save`` gave. Else empty. Joins."""
+    """State of the checkpoint that the job started from: ``run``, its folder; ``cut``, its number; ``step``;
+    ``values``, the values from ``on_save`` by trainer (``node/slot``). Empty if there is none. Joins if necessary."""
     return part.restored
 
 
 def table_name(table: Any) -> str:
-    """Of a name, or of a module that has a table."""
+    """Table name of a name or of a module that has a table."""
     return str(getattr(table, "table", table))
 
 
@@ -540,7 +546,7 @@ def sparse(
     eviction: Eviction | None,
     damaged: Damaged,
 ) -> str:
-    """Declare the table of an embedding; its name."""
+    """Declare the table of an embedding; return its name."""
     spec = TableSpec(
         name,
         dim,
@@ -558,26 +564,26 @@ COMBINERS = (None, "sum", "mean")
 
 
 def checked_combiner(combiner: str | None) -> str | None:
-    """Raises ``SettingError``."""
+    """Return ``combiner`` if it is valid. Raises ``SettingError``."""
     if combiner not in COMBINERS:
         raise SettingError("combiner", combiner, "must be None, sum or mean")
     return combiner
 
 
 def checked_every(every: int) -> int:
-    """Raises ``SettingError``."""
+    """Return ``every`` if it is at least 1. Raises ``SettingError``."""
     if every < 1:
         raise SettingError("every", every, "must be at least 1")
     return every
 
 
 def integer_keys(keys: Array, table: str = "") -> Keys:
-    """As int64. Raises ``SettingError``, which names the table, for what are no whole numbers and what does not fit."""
+    """Convert keys to int64. Raises ``SettingError``, naming the table, for non-integers and values out of range."""
     name = f"keys of table {table}" if table else "keys"
     if keys.dtype == np.int64:
         return keys
     if keys.dtype.kind not in "iu":
-        raise SettingError(name, keys.dtype, "must be whole numbers (int64)")
+        raise SettingError(name, keys.dtype, "must be integers (int64)")
     if keys.dtype == np.uint64 and keys.size and int(keys.max()) >= 1 << 63:
         raise SettingError(name, int(keys.max()), "must be below 2**63 (int64)", "Hash them, or view them as int64")
     return keys.astype(np.int64)

@@ -1,10 +1,10 @@
-"""Mode geo: a trainer trains rows of its own, and every few steps adds what it has changed to those of the pservers.
+"""Mode geo: a trainer updates its own copies of rows, and every few steps adds its changes to the pservers' rows.
 
-Its own rows follow the table's optimizer, whose state stays here. The difference to what was fetched is divided by the
-number of trainers and added; then all rows used since the last exchange are fetched anew. Others are forgotten: a row
-is never older than one exchange when it is used. What was forgotten keeps its place and its state here, so that in the
-end a trainer has all rows that it has ever used, twice: its own, and as they were fetched. (After Paddle's geo-SGD,
-with averages where that has sums.)
+The local rows follow the table's optimizer, whose state stays here. At an exchange, the difference to the fetched
+values is divided by the number of trainers and added; then all rows used since the last exchange are fetched again.
+Others are invalidated, so a row in use is never older than one exchange. Invalidated rows keep their slot and optimizer
+state: a trainer ends up holding every row it has ever used twice, its own copy and the fetched one. (After Paddle's
+geo-SGD, with averages instead of sums.)
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Weights = NDArray[np.float32]
 class _Table:
     spec: TableSpec
     known: Keys
-    """Sorted: those fetched since the last exchange, or by it."""
+    """Sorted keys of the valid rows: those fetched by or since the last exchange."""
     touched: list[Keys] = field(default_factory=list)
 
 
 class Geo:
-    """One a client."""
+    """The local rows of one client in mode geo."""
 
     def __init__(self, core: Core, reader: Reader, writer: Writer, every: int) -> None:
         self._core, self._reader, self._writer, self._every = core, reader, writer, every
@@ -48,7 +48,7 @@ class Geo:
         self._lock = threading.RLock()
 
     def pull(self, table: str, keys: Keys, out: Weights) -> None:
-        """Rows of this trainer's own; those that it has not are fetched."""
+        """Copy local rows to ``out``, fetching those that are missing or invalid."""
         with self._lock:
             found = self._table(table)
             unknown = np.setdiff1d(keys, found.known)
@@ -58,7 +58,7 @@ class Geo:
             self._mine.pull(table, keys, out, step=self._core.step)
 
     def push(self, values: Mapping[str, tuple[Any, Any]]) -> None:
-        """A step on this trainer's own rows; each so many, they are exchanged."""
+        """Apply a step's gradients to the local rows; exchange every ``every`` steps."""
         core = self._core
         parts, lr = [], {}
         with self._lock:
@@ -66,7 +66,7 @@ class Geo:
                 found, keys = self._table(table), as_keys(table, given)
                 grads = as_rows(found.spec, keys.shape, rows)
                 flat = keys.reshape(-1)
-                self.pull(table, flat, np.empty_like(grads))  # a gradient for a row that was never pulled
+                self.pull(table, flat, np.empty_like(grads))  # fetches rows that were never pulled
                 parts.append(Part(table, flat, grads, Op.GRAD))
                 lr[table] = found.spec.optimizer.lr * self._factor.get(table, self._factor.get("", 1.0))
             pushed = self._mine.push([Push(0, 0, parts)], step=core.step, lr=lr)
@@ -78,7 +78,7 @@ class Geo:
             self._writer.end_step()
 
     def exchange(self) -> None:
-        """Add to the pservers' rows what this trainer has changed, and take theirs."""
+        """Add this trainer's changes to the pservers' rows and fetch the results."""
         with self._lock:
             share = np.float32(1.0 / max(1, len(self._core.session.joined.members)))
             changes, used = {}, {}
@@ -93,21 +93,21 @@ class Geo:
             if changes:
                 self._writer.push(changes, Op.ADD)
             for name, found in self._tables.items():
-                # Known again only once they have been fetched: else a failure here would add the same change twice.
+                # Valid only after they have been fetched; otherwise a failure here would add the same change twice.
                 found.touched, found.known = [], found.known[:0]
                 if name in used:
                     self._fetch(found, used[name])
                     found.known = used[name]
 
     def forget(self, tables: Iterable[str]) -> None:
-        """Rows on the pservers have been given other values: fetch them when they are used next."""
+        """Invalidate local rows after values were assigned on the pservers."""
         with self._lock:
             for name in tables:
                 if name in self._tables:
                     self._tables[name].known = self._tables[name].known[:0]
 
     def set_lr(self, factor: float, table: str) -> None:
-        """Of this trainer's own optimizer, at once."""
+        """Scale this trainer's own LR, effective at once."""
         if not table:
             self._factor.clear()
         self._factor[table] = factor

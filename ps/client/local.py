@@ -1,4 +1,4 @@
-"""The tables of a script that runs without a launcher, in its own process: the same arithmetic as on the servers."""
+"""Tables in the process of a script that runs without a launcher, with the same arithmetic as on the pservers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ME = 1
 
 
 class Local:
-    """What ``ps.client.client.Client`` offers, over a store of this process. For one thread."""
+    """The interface of ``ps.client.client.Client`` over a store in this process. Not thread-safe."""
 
     def __init__(self, tables: Sequence[TableSpec]) -> None:
         self.store = Store()
@@ -36,29 +36,29 @@ class Local:
             self.define(spec)
 
     def define(self, spec: TableSpec) -> None:
-        """One more table."""
+        """Define another table."""
         self.store.define(spec)
         self._specs[spec.name] = spec
 
     @property
     def members(self) -> Sequence[object]:
-        """Nobody has to know."""
+        """Always empty: there is no membership."""
         return ()
 
     def begin(self) -> None:
-        """Nobody else is there."""
+        """Does nothing: there are no other trainers."""
 
     def rest(self) -> None:
-        """Nobody waits."""
+        """Does nothing: no trainer waits for this one."""
 
     def on_cut(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
-        """There are no checkpoints."""
+        """Does nothing: there are no checkpoints."""
 
     def boundary(self) -> None:
-        """Nothing to stop for."""
+        """Does nothing: there are no checkpoints to stop for."""
 
     def leave(self) -> None:
-        """What was trained goes with the process."""
+        """Does nothing: the parameters are lost with the process."""
 
     def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> NDArray[np.float32]:
         """See ``ps.client.client.Client``."""
@@ -77,10 +77,10 @@ class Local:
         return self.pull(table, keys, insert=False)
 
     def prefetch(self, table: str, keys: Array) -> None:
-        """Everything is here."""
+        """Does nothing: all rows are local."""
 
     def fence(self, trainer: int) -> tuple[int, str]:
-        """Nobody else is there."""
+        """Always ``(-1, "")``: there are no other trainers."""
         return -1, ""
 
     def push(
@@ -112,11 +112,11 @@ class Local:
         if table:
             self._spec(table)
         self._factors.append((step, table, factor))
-        self._factors.sort(key=lambda one: one[0])  # stable: what is said later holds, of the same step
+        self._factors.sort(key=lambda one: one[0])  # stable: of several calls for one step the last wins
 
     def save(self) -> str:
-        """Raises ``PsError``."""
-        raise PsError("without a launcher the tables are in this process, and there is no checkpoint of them")
+        """Always raises ``PsError``: local tables have no checkpoints."""
+        raise PsError("checkpoints need a launcher; without one the tables are local to this process")
 
     def _lr(self) -> dict[str, float]:
         found = {name: spec.optimizer.lr for name, spec in self._specs.items()}
@@ -127,7 +127,7 @@ class Local:
 
     def _spec(self, table: str) -> TableSpec:
         if table not in self._specs:
-            raise PsError(f"there is no table {table}; there are {', '.join(self._specs) or 'none'}")
+            raise PsError(f"there is no table {table}; the defined tables are: {', '.join(self._specs) or 'none'}")
         return self._specs[table]
 
     def _flat(self, table: str, keys: Array, values: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

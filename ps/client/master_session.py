@@ -1,7 +1,7 @@
-"""A trainer's talk with the Master, over its session: it joins, hears of new charts, stops for cuts, asks for saves.
+"""A trainer's session with the Master: joining, placement maps, membership, checkpoint stops, save requests.
 
-Words can be lost when the Master changes; the session is told then (``None``), and says again all that matters. What
-has been heard is kept here for the trainer's threads, which look or wait.
+Messages may be lost when the Master changes. The session is notified of that (``None``) and sends everything that
+matters again. Received state is kept here for the trainer's threads to read or wait for.
 """
 
 from __future__ import annotations
@@ -25,79 +25,79 @@ from ps.wait import BoundedWait
 
 SERVICE = "ps"
 AGAIN_S = 5.0
-"""A question that matters is asked again so often while there is no answer."""
-CHART_S = 1.0
-"""And for a newer chart, no more often than this."""
+"""An unanswered request is repeated after this many seconds."""
+REQUEST_PAUSE_S = 1.0
+"""Least seconds between two requests for a newer placement map."""
 LOOK_S = 0.25
-"""Whoever waits looks so often, even if nobody wakes it."""
+"""Waiting threads check their condition at least this often, in seconds."""
 _now_s = SystemClock().now_s
 
 News = Callable[[], None]
 
 
 class Line(Protocol):
-    """What is used of ``edl.worker.link.Link``."""
+    """The interface used here of ``edl.worker.link.Link``."""
 
     def call(self, service: str, body: str, number: int) -> None:
-        """Say something as a worker of this round."""
+        """Send a message as a worker of the given round."""
         ...
 
     def listen(self, service: str, heard: Callable[[str | None], None]) -> None:
-        """Who takes what is said; None: what was said may be lost."""
+        """Set the receiver of the service's messages. It gets None when messages may have been lost."""
         ...
 
 
 class MasterSession(Protocol):
-    """A trainer's session with the Master, as the rest of the client uses it."""
+    """The part of a trainer's session with the Master that the rest of the client uses."""
 
     @property
     def number(self) -> int:
-        """This trainer's."""
+        """This trainer's number."""
         ...
 
     @property
     def route(self) -> Route:
-        """The newest chart."""
+        """The newest placement map."""
         ...
 
     @property
     def joined(self) -> messages.Joined:
-        """The answer to ``Join``, with the newest epoch and members."""
+        """The answer to ``Join``, updated with the newest epoch and members."""
         ...
 
     @property
     def halted(self) -> int:
-        """The cut to stop for; 0: none."""
+        """Number of the checkpoint to stop for; 0 if there is none."""
         ...
 
     @property
     def lone(self) -> bool:
-        """Whether there is no Master that could send a newer chart."""
+        """True if there is no Master that could send a newer placement map."""
         ...
 
     def check(self) -> None:
-        """Raises ``RolledBack``."""
+        """Raises ``RolledBack`` if this process must restart."""
         ...
 
     def listen(self, news: News) -> Callable[[], None]:
-        """``news`` is called, on any thread, when something here has changed; returns how to end that."""
+        """Have ``news`` called, from any thread, when something here changes; returns a function that cancels this."""
         ...
 
-    def charted(self, word: messages.Charted) -> None:
-        """A pserver has told this."""
+    def charted(self, message: messages.Charted) -> None:
+        """Take over a placement map that a pserver has sent."""
         ...
 
     def newer(self, version: int) -> None:
-        """A chart newer than this version is needed."""
+        """Request a placement map newer than this version."""
         ...
 
     def suspect(self, server: int, why: str) -> None:
-        """A pserver cannot be reached."""
+        """Report a pserver that cannot be reached."""
         ...
 
 
 class LiveMasterSession:
-    """``MasterSession`` of a trainer in a job. Any thread may use it."""
+    """``MasterSession`` of a trainer in a job. Thread-safe."""
 
     lone = False
 
@@ -112,11 +112,11 @@ class LiveMasterSession:
         self._token = 0
         self._begun = False
         self._missed = False
-        """A word about the membership goes on from one that has not been heard of."""
+        """A membership delta was based on an epoch that was never received."""
         self._over = ""
         self._refused: messages.Refused | None = None
         self._waits = "the Master has not answered"
-        """For what, if it is known."""
+        """What the Master is waiting for before it answers ``Join``, if known."""
         self._cut = 0
         self._at: messages.AtCut | None = None
         self._to_name = 0
@@ -158,7 +158,7 @@ class LiveMasterSession:
 
     @property
     def to_name(self) -> int:
-        """The cut for which this trainer is to name the data positions; 0: none."""
+        """Number of the checkpoint for which this trainer must name the data positions; 0 if there is none."""
         with self._changed:
             return self._to_name
 
@@ -182,8 +182,8 @@ class LiveMasterSession:
     # --- what is said ------------------------------------------------------------------------------------------------
 
     def join(self, *more: TableSpec) -> messages.Joined:
-        """Take part, or take part with more tables. Blocks until every bucket has an owner. Raises ``PsError`` when a
-        table is refused, ``RolledBack``."""
+        """Join the job, or add tables to it. Blocks until every bucket has an owner. Raises ``PsError`` if a table is
+        refused, and ``RolledBack``."""
         with self._changed:
             before, self._tables = self._tables, (*self._tables, *more)
             self._refused = None
@@ -193,48 +193,49 @@ class LiveMasterSession:
         def answered() -> bool:
             if self._refused is not None:
                 self._tables = before
-                raise PsError(f"the Master refuses this trainer's tables: {self._refused.text}")
+                raise PsError(f"the Master refused this trainer's tables: {self._refused.text}")
             known = {one.name for one in self._joined.tables} if self._joined is not None else set()
             return self._joined is not None and names <= known
 
-        patience = BoundedWait("the parameter servers to take this trainer in", deadline_s=None)
+        patience = BoundedWait("admission to the parameter servers", deadline_s=None)
         again = lambda: self._say(messages.Join(self._nonce, self._tables))  # noqa: E731
         self._wait(answered, again, patience, lambda: self._waits)
         return self.joined
 
     def begin(self, deadline_s: float) -> messages.Member:
-        """This trainer counts from now on. Returns with which step, once the Master has said so; that can take as long
-        as a checkpoint is being taken."""
-        word = messages.Begin(self.number)
+        """Become a member; return the membership, with the first step, once the Master has confirmed it. This can take
+        as long as a checkpoint. Raises ``PsError`` at the deadline, in seconds."""
+        message = messages.Begin(self.number)
         with self._changed:
             self._begun = True
-        self._say(word)
-        patience = BoundedWait("the Master to count this trainer", deadline_s=deadline_s)
-        self._wait(lambda: self._member() is not None, lambda: self._say(word), patience)
+        self._say(message)
+        patience = BoundedWait("the Master to confirm this trainer's membership", deadline_s=deadline_s)
+        self._wait(lambda: self._member() is not None, lambda: self._say(message), patience)
         member = self._member()
         return member or messages.Member(self.number, "", self.joined.step)
 
     def leave(self, deadline_s: float) -> None:
-        """It counts no more; waits for the Master to say so. Raises ``PsError`` at the deadline."""
-        word = messages.Leave(self.number)
+        """Stop being a member and wait for the Master's confirmation. Raises ``PsError`` at the deadline, in
+        seconds."""
+        message = messages.Leave(self.number)
         with self._changed:
             self._begun = False
-        self._say(word)
-        patience = BoundedWait("the Master to count this trainer no more", deadline_s=deadline_s)
-        self._wait(lambda: self._member() is None, lambda: self._say(word), patience)
+        self._say(message)
+        patience = BoundedWait("the Master to confirm the end of this trainer's membership", deadline_s=deadline_s)
+        self._wait(lambda: self._member() is None, lambda: self._say(message), patience)
 
     def _member(self) -> messages.Member | None:
         return next((one for one in self.joined.members if one.number == self.number), None)
 
     def set_lr(self, hold: messages.LrHold) -> None:
-        """See ``messages.SetLr``."""
+        """Ask the Master to change a learning rate; see ``messages.SetLr``."""
         self._say(messages.SetLr(self.number, hold))
 
     def newer(self, version: int) -> None:
         """See ``MasterSession``."""
         with self._changed:
             now_s = _now_s()
-            if now_s - self._asked_s < CHART_S:
+            if now_s - self._asked_s < REQUEST_PAUSE_S:
                 return
             self._asked_s = now_s
         self._say(messages.ChartPlease(version))
@@ -244,7 +245,7 @@ class LiveMasterSession:
         self._say(messages.Suspect(server, why[:300]))
 
     def ask_save(self) -> None:
-        """Ask for a checkpoint; see ``saved``."""
+        """Request a checkpoint; ``saved`` returns the result."""
         with self._changed:
             self._asks += 1
             self._saved = None
@@ -252,32 +253,32 @@ class LiveMasterSession:
         self._say(self._saving)
 
     def saved(self) -> messages.Saved | None:
-        """What became of it; None: nothing yet. Raises ``PsError`` when it is refused."""
+        """The result of the requested checkpoint; None while it is pending. Raises ``PsError`` if it was refused."""
         with self._changed:
             found = self._saved
             if found is None:
                 return None
             self._saving = self._saved = None
         if isinstance(found, messages.Refused):
-            raise PsError(f"no checkpoint: {found.text}")
+            raise PsError(f"no checkpoint was written: {found.text}")
         return found
 
     def stand(self, cut: int, step: int, value: str) -> None:
-        """This trainer stands at a boundary."""
-        word = messages.AtCut(cut, step, value)
+        """Report that this trainer has stopped at a step boundary for the checkpoint."""
+        message = messages.AtCut(cut, step, value)
         with self._changed:
-            self._at, self._named = word, None
-        self._say(word)
+            self._at, self._named = message, None
+        self._say(message)
 
     def name(self, cut: int, ledgers: Sequence[tuple[str, str]]) -> None:
-        """The data positions are named."""
-        word = messages.DataNamed(cut, tuple(ledgers))
+        """Report the named data positions."""
+        message = messages.DataNamed(cut, tuple(ledgers))
         with self._changed:
-            self._to_name, self._named = 0, word
-        self._say(word)
+            self._to_name, self._named = 0, message
+        self._say(message)
 
     def go_on(self, cut: int) -> None:
-        """This trainer stands no more, whether it has been told so or not."""
+        """Continue after a checkpoint stop, whether the Master has released this trainer or not."""
         with self._changed:
             self._at = self._named = None
             self._to_name = 0
@@ -285,7 +286,7 @@ class LiveMasterSession:
                 self._cut = 0
 
     def wait(self, seconds: float = LOOK_S) -> None:
-        """Until something has been heard, or a moment."""
+        """Wait until a message arrives, at most ``seconds``."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -310,8 +311,8 @@ class LiveMasterSession:
                 again()
         patience.over()
 
-    def _say(self, word: Any) -> None:
-        self._line.call(SERVICE, messages.encode(word), self._round())
+    def _say(self, message: Any) -> None:
+        self._line.call(SERVICE, messages.encode(message), self._round())
 
     # --- on the link's side thread -----------------------------------------------------------------------------------
 
@@ -319,41 +320,41 @@ class LiveMasterSession:
         if text is None:
             self._say_again()
             return
-        word = messages.decode(text)
+        message = messages.decode(text)
         with self._changed:
-            self._take(word)
+            self._take(message)
             self._changed.notify_all()
             news = list(self._news)
             missed, self._missed = self._missed, False
         if missed:
             self._say(messages.ChartPlease(-1))
-        for tell in news:
-            tell()
+        for callback in news:
+            callback()
 
     def _say_again(self) -> None:
         with self._changed:
             again: list[Any] = [messages.Join(self._nonce, self._tables)]
             if self._joined is not None and self._begun:
                 again.append(messages.Begin(self._joined.number))
-            again += [word for word in (self._saving, self._at, self._named) if word is not None]
-        for word in again:
-            self._say(word)
+            again += [message for message in (self._saving, self._at, self._named) if message is not None]
+        for message in again:
+            self._say(message)
 
-    def charted(self, word: messages.Charted) -> None:
+    def charted(self, message: messages.Charted) -> None:
         """See ``MasterSession``."""
         with self._changed:
-            self._chart(word)
+            self._use_placement(message)
             self._changed.notify_all()
             news = list(self._news)
-        for tell in news:
-            tell()
+        for callback in news:
+            callback()
 
-    def _take(self, word: Any) -> None:
-        match word:
+    def _take(self, message: Any) -> None:
+        match message:
             case messages.Joined():
-                self._join(word)
+                self._join(message)
             case messages.Charted() | messages.Placed() | messages.Counted():
-                self._news_of(word)
+                self._news_of(message)
             case messages.Waits(text):
                 self._waits = text
             case messages.Halt(cut):
@@ -365,59 +366,60 @@ class LiveMasterSession:
                     self._cut = 0
             case messages.Saved(ask):
                 if self._saving is not None and self._saving.ask == ask:
-                    self._saved = word
+                    self._saved = message
             case messages.Refused(kind="stale"):
-                self._over = self._over or f"{word.text}. This process has to begin anew; the launcher restarts it"
+                self._over = self._over or f"{message.text}. This process must restart; its launcher does that"
             case messages.Refused(ask=ask) if ask:
                 if self._saving is not None and self._saving.ask == ask:
-                    self._saved = word
+                    self._saved = message
             case messages.Refused(kind="table"):
-                self._refused = word
+                self._refused = message
             case messages.Refused():
-                sys.stderr.write(f"edl: the Master refuses a word of this trainer ({word.kind}): {word.text}\n")
+                sys.stderr.write(
+                    f"edl: the Master refused a message of this trainer ({message.kind}): {message.text}\n"
+                )
 
-    def _join(self, word: messages.Joined) -> None:
+    def _join(self, message: messages.Joined) -> None:
         old = self._joined
         if old is None:
-            self._joined, self._route, self._token = word, Route(word.chart), word.token
-        elif word.number != old.number:
+            self._joined, self._route, self._token = message, Route(message.chart), message.token
+        elif message.number != old.number:
             self._over = self._over or (
-                f"the Master counts trainer {old.number} as gone. This process has to begin anew, which the launcher "
-                "sees to"
+                f"the Master considers trainer {old.number} lost. This process must restart; its launcher does that"
             )
-        elif word.chart.history > old.chart.history:
-            self._roll_back(word.chart.history, word.restored)
+        elif message.chart.history > old.chart.history:
+            self._roll_back(message.chart.history, message.restored)
         else:
-            self._joined = replace(old, tables=word.tables)
-            self._chart(messages.Charted(word.token, word.chart, word.epoch, word.members))
+            self._joined = replace(old, tables=message.tables)
+            self._use_placement(messages.Charted(message.token, message.chart, message.epoch, message.members))
 
-    def _chart(self, word: messages.Charted) -> None:
-        if self._joined is None or word.token < self._token:
+    def _use_placement(self, message: messages.Charted) -> None:
+        if self._joined is None or message.token < self._token:
             return
-        if word.chart.history > self._joined.chart.history:
-            self._roll_back(word.chart.history)
+        if message.chart.history > self._joined.chart.history:
+            self._roll_back(message.chart.history)
             return
-        self._token = word.token
+        self._token = message.token
         joined = self._joined
-        if word.epoch >= joined.epoch:
-            joined = replace(joined, epoch=word.epoch, members=word.members)
-        if word.chart.version > joined.chart.version:
-            joined = replace(joined, chart=word.chart)
-            self._route = Route(word.chart)
+        if message.epoch >= joined.epoch:
+            joined = replace(joined, epoch=message.epoch, members=message.members)
+        if message.chart.version > joined.chart.version:
+            joined = replace(joined, chart=message.chart)
+            self._route = Route(message.chart)
         self._joined = joined
 
-    def _news_of(self, word: messages.Charted | messages.Placed | messages.Counted) -> None:
-        if isinstance(word, messages.Placed):
-            word = messages.Charted(word.token, word.chart, -1, ())
-        if isinstance(word, messages.Charted):
-            self._chart(word)
+    def _news_of(self, message: messages.Charted | messages.Placed | messages.Counted) -> None:
+        if isinstance(message, messages.Placed):
+            message = messages.Charted(message.token, message.chart, -1, ())
+        if isinstance(message, messages.Charted):
+            self._use_placement(message)
             return
         joined = self._joined
-        if joined is None or word.token < self._token or word.epoch <= joined.epoch:
+        if joined is None or message.token < self._token or message.epoch <= joined.epoch:
             return
-        if word.since == joined.epoch:
-            members = members_after(joined.members, word.came, word.went)
-            self._joined = replace(joined, epoch=word.epoch, members=members)
+        if message.since == joined.epoch:
+            members = members_after(joined.members, message.came, message.went)
+            self._joined = replace(joined, epoch=message.epoch, members=members)
         else:
             self._missed = True
 
@@ -425,13 +427,13 @@ class LiveMasterSession:
         run = json.loads(restored).get("run", "") if restored else ""
         what = f"the checkpoint {run}" if run else "the last complete checkpoint"
         self._over = self._over or (
-            f"buckets were lost with their pservers, so all parameters have gone back to {what} (history {history}). "
-            "This process has to begin anew from there; the launcher restarts it"
+            f"buckets were lost with their pservers; all parameters were rolled back to {what} (history {history}). "
+            "This process must restart from there; its launcher does that"
         )
 
 
 class FixedMasterSession:
-    """``MasterSession`` where there is no Master: nothing ever changes, unless a pserver says so."""
+    """``MasterSession`` without a Master: nothing changes unless a pserver sends a newer placement map."""
 
     lone = True
     halted = 0
@@ -442,19 +444,19 @@ class FixedMasterSession:
         self.route = Route(joined.chart)
 
     def check(self) -> None:
-        """Nothing is ever rolled back here."""
+        """Does nothing: there are no rollbacks without a Master."""
 
     def listen(self, news: News) -> Callable[[], None]:
-        """Nothing is ever heard."""
+        """Does nothing: ``news`` is never called."""
         return lambda: None
 
-    def charted(self, word: messages.Charted) -> None:
+    def charted(self, message: messages.Charted) -> None:
         """See ``MasterSession``."""
-        if word.chart.version > self.route.version:
-            self.route = Route(word.chart)
+        if message.chart.version > self.route.version:
+            self.route = Route(message.chart)
 
     def newer(self, version: int) -> None:
-        """There is none."""
+        """Does nothing: no newer placement map can be requested."""
 
     def suspect(self, server: int, why: str) -> None:
-        """Nobody would look."""
+        """Does nothing: there is no Master to report to."""

@@ -1,8 +1,8 @@
-"""Connections to pservers: a thread for each pserver and purpose, which connects when there is something to ask.
+"""Connections to pservers: one per pserver and purpose, each with a thread that connects on demand.
 
-Requests to several pservers are under way at once; of those to one pserver for one purpose one at a time. A thread
-tries a second time at once when a connection that had been in use turns out to be broken: a repeated push is
-recognised by its number. All else is for whoever asks to decide.
+Requests to different pservers run in parallel; those to one pserver for one purpose run one at a time. If a connection
+that was already in use turns out to be broken, its thread retries once at once; a repeated push is recognised by its
+sequence number. Any other retry is the caller's decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONNECT_S = 5.0
 
 @dataclass(slots=True)
 class Call:
-    """One request."""
+    """One request to a pserver."""
 
     op: Op
     head: Mapping[str, Any]
@@ -36,14 +36,14 @@ class Call:
     into: Into | None = None
     deadline_s: float = 60.0
     patience_s: float = 2.0
-    """The pserver answers WAIT after so long."""
+    """Seconds after which the pserver answers WAIT if it cannot answer yet."""
     given_up: bool = False
-    """Whoever asked has left: what has not been sent yet is not sent any more."""
+    """The caller has given up; the request is not sent if it has not been yet."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came of it: a frame, or why there is none. The frame's body is void once ``landed`` has returned."""
+    """The answer to a call: a frame or an error. The frame's body is invalid once ``landed`` has returned."""
 
     frame: Frame | None = None
     error: Exception | None = None
@@ -54,7 +54,7 @@ Landed = Callable[[Answer], None]
 
 
 class PooledConnection:
-    """A connection to one pserver for one purpose, with a thread of its own."""
+    """A connection to one pserver for one purpose, with its own thread."""
 
     def __init__(self, server: Server, hello: Hello, secret: str, tls: ssl.SSLContext | None) -> None:
         self.server = server
@@ -67,11 +67,12 @@ class PooledConnection:
         self._thread.start()
 
     def ask(self, call: Call, landed: Landed) -> None:
-        """``landed`` is called on the connection's thread."""
+        """Queue a call. ``landed`` is called with the answer on the connection's thread."""
         self._calls.put((call, landed))
 
     def close(self, gone: str = "") -> None:
-        """Hang up. ``gone``: why even what is under way is pointless; else the farewell waits for it."""
+        """Close the connection. ``gone``: reason to abort the pending call as well; otherwise the farewell is sent
+        after it."""
         if gone:
             with self._lock:
                 self._gone = gone
@@ -81,14 +82,14 @@ class PooledConnection:
         self._calls.put(None)
 
     def interrupt(self) -> None:
-        """Give up what is under way."""
+        """Abort the pending call."""
         with self._lock:
             caller = self._caller
         if caller is not None:
             caller.abort()
 
     def join(self, seconds: float) -> None:
-        """Wait until its thread has ended."""
+        """Wait at most ``seconds`` for the connection's thread to end."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -97,7 +98,7 @@ class PooledConnection:
             try:
                 frame = self._request(call)
                 answer = Answer(frame, head=frame.json())
-            except Exception as error:  # noqa: BLE001 - whoever waits for the answer has to hear of it
+            except Exception as error:  # noqa: BLE001 - passed on to the caller
                 answer = Answer(error=error)
             landed(answer)
             del item, call, landed, answer, frame  # they hold large arrays
@@ -111,8 +112,8 @@ class PooledConnection:
         head = pack_head(call.head)
         caller, fresh = self._connected(call.deadline_s)
         while True:
-            if call.given_up:  # looked at once the connection is known to whoever interrupts
-                raise Unreachable("whoever asked has left")
+            if call.given_up:  # checked only after interrupt() can see the connection
+                raise Unreachable("the caller has given up the request")
             try:
                 return caller.request(
                     call.op, head, call.parts, deadline_s=call.deadline_s, patience_s=call.patience_s, into=call.into
@@ -123,7 +124,7 @@ class PooledConnection:
             caller, fresh = self._connected(call.deadline_s)
 
     def _connected(self, deadline_s: float) -> tuple[Caller, bool]:
-        """And whether it is a new one."""
+        """An open connection, and whether it is a new one. Raises ``Unreachable``."""
         with self._lock:
             caller, gone = self._caller, self._gone
         if gone:
@@ -143,7 +144,7 @@ class PooledConnection:
 
 @dataclass(slots=True)
 class ConnectionPool:
-    """All connections of a client to pservers."""
+    """All connections of one client to pservers."""
 
     hello: Hello
     secret: str = field(repr=False)
@@ -154,40 +155,40 @@ class ConnectionPool:
     _closed: bool = False
 
     def ask(self, purpose: str, server: Server, call: Call, landed: Landed) -> None:
-        """See ``PooledConnection.ask``."""
+        """Queue a call on the connection for this server and purpose. Raises ``PsError`` if the pool is closed."""
         with self._lock:
             if self._closed:
-                raise PsError("this client of the parameter servers has been closed")
+                raise PsError("this parameter-server client is closed")
             connection = self._connections.get((purpose, server.number))
             if connection is None:
                 connection = self._connections[purpose, server.number] = PooledConnection(
                     server, self.hello, self.secret, self.tls
                 )
-            connection.ask(call, landed)  # under the lock: behind the end of a connection nobody would answer
+            connection.ask(call, landed)  # under the lock: a call queued after close() would never be answered
 
     def follow(self, servers: Iterable[int]) -> None:
-        """Those that live: hang up on all others."""
+        """Close the connections to all pservers but those in ``servers``."""
         alive = set(servers)
         with self._lock:
             gone = [key for key in self._connections if key[1] not in alive]
             connections = [self._connections.pop(key) for key in gone]
         for connection in connections:
-            connection.close(f"parameter server {connection.server.name} is gone, says the Master")
+            connection.close(f"parameter server {connection.server.name} is gone, according to the Master")
 
     def interrupt(self, purpose: str, servers: Iterable[int]) -> None:
-        """Give up what is under way there."""
+        """Abort the pending calls for this purpose to these pservers."""
         with self._lock:
             connections = [self._connections[purpose, one] for one in servers if (purpose, one) in self._connections]
         for connection in connections:
             connection.interrupt()
 
     def close(self, *, farewell: bool) -> None:
-        """Hang up everywhere, with a word or, as if this process had died, without."""
+        """Close all connections, with a farewell or, as if this process had died, without."""
         with self._lock:
             self._closed = True
             connections = list(self._connections.values())
             self._connections.clear()
         for connection in connections:
-            connection.close("" if farewell else "this client has been closed")
+            connection.close("" if farewell else "this client is closed")
         for connection in connections:
             connection.join(1.0)

@@ -1,4 +1,4 @@
-"""Rows that are fetched while the script computes, for the pull that asks for the same keys next."""
+"""Rows fetched in the background while the script computes, for the next pull of the same keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ps.background import Background, Job
 
 Fetch = Callable[[], NDArray[np.float32]]
 LOOK_S = 0.25
-"""Whoever waits looks so often whether it is to stop."""
+"""Seconds between checks whether this trainer must stop for a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -22,21 +22,22 @@ class _Batch:
     keys: NDArray[np.int64]
     fetch: Fetch
     step: int
-    """In which it was fetched, or will be."""
+    """The step in which the rows are fetched."""
     job: Job | None = None
 
 
 class Ahead:
-    """One batch of each table."""
+    """Prefetched rows: at most one batch of each table."""
 
     def __init__(self, background: Background, oldest: int, stand: Callable[[], None]) -> None:
-        """``oldest``: a batch fetched more steps ago is of no use. ``stand``: stops this trainer if it is to stop."""
+        """``oldest``: most steps that a batch may be old. ``stand``: stops this trainer for a checkpoint if one is
+        due."""
         self._background, self._oldest, self._stand = background, oldest, stand
         self._lock = threading.Lock()
         self._batches: dict[str, _Batch] = {}
 
     def ask(self, table: str, keys: NDArray[np.int64], fetch: Fetch, step: int, later: bool) -> None:
-        """``later``: not before this step has ended."""
+        """Prefetch the rows of ``keys``; with ``later`` only after this step has ended."""
         batch = _Batch(keys, fetch, step + 1 if later else step)
         with self._lock:
             self._batches[table] = batch
@@ -44,7 +45,7 @@ class Ahead:
                 batch.job = self._background.submit(fetch)
 
     def stepped(self, step: int) -> None:
-        """So many steps have ended."""
+        """Start the fetches that were waiting for a step to end. ``step``: number of completed steps."""
         with self._lock:
             for batch in self._batches.values():
                 if batch.job is None:
@@ -52,7 +53,8 @@ class Ahead:
                     batch.job = self._background.submit(batch.fetch)
 
     def take(self, table: str, keys: NDArray[np.int64], step: int) -> NDArray[np.float32] | None:
-        """What has been fetched for exactly these keys; waits for it. None: fetch them now."""
+        """The rows prefetched for exactly these keys, waiting for them if necessary; None if they must be fetched
+        now."""
         with self._lock:
             batch = self._batches.pop(table, None)
         if batch is None or batch.job is None or step - batch.step > self._oldest:
@@ -60,16 +62,16 @@ class Ahead:
         if not np.array_equal(batch.keys, keys):
             return None
         while not batch.job.wait(LOOK_S):
-            self._stand()  # those it waits for may have stopped, and wait for this trainer to stop as well
+            self._stand()  # the trainers it waits for may have stopped and wait for this one to stop too
         try:
             rows: NDArray[np.float32] = batch.job.result()
-        except Exception as error:  # noqa: BLE001 - if it matters, it happens again to whoever fetches now
-            note(f"rows of table {table} could not be fetched ahead: {error}")
+        except Exception as error:  # noqa: BLE001 - a lasting error occurs again in the regular fetch
+            note(f"cannot prefetch rows of table {table}: {error}")
             return None
         return rows
 
     def close(self) -> None:
-        """Fetch nothing more."""
+        """Drop all prefetched rows and start no more fetches."""
         with self._lock:
             self._batches.clear()
         self._background.close()

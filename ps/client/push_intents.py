@@ -1,4 +1,4 @@
-"""A trainer tells pservers which records it is about to push, and learns what trainers that are gone had told."""
+"""Writing down a trainer's push intents on the pservers, and reading those of lost trainers. See ``ps.intents``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ps.protocol.frames import Op
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The records of a push."""
+    """The data records behind a push."""
 
     text: str = ""
-    """For whoever has to train on them again; empty: nobody has to know."""
+    """Description for the trainer that may have to train on them again; empty if not needed."""
     redo: tuple[int, int] | None = None
-    """The trainer and the number under which they have been pushed before, perhaps in part."""
+    """Trainer and sequence number of an earlier push of the same records, which may have been applied in part."""
 
 
 @dataclass
 class _IntentRequest:
-    """One request to the home of a trainer's intents."""
+    """A request to the home bucket of a trainer's intents."""
 
     trainer: int
     seq: int = -1
@@ -54,13 +54,13 @@ class _IntentRequest:
 
 
 def declare(core: Core, seq: int, text: str) -> None:
-    """Write down the records of push ``seq``; returns when they would survive a pserver. Raises ``RolledBack`` when
-    others have taken them over."""
-    _fan_out(core, _IntentRequest(core.session.number, seq, text), "the records of a push to be written down")
+    """Record push ``seq`` as intended; returns once that would survive the loss of a pserver. Raises ``RolledBack`` if
+    other trainers have taken over this trainer's records."""
+    _fan_out(core, _IntentRequest(core.session.number, seq, text), "the intent of a push")
 
 
 def fence(core: Core, trainer: int) -> tuple[int, str]:
-    """Keep a trainer that is gone from pushing anything new. Gives the number and the text of its last intent."""
+    """Stop a lost trainer from pushing anything new; return the number and the text of its last intent."""
     request = _IntentRequest(trainer, fence=True)
     _fan_out(core, request, f"the last intent of trainer {trainer}")
     return int(request.head.get("seq", -1)), request.text

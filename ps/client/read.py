@@ -1,4 +1,4 @@
-"""The reading half of a client: pull, prefetch, scan."""
+"""The reading half of a client: pull, prefetch and scan."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 
 SCANNED = 64
-"""Buckets that a scan asks for at a time."""
+"""Buckets per request of a scan."""
 Keys = NDArray[np.int64]
 Weights = NDArray[np.float32]
 
 
 class Reader:
-    """One a client."""
+    """Reads rows from the pservers, the cache and the prefetched batches."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -69,7 +69,8 @@ class Reader:
             dedup.spread(rows, united, out.reshape(-1, dim))
             return out
 
-        # In mode sync rows must hold all of the step before; and this step's have been pulled already.
+        # In mode sync the rows must include the previous step's push; if this step has already pulled, the next one is
+        # meant.
         self._ahead.ask(table, given, fetch, core.step, core.mode is Mode.SYNC and self._pulled_step == core.step)
 
     def scan(self, table: str) -> Iterator[Rows]:
@@ -89,23 +90,23 @@ class Reader:
             yield from request.found
 
     def written(self, table: str, keys: Keys) -> None:
-        """This trainer has pushed these."""
+        """Drop cached rows that this trainer has pushed."""
         cache = self._caches.get(table)
         if cache is not None:
             cache.forget(keys)
 
     def stepped(self) -> None:
-        """A step has ended."""
+        """A step has ended: start the fetches that were waiting for it."""
         self._ahead.stepped(self._core.step)
 
     def close(self) -> None:
-        """Fetch no more."""
+        """Stop prefetching."""
         self._ahead.close()
 
     def fetch(
         self, wanted: Mapping[str, Keys], insert: bool, purpose: str = PULL
     ) -> dict[str, tuple[DistinctKeys, Weights]]:
-        """Distinct keys and their rows, of flat keys. One at a time for each purpose."""
+        """Deduplicate flat keys and fetch their rows. Not reentrant for one purpose."""
         core, found, fetches, parts, late = self._core, {}, [], [], []
         route, step = core.session.route, core.step
         for table, keys in wanted.items():
@@ -126,7 +127,7 @@ class Reader:
         if fetches:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))
             request = Pull(fetches, step, core.session.joined.epoch, insert, core.options.wire, core.applied)
-            # Keys and counts there, rows back.
+            # Per key: key and count in the request, the row in the answer.
             sub_requests = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
             core.fan_out(request, sub_requests, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)
         for cache, written, part, rows, missing, place in late:

@@ -1,4 +1,4 @@
-"""What a trainer has pservers do: pull, push, scan. How each is laid out, and what becomes of the answers."""
+"""The requests of a trainer, pull, push and scan: how they are encoded and how their answers are decoded."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ps.spec import TableSpec
 
 @dataclass(slots=True)
 class Fetch:
-    """One table's share of a pull."""
+    """One table's part of a pull."""
 
     spec: TableSpec
     keys: NDArray[np.int64]
-    """Distinct."""
+    """Distinct keys."""
     rows: NDArray[np.float32]
-    """Where they go."""
+    """Output: one row for each key."""
     counts: NDArray[np.uint32] | None = None
-    """How often each occurred, if not once each."""
+    """Number of occurrences of each key; None if each occurs once."""
 
 
 @dataclass
 class Pull:
-    """``rows`` of each fetch are filled when it is done."""
+    """A pull; fills ``rows`` of each fetch."""
 
     fetches: Sequence[Fetch]
     step: int
@@ -44,11 +44,11 @@ class Pull:
     insert: bool
     dtype: str
     applied: dict[int, int]
-    """By pserver: how many pushes it had applied by then."""
+    """Output: number of pushes that each pserver had applied when it answered."""
     clocked: bool = False
     keys: Sequence[NDArray[np.int64]] = ()
     _placed: dict[int, bool] = field(default_factory=dict)
-    """By sub-request: whether its rows were received where they belong."""
+    """Whether a sub-request's rows were received directly into their final place."""
 
     def __post_init__(self) -> None:
         self.keys = [one.keys for one in self.fetches]
@@ -93,10 +93,10 @@ class Pull:
 
 @dataclass
 class Push:
-    """Everything of one step, or values that are written outside of steps."""
+    """A push: a step's gradients, or values written outside of steps."""
 
     parts: Sequence[Part]
-    """Keys are distinct."""
+    """Parts with distinct keys."""
     trainer: int
     seq: int
     step: int
@@ -106,14 +106,14 @@ class Push:
     bases: Mapping[int, int]
     clocked: bool
     redo: tuple[int, int] | None = None
-    """The trainer and the number of the push that this one repeats."""
+    """Trainer and sequence number of the push that this one repeats."""
     back: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """By table: where the pushed rows go, as they are afterwards."""
+    """Output, by table: the pushed rows after the update."""
     row_dtype: str = "f4"
-    """In which they travel."""
+    """Number format of the returned rows on the network."""
     keys: Sequence[NDArray[np.int64]] = ()
     heads: list[Mapping[str, Any]] = field(default_factory=list)
-    """Of the answers."""
+    """Heads of the answers."""
 
     def __post_init__(self) -> None:
         self.keys = [one.keys for one in self.parts]
@@ -143,23 +143,23 @@ class Push:
         self.heads.append(head)
 
     def total(self, name: str) -> int:
-        """Of a count in all answers."""
+        """Sum of a counter over all answers."""
         return sum(int(head.get(name, 0)) for head in self.heads)
 
 
 @dataclass
 class Scan:
-    """All rows of some buckets of a table. One key stands for each bucket."""
+    """All rows of some buckets of a table. One key represents each bucket."""
 
     table: str
     buckets: Mapping[int, int]
-    """By key: its bucket."""
+    """The bucket that each key represents."""
     keys: Sequence[NDArray[np.int64]]
     found: list[Rows] = field(default_factory=list)
     clocked: bool = False
 
     def call(self, sub_request: SubRequest, route: Route) -> Call:
-        """See ``PserverRequest``. A sub-request holds one bucket."""
+        """See ``PserverRequest``. A sub-request has exactly one bucket."""
         (part, where) = sub_request.items[0]
         bucket = self.buckets[int(self.keys[part][where][0])]
         head = {"table": self.table, "bucket": bucket, "history": route.history, "version": route.version}
@@ -174,13 +174,13 @@ class Scan:
 
 
 def _unpack(body: memoryview, dtype: str, places: Sequence[tuple[NDArray[np.float32], Where]]) -> None:
-    """The rows of an answer, one place after another. Raises ``ProtocolError``."""
+    """Decode an answer's rows into the given places in order. Raises ``ProtocolError``."""
     kind, at = WIRE_DTYPES[dtype], 0
     for target, where in places:
         count, dim = _length(where), target.shape[1]
         size = count * dim * kind.itemsize
         if at + size > body.nbytes:
-            raise ProtocolError(f"an answer with rows has {body.nbytes} bytes, at least {at + size} are due")
+            raise ProtocolError(f"an answer with rows has {body.nbytes} bytes, expected at least {at + size}")
         found = np.frombuffer(body, kind, count * dim, at).reshape(count, dim)
         if isinstance(where, slice):
             widen(found, dtype, target[where])

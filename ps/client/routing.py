@@ -1,4 +1,4 @@
-"""Which pserver gets which keys: a chart as arrays, batches of keys split by it, and split again when it has changed.
+"""Routing of keys to pservers: a placement map as arrays, and splitting of batches of keys by it.
 
 Pure: no sockets, no clock.
 """
@@ -18,44 +18,44 @@ from ps.protocol.messages import NOBODY, PlacementMap, Server, pack, unpack
 from ps.spec import BUCKETS
 
 Where = slice | NDArray[np.intp]
-"""Some of a part's keys: a range, or their places."""
+"""A selection of a part's keys: a range, or their indices."""
 
 
 class Route:
-    """A chart that can be looked things up in."""
+    """A placement map prepared for lookups."""
 
-    def __init__(self, chart: PlacementMap) -> None:
-        self.version, self.history = chart.version, chart.history
-        self.servers: Mapping[int, Server] = {one.number: one for one in chart.servers}
-        owner = np.frombuffer(unpack(chart.owner), np.int16) if chart.owner else np.zeros(BUCKETS, np.int16)
-        # Who is not in the list is dead, whatever the buckets say.
+    def __init__(self, placement: PlacementMap) -> None:
+        self.version, self.history = placement.version, placement.history
+        self.servers: Mapping[int, Server] = {one.number: one for one in placement.servers}
+        owner = np.frombuffer(unpack(placement.owner), np.int16) if placement.owner else np.zeros(BUCKETS, np.int16)
+        # A pserver that is not listed is dead, even if buckets still name it.
         alive = np.isin(owner, np.array([NOBODY, *self.servers], np.int64))
         self.owner: NDArray[np.int16] = np.where(alive, owner, np.int16(NOBODY)).astype(np.int16)
         numbers, places = np.unique(self.owner, return_inverse=True)
         self.owners: tuple[int, ...] = tuple(numbers.tolist())
-        """Everybody who owns a bucket, and ``NOBODY`` if some have no owner; sorted."""
+        """Sorted numbers of all owners, including ``NOBODY`` if some buckets have no owner."""
         self._place = places.astype(np.int16)
 
     @property
     def clocked(self) -> tuple[int, ...]:
-        """Those that have to hear of every step."""
+        """The pservers that must receive every step: all owners."""
         return tuple(one for one in self.owners if one != NOBODY)
 
     def unite(self, keys: NDArray[np.int64]) -> DistinctKeys:
-        """Distinct keys; those of ``owners[i]`` lie between ``bounds[i]`` and ``bounds[i + 1]``."""
+        """Deduplicate keys; those of ``owners[i]`` lie between ``bounds[i]`` and ``bounds[i + 1]``."""
         return unite(keys, self._place, len(self.owners))
 
     def name(self, number: int) -> str:
-        """For messages: ``ps-a-0 (10.0.0.3:4711)``."""
+        """A pserver for messages: ``ps-a-0 (10.0.0.3:4711)``."""
         server = self.servers.get(number)
         if server is None:
-            return "nobody yet" if number == NOBODY else f"pserver {number}, which is gone"
+            return "not assigned yet" if number == NOBODY else f"pserver {number}, which is gone"
         return f"{server.name} ({server.host}:{server.port})"
 
 
 @dataclass(slots=True)
 class SubRequest:
-    """What goes to one pserver in one request: for each part of the whole, by its place in a list, some of its keys."""
+    """The part of a request for one pserver: (index of a part of the request, selection of its keys)."""
 
     server: int
     items: list[tuple[int, Where]] = field(default_factory=list)
@@ -64,8 +64,8 @@ class SubRequest:
 def first_split(
     route: Route, united: Sequence[DistinctKeys], key_bytes: Sequence[int] = (), most_bytes: int = 1 << 28
 ) -> list[SubRequest]:
-    """By what ``route.unite`` found, for all parts at once. With ``key_bytes`` (by part, what a key takes) nobody is
-    sent more than ``most_bytes`` in one sub-request."""
+    """Split a request by owner, using the result of ``route.unite``. With ``key_bytes`` (bytes per key of each part) no
+    sub-request exceeds ``most_bytes``."""
     sub_requests = []
     for place, number in enumerate(route.owners):
         sub_request, size = SubRequest(number), 0
@@ -89,7 +89,7 @@ def first_split(
 def split_again(
     route: Route, keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]]
 ) -> list[SubRequest]:
-    """What did not get through, by another chart. ``keys``: all of each part."""
+    """Split what was not applied by a newer placement map. ``keys``: all keys of each part."""
     sub_requests: dict[int, SubRequest] = {}
     for part, where in items:
         places = np.arange(len(keys[part]))[where]
@@ -100,7 +100,7 @@ def split_again(
 
 
 def some_buckets(keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]], most: int = 4) -> str:
-    """For messages: ``buckets 3, 17, 1200 and 41 more``."""
+    """Buckets for messages: ``buckets 3, 17, 1200 and 41 more``."""
     found = sorted({int(one) for part, where in items for one in np.unique(hashing.buckets_of(keys[part][where]))})
     if not found:
         return "no bucket"
@@ -108,16 +108,17 @@ def some_buckets(keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, W
     return f"bucket{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:most]))}{more}"
 
 
-def fixed_chart(servers: Sequence[Server | tuple[str, int]]) -> PlacementMap:
-    """Buckets dealt out evenly, for pservers that no Master moves."""
+def fixed_placement(servers: Sequence[Server | tuple[str, int]]) -> PlacementMap:
+    """A placement map that distributes buckets evenly, for use without a Master. Raises ``PsError`` and
+    ``SettingError``."""
     if not servers:
-        raise PsError("no parameter server is named: give at least one")
+        raise PsError("no parameter servers given; at least one is needed")
     given = [
         one if isinstance(one, Server) else Server(number, f"ps-{number}", one[0], one[1])
         for number, one in enumerate(servers, 1)
     ]
     numbers = [one.number for one in given]
     if len(set(numbers)) < len(numbers) or min(numbers) < 1:
-        raise SettingError("servers", numbers, "numbers must be different, and 1 or more")
+        raise SettingError("servers", numbers, "numbers must be distinct and at least 1")
     owner = [numbers[bucket * len(numbers) // BUCKETS] for bucket in range(BUCKETS)]
     return PlacementMap(version=1, history=1, servers=tuple(given), owner=pack(owner))

@@ -1,4 +1,4 @@
-"""The writing half of a client: one push at a time, with a number that pservers know it by."""
+"""The writing half of a client: one push at a time, each with a sequence number."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Wrote = Callable[[str, NDArray[np.int64]], None]
 
 
 class Writer:
-    """One a client."""
+    """Pushes values to the pservers."""
 
     def __init__(self, core: Core, wrote: Wrote, stepped: Callable[[], None]) -> None:
-        """``wrote``: these keys are about to be written. ``stepped``: a step has ended."""
+        """``wrote`` is called with the keys of each applied push, ``stepped`` after each step."""
         self._core, self._wrote, self._stepped = core, wrote, stepped
         self._lock = threading.RLock()
         self._background = Background("ps-push")
@@ -38,8 +38,7 @@ class Writer:
         self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True,
         records: Records | None = None, back: Sequence[str] = (),
     ) -> dict[str, NDArray[np.float32]]:  # fmt: skip
-        """See ``Client.push``. ``steps``: gradients end a step. ``back``: the rows of these tables are wanted, as they
-        are when it has been applied."""
+        """See ``Client.push``. ``steps``: gradients end a step. ``back``: return the updated rows of these tables."""
         core = self._core
         as_op(op)
         with self._lock:
@@ -54,7 +53,7 @@ class Writer:
             ends = op == Op.GRAD and steps
             training = core.session.joined.training
             united_with = damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
-            for part in parts:  # all of them before anything is sent
+            for part in parts:  # check all parts before anything is sent
                 damage.check(core.spec(part.table), part.keys, part.grads, op, wire, united_with)
             clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
             self._seq += 1
@@ -73,7 +72,7 @@ class Writer:
             def work(stands: bool) -> None:
                 what = f"a push to {', '.join(values) or 'no table'}"
                 core.fan_out(request, sub_requests, route, PUSH, what, stands=stands)
-                if clocked:  # a newcomer goes on where the others are
+                if clocked:  # a new trainer continues at the step of the others
                     core.step = max([core.step, *(int(head.get("step", 0)) for head in request.heads)])
                 core.tally.add(pushes=1, again=request.total("again"), damaged=request.total("damaged"))
                 for part in parts:
@@ -91,25 +90,25 @@ class Writer:
             }  # fmt: skip
 
     def end_step(self) -> None:
-        """One more."""
+        """Count one more completed step."""
         self._core.step += 1
         self._stepped()
 
     def flush(self) -> None:
-        """Wait for a push in the background. Raises what went wrong with it."""
+        """Wait for the push in the background, if there is one. Raises its error."""
         with self._lock:
             job, self._outstanding = self._outstanding, None
         if job is not None:
             job.result()
 
     def look(self) -> None:
-        """Raises what went wrong with a push in the background that has ended."""
+        """Raise the error of a background push that has failed; does not wait."""
         job = self._outstanding
         if job is not None and job.done:
             self.flush()
 
     def close(self) -> None:
-        """Push nothing more."""
+        """Stop the background thread after its last push."""
         self._background.close()
 
     def _part(self, route: routing.Route, table: str, given: Any, values: Any, op: str) -> tuple[Part, DistinctKeys]:
@@ -119,7 +118,7 @@ class Writer:
         if op in (Op.GRAD, Op.ADD):
             return Part(table, one.keys, dedup.sum_rows(rows, one), op), one
         last = np.empty((len(one.keys), spec.dim), np.float32)
-        last[one.inverse] = rows  # of several for one key the last stays
+        last[one.inverse] = rows  # of several values for one key the last wins
         return Part(table, one.keys, last, op), one
 
 

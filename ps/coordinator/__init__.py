@@ -1,2 +1,1 @@
-"""The Master's part: the machine that places buckets on pservers, and knows the trainers and the checkpoints. Pure:
-events in, effects out."""
+"""The Master's part: a pure machine that places buckets on pservers and tracks trainers and checkpoints."""

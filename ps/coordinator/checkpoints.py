@@ -1,8 +1,9 @@
-"""Checkpoints over trainers and pservers: all stop at a boundary, rows are marked, all go on, then they are written.
+"""Coordination of checkpoints: all trainers stop at a step boundary, pservers mark their rows, trainers continue, and
+the marked rows are written.
 
-Halt -> AtCut of every trainer that counts -> one names the data positions -> ``mark`` on all pservers -> GoOn ->
-``write`` -> ``complete`` on one pserver -> Saved. Whatever goes wrong gives the cut up; its number is not used again.
-Until the mark, buckets do not change hands.
+Halt -> AtCut of every member -> one trainer names the data positions -> ``mark`` on all pservers -> GoOn -> ``write``
+-> ``complete`` on one pserver -> Saved. Any failure abandons the checkpoint; its number is not reused. Until the mark,
+buckets do not move.
 """
 
 from __future__ import annotations
@@ -27,42 +28,42 @@ class _Kept:
 
 
 class Cuts:
-    """The one that is under way, and who asked for it."""
+    """The checkpoint in progress and the requests for it."""
 
     def __init__(self, state: PlacementState) -> None:
         self._state = state
         self.top = 0
-        """The highest number used, by anybody."""
+        """The highest number that any checkpoint has used."""
         self.run = ""
-        """The newest complete cut of ``history``: the next one needs to write only what has changed since."""
+        """Folder of the newest complete checkpoint of ``history``: the base of the next one."""
         self._history = 0
         self.phase = ""
         self.asks: dict[Caller, int] = {}
         self._later: dict[Caller, int] = {}
-        """Asked for after the mark of the one that is under way."""
+        """Requests that came after the mark of the one in progress; they are for the next one."""
         self._wanted = False
         self._at: dict[int, messages.AtCut] = {}
         self._names: dict[int, str] = {}
         self._namer = 0
         self._named: messages.DataNamed | None = None
-        self._told: dict[int, str] = {}
-        """By pserver, what it said at the end of this phase."""
+        self._reports: dict[int, str] = {}
+        """The pservers' reports at the end of the current phase."""
         self._parts: tuple[str, ...] = ()
-        """What they said of what they have written."""
+        """The pservers' reports about what they have written."""
         self._servers: frozenset[int] = frozenset()
         self._due_s = 0.0
         self._next_s = 0.0
         self.last = ""
-        """What became of the last one."""
+        """Outcome of the last checkpoint, for display."""
 
     @property
     def freezes(self) -> bool:
-        """Buckets must not change hands now."""
+        """True while buckets must not move."""
         return self.phase in (SETTLE, HALT, NAME, MARK)
 
     @property
     def marking(self) -> bool:
-        """No trainer may begin to count now."""
+        """True while no trainer may become a member."""
         return self.phase in (NAME, MARK)
 
     def encode(self) -> bytes:
@@ -75,12 +76,12 @@ class Cuts:
         self.top, self.run, self._history = kept.top, kept.run, kept.history
 
     def above(self, turn: Turn, top: int) -> None:
-        """Cuts up to this number lie in the checkpoint directory."""
+        """Take note that the checkpoint directory has checkpoints up to this number."""
         self.top = max(self.top, top)
         turn.keep(CUT)
 
     def order(self, server: int) -> messages.Cut | None:
-        """What one pserver has to do for it."""
+        """The order for one pserver in the current phase, if any."""
         if self.phase == MARK:
             return messages.Cut(self.top, "mark")
         if self.phase == WRITE:
@@ -92,54 +93,54 @@ class Cuts:
     # --- what is said ------------------------------------------------------------------------------------------------
 
     def ask(self, turn: Turn, caller: Caller, ask: int) -> None:
-        """A trainer wants a checkpoint."""
+        """A trainer requests a checkpoint."""
         if self.phase in (MARK, WRITE, COMPLETE) and self.asks.get(caller) != ask:
             self._later[caller] = ask
             return
         self.asks[caller] = ask
         self._wanted = not self.phase
 
-    def at_cut(self, turn: Turn, trainer: Trainer, word: messages.AtCut) -> None:
-        """A trainer has come to its boundary."""
-        self._state.reach(word.step)
-        if word.cut != self.top or self.phase not in (HALT, NAME, MARK):
-            turn.tell(trainer.caller, messages.GoOn(word.cut))
+    def at_cut(self, turn: Turn, trainer: Trainer, message: messages.AtCut) -> None:
+        """A trainer has stopped at its step boundary."""
+        self._state.reach(message.step)
+        if message.cut != self.top or self.phase not in (HALT, NAME, MARK):
+            turn.send(trainer.caller, messages.GoOn(message.cut))
             return
         if self.phase == HALT:
-            self._at[trainer.number], self._names[trainer.number] = word, trainer.name
+            self._at[trainer.number], self._names[trainer.number] = message, trainer.name
         elif trainer.number == self._namer and self._named is None:
-            turn.tell(trainer.caller, messages.NameData(self.top))
+            turn.send(trainer.caller, messages.NameData(self.top))
 
     def forget(self, caller: Caller) -> None:
-        """Who sat in this slot is gone, and does not want to know any more."""
+        """Drop the requests of a worker that is gone."""
         self.asks.pop(caller, None)
         self._later.pop(caller, None)
 
-    def data_named(self, word: messages.DataNamed) -> None:
-        """The positions of the data have names."""
-        if word.cut == self.top and self.phase == NAME:
-            self._named = word
+    def data_named(self, message: messages.DataNamed) -> None:
+        """The data positions have been named."""
+        if message.cut == self.top and self.phase == NAME:
+            self._named = message
 
-    def done(self, turn: Turn, server: int, word: messages.CutDone) -> None:
-        """A pserver has come to the end of a phase."""
-        if word.number != self.top or word.phase != self.phase or server not in self._servers:
+    def done(self, turn: Turn, server: int, message: messages.CutDone) -> None:
+        """A pserver has finished a phase, or failed."""
+        if message.number != self.top or message.phase != self.phase or server not in self._servers:
             return
-        if word.failed:
-            self.give_up(turn, f"{self._state.servers[server].name}: {word.failed}", lasting=word.lasting)
+        if message.failed:
+            self.give_up(turn, f"{self._state.servers[server].name}: {message.failed}", lasting=message.lasting)
         elif self.phase == COMPLETE:
-            self._completed(turn, word.told)
+            self._completed(turn, message.told)
         else:
-            self._told[server] = word.told
+            self._reports[server] = message.told
 
     def server_gone(self, turn: Turn, number: int, name: str) -> None:
-        """A pserver is dead."""
+        """A pserver has died."""
         if number in self._servers and self.phase in (MARK, WRITE, COMPLETE):
-            self.give_up(turn, f"{name} is gone")
+            self.give_up(turn, f"{name} was lost")
 
     # --- how it goes on ----------------------------------------------------------------------------------------------
 
     def settle(self, turn: Turn) -> None:
-        """Go as far as what is known allows."""
+        """Advance as far as the known facts allow."""
         state = self._state
         if self.phase and turn.now_s >= self._due_s:
             self.give_up(turn, self._waiting())
@@ -147,7 +148,7 @@ class Cuts:
         if not self.phase:
             if every and state.opened and not self._next_s:
                 self._next_s = turn.now_s + every
-            # Without anybody who trains nobody could tell the positions in the data.
+            # Without members no trainer could name the data positions.
             due = bool(self._next_s) and turn.now_s >= self._next_s and bool(state.members())
             if (self._wanted or due) and state.whole and state.opened:
                 self._begin(turn)
@@ -162,11 +163,11 @@ class Cuts:
             self._enter(turn, NAME, self._due_s)
         if self.phase == NAME:
             self._name(turn, members)
-        if self.phase == MARK and self._told.keys() >= self._servers:
+        if self.phase == MARK and self._reports.keys() >= self._servers:
             self._go_on(turn)
             self._enter(turn, WRITE, turn.now_s + state.limits.write_s)
-        if self.phase == WRITE and self._told.keys() >= self._servers:
-            self._parts = tuple(self._told.values())
+        if self.phase == WRITE and self._reports.keys() >= self._servers:
+            self._parts = tuple(self._reports.values())
             self._enter(turn, COMPLETE, self._due_s)
         if self.phase:
             turn.wake(self._due_s)
@@ -180,22 +181,22 @@ class Cuts:
         self._enter(turn, SETTLE, turn.now_s + state.limits.halt_s)
 
     def halt(self, turn: Turn, number: int) -> None:
-        """Tell a trainer that counts, also one that has begun to just now."""
+        """Send Halt to a member, including one that has just joined."""
         if self.phase == HALT:
-            turn.tell(self._state.people.trainers[number].caller, messages.Halt(self.top))
+            turn.send(self._state.people.trainers[number].caller, messages.Halt(self.top))
 
     def _enter(self, turn: Turn, phase: str, due_s: float) -> None:
-        self.phase, self._due_s, self._told = phase, due_s, {}
+        self.phase, self._due_s, self._reports = phase, due_s, {}
         turn.change(CUT)
 
     def _name(self, turn: Turn, members: set[int]) -> None:
         if members and self._named is None:
             if self._namer not in members:
                 self._namer = min(members)
-                turn.tell(self._state.people.trainers[self._namer].caller, messages.NameData(self.top))
+                turn.send(self._state.people.trainers[self._namer].caller, messages.NameData(self.top))
             return
         if self._named is None and self._state.top_step:
-            self.give_up(turn, "nobody trains who could tell the positions in the data")
+            self.give_up(turn, "there is no trainer that could name the data positions")
             return
         self._servers = frozenset(self._state.servers)
         self._enter(turn, MARK, turn.now_s + self._state.limits.mark_s)
@@ -203,33 +204,33 @@ class Cuts:
     def _go_on(self, turn: Turn) -> None:
         for trainer in self._state.people.trainers.values():
             if trainer.begun or trainer.number in self._at:
-                turn.tell(trainer.caller, messages.GoOn(self.top))
+                turn.send(trainer.caller, messages.GoOn(self.top))
 
     def give_up(self, turn: Turn, why: str, *, lasting: bool = False) -> None:
-        """It comes to nothing; all go on. ``lasting``: it would come to nothing again."""
+        """Abandon the checkpoint and release the trainers. ``lasting``: a retry would fail in the same way."""
         if not self.phase:
             return
         if self.freezes:
             self._go_on(turn)
-        self.phase, self._told, self._servers = "", {}, frozenset()
+        self.phase, self._reports, self._servers = "", {}, frozenset()
         turn.change(CUT)
-        self.last = f"checkpoint {self.top} was given up: {why}"
+        self.last = f"checkpoint {self.top} was abandoned: {why}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
-            advice = "Training goes on" if lasting else "Training goes on; ask again"
-            turn.tell(caller, messages.Refused("save", f"{self.last}. {advice}", ask))
+            advice = "Training continues" if lasting else "Training continues; request it again"
+            turn.send(caller, messages.Refused("save", f"{self.last}. {advice}", ask))
         self._over()
 
     def _over(self) -> None:
         self.asks, self._later = self._later, {}
         self._wanted = bool(self.asks)
 
-    def _completed(self, turn: Turn, told: str) -> None:
-        """The marker is written."""
+    def _completed(self, turn: Turn, report: str) -> None:
+        """The manifest has been written."""
         try:
-            run = str(json.loads(told)["run"])
+            run = str(json.loads(report)["run"])
         except (ValueError, KeyError, TypeError):
-            self.give_up(turn, f"a pserver does not say where the checkpoint is: {told[:80]!r}")
+            self.give_up(turn, f"a pserver's report lacks the checkpoint's folder: {report[:80]!r}")
             return
         self.run, self._history = run, self._state.history
         self.phase, self._servers = "", frozenset()
@@ -237,28 +238,30 @@ class Cuts:
         self.last = f"checkpoint {self.top} is complete: {run}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
-            turn.tell(caller, messages.Saved(ask, self.top, run))
+            turn.send(caller, messages.Saved(ask, self.top, run))
         self._over()
 
     def _extra(self) -> str:
-        values = {self._names[number]: word.value for number, word in self._at.items() if word.value}
-        step = max((word.step for word in self._at.values()), default=self._state.top_step)
+        values = {self._names[number]: message.value for number, message in self._at.items() if message.value}
+        step = max((message.step for message in self._at.values()), default=self._state.top_step)
         ledgers = dict(self._named.ledgers) if self._named is not None else {}
         members = [self._names[number] for number in self._at]
         return json.dumps({"step": step, "members": members, "values": values, "ledgers": ledgers})
 
     def _waiting(self) -> str:
-        """Whom it waits for, for people."""
+        """What the checkpoint is waiting for, for messages."""
         state = self._state
         if self.phase == SETTLE:
-            return f"{state.grid.in_motion()} buckets were still on the move"
+            return f"{state.grid.in_motion()} buckets were still moving"
         if self.phase == HALT:
             late = [one.name for one in state.members() if one.number not in self._at]
-            what = "came to no boundary in time" if late else f"{state.grid.in_motion()} buckets are on the move"
+            what = "reached no step boundary in time" if late else f"{state.grid.in_motion()} buckets are moving"
             return f"{listed(late)} {what}".strip()
         if self.phase == NAME:
-            return "the positions of the data were not named in time"
+            return "the data positions were not named in time"
         late = [
-            one.name for one in state.servers.values() if one.number in self._servers and one.number not in self._told
+            one.name
+            for one in state.servers.values()
+            if one.number in self._servers and one.number not in self._reports
         ]
-        return f"{listed(late)} did not come to the end of phase {self.phase} in time"
+        return f"{listed(late)} did not finish phase {self.phase} in time"

@@ -1,4 +1,4 @@
-"""What must hold of the placement machine's state after every step. Used by tests; lists what is violated."""
+"""Invariants of the placement machine, checked by tests after every step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ps.protocol.messages import NOBODY, RESTORE
 
 
 def violations(state: PlacementState) -> list[str]:
-    """Empty when all is well."""
+    """The violated invariants, as text; empty if all hold."""
     found = []
     grid, living = state.grid, set(state.servers)
     if state.stage != "placed":
@@ -19,19 +19,19 @@ def violations(state: PlacementState) -> list[str]:
         catches_up = state.lagging and bool(grid.heir[bucket]) and joining == backup
         roles = [role for role in (owner, backup, NOBODY if catches_up else joining) if role != NOBODY]
         if owner == NOBODY:
-            found.append(f"{where}: nobody owns it")
+            found.append(f"{where}: it has no owner")
         if len(set(roles)) != len(roles):
-            found.append(f"{where}: one pserver twice")
+            found.append(f"{where}: one pserver has two roles")
         if not set(roles) <= living or (giver > NOBODY and giver not in living):
-            found.append(f"{where}: {sorted(living)} live")
+            found.append(f"{where}: only {sorted(living)} are alive")
         if giver != NOBODY and giver in (owner, joining):
-            found.append(f"{where}: it is given by who has it")
+            found.append(f"{where}: the giver already has it")
         if giver != NOBODY and giver != RESTORE and giver != backup:
             found.append(f"{where}: the giver is not the backup")
         if giver == RESTORE and not state.found:
             found.append(f"{where}: there is nothing to restore")
         if grid.heir[bucket] and not joining:
-            found.append(f"{where}: an heir is nobody")
+            found.append(f"{where}: it has an heir but none is joining")
         if grid.since[bucket] > state.version:
             found.append(f"{where}: changed in version {grid.since[bucket]} of {state.version}")
     if len({one.name for one in state.servers.values()}) != len(state.servers):

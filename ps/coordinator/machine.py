@@ -1,10 +1,10 @@
-"""The machine that places buckets on pservers: the service "ps" of the Master.
+"""The machine that places buckets on pservers: the Master's service "ps".
 
-Pure: events in, effects out. ``placement`` has the arithmetic of who holds what, ``servers`` the pservers, ``trainers``
-and ``membership`` the trainers, ``cuts`` the checkpoints, ``state`` what all of them know. This file takes events
-apart, and sees to it that after each of them whatever follows from it happens: level-triggered, so that nothing depends
-on a word being heard. Any change raises the chart's version, is kept, and goes out to every pserver as all that holds
-now.
+Pure: events in, effects out. ``placement`` decides which pserver holds what, ``servers`` handles the pservers,
+``trainers`` and ``membership`` the trainers, ``checkpoints`` the checkpoints; ``state`` is shared by all. This file
+dispatches events and then runs every consequence. It is level-triggered, so nothing depends on a single message being
+received. Any change raises the placement map's version, is persisted, and is sent to every pserver as the complete
+current state (or as a delta from it).
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from ps.spec import BUCKETS
 
 PIECES = (CHART, SERVERS, PEOPLE, TABLES, CUT, LR)
 _CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')
-"""Words after which nobody waits for new orders."""
+"""Messages after which no process waits for new orders."""
 PREFIX = "servers/"
-"""Of the keys that pservers register under, below the service's name."""
+"""Prefix of the keys under which pservers register, below the service's name."""
 
 
 class PlacementMachine:
-    """Implements ``edl.master.service.Service``. The grid is changed in place."""
+    """Implements ``edl.master.service.Service``. The state is mutable."""
 
     name = "ps"
 
     def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
         self.state = PlacementState(training, limits or Limits(), Grid(buckets))
         self.cuts = Cuts(self.state)
-        self.trainers = Trainers(self.state, self.cuts, self.chart, lambda: self.servers.secret)
+        self.trainers = Trainers(self.state, self.cuts, self.placement, lambda: self.servers.secret)
         self.servers = PserverRegistry(self.state, self.cuts, self.trainers)
         self._kept: dict[str, bytes] = {}
-        self._chart = messages.PlacementMap()
+        self._placement = messages.PlacementMap()
         self._over = False
         self._wake_s = 0.0
-        """Earliest tick asked for; 0: none."""
+        """Time of the earliest requested tick; 0: none."""
         self._gather_s = 0.0
-        """Until when what can wait is gathered; 0: nothing has been."""
+        """Until this time, changes that can wait are batched; 0: none are pending."""
         self._crowd_s = 0.0
-        """Until when trainers that come and go are gathered, after others have come or gone."""
+        """Until this time, further membership changes are batched."""
         self._crowd: tuple[set[str], set[str]] = (set(), set())
-        """What has changed and is to be kept, and waits for that."""
+        """Batched membership changes: the changed pieces and the pieces to persist."""
         self._orders: messages.Orders | None = None
-        """The newest, without what each pserver is told for itself."""
-        self._told: dict[int, int] = {}
-        """By pserver: of which version its orders are."""
+        """The newest orders, without the parts specific to one pserver."""
+        self._sent_versions: dict[int, int] = {}
+        """Version of the newest orders sent to each pserver."""
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
-        """First call: what the last Master kept."""
+        """Start from the state that the previous Master persisted. Called first."""
         turn = Turn(now_s)
         try:
             for piece in PIECES:
@@ -71,13 +71,15 @@ class PlacementMachine:
                     load_piece(self.state, self.cuts, piece, kept[piece])
                     self._kept[piece] = kept[piece]
         except (ProtocolError, ValueError, TypeError, KeyError) as error:
-            self.servers.failed = f"what the last Master kept of the parameter servers cannot be used: {error!r}"
-        self._chart = self._draw()
+            self.servers.failed = (
+                f"the state of the parameter servers written by the previous Master is unusable: {error!r}"
+            )
+        self._placement = self._draw()
         self.servers.taken_over(turn)
         return self._finish(turn)
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """Take one event. Answers whatever anybody says, also nonsense."""
+        """Process one event. Every message is answered, including invalid ones."""
         turn = Turn(now_s)
         match event:
             case sv.Said(caller, _, body):
@@ -101,12 +103,12 @@ class PlacementMachine:
         return self._finish(turn)
 
     def report(self) -> tuple[Progress, ...]:
-        """Pservers, trainers, checkpoints, for ``edl status``."""
+        """Progress of pservers, trainers and checkpoints, for ``edl status``."""
         return report(self.state, self.cuts)
 
-    def chart(self) -> messages.PlacementMap:
-        """Who holds what, as of the newest version."""
-        return self._chart
+    def placement(self) -> messages.PlacementMap:
+        """The newest placement map."""
+        return self._placement
 
     # --- the end of a turn -------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class PlacementMachine:
         if body.startswith('{"word":"TrainerLost"'):
             teller = self.state.named(name)
             if teller is None or not teller.confirmed:
-                return  # it tells of a life that is over: trainers have hung up because it counted as dead
+                return  # from before the pserver was considered dead: trainers hung up for that reason
             try:
                 self.trainers.lost(turn, messages.decode(body).trainer)
             except ProtocolError as error:
@@ -130,7 +132,7 @@ class PlacementMachine:
             self._gather_s = turn.now_s + self.state.limits.gather_s
 
     def _finish(self, turn: Turn) -> tuple[Effect, ...]:
-        """Whatever follows; then keep, then tell."""
+        """Process all consequences of an event; persist, then send."""
         state = self.state
         if self._over:
             return ()
@@ -140,7 +142,7 @@ class PlacementMachine:
         if self._crowded(turn):
             return self._asleep(turn, [self._crowd_s])
         self._gather_s = 0.0
-        for _ in range(3):  # a cut that ends lets buckets move and trainers in
+        for _ in range(3):  # the end of a checkpoint lets buckets move and trainers join
             self.servers.settle(turn)
             self.cuts.settle(turn)
             self.trainers.settle(turn)
@@ -151,17 +153,17 @@ class PlacementMachine:
         if changed:
             state.version += 1
             state.grid.stamp(state.version)
-            self._chart = self._draw()
+            self._placement = self._draw()
             turn.kept |= turn.changed | {CHART}
         keeps = self._keep(turn)
         self._send(turn, changed)
-        self.trainers.tell(turn)
+        self.trainers.notify(turn)
         wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt) and effect.at_s > turn.now_s]
         return (*keeps, *self._asleep(turn, wakes))
 
     def _crowded(self, turn: Turn) -> bool:
-        """Whether all that is new are trainers, and the last ones came just now: when a job begins they come by the
-        hundred, and one version for many of them is as good as one for each."""
+        """True if only the membership has changed and it also changed a moment ago. At the start of a job trainers join
+        by the hundred; one version for many of them is enough."""
         changed, kept = self._crowd
         turn.changed |= changed
         turn.kept |= kept
@@ -176,7 +178,7 @@ class PlacementMachine:
         return waits
 
     def _asleep(self, turn: Turn, wakes: list[float]) -> tuple[Effect, ...]:
-        """The turn's effects, with the earliest wish to be woken, if there is none as early yet."""
+        """The turn's effects, plus a timer if one is needed earlier than the pending one."""
         effects: list[Effect] = [effect for effect in turn.effects if not isinstance(effect, WakeAt)]
         if wakes and (not self._wake_s or min(wakes) < self._wake_s):
             self._wake_s = min(wakes)
@@ -204,7 +206,8 @@ class PlacementMachine:
         return messages.PlacementMap(state.version, state.history, servers, *grids)
 
     def _send(self, turn: Turn, changed: bool) -> None:
-        """What is new to everybody if anything has changed; all that holds to those whose line is new."""
+        """Send new orders to all pservers if anything has changed; complete orders to those that have just
+        connected."""
         state = self.state
         greeted, self.servers.greeted = self.servers.greeted, set()
         to = [one for one in state.servers.values() if one.greeted and (changed or one.number in greeted)]
@@ -213,11 +216,12 @@ class PlacementMachine:
         orders = messages.Orders(
             token=0,
             you=0,
-            chart=self._chart,
+            chart=self._placement,
             epoch=state.people.epoch,
             members=state.members(),
             training=state.training,
-            # Before buckets are placed a checkpoint may still say otherwise, and a pserver defines a table once.
+            # Before buckets are placed, a checkpoint may still define tables differently, and a pserver defines a table
+            # once.
             tables=tuple(state.tables.values()) if state.stage == "placed" else (),
             lr=state.lr,
             revoked=state.people.revoked,
@@ -228,16 +232,16 @@ class PlacementMachine:
         texts: dict[bool, dict[str, Any]] = {}
         for server in to:
             goes_on = last is not None and server.number not in greeted
-            goes_on = goes_on and last is not None and self._told.get(server.number) == last.chart.version
+            goes_on = goes_on and last is not None and self._sent_versions.get(server.number) == last.chart.version
             if goes_on not in texts:
-                word = orders_changed(last, orders) if goes_on and last is not None else orders
-                texts[goes_on] = {"word": type(word).__name__, **to_plain(word)}
-            self._told[server.number] = orders.chart.version
-            told = {**texts[goes_on], **self._own(server)}
-            turn.effects.append(Send(server.name, json.dumps(told, separators=(",", ":"))))
+                message = orders_changed(last, orders) if goes_on and last is not None else orders
+                texts[goes_on] = {"word": type(message).__name__, **to_plain(message)}
+            self._sent_versions[server.number] = orders.chart.version
+            fields = {**texts[goes_on], **self._own(server)}
+            turn.effects.append(Send(server.name, json.dumps(fields, separators=(",", ":"))))
 
     def _own(self, server: Pserver) -> dict[str, Any]:
-        """What only one pserver is told."""
+        """The part of the orders that is specific to one pserver."""
         cut = self.servers.order(server.number) or self.cuts.order(server.number)
         return {
             "you": server.number,

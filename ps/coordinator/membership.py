@@ -1,4 +1,4 @@
-"""The trainers: who has which number, and who counts in the membership epoch."""
+"""The trainers of a job: their numbers, and which of them are members of the current epoch."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from edl.wire.messages import World
 from ps.protocol.messages import Member
 
 REVOKED = 256
-"""So many trainers that are gone are named to pservers, or as many as there were at a time: no push of an older one is
-under way any more, or has to be made again."""
+"""Number of lost trainers that stay listed as revoked for the pservers (more if more trainers were alive at once).
+Pushes of older ones are no longer in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A process that has joined."""
+    """A process that has joined the job."""
 
     number: int
     node: str
     slot: int
     nonce: str
     incarnation: str = ""
-    """Of its node, when it joined."""
+    """Incarnation of its node when it joined."""
     begun: bool = False
-    """It counts in the epoch."""
+    """True if it is a member of the epoch."""
     step: int = 0
-    """With which it began to."""
+    """The step with which it became a member."""
 
     @property
     def caller(self) -> Caller:
-        """Where words reach it."""
+        """The address of its messages."""
         return Caller(NodeId(self.node), self.slot)
 
     @property
@@ -51,7 +51,7 @@ class _Kept:
 
 
 class Membership:
-    """All trainers that live. Numbers are never used again."""
+    """All live trainers. Numbers are never reused."""
 
     def __init__(self) -> None:
         self.trainers: dict[int, Trainer] = {}
@@ -59,24 +59,24 @@ class Membership:
         self.epoch = 0
         self.revoked: tuple[int, ...] = ()
         self._named = REVOKED
-        """So many are revoked at most."""
+        """Most trainers that stay listed as revoked."""
         self._at: dict[Caller, int] = {}
         self._members: tuple[int, tuple[Member, ...]] = (-1, ())
-        """Of which epoch, and who."""
+        """Cached members and their epoch."""
 
     def members(self) -> tuple[Member, ...]:
-        """Those that count, by their numbers; the same object as long as the epoch is the same."""
+        """The members in order of number; the same object while the epoch does not change."""
         if self._members[0] != self.epoch:
             found = (Member(one.number, one.name, one.step) for one in self.trainers.values() if one.begun)
             self._members = self.epoch, tuple(sorted(found, key=lambda one: one.number))
         return self._members[1]
 
     def at(self, caller: Caller) -> Trainer | None:
-        """Who sits in a slot."""
+        """The trainer in a slot, if any."""
         return self.trainers.get(self._at.get(caller, 0))
 
     def join(self, caller: Caller, nonce: str, incarnation: str) -> tuple[Trainer, Trainer | None]:
-        """The process in this slot, and the one whose place it takes, if that is another."""
+        """Register the process in this slot; also returns the one that it replaces, if any."""
         old = self.at(caller)
         if old is not None and old.nonce == nonce:
             return old, None
@@ -89,7 +89,7 @@ class Membership:
         return trainer, old
 
     def begin(self, number: int, step: int) -> bool:
-        """Count it from now on. False: it did."""
+        """Make a trainer a member. Returns False if it already is."""
         trainer = self.trainers[number]
         if trainer.begun:
             return False
@@ -98,7 +98,7 @@ class Membership:
         return True
 
     def leave(self, number: int) -> bool:
-        """Count it no more; it may begin again. False: it did not."""
+        """End a trainer's membership; it may begin again. Returns False if it is not a member."""
         trainer = self.trainers[number]
         if not trainer.begun:
             return False
@@ -107,7 +107,7 @@ class Membership:
         return True
 
     def lose(self, numbers: Iterable[int]) -> list[Trainer]:
-        """These processes are gone; returns those that were there."""
+        """Remove lost trainers; returns those that were known."""
         gone = [self.trainers.pop(number) for number in numbers if number in self.trainers]
         for one in gone:
             del self._at[one.caller]
@@ -117,11 +117,11 @@ class Membership:
         return gone
 
     def follow(self, world: World) -> list[Trainer]:
-        """A world has begun: those whose place is not in it are gone; the others train on."""
+        """Remove the trainers whose slot is not in the new world; returns them."""
         return self.lose([one.number for one in self.trainers.values() if not has_place(world, one)])
 
     def encode(self) -> bytes:
-        """What is kept."""
+        """Encode the persistent state."""
         kept = _Kept(self.numbers, self.epoch, tuple(self.trainers.values()), self.revoked)
         return json_messages.encode(kept)
 
@@ -136,7 +136,7 @@ class Membership:
 
 
 def has_place(world: World, trainer: Trainer) -> bool:
-    """The slot is in the world, and its node has not begun anew since the trainer joined."""
+    """True if the slot is in the world and its node has not restarted since the trainer joined."""
     member = world.member(NodeId(trainer.node))
     if member is None or trainer.slot not in member.used:
         return False

@@ -1,4 +1,4 @@
-"""What the placement machine keeps, piece by piece, and how the next Master's machine takes it up."""
+"""Encoding of the placement machine's state as separately stored pieces, and its restoration by the next Master."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _PlacementMap:
     found: tuple[messages.FoundCut, ...]
     top_step: int
     grids: tuple[str, ...]
-    """``_GRIDS``, each packed."""
+    """The grids of ``_GRIDS``, packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _code(name: str) -> str:
 
 
 def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
-    """One piece, as it is now."""
+    """Encode one piece of the current state."""
     if piece == PEOPLE:
         return state.people.encode()
     if piece == CUT:
@@ -92,7 +92,7 @@ def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
 
 
 def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> None:
-    """Take up one piece. Raises what reading raises when it is nothing that ``save_piece`` has written."""
+    """Restore one piece. Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``ProtocolError`` for invalid data."""
     if piece == PEOPLE:
         state.people.decode(text)
     elif piece == CUT:

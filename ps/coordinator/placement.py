@@ -1,9 +1,9 @@
-"""Who holds each bucket, and who should: the arithmetic of placement. Pure; knows nothing of words or time.
+"""Placement of buckets: the roles that pservers have, and the planning of moves. Pure; no messages, no time.
 
-A bucket has an owner, at most one copy in step (``backup``) and at most one that is being made (``joining``). A new
-owner is always somebody who has everything: the backup, or ``joining`` once it is in step (``heir``); it serves when
-the old owner, the ``giver``, has released the bucket, and the old owner is its backup from then on. A backup that
-pushes do not wait for (``lagging``) may lack some; to be the owner it is ``joining`` as well, until it has caught up.
+A bucket has an owner, at most one replica in sync (``backup``) and at most one being made (``joining``). A new owner
+always has all data first: it is the backup, or ``joining`` once in sync (``heir``). It serves once the old owner, the
+``giver``, has released the bucket; the old owner is then its backup. With asynchronous replication (``lagging``) a
+backup may miss pushes; to become the owner it must also be ``joining`` until it has caught up.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from ps.protocol.messages import NOBODY, RESTORE
 
 REPAIR = 16
-"""Of copies that are missing so many times more are made at once than buckets are moved: until they are there, one more
-death loses rows. Streams make an image only when there is room for it, so that costs no memory; but a checkpoint waits
-until all have been made that were begun."""
+"""Missing replicas are created with this many times the concurrency of moves: until they exist, one more failure loses
+rows. An image is only made when the stream has room for it, so this costs no memory; but a checkpoint waits until all
+replicas that were started are complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A pserver, as somewhere to put buckets."""
+    """A pserver as a target for buckets."""
 
     number: int
     machine: str
     active: bool
-    """It may be given buckets: it is not leaving, and not above the most that hold buckets."""
+    """True if it may be given buckets: it is not leaving, and within the maximum number of pservers."""
 
 
 class Grid:
-    """Everybody's roles. ``touched`` gathers the buckets that were changed."""
+    """The roles of every bucket. ``touched`` collects the buckets that have changed."""
 
     def __init__(self, buckets: int) -> None:
         self.buckets = buckets
@@ -40,63 +40,63 @@ class Grid:
         self.joining = array("h", self.owner)
         self.giver = array("h", self.owner)
         self.heir = array("h", self.owner)
-        """1 where ``joining`` is to be the owner."""
+        """1 where ``joining`` will become the owner."""
         self.since = array("i", bytes(4 * buckets))
         self.touched: set[int] = set()
 
     def clear(self) -> None:
-        """Nobody holds anything."""
+        """Remove all roles."""
         for bucket in range(self.buckets):
             self.put(bucket)
 
     def put(
         self, bucket: int, owner: int = 0, backup: int = 0, joining: int = 0, giver: int = 0, heir: bool = False
     ) -> None:
-        """Give a bucket these roles."""
+        """Set the roles of a bucket."""
         self.owner[bucket], self.backup[bucket], self.joining[bucket] = owner, backup, joining
         self.giver[bucket], self.heir[bucket] = giver, int(heir)
         self.touched.add(bucket)
 
     def join(self, bucket: int, number: int, heir: bool = False) -> None:
-        """Have a copy made."""
+        """Start making a replica."""
         self.joining[bucket], self.heir[bucket] = number, int(heir)
         self.touched.add(bucket)
 
     def hand_over(self, bucket: int, heir: int) -> None:
-        """Somebody who has everything is the owner now, and the old one its backup."""
+        """Make ``heir``, which has all data, the owner and the old owner its backup."""
         old = self.owner[bucket]
         self.put(bucket, heir, old, NOBODY if self.joining[bucket] == heir else self.joining[bucket], old)
 
     def stamp(self, version: int) -> None:
-        """What was touched was changed in this version."""
+        """Record ``version`` as the last change of all touched buckets."""
         for bucket in self.touched:
             self.since[bucket] = version
         self.touched.clear()
 
     def is_settled(self, bucket: int) -> bool:
-        """Nothing about the bucket is in motion."""
+        """True if the bucket is neither moving nor being copied."""
         return not self.joining[bucket] and not self.giver[bucket]
 
     def roles(self, bucket: int) -> tuple[int, int, int, int]:
-        """Owner, backup, joining, giver."""
+        """Owner, backup, joining, giver of a bucket."""
         return self.owner[bucket], self.backup[bucket], self.joining[bucket], self.giver[bucket]
 
     def in_motion(self) -> int:
-        """How many buckets are."""
+        """Number of buckets that are moving or being copied."""
         return sum(1 for joining, giver in zip(self.joining, self.giver, strict=True) if joining or giver)
 
     def holders(self) -> set[int]:
-        """Numbers with any role."""
+        """Numbers of all pservers with any role."""
         return (set(self.owner) | set(self.backup) | set(self.joining) | set(self.giver)) - {NOBODY, RESTORE}
 
     # --- what pservers say -------------------------------------------------------------------------------------------
 
     def _current(self, buckets: Iterable[int], version: int) -> Iterator[int]:
-        """Those that have not been changed since ``version``."""
+        """The buckets that have not changed since ``version``."""
         return (bucket for bucket in buckets if version >= self.since[bucket] and bucket not in self.touched)
 
     def synced(self, owner: int, follower: int, version: int, buckets: Iterable[int], may_own: bool) -> None:
-        """A copy is in step: it becomes the owner, if it was made for that, or the backup."""
+        """A replica is in sync: it becomes the owner if it was made for that, otherwise the backup."""
         for bucket in self._current(buckets, version):
             if self.owner[bucket] != owner or self.joining[bucket] != follower or self.giver[bucket]:
                 continue
@@ -106,11 +106,11 @@ class Grid:
                 self.put(bucket, owner, follower)
 
     def unsynced(self, teller: int, follower: int, version: int, buckets: Iterable[int], copies: bool) -> None:
-        """A copy is in step no more; or a giver says that the new owner may not have heard of its release."""
+        """A replica is out of sync, or a giver reports that its release may not have reached the new owner."""
         for bucket in self._current(buckets, version):
             owner, backup, joining, giver = self.roles(bucket)
             if owner == teller and giver == follower:
-                continue  # it will see when it has been released
+                continue  # it notices itself whether the bucket has been released
             if owner == teller and backup == follower:
                 self.put(bucket, owner, NOBODY, joining or follower * copies, giver, bool(self.heir[bucket]))
             elif owner == teller and joining == follower:
@@ -119,20 +119,20 @@ class Grid:
                 self.put(bucket, owner, NOBODY if backup == giver else backup, joining or giver * copies)
 
     def took(self, owner: int, version: int, buckets: Iterable[int], copies: bool) -> None:
-        """The owner serves what was given to it, or loaded."""
+        """The owner now serves buckets that were released to it or loaded."""
         for bucket in self._current(buckets, version):
             if self.owner[bucket] == owner and self.giver[bucket]:
                 self.put(bucket, owner, self.backup[bucket] * copies, self.joining[bucket], 0, bool(self.heir[bucket]))
 
     def spares(self, number: int, others: Collection[int]) -> bool:
-        """Whether some of the others hold buckets, and have everything that this one has."""
+        """True if the other pservers hold everything that this one holds."""
         if not others or not self.holders().intersection(others):
             return False
         owned = (bucket for bucket, owner in enumerate(self.owner) if owner == number)
         return all(self.backup[bucket] in others and self.giver[bucket] != RESTORE for bucket in owned)
 
     def bury(self, number: int) -> list[int]:
-        """A pserver is dead: copies in step take over. Returns the buckets that are lost."""
+        """Remove a dead pserver; replicas in sync become owners. Returns the lost buckets."""
         lost = []
         for bucket in range(self.buckets):
             owner, backup, joining, giver = self.roles(bucket)
@@ -151,10 +151,10 @@ class Grid:
 
 
 class Planner:
-    """One look at the grid, and what to set in motion. Few moves: nothing moves that need not."""
+    """One planning pass over the grid. Starts as few moves as possible."""
 
     def __init__(self, grid: Grid, sites: Sequence[Site], copies: bool, motion: int, *, lagging: bool = False) -> None:
-        """``lagging``: pushes do not wait for backups."""
+        """``motion``: most buckets in motion per pserver. ``lagging``: pushes do not wait for backups."""
         self.grid, self.copies, self._lagging = grid, copies, lagging
         self.machine = {site.number: site.machine for site in sites}
         self.active = sorted(site.number for site in sites if site.active)
@@ -174,11 +174,11 @@ class Planner:
                 self._copied[backup] += 1
         self._room = _room(busy, motion)
         self._urgent = _room(busy, REPAIR * motion)
-        """Of copies that are missing."""
+        """Remaining capacity for missing replicas."""
         self.moving = grid.in_motion()
 
     def run(self, heat: Mapping[int, float] | None = None) -> None:
-        """Replace copies that are missing, then empty who leaves, then even out."""
+        """Create missing replicas, then drain leaving pservers, then balance. ``heat``: keys served per bucket."""
         self._repair()
         self._drain()
         self._balance_owners()
@@ -190,7 +190,7 @@ class Planner:
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     def place_all(self, giver: int = NOBODY) -> None:
-        """Give every bucket an owner, in even ranges; and, when there is nothing to copy yet, have copies made."""
+        """Assign every bucket in even ranges; if there is no data to load yet, also start replicas."""
         count = len(self.active)
         for bucket in range(self.grid.buckets):
             owner = self.active[bucket * count // self.grid.buckets]
@@ -201,7 +201,7 @@ class Planner:
             self.grid.put(bucket, owner, NOBODY, copy, giver)
 
     def place(self, buckets: Iterable[int], giver: int) -> None:
-        """Give buckets that nobody has, and that are empty or in the checkpoint, an owner."""
+        """Assign owners to buckets that have none and are either empty or in the checkpoint."""
         for bucket in buckets:
             owner = min(self.active, key=self._owned.__getitem__)
             self._owned[owner] += 1
@@ -210,7 +210,7 @@ class Planner:
     # --- repair, drain -----------------------------------------------------------------------------------------------
 
     def _others(self, owner: int) -> list[int]:
-        """Who may have a copy: somebody on another host, if there is one."""
+        """Candidates for a replica: pservers on other hosts if there are any."""
         rest = [number for number in self.active if number != owner]
         return [number for number in rest if self.machine[number] != self.machine.get(owner)] or rest
 
@@ -218,7 +218,7 @@ class Planner:
         return min(self._others(owner), key=self._copied.__getitem__, default=NOBODY)
 
     def _start(self, bucket: int, number: int, heir: bool = False, room: dict[int, int] | None = None) -> bool:
-        """Have a copy made, if both have room for it."""
+        """Start a replica if both pservers have capacity for it."""
         owner, room = self.grid.owner[bucket], self._room if room is None else room
         if room.get(owner, 0) <= 0 or room[number] <= 0:
             return False
@@ -230,7 +230,7 @@ class Planner:
         return True
 
     def _swap(self, bucket: int) -> bool:
-        """The backup and the owner change places, which costs no copy; at once if the backup has everything."""
+        """Swap owner and backup, which needs no copy; immediate if the backup has all data."""
         owner, backup = self.grid.owner[bucket], self.grid.backup[bucket]
         if self._room.get(owner, 0) <= 0 or self._room.get(backup, 0) <= 0:
             return False
@@ -285,7 +285,8 @@ class Planner:
     # --- balance -----------------------------------------------------------------------------------------------------
 
     def _balance_owners(self) -> None:
-        """Move from who has most to who has least, until they differ by one; by swaps where that is enough."""
+        """Move buckets from the fullest to the emptiest pserver until they differ by at most one; swap roles where
+        possible."""
         if len(self.active) < 2 or not self._uneven(self._owned):
             return
         by_owner: dict[int, list[int]] = {}
@@ -314,7 +315,7 @@ class Planner:
         return max(held) - min(held) > 1
 
     def _balance_copies(self) -> None:
-        """Copies on other hosts than their owners, and no pserver with many more than another that could have them."""
+        """Move replicas to hosts other than their owner's and balance their number among the eligible pservers."""
         if len(self.active) < 2:
             return
         others = {owner: self._others(owner) for owner in self.active}
@@ -331,7 +332,7 @@ class Planner:
                 self._copied[target] += 1
 
     def _spread(self, heat: Mapping[int, float]) -> None:
-        """Give the hottest bucket that is worth it to the coolest pserver; a cold one comes back by ``run``."""
+        """Move the hottest suitable bucket to the coolest pserver; a cold one returns in exchange."""
         if len(self.active) < 2:
             return
         load = dict.fromkeys(self.active, 0.0)
@@ -355,7 +356,7 @@ class Planner:
                 return
 
     def _give_back(self, most: int, least: int, heat: Mapping[int, float]) -> None:
-        """A cold bucket in exchange, so that the counts stay even."""
+        """Move a cold bucket in exchange, so that the counts stay balanced."""
         cold = [
             bucket
             for bucket in range(self.grid.buckets)
@@ -369,5 +370,5 @@ class Planner:
 
 
 def _room(busy: Mapping[int, int], most: int) -> dict[int, int]:
-    """For how many more there is room: in batches, not one by one as others come to rest."""
+    """Remaining capacity per pserver; 0 until half is free, so that moves start in batches."""
     return {number: most - taken if 2 * taken <= most else 0 for number, taken in busy.items()}

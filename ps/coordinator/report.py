@@ -1,4 +1,4 @@
-"""What ``edl status`` shows of the parameter servers."""
+"""The parameter servers' part of ``edl status``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ps.coordinator.state import PlacementState, Pserver, listed
 
 
 def report(state: PlacementState, cuts: Cuts) -> tuple[Progress, ...]:
-    """All pservers together, each one, the trainers, the checkpoint."""
+    """Progress entries: all pservers together, each pserver, the trainers, the checkpoint."""
     owned: dict[int, int] = {}
     copied: dict[int, int] = {}
     for owner, backup in zip(state.grid.owner, state.grid.backup, strict=True):
@@ -40,20 +40,20 @@ def _all(state: PlacementState, bare: int) -> Progress:
         if state.training.replication is Replication.NONE:
             parts.append("no copies (replication none)")
         elif len(state.servers) == 1:
-            parts.append("no copies: there is one pserver only")
+            parts.append("no copies: there is only one pserver")
         elif bare:
-            parts.append(f"{bare} of {state.grid.buckets} buckets have no copy in step")
+            parts.append(f"{bare} of {state.grid.buckets} buckets have no copy in sync")
         else:
-            parts.append("all copies in step")
+            parts.append("all copies in sync")
     if moving:
-        parts.append(f"{moving} buckets on the move")
+        parts.append(f"{moving} buckets moving")
     if state.reason and not state.opened:
         parts.append(state.reason)
     return Progress("pservers", ", ".join(parts), counts)
 
 
 def waiting(state: PlacementState) -> str:
-    """Why trainers are not let in; empty when every bucket has an owner."""
+    """Reason why trainers cannot join yet; empty if every bucket has an owner."""
     if state.stage == "new":
         there = sum(1 for one in state.servers.values() if one.greeted and not one.draining)
         least = state.training.servers[0]
@@ -81,7 +81,7 @@ def _server(one: Pserver, owned: int, copied: int) -> Progress:
     if one.draining:
         parts.append("leaving")
     if not one.greeted:
-        parts.append("no line to it")
+        parts.append("not connected")
     return Progress(one.name, ", ".join(parts), counts)
 
 

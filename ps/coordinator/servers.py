@@ -1,4 +1,4 @@
-"""The pservers' side of the placement machine: who lives, what they say, where buckets begin and where they go."""
+"""The pservers' part of the placement machine: registration, messages, failures, initial placement and moves."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from ps.spec import TableSpec
 
 MOST_HEAT = 4096
 ORPHANS_S = 2.0
-"""A new Master waits so long for the keys of pservers that the last one knew."""
+"""Seconds that a new Master waits for the keys of pservers that the previous one knew."""
 
 ELSEWHERE = {PEOPLE, TABLES, LR}
-"""Changes that have nothing to do with who holds which bucket."""
+"""Changes that do not affect placement."""
 
 
 class People(Protocol):
-    """What trainers have to do with it."""
+    """The trainers' part, as used here."""
 
     def rolled_back(self, turn: Turn) -> None:
-        """A new history: all begin anew."""
+        """The parameters are rolled back to a new history; all trainers must restart."""
         ...
 
     def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
-        """These tables are about to be restored."""
+        """A checkpoint with these tables is about to be restored; refuse trainers that define them differently."""
         ...
 
 
 class PserverRegistry:
-    """Acts on the placement state."""
+    """Tracks the pservers in the placement state."""
 
     def __init__(self, state: PlacementState, cuts: Cuts, people: People) -> None:
         self._state, self._cuts, self._people = state, cuts, people
         self.keys: dict[str, dict[str, Any]] = {}
-        """Values of the keys of pservers, by name."""
+        """Values of the pservers' keys, by name."""
         self.failed = ""
-        """Why the job cannot go on."""
+        """Reason why the job cannot continue."""
         self.secret = ""
         self._enough_s = 0.0
-        """When there were enough pservers for the first placement."""
+        """Deadline of the first placement, once there are enough pservers."""
         self._without_s = 0.0
-        """Since when there have been too few."""
+        """Time since which there have been too few pservers; 0: there are enough."""
         self._orphans_s = 0.0
         self._heat: dict[int, float] = {}
         self._heat_s = 0.0
         self.greeted: set[int] = set()
-        """Who has to be given its orders although nothing has changed."""
+        """Pservers that need complete orders although nothing has changed."""
         self._silent: dict[int, float] = {}
-        """Since when there has been no line to these."""
+        """Time since which each of these pservers has been unreachable."""
         self._below = False
         self._unplanned = True
-        """Nothing has been looked at yet."""
+        """No planning pass has run yet."""
         self._stuck = ""
 
     def taken_over(self, turn: Turn) -> None:
-        """A new Master: pservers whose keys have gone meanwhile are to be found."""
+        """A new Master has taken over: look for pservers whose keys have disappeared meanwhile."""
         if self._state.servers:
             self._orphans_s = turn.now_s + ORPHANS_S
 
     # --- keys and lines ----------------------------------------------------------------------------------------------
 
     def key_put(self, turn: Turn, name: str, value: bytes) -> None:
-        """A pserver has registered, or says that it leaves."""
+        """A pserver has registered, or announces that it leaves."""
         try:
             found = json.loads(value)
             described = (str(found["host"]), int(found["port"]), found.get("path", ""), found.get("machine", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            turn.note(f"parameter servers: the key {name} holds no pserver ({error!r})")
+            turn.note(f"parameter servers: the value of key {name} does not describe a pserver ({error!r})")
             return
         self.keys[name] = found
         self.secret = str(found.get("secret", "")) or self.secret
@@ -89,14 +89,14 @@ class PserverRegistry:
             turn.change(SERVERS)
 
     def key_gone(self, turn: Turn, name: str) -> None:
-        """Its lease is gone: it is dead, or has left."""
+        """A pserver's lease has ended: it has died or left."""
         self.keys.pop(name, None)
         server = self._state.named(name)
         if server is not None:
-            self.bury(turn, server, "its key is gone")
+            self.bury(turn, server, "its lease has ended")
 
     def line_down(self, turn: Turn, name: str, refused: bool) -> None:
-        """Nothing can be said to it now; with ``refused``, never again."""
+        """The connection to a pserver is down. ``refused``: its port refuses connections, so the process is gone."""
         server = self._state.named(name)
         if server is not None:
             server.greeted = False
@@ -104,28 +104,28 @@ class PserverRegistry:
             if refused:
                 self.bury(turn, server, "its port refuses connections")
 
-    # --- words -------------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def heard(self, turn: Turn, name: str, body: str) -> None:
-        """A pserver says something."""
+        """Process a message from a pserver."""
         try:
-            word = messages.decode(body)
+            message = messages.decode(body)
         except ProtocolError as error:
             turn.note(f"pserver {name}: {error}")
             return
         server = self._state.named(name)
-        if isinstance(word, messages.Hello):
-            self._hello(turn, name, server, word)
+        if isinstance(message, messages.Hello):
+            self._hello(turn, name, server, message)
         elif server is not None and server.greeted:
-            self._word(turn, server, word)
+            self._on_message(turn, server, message)
 
-    def _hello(self, turn: Turn, name: str, server: Pserver | None, word: messages.Hello) -> None:
+    def _hello(self, turn: Turn, name: str, server: Pserver | None, message: messages.Hello) -> None:
         if name not in self.keys:
             return
         if server is not None:
-            other = word.number != server.number and (word.number != NOBODY or server.confirmed)
-            if other or (server.confirmed and not word.version):
-                self.bury(turn, server, "another process has its name")
+            other = message.number != server.number and (message.number != NOBODY or server.confirmed)
+            if other or (server.confirmed and not message.version):
+                self.bury(turn, server, "another process has registered with its name")
                 server = None
         if server is None:
             value = self.keys[name]
@@ -135,14 +135,14 @@ class PserverRegistry:
             server.draining = bool(value.get("draining"))
             self._state.servers[server.number] = server
             turn.change(SERVERS)
-        server.most_bytes = word.most_bytes
+        server.most_bytes = message.most_bytes
         server.greeted = True
         self._silent.pop(server.number, None)
         self.greeted.add(server.number)
 
-    def _word(self, turn: Turn, server: Pserver, word: Any) -> None:
+    def _on_message(self, turn: Turn, server: Pserver, message: Any) -> None:
         state, number = self._state, server.number
-        match word:
+        match message:
             case messages.Followed(version):
                 server.followed = max(server.followed, version)
                 if not server.confirmed:
@@ -159,35 +159,35 @@ class PserverRegistry:
             case messages.Took(version, buckets):
                 state.grid.took(number, version, messages.of_ranges(buckets, state.grid.buckets), state.copies)
             case messages.CutDone(_, phase, failed) if phase == "restore":
-                self._not_restored(turn, server, word, failed)
+                self._not_restored(turn, server, message, failed)
             case messages.CutDone():
-                self._cuts.done(turn, number, word)
+                self._cuts.done(turn, number, message)
             case messages.Found():
-                self._found(turn, word)
+                self._found(turn, message)
             case messages.Load():
-                self._load(server, word)
+                self._load(server, message)
 
-    def _load(self, server: Pserver, word: messages.Load) -> None:
-        server.load = word
-        self._state.reach(word.top_step)
-        for bucket, keys in word.hot:
+    def _load(self, server: Pserver, message: messages.Load) -> None:
+        server.load = message
+        self._state.reach(message.top_step)
+        for bucket, keys in message.hot:
             if 0 <= bucket < self._state.grid.buckets and len(self._heat) < MOST_HEAT:
                 self._heat[bucket] = self._heat.get(bucket, 0.0) + keys
 
     # --- deaths ------------------------------------------------------------------------------------------------------
 
     def bury(self, turn: Turn, server: Pserver, why: str) -> None:
-        """It is dead. Its copies take over in this very step."""
+        """Remove a dead pserver; its replicas become owners in the same step."""
         state = self._state
         del state.servers[server.number]
         turn.change(SERVERS)
         held = server.number in state.grid.holders()
         lost = state.grid.bury(server.number)
         if held or not server.draining:
-            turn.note(f"pserver {server.name} (number {server.number}) is gone: {why}")
+            turn.note(f"pserver {server.name} (number {server.number}) is lost: {why}")
         if lost and state.opened:
             count = f"{len(lost)} of {state.grid.buckets} buckets"
-            self._roll_back(turn, f"pserver {server.name} took {count} along that had no copy in step")
+            self._roll_back(turn, f"pserver {server.name} was the only holder of {count}")
         elif lost:
             giver = RESTORE if state.found else NOBODY
             sites = state.sites()
@@ -199,8 +199,8 @@ class PserverRegistry:
         self._cuts.server_gone(turn, server.number, server.name)
 
     def _bury_silent(self, turn: Turn) -> None:
-        """Who is frozen, or cannot be reached, is not waited for where others have all it has. Where they do not, its
-        key says whether it lives: its launcher looks after it. When it comes back, it begins anew."""
+        """Remove unreachable pservers if others hold all their data. Otherwise wait: the key tells whether the process
+        lives, and its launcher supervises it. A pserver that comes back starts empty."""
         state = self._state
         for number, since_s in list(self._silent.items()):
             server = state.servers.get(number)
@@ -210,7 +210,7 @@ class PserverRegistry:
                 turn.wake(since_s + state.limits.silent_s)
             elif state.grid.spares(number, {one.number for one in state.servers.values() if one.greeted}):
                 del self._silent[number]
-                self.bury(turn, server, "it does not answer, and others have all it has")
+                self.bury(turn, server, "it does not respond, and other pservers hold all its data")
 
     def _begin_anew(self) -> None:
         self._state.stage = "new"
@@ -219,9 +219,9 @@ class PserverRegistry:
         self._enough_s = 0.0
 
     def _roll_back(self, turn: Turn, why: str) -> None:
-        """Rows are lost: everybody goes back to the last complete checkpoint, and trainers begin anew."""
+        """Rows are lost: roll back to the last complete checkpoint; all trainers must restart."""
         state = self._state
-        turn.note(f"{why}: all parameters go back to the last complete checkpoint")
+        turn.note(f"{why}: rolling all parameters back to the last complete checkpoint")
         self._cuts.give_up(turn, why)
         self._begin_anew()
         state.reason, state.opened = why, False
@@ -233,11 +233,11 @@ class PserverRegistry:
 
     @property
     def finder(self) -> int:
-        """Who looks for a checkpoint."""
+        """Number of the pserver that looks for a checkpoint."""
         return min(self._state.servers, default=NOBODY) if self._state.stage == "finding" else NOBODY
 
     def order(self, number: int) -> messages.Cut | None:
-        """What one pserver has to do about a checkpoint to begin from."""
+        """The order for one pserver about the checkpoint to start from, if any."""
         state = self._state
         if number == self.finder:
             return messages.Cut(0, "find")
@@ -245,20 +245,20 @@ class PserverRegistry:
             return messages.Cut(state.found[0].number, "restore", state.found[0].run)
         return None
 
-    def _found(self, turn: Turn, word: messages.Found) -> None:
+    def _found(self, turn: Turn, message: messages.Found) -> None:
         state = self._state
         if state.stage != "finding":
             return
-        self._cuts.above(turn, word.top)
-        if not word.cuts and word.refused:
-            lines = "\n".join(word.refused)
-            because = f"{state.reason}, and no checkpoint" if state.reason else "none of the checkpoints that are there"
-            self.failed = f"{because} can be used:\n{lines}\nRepair or remove what is there, or use another --rdzv-id"
-        elif not word.cuts and state.reason:
-            advice = "Start the job anew; --checkpoint-dir with --ps-save-every would have kept most of it"
+        self._cuts.above(turn, message.top)
+        if not message.cuts and message.refused:
+            lines = "\n".join(message.refused)
+            because = f"{state.reason}, and no checkpoint" if state.reason else "none of the checkpoints found"
+            self.failed = f"{because} can be used:\n{lines}\nRepair or remove them, or use another --rdzv-id"
+        elif not message.cuts and state.reason:
+            advice = "Restart the job; use --checkpoint-dir with --ps-save-every to keep most of the training next time"
             self.failed = f"{state.reason}, and there is no complete checkpoint. {advice}"
         else:
-            state.found = word.cuts
+            state.found = message.cuts
             self._place(turn)
 
     def _place(self, turn: Turn) -> None:
@@ -270,31 +270,31 @@ class PserverRegistry:
             self._people.compare(turn, state.found[0].tables)
             state.top_step = state.found[0].step
             turn.change(TABLES)
-            turn.note(f"parameters are restored from {state.found[0].run}")
+            turn.note(f"restoring the parameters from {state.found[0].run}")
         Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NOBODY)
         state.stage = "placed"
         turn.change(CHART)
 
-    def _not_restored(self, turn: Turn, server: Pserver, word: messages.CutDone, failed: str) -> None:
+    def _not_restored(self, turn: Turn, server: Pserver, message: messages.CutDone, failed: str) -> None:
         state = self._state
         cut = self.order(server.number)
-        if not failed or cut is None or cut.phase != "restore" or cut.number != word.number:
+        if not failed or cut is None or cut.phase != "restore" or cut.number != message.number:
             return
-        turn.note(f"checkpoint {cut.run} cannot be restored: {server.name}: {failed}")
-        if word.lasting:
-            self.failed = f"checkpoint {cut.run} cannot be restored; pserver {server.name} says: {failed}"
+        turn.note(f"checkpoint {cut.run} cannot be restored by {server.name}: {failed}")
+        if message.lasting:
+            self.failed = f"checkpoint {cut.run} cannot be restored by pserver {server.name}: {failed}"
             return
         state.found = state.found[1:]
         state.history += 1
         if state.found:
             self._place(turn)
         else:
-            self.failed = f"no checkpoint could be restored; the last one was {cut.run}; {server.name} says: {failed}"
+            self.failed = f"no checkpoint could be restored; the last attempt was {cut.run} on {server.name}: {failed}"
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
     def settle(self, turn: Turn) -> None:
-        """Go as far as what is known allows."""
+        """Advance as far as the known facts allow."""
         state = self._state
         if self._orphans_s and turn.now_s >= self._orphans_s:
             self._orphans_s = 0.0
@@ -338,11 +338,11 @@ class PserverRegistry:
         least = state.training.servers[0]
         there = sum(1 for one in state.servers.values() if one.greeted)
         since = f"{state.reason}; since then" if state.reason else "since the job's start"
-        text = f"{since}, {there} of at least {least} pservers have come in {state.limits.recover_s:g} s"
-        return f"{text}. Start more of them (--servers), or look at why they end"
+        text = f"{since}, {there} of at least {least} pservers have connected within {state.limits.recover_s:g} s"
+        return f"{text}. Start more of them (--servers), or check why they exit"
 
     def _watch_few(self, turn: Turn) -> None:
-        """Fewer than the least hold buckets: it goes on, and says so."""
+        """Report when fewer pservers are left than the minimum; the job continues."""
         state = self._state
         able = sum(1 for one in state.servers.values() if not one.draining)
         below = able < state.training.servers[0]
@@ -350,7 +350,7 @@ class PserverRegistry:
             self._below = below
             if below:
                 least = state.training.servers[0]
-                turn.note(f"{able} of at least {least} pservers are left; nothing is lost, and it goes on")
+                turn.note(f"{able} of at least {least} pservers are left; no data is lost, continuing")
             else:
                 turn.note(f"there are {able} pservers again")
 
@@ -372,9 +372,9 @@ class PserverRegistry:
         if stuck != self._stuck:
             self._stuck = stuck
             if stuck:
-                turn.note(f"{stuck} cannot leave: no other pserver is there to take the buckets")
+                turn.note(f"{stuck} cannot leave: there is no other pserver to take its buckets")
 
     def may_go(self, server: Pserver) -> bool:
-        """It was to leave, and holds nothing any more."""
+        """True if the pserver is leaving and holds no buckets any more."""
         state = self._state
         return server.draining and state.stage == "placed" and server.number not in state.grid.holders()

@@ -1,4 +1,4 @@
-"""What the placement machine knows, and what one of its turns does. Changed in place, kept piece by piece."""
+"""The state of the placement machine and the effects of one turn. Mutable; persisted in pieces."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from ps.protocol import messages
 from ps.spec import TableSpec
 
 CHART, SERVERS, PEOPLE, TABLES, CUT, LR = "chart", "servers", "trainers", "tables", "cut", "lr"
-"""Names under which the pieces are kept."""
+"""Names of the persisted pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long, and how much at once."""
+    """Timeouts and concurrency limits."""
 
     grace_s: float = 1.0
-    """The first placement waits so long for more pservers than the least."""
+    """Seconds that the first placement waits for more pservers than the minimum."""
     recover_s: float = 600.0
-    """The job fails after so long without a pserver that can hold what is to be held."""
+    """Seconds without enough pservers after which the job fails."""
     silent_s: float = 2.0
-    """A pserver to which the line is down for so long counts as dead, if nothing is lost with it. A line is down when
-    there was no answer for the length of a lease."""
+    """Seconds after which an unreachable pserver is considered dead, if that loses no data. A connection counts as down
+    when nothing was answered for the length of a lease."""
     halt_s: float = 60.0
-    """For a checkpoint, trainers come to a boundary within this time, or it is given up."""
+    """Seconds within which all trainers must reach a step boundary for a checkpoint, or it is abandoned."""
     mark_s: float = 30.0
     write_s: float = 3600.0
     motion: tuple[int, int] = (128, 2048)
-    """Least and most buckets in motion on one pserver at once: as many as ``motion_bytes`` are worth, by what is known
-    of the rows."""
+    """Least and most buckets in motion per pserver. In between, as many as ``motion_bytes`` allows, by the known row
+    sizes."""
     motion_bytes: int = 64 << 20
     gather_s: float = 0.02
-    """What pservers say of copies that are made, and buckets that are taken, is gathered so long for one version."""
+    """Seconds for which reports of synced and taken buckets are batched into one version."""
     heat_s: float = 10.0
-    """Hot buckets are looked at so often."""
+    """Seconds between looks at hot buckets."""
 
 
 @dataclass(slots=True)
 class Pserver:
-    """One that lives, as far as is known."""
+    """A pserver that is alive as far as known."""
 
     number: int
     name: str
-    """Of its key."""
+    """The name of its key."""
     host: str
     port: int
     path: str = ""
@@ -56,52 +56,52 @@ class Pserver:
     most_bytes: int = 0
     draining: bool = False
     confirmed: bool = False
-    """It has followed orders once: from then on it is not empty."""
+    """It has carried out orders at least once, so from now on it is not empty."""
     greeted: bool = False
-    """Its line stands, and it has said who it is."""
+    """It is connected and has sent its Hello."""
     load: messages.Load | None = None
     followed: int = 0
 
     def public(self) -> messages.Server:
-        """As charts have it."""
+        """As it appears in placement maps."""
         return messages.Server(self.number, self.name, self.host, self.port, self.path, self.machine)
 
 
 class Turn:
-    """One event's effects."""
+    """The effects of one event."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
         self.effects: list[Effect] = []
         self.changed: set[str] = set()
-        """Pieces that are different now; anything in here means new orders."""
+        """Pieces that have changed and require new orders."""
         self.kept: set[str] = set()
-        """Pieces that have to be kept."""
+        """Pieces that must be persisted."""
 
-    def tell(self, caller: Caller, word: Any) -> None:
-        """Say something to a trainer."""
-        self.effects.append(Tell(caller, messages.encode(word)))
+    def send(self, caller: Caller, message: Any) -> None:
+        """Send a message to a trainer."""
+        self.effects.append(Tell(caller, messages.encode(message)))
 
     def note(self, text: str) -> None:
-        """A line of the job's history."""
+        """Add a line to the job's history."""
         self.effects.append(Note(text))
 
     def wake(self, at_s: float) -> None:
-        """Have a tick at that time."""
+        """Request a tick at that time."""
         self.effects.append(WakeAt(at_s))
 
     def keep(self, piece: str) -> None:
-        """Something that pservers need not know has to be kept."""
+        """Mark a piece for persistence only; pservers need not know."""
         self.kept.add(piece)
 
     def change(self, piece: str) -> None:
-        """Something that is kept, and that pservers have to know, is different now."""
+        """Mark a piece as changed: it is persisted, and new orders are sent."""
         self.changed.add(piece)
 
 
 @dataclass(slots=True)
 class PlacementState:
-    """All of it."""
+    """The complete state of the placement machine."""
 
     training: Training
     limits: Limits
@@ -109,29 +109,29 @@ class PlacementState:
     version: int = 0
     history: int = 1
     opened: bool = False
-    """Trainers have been let in: rows are not what they began as."""
+    """Trainers have been admitted: rows may differ from their initial values."""
     stage: str = "new"
-    """``new``: there are no pservers yet. ``finding``: one looks for a checkpoint. ``placed``: buckets have owners."""
+    """``new``: no placement yet. ``finding``: a pserver looks for a checkpoint. ``placed``: all buckets have owners."""
     reason: str = ""
-    """Why a checkpoint is needed; empty at the job's start."""
+    """Why a checkpoint must be restored; empty at the start of the job."""
     found: tuple[messages.FoundCut, ...] = ()
-    """Those that may be restored, the best first; the first is being, or has been, restored."""
+    """Candidates for a restore, best first; the first one is being, or has been, restored."""
     servers: dict[int, Pserver] = field(default_factory=dict)
     numbers: int = 0
-    """The last one given to a pserver."""
+    """The last number given to a pserver."""
     people: Membership = field(default_factory=Membership)
     tables: dict[str, TableSpec] = field(default_factory=dict)
     holds: list[messages.LrHold] = field(default_factory=list)
-    """Factors of the LR that trainers have set, by rising step; of several for one step the last counts."""
+    """LR factors set by trainers, by ascending step; of several for one step the last applies."""
     world_holds: list[messages.LrHold] = field(default_factory=list)
-    """Those of the world's settings, which multiply them; by rising step."""
+    """LR factors of the world's settings, which are multiplied with the others; by ascending step."""
     world_factor: float = 1.0
     top_step: int = 0
-    """The highest that anybody has told."""
+    """The highest step reported so far."""
 
     @property
     def lr(self) -> tuple[messages.LrHold, ...]:
-        """What holds for tables, from which step on: both kinds of factors multiplied."""
+        """The effective LR factors by step: both kinds multiplied."""
         found: list[messages.LrHold] = []
         worlds = {hold.step for hold in self.world_holds}
         for step in sorted(worlds | {hold.step for hold in self.holds}):
@@ -145,34 +145,34 @@ class PlacementState:
 
     @property
     def copies(self) -> bool:
-        """Whether buckets have copies."""
+        """True if buckets have replicas."""
         return self.training.replication is not Replication.NONE
 
     @property
     def lagging(self) -> bool:
-        """Whether pushes are acknowledged before copies have them."""
+        """True if pushes are acknowledged before replicas have them."""
         return self.training.replication is Replication.ASYNC
 
     @property
     def whole(self) -> bool:
-        """Every bucket has an owner who serves it, or is about to be released to one."""
+        """True if every bucket has an owner that serves it or is about to."""
         return self.stage == "placed" and messages.RESTORE not in self.grid.giver
 
     def sites(self) -> list[Site]:
-        """Pservers as places for buckets."""
+        """The pservers as targets for buckets."""
         able = sorted(one.number for one in self.servers.values() if not one.draining)[: self.training.servers[1]]
         return [Site(one.number, one.machine or one.host, one.number in able) for one in self.servers.values()]
 
     def named(self, name: str) -> Pserver | None:
-        """The living pserver of this key."""
+        """The live pserver with this key name."""
         return next((one for one in self.servers.values() if one.name == name), None)
 
     def members(self) -> tuple[messages.Member, ...]:
-        """Trainers of the membership epoch."""
+        """The trainers of the membership epoch."""
         return self.people.members()
 
     def motion(self) -> int:
-        """Buckets that may be in motion on one pserver at once."""
+        """Most buckets in motion per pserver."""
         loads = [one.load for one in self.servers.values() if one.load is not None]
         least, most = self.limits.motion
         total = sum(load.bytes for load in loads) / (2 if self.copies else 1)
@@ -180,11 +180,11 @@ class PlacementState:
         return most if each * most <= self.limits.motion_bytes else max(least, int(self.limits.motion_bytes / each))
 
     def reach(self, step: int) -> None:
-        """Somebody has told this step."""
+        """Note a reported step."""
         self.top_step = max(self.top_step, step)
 
 
 def listed(names: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join names: ``a``, ``a and b``, ``a, b and c``."""
     items = list(names)
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 2 else items)

@@ -1,4 +1,4 @@
-"""The trainers' side of the placement machine: joining, counting, learning rates, charts."""
+"""The trainers' part of the placement machine: joining, membership, learning rates, placement maps."""
 
 from __future__ import annotations
 
@@ -23,28 +23,32 @@ ADVICE = "Set the tables back, or give the job another --checkpoint-dir"
 
 
 class Trainers:
-    """Acts on the placement state."""
+    """Tracks the trainers in the placement state."""
 
     def __init__(
-        self, state: PlacementState, cuts: Cuts, chart: Callable[[], messages.PlacementMap], secret: Callable[[], str]
+        self,
+        state: PlacementState,
+        cuts: Cuts,
+        placement: Callable[[], messages.PlacementMap],
+        secret: Callable[[], str],
     ) -> None:
-        self._state, self._cuts, self._chart, self._secret = state, cuts, chart, secret
+        self._state, self._cuts, self._placement, self._secret = state, cuts, placement, secret
         self._waiting: dict[Caller, messages.Join] = {}
-        """They are answered when every bucket has an owner."""
+        """Join requests to be answered once every bucket has an owner."""
         self._ready: dict[Caller, Trainer] = {}
-        """To be answered at the end of this turn."""
+        """Trainers to be answered at the end of this turn."""
         self._asked: set[Caller] = set()
-        """Have joined in this turn."""
+        """Callers that have sent Join in this turn."""
         self._beginning: dict[int, None] = {}
-        """They count as soon as the checkpoint is marked."""
+        """Trainers that become members as soon as the checkpoint is marked."""
         self._world: World | None = None
-        self._told: messages.Charted | None = None
-        """What trainers know who have heard everything."""
+        self._sent: messages.Charted | None = None
+        """The state that trainers have if they have received every message."""
 
     # --- worlds ------------------------------------------------------------------------------------------------------
 
     def world_began(self, turn: Turn, world: World) -> None:
-        """Trainers whose place is gone are gone; the others train on."""
+        """A new world has begun: trainers whose slot is not in it are lost, the others continue."""
         self._world = world
         self._lost(turn, self._state.people.follow(world))
         self._waiting = {caller: join for caller, join in self._waiting.items() if self._has_place(caller)}
@@ -54,60 +58,60 @@ class Trainers:
         return self._world is None or (member is not None and caller.slot in member.used)
 
     def lost(self, turn: Turn, number: int) -> None:
-        """A pserver says that a trainer's connections broke."""
+        """A pserver reports that a trainer's connections broke."""
         self._lost(turn, self._state.people.lose([number]))
 
     def _lost(self, turn: Turn, gone: list[Trainer]) -> None:
         for one in gone:
             if one.begun:
-                turn.note(f"trainer {one.name} (number {one.number}) is gone; nobody waits for it")
+                turn.note(f"trainer {one.name} (number {one.number}) is lost; the others continue without it")
             self._beginning.pop(one.number, None)
             self._cuts.forget(one.caller)
             turn.change(PEOPLE)
 
     def rolled_back(self, turn: Turn) -> None:
-        """A new history: all begin anew."""
+        """The parameters are rolled back to a new history; all trainers must restart."""
         state = self._state
-        text = f"{state.reason}: the parameters go back to the last checkpoint. Begin anew"
+        text = f"{state.reason}: the parameters are rolled back to the last checkpoint. Restart the process"
         for one in state.people.trainers.values():
-            turn.tell(one.caller, messages.Refused("stale", text))
+            turn.send(one.caller, messages.Refused("stale", text))
         state.people.lose(list(state.people.trainers))
         self._beginning = {}
-        for caller, word in self._waiting.items():  # they have not been let in yet
-            self._join(turn, caller, word)
-        # What scripts have set they set again; what was set by hand, for the job, still holds.
+        for caller, message in self._waiting.items():  # not admitted yet, so they stay
+            self._join(turn, caller, message)
+        # Scripts set their factors again; those set by hand for the whole job still apply.
         state.holds = []
         state.world_holds = [messages.LrHold(0, state.world_factor)] if state.world_factor != 1.0 else []
         turn.change(PEOPLE)
         turn.change(LR)
 
-    # --- words -------------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def said(self, turn: Turn, caller: Caller, body: str) -> None:
-        """A trainer says something."""
+        """Process a message from a trainer."""
         try:
-            word = messages.decode(body)
+            message = messages.decode(body)
         except ProtocolError as error:
-            turn.tell(caller, messages.Refused("word", f"not understood: {error}"))
+            turn.send(caller, messages.Refused("word", f"invalid message: {error}"))
             return
         if not self._has_place(caller):
-            turn.tell(
-                caller, messages.Refused("stale", f"{caller.node}/{caller.slot} has no place in the job's world now")
+            turn.send(
+                caller, messages.Refused("stale", f"{caller.node}/{caller.slot} has no slot in the job's current world")
             )
             return
-        if isinstance(word, messages.Join):
-            self._join(turn, caller, word)
+        if isinstance(message, messages.Join):
+            self._join(turn, caller, message)
             return
         trainer = self._state.people.at(caller)
-        number = getattr(word, "number", trainer.number if trainer is not None else 0)
+        number = getattr(message, "number", trainer.number if trainer is not None else 0)
         if trainer is None or number != trainer.number:
-            text = f"{caller.node}/{caller.slot}: another process has taken this place, or has never joined. Begin anew"
-            turn.tell(caller, messages.Refused("stale", text, getattr(word, "ask", 0)))
+            text = f"{caller.node}/{caller.slot}: the slot is taken, or the process has never joined. Restart it"
+            turn.send(caller, messages.Refused("stale", text, getattr(message, "ask", 0)))
             return
-        self._word(turn, trainer, word)
+        self._on_message(turn, trainer, message)
 
-    def _word(self, turn: Turn, trainer: Trainer, word: Any) -> None:
-        match word:
+    def _on_message(self, turn: Turn, trainer: Trainer, message: Any) -> None:
+        match message:
             case messages.Begin():
                 self._begin(turn, trainer)
             case messages.Leave():
@@ -116,74 +120,74 @@ class Trainers:
                     turn.change(PEOPLE)
             case messages.ChartPlease(version):
                 if self._state.version > version:
-                    turn.tell(trainer.caller, self.charted())
+                    turn.send(trainer.caller, self.charted())
             case messages.Suspect(server, why):
                 one = self._state.servers.get(server)
                 if one is not None:
                     turn.note(f"trainer {trainer.name} cannot reach pserver {one.name}: {why}")
-                turn.tell(trainer.caller, self.charted())
+                turn.send(trainer.caller, self.charted())
             case messages.SetLr(_, hold):
                 self._set_lr(turn, trainer, hold)
             case messages.Save(ask):
                 self._cuts.ask(turn, trainer.caller, ask)
             case messages.AtCut():
-                self._cuts.at_cut(turn, trainer, word)
+                self._cuts.at_cut(turn, trainer, message)
             case messages.DataNamed():
-                self._cuts.data_named(word)
+                self._cuts.data_named(message)
             case _:
-                text = f"{type(word).__name__} is nothing that a trainer says"
-                turn.tell(trainer.caller, messages.Refused("word", text))
+                text = f"{type(message).__name__} is not a message that a trainer sends"
+                turn.send(trainer.caller, messages.Refused("word", text))
 
-    def _join(self, turn: Turn, caller: Caller, word: messages.Join) -> None:
+    def _join(self, turn: Turn, caller: Caller, message: messages.Join) -> None:
         state = self._state
-        wrong = self._define(turn, caller, word)
+        wrong = self._define(turn, caller, message)
         if wrong:
-            turn.tell(caller, messages.Refused("table", wrong))
+            turn.send(caller, messages.Refused("table", wrong))
             return
         member = self._world.member(caller.node) if self._world is not None else None
         incarnation = str(member.incarnation) if member is not None else ""
-        _, old = state.people.join(caller, word.nonce, incarnation)
+        _, old = state.people.join(caller, message.nonce, incarnation)
         if old is not None:
             self._lost(turn, [old])
         turn.keep(PEOPLE)
-        self._waiting[caller] = word
+        self._waiting[caller] = message
         self._asked.add(caller)
 
     def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
-        """A checkpoint with these tables is about to be restored. Who waits to be let in and has defined them
-        otherwise is refused: the checkpoint is right, and nothing of it may be lost to another model."""
+        """A checkpoint with these tables is about to be restored. Refuse waiting trainers that define a table
+        differently, so that none of the checkpoint's data is lost to another model."""
         state = self._state
-        if not state.reason:  # no pserver knows yet of what scripts have defined
+        if not state.reason:  # no pserver knows the scripts' definitions yet
             state.tables = {}
         state.tables.update({table.name: table for table in saved})
         turn.change(TABLES)
-        for caller, word in list(self._waiting.items()):
-            wrong = differences(saved, word.tables)
+        for caller, message in list(self._waiting.items()):
+            wrong = differences(saved, message.tables)
             if wrong:
                 del self._waiting[caller]
                 one = state.people.at(caller)
                 self._lost(turn, state.people.lose([one.number] if one is not None else []))
-                turn.tell(caller, messages.Refused("table", f"{wrong}\n{ADVICE}"))
-                turn.note(f"trainer {caller.node}/{caller.slot} is refused: {wrong}")
+                turn.send(caller, messages.Refused("table", f"{wrong}\n{ADVICE}"))
+                turn.note(f"trainer {caller.node}/{caller.slot} refused: {wrong}")
             else:
-                state.tables = {**{table.name: table for table in word.tables}, **state.tables}
+                state.tables = {**{table.name: table for table in message.tables}, **state.tables}
 
-    def _define(self, turn: Turn, caller: Caller, word: messages.Join) -> str:
-        """Take up tables that are new; says what differs in others."""
+    def _define(self, turn: Turn, caller: Caller, message: messages.Join) -> str:
+        """Add new table definitions; return the differences from existing ones, as text."""
         tables = self._state.tables
         lines = []
-        for table in word.tables:
+        for table in message.tables:
             known = tables.get(table.name)
             difference = table.difference(known) if known is not None else ""
             if difference:
                 lines.append(f"table {table.name}: {difference} (here: this script, there: the job)")
-        new = [table for table in word.tables if table.name not in tables]
+        new = [table for table in message.tables if table.name not in tables]
         one = self._state.people.at(caller)
-        if new and not lines and self._state.found and (one is None or one.nonce != word.nonce):
-            wrong = differences(self._state.found[0].tables, word.tables)  # has one got another name?
+        if new and not lines and self._state.found and (one is None or one.nonce != message.nonce):
+            wrong = differences(self._state.found[0].tables, message.tables)  # may a table have been renamed?
             lines += [wrong, ADVICE] if wrong else []
         if len(tables) + len(new) > MOST_TABLES:
-            lines.append(f"{len(tables) + len(new)} tables are more than {MOST_TABLES}")
+            lines.append(f"{len(tables) + len(new)} tables exceed the limit of {MOST_TABLES}")
         if lines:
             return "\n".join(lines)
         for table in new:
@@ -200,27 +204,27 @@ class Trainers:
             turn.change(PEOPLE)
             self._cuts.halt(turn, trainer.number)
         else:
-            turn.tell(trainer.caller, self.charted())
+            turn.send(trainer.caller, self.charted())
 
     # --- learning rates ----------------------------------------------------------------------------------------------
 
     def _set_lr(self, turn: Turn, trainer: Trainer, hold: messages.LrHold) -> None:
         if hold.table and hold.table not in self._state.tables:
-            turn.tell(trainer.caller, messages.Refused("word", f"set_lr: there is no table {hold.table}"))
+            turn.send(trainer.caller, messages.Refused("word", f"set_lr: there is no table {hold.table}"))
         elif not 0 <= hold.factor < float("inf"):
-            turn.tell(trainer.caller, messages.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
+            turn.send(trainer.caller, messages.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
         else:
             self._hold(turn, self._state.holds, hold)
 
     def settings_hold(self, turn: Turn, settings: Settings) -> None:
-        """The world's settings have a factor for the LR."""
+        """Apply the LR factor of the world's settings."""
         if settings.factor == self._state.world_factor:
             return
         self._state.world_factor = settings.factor
         self._hold(turn, self._state.world_holds, messages.LrHold(0, settings.factor))
 
     def _hold(self, turn: Turn, holds: list[messages.LrHold], new: messages.LrHold) -> None:
-        """From its step, or as soon as nobody has got there, on."""
+        """Apply a factor from its step on, or from the first step that no trainer has reached."""
         top = self._state.top_step
         new = replace(new, step=max(new.step, top + 1))
         holds[:] = [one for one in holds if (one.table, one.step) != (new.table, new.step)]
@@ -236,7 +240,7 @@ class Trainers:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def settle(self, turn: Turn) -> None:
-        """Let in those that wait, as soon as every bucket has an owner."""
+        """Admit waiting trainers as soon as every bucket has an owner."""
         state = self._state
         if self._beginning and not self._cuts.marking:
             beginning, self._beginning = self._beginning, {}
@@ -255,41 +259,41 @@ class Trainers:
                 turn.keep(CHART)
 
     def charted(self) -> messages.Charted:
-        """Where everything is now."""
-        return messages.Charted(0, self._chart(), self._state.people.epoch, self._state.members())
+        """The current placement map and membership."""
+        return messages.Charted(0, self._placement(), self._state.people.epoch, self._state.members())
 
-    def tell(self, turn: Turn) -> None:
-        """Last of a turn: who waited is let in; everybody hears what is new of owners, pservers and members."""
+    def notify(self, turn: Turn) -> None:
+        """End a turn: answer admitted trainers, and send changes of placement and membership to all."""
         state = self._state
         ready, self._ready = self._ready, {}
-        chart = self._chart()
+        placement = self._placement()
         news = self._news()
         if news:
             for one in state.people.trainers.values():
                 if one.caller not in ready and one.caller not in self._waiting:
                     turn.effects += [Tell(one.caller, body) for body in news]
         for caller, trainer in ready.items():
-            turn.tell(caller, self._joined(trainer, chart))
+            turn.send(caller, self._joined(trainer, placement))
         asked, self._asked = self._asked, set()
         for caller in asked & self._waiting.keys():
-            turn.tell(caller, messages.Waits(waiting(state) or "the first copies are being made"))
+            turn.send(caller, messages.Waits(waiting(state) or "the first copies are being created"))
 
     def _news(self) -> list[str]:
-        """What is different since the last call: one word for all, however many they are."""
-        now, told = self.charted(), self._told
-        if told is None:
-            self._told = now
+        """The changes since the last call, encoded once for all trainers."""
+        now, sent = self.charted(), self._sent
+        if sent is None:
+            self._sent = now
             return []
-        if now.chart is told.chart and now.epoch == told.epoch:
+        if now.chart is sent.chart and now.epoch == sent.epoch:
             return []
-        self._told, found = now, []
-        if _placed(now.chart) != _placed(told.chart):
+        self._sent, found = now, []
+        if _placed(now.chart) != _placed(sent.chart):
             found.append(messages.encode(messages.Placed(now.token, now.chart)))
-        if now.epoch != told.epoch:
-            found.append(messages.encode(counted(now.token, told.epoch, told.members, now.epoch, now.members)))
+        if now.epoch != sent.epoch:
+            found.append(messages.encode(counted(now.token, sent.epoch, sent.members, now.epoch, now.members)))
         return found
 
-    def _joined(self, trainer: Trainer, chart: messages.PlacementMap) -> messages.Joined:
+    def _joined(self, trainer: Trainer, placement: messages.PlacementMap) -> messages.Joined:
         state = self._state
         restored = ""
         if state.found:
@@ -300,7 +304,7 @@ class Trainers:
         return messages.Joined(
             trainer.number,
             0,
-            chart,
+            placement,
             state.people.epoch,
             state.members(),
             state.training,
@@ -311,5 +315,5 @@ class Trainers:
         )
 
 
-def _placed(chart: messages.PlacementMap) -> tuple[object, ...]:
-    return chart.owner, chart.servers, chart.history
+def _placed(placement: messages.PlacementMap) -> tuple[object, ...]:
+    return placement.owner, placement.servers, placement.history

@@ -1,2 +1,2 @@
-"""Connections between Master, pservers and trainers: blocking sockets with deadlines, TLS, shared buffers, the calling
-and the called side, the Master's lines to pservers, and a pserver's standard streams."""
+"""Connections between Master, pservers and trainers: blocking sockets with deadlines, TLS, shared buffers, caller and
+endpoint, the Master's connections to pservers, and a pserver's standard streams."""

@@ -1,8 +1,8 @@
-"""Requests to a parameter server: the side that calls. The side that is called is ``ps/net/endpoint.py``.
+"""The calling side of a connection to a parameter server; the other side is ``ps/net/endpoint.py``.
 
-Blocking sockets and threads, for a pull is one write and one read that way. A ``Caller`` is one connection with one
-request at a time; whoever wants several at once makes several. A server on the same machine (``machine_id``) is called
-over a unix socket of the abstract namespace, any other over TCP, with TLS if the job has a certificate.
+Uses blocking sockets and threads, so that a pull is one write and one read. A ``Caller`` is one connection with one
+request at a time; use several for concurrent requests. A server on the same machine (``machine_id``) is reached over a
+unix socket in the abstract namespace, others over TCP, with TLS if the job has a certificate.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, Calling, Hello
 __all__ = ["Caller", "Endpoint", "Limits", "Peer", "Place", "Reply", "machine_id"]
 
 FRAME_S = 10.0
-"""A caller who waits for an answer gives one that has begun to come at least this long."""
+"""A caller that polls for answers gives an answer that has begun to arrive at least this many seconds."""
 _BYE_S = 0.2
 
 
 class Place(Protocol):
-    """Where a server is reached, such as ``ps.protocol.messages.Server``."""
+    """Address of a server, such as ``ps.protocol.messages.Server``."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The server's name, for messages."""
         ...
 
     @property
     def host(self) -> str:
-        """Its TCP address."""
+        """TCP host."""
         ...
 
     @property
     def port(self) -> int:
-        """Its TCP port."""
+        """TCP port."""
         ...
 
     @property
     def path(self) -> str:
-        """Its unix socket (abstract name); empty: none."""
+        """Unix socket (abstract name); empty if there is none."""
         ...
 
     @property
     def machine(self) -> str:
-        """``machine_id`` where it runs."""
+        """``machine_id`` of the server's machine."""
         ...
 
 
 class Caller:
-    """One connection to a server. Any thread may call; one request at a time."""
+    """One connection to a server, one request at a time. Thread-safe."""
 
     def __init__(self, connection: Connection, where: str, greeting: dict[str, Any]) -> None:
-        """Use ``Caller.connect``."""
+        """Use ``Caller.connect`` instead."""
         self.where = where
-        """Name and address, for messages."""
+        """Name and address of the server, for messages."""
         self.greeting = greeting
-        """What the server said about itself."""
+        """What the server sent about itself in the handshake."""
         self.heard: Callable[[Frame], None] = lambda frame: None
-        """Called with what the server says unasked, while a request or ``receive`` waits. Must not call back."""
+        """Called with unsolicited frames while ``request`` or ``receive`` waits. Must not use this caller."""
         self._connection = connection
         self._numbers = UNASKED
         self._broken = ""
@@ -80,10 +80,11 @@ class Caller:
     def connect(
         cls, server: Place, hello: Hello, *, secret: str, deadline_s: float, tls: ssl.SSLContext | None = None
     ) -> Caller:
-        """Raises ``Unreachable``, ``TimedOut``, ``DamagedFrame``; ``Denied`` when the server refuses us."""
+        """Connect and authenticate. Raises ``Unreachable``, ``TimedOut``, ``DamagedFrame``, and ``Denied`` if the
+        server refuses."""
         until_s = now_s() + deadline_s
         if server.path and server.machine and server.machine == machine_id():
-            with contextlib.suppress(Unreachable):  # then it may still be reached the other way
+            with contextlib.suppress(Unreachable):  # fall back to TCP
                 where = f"{server.name} (unix socket {server.path})"
                 return cls._greet(Plain(connect_unix(server.path, until_s)), None, where, hello, secret, until_s)
         where = f"{server.name} ({address(server.host, server.port)})"
@@ -104,7 +105,9 @@ class Caller:
             try:
                 proof = calling.answer(connection.read(ANSWER_BYTES, until_s))
             except ProtocolError as error:
-                text = f"parameter server {where}: {error}. It is another job's, or this process has another secret"
+                text = (
+                    f"parameter server {where}: {error}. It belongs to another job, or this process has another secret"
+                )
                 raise Denied("token", text) from None
             connection.write_bytes(proof, until_s)
             connection.write(Op.HELLO, HELLO_NUMBER, hello.pack(), (), until_s)
@@ -124,7 +127,7 @@ class Caller:
 
     @property
     def broken(self) -> bool:
-        """Whether it is of no more use: something has gone wrong, or it was closed."""
+        """True if the connection has failed or was closed."""
         return bool(self._broken)
 
     def request(
@@ -137,12 +140,12 @@ class Caller:
         patience_s: float | None = None,
         into: Into | None = None,
     ) -> Frame:
-        """Ask, and wait for the answer. ``parts``: buffers that follow one another in the body, never copied.
-        ``patience_s``: when the server is to answer, at the latest, that it has to wait for others; None: deadline_s.
+        """Send a request and wait for the answer.
 
-        The body of the answer lies in memory of this connection (or of the server: to be read only) until the next
-        request, or, for an OK, where ``into`` says. Raises ``TimedOut``, ``DamagedFrame``, ``Unreachable``; the
-        connection is broken then.
+        ``parts``: buffers that make up the body, never copied. ``patience_s``: the server answers WAIT after this time
+        if it must wait for others; None: ``deadline_s``. The body of the answer lies in this connection's memory (or
+        the server's, read-only) until the next request, or, for an OK, where ``into`` says. Raises ``TimedOut``,
+        ``DamagedFrame``, ``Unreachable``; the connection is then broken.
         """
         until_s = now_s() + deadline_s
         with self._asking:
@@ -153,8 +156,8 @@ class Caller:
                 if frame.request == number:
                     return frame
                 if frame.request > number:
-                    self._give_up("it answers what nobody has asked")
-                    raise DamagedFrame(f"parameter server {self.where} answers what nobody has asked")
+                    self._give_up("it answered a request that was never sent")
+                    raise DamagedFrame(f"parameter server {self.where} answered a request that was never sent")
 
     def send(
         self,
@@ -165,8 +168,8 @@ class Caller:
         deadline_s: float,
         patience_s: float | None = None,
     ) -> int:
-        """Ask without waiting; returns the number of the request. For STREAM: an answer with this or a higher number
-        says that all up to there are done. Somebody has to ``receive`` meanwhile. Raises as ``request``."""
+        """Send a request without waiting; return its number. For STREAM, an answer with this number or a higher one
+        acknowledges everything up to it. Another thread must call ``receive`` meanwhile. Raises as ``request`` does."""
         return self._send(
             op, head, parts, now_s() + deadline_s, deadline_s if patience_s is None else patience_s, borrows=False
         )
@@ -182,15 +185,15 @@ class Caller:
                 self._connection.write(op, number, head, body, until_s, patience_s, borrows=borrows)
                 return number
             except ProtocolError:
-                raise  # nothing of it has been sent
+                raise  # nothing has been sent
             except BaseException as error:  # noqa: BLE001 - raised on
                 raise self._failed(error) from None
             finally:
                 self._leave()
 
     def receive(self, *, deadline_s: float) -> Frame:
-        """The next answer, to whatever was asked. Raises as ``request``; but when nothing at all came in time, nothing
-        is broken: ``TimedOut``."""
+        """Wait for the next answer. Raises as ``request`` does; but if nothing at all arrived in time, ``TimedOut``
+        leaves the connection usable."""
         until_s = now_s() + deadline_s
         while True:
             frame = self._next(until_s, None, patient=True)
@@ -198,7 +201,7 @@ class Caller:
                 return frame
 
     def close(self) -> None:
-        """Say farewell, if that is possible at once, and hang up."""
+        """Send a farewell if that does not block, and close the connection."""
         if not self._broken and self._connection.sending.acquire(timeout=_BYE_S):
             try:
                 with contextlib.suppress(EdlError):
@@ -208,11 +211,11 @@ class Caller:
         self._give_up("it was closed")
 
     def abort(self) -> None:
-        """Hang up without a word: whoever waits in a call here gets ``Unreachable``. Any thread."""
-        self._give_up("it was given up")
+        """Close the connection without a farewell; pending calls raise ``Unreachable``. Thread-safe."""
+        self._give_up("it was aborted")
 
     def _next(self, until_s: float, into: Into | None, *, patient: bool = False) -> Frame:
-        """The next frame; what is said unasked goes to ``heard`` first."""
+        """Read the next frame; unsolicited frames are also passed to ``heard``."""
         with self._connection.receiving:
             self._enter()
             begun = not patient
@@ -235,7 +238,7 @@ class Caller:
     def _enter(self) -> None:
         with self._counting:
             if self._broken:
-                raise Unreachable(f"parameter server {self.where}: the connection is over ({self._broken})")
+                raise Unreachable(f"parameter server {self.where}: the connection is closed ({self._broken})")
             self._users += 1
 
     def _leave(self) -> None:
@@ -245,7 +248,7 @@ class Caller:
                 self._connection.close()
 
     def _failed(self, error: BaseException) -> BaseException:
-        """The line is in the middle of something, so it is over. Returns what to raise."""
+        """Close a connection that has failed in mid-frame; return the error to raise."""
         why = self._broken or str(error)
         self._give_up(why)
         return type(error)(f"parameter server {self.where}: {why}") if isinstance(error, Unreachable) else error

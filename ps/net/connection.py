@@ -1,7 +1,7 @@
-"""Frames over one blocking socket: every call has a deadline, and a body is received where it is to lie.
+"""Frames over a blocking socket. Every call has a deadline, and bodies are received in place.
 
-The kernel keeps the time (``SO_RCVTIMEO``, ``SO_SNDTIMEO``): a call that does not have to wait is one system call, and
-one that has to wakes up now and then to look at its deadline.
+The kernel keeps the time (``SO_RCVTIMEO``, ``SO_SNDTIMEO``): a call that need not wait is one system call; one that
+waits wakes up from time to time to check its deadline.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ps.protocol.frames import HEADER_BYTES, MOST_BODY, Check, Frame, Header, Op
 now_s = SystemClock().now_s
 
 Into = Callable[[int, bytes], memoryview | None]
-"""Where a body of so many bytes is to lie, given the head; None: in the arena."""
+"""Chooses the memory for a body of the given size, given the head; None: use the arena."""
 
 _PEEK_BYTES = 4096
-"""Read at once with a header: most heads, and small bodies, come with it."""
+"""Read together with a header: includes most heads and small bodies."""
 _CHUNK_BYTES = 1 << 20
-"""A body is received and checked in pieces of this size: the checksum finds them in the cache."""
+"""Bodies are received and checked in chunks of this size, so that the checksum finds them in the cache."""
 _MOST_PARTS = 512
-"""Buffers that one call sends; the system takes 1024."""
+"""Most buffers per system call; the system's limit is 1024."""
 _WAITS_S = (10.0, 1.0)
-"""At most so long in one call; exactly to the deadline only when less than the last is left."""
+"""Timeouts of one system call, in seconds. Only when less than the last is left, the exact deadline is used."""
 _SHORTEST_WAIT_S = 0.001
 _UNIX_BUFFER_BYTES = 4 << 20
 _TIMEVAL = struct.Struct("@ll")
@@ -44,33 +44,35 @@ _FILE_ROOM = socket.CMSG_SPACE(2 * array("i").itemsize)
 
 
 class Wire(Protocol):
-    """A byte stream: a socket, or TLS over one. Both directions may be used at the same time by two threads."""
+    """A byte stream: a socket, or TLS over one. One thread may read while another writes."""
 
     checked: bool
-    """Whether it could damage what it carries unnoticed."""
+    """True if frames need checksums, because the transport could damage data unnoticed."""
 
     def read_into(self, view: memoryview, least: int, until_s: float) -> int:
-        """At least ``least`` bytes, at most as many as fit. Raises ``TimedOut``, ``Unreachable`` (also at the end)."""
+        """Read at least ``least`` bytes, at most as many as fit. Raises ``TimedOut``, ``Unreachable`` (also at the
+        end)."""
         ...
 
     def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
-        """All of it, in order; with an open file that goes along. Raises ``TimedOut``, ``Unreachable``."""
+        """Write all parts in order, passing an open file descriptor along if given. Raises ``TimedOut``,
+        ``Unreachable``."""
         ...
 
     def pending(self) -> bool:
-        """Whether there is something to be read at once."""
+        """True if data can be read without waiting."""
         ...
 
     def hung_up(self) -> bool:
-        """Whether the other side is known to be gone; what it sent before may still lie there."""
+        """True if the peer is known to have closed; unread data may remain."""
         ...
 
     def shut(self) -> None:
-        """End both directions: whoever waits in a call wakes up. Any thread, any time."""
+        """Shut down both directions, which wakes up blocked calls. Thread-safe, at any time."""
         ...
 
     def close(self) -> None:
-        """Give the socket back, once nobody uses it any more."""
+        """Close the socket, once no thread uses it."""
         ...
 
 
@@ -83,8 +85,8 @@ class Plain:
         connection.setblocking(True)
         self.checked = connection.family != socket.AF_UNIX
         self.files: list[int] | None = None
-        """Open files that have come along; None: they are not wanted."""
-        if not self.checked:  # what is sent lies in the sender's buffer; that of TCP the kernel sizes as it learns
+        """File descriptors received; None: not wanted."""
+        if not self.checked:  # unix: data stays in the sender's buffer; TCP: the kernel tunes its size
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -104,16 +106,16 @@ class Plain:
                 else:
                     count = self._receive_with_files(view[done:], self.files)
             except BlockingIOError:
-                _look(until_s, f"nothing came, with {least - done} bytes still to come")
+                _look(until_s, f"nothing was received, {least - done} bytes missing")
                 continue
             except OSError as error:
                 raise Unreachable(f"the connection broke: {_reason(error)}") from None
             if not count:
-                raise HungUp("the other side hung up")
+                raise HungUp("the peer closed the connection")
             done += count
             if done >= least:
                 return done
-            _look(until_s, f"the other side is too slow, with {least - done} bytes still to come")
+            _look(until_s, f"the peer is too slow, {least - done} bytes missing")
 
     def _receive_with_files(self, view: memoryview, files: list[int]) -> int:
         count, extra, _, _ = self._socket.recvmsg_into([view], _FILE_ROOM, _CLOSE_ON_EXEC)
@@ -133,7 +135,7 @@ class Plain:
             try:
                 count = self._socket.sendmsg(rest[:_MOST_PARTS], along, _NO_SIGNAL)
             except BlockingIOError:
-                _look(until_s, "the other side takes nothing")
+                _look(until_s, "the peer does not read")
                 continue
             except OSError as error:
                 raise Unreachable(f"the connection broke: {_reason(error)}") from None
@@ -145,7 +147,7 @@ class Plain:
             if count:
                 rest[0] = rest[0][count:]
             if rest:
-                _look(until_s, "the other side is too slow")
+                _look(until_s, "the peer is too slow")
 
     def pending(self) -> bool:
         """See ``Wire``."""
@@ -176,7 +178,7 @@ class Plain:
         return found[0][1] if found else 0
 
     def _wait(self, direction: int, until_s: float) -> None:
-        """How long the kernel waits in the next call; told only when it changes."""
+        """Set the kernel's timeout for the next call, if it differs from the last."""
         left_s = until_s - now_s()
         for wait_s in _WAITS_S:
             if left_s >= wait_s:
@@ -195,14 +197,14 @@ class Plain:
 
 
 class Connection:
-    """Frames over a wire. One thread may read while another writes; each direction has its own lock outside of here."""
+    """Frames over a wire. One thread may read while another writes; callers hold ``receiving`` or ``sending``."""
 
     def __init__(self, wire: Wire, *, check: bool) -> None:
         self.wire = wire
         self.check = check and wire.checked
         self.arena = Arena()
         self.lends = CAN_LEND and isinstance(wire, Plain) and not wire.checked
-        """Whether bodies may lie in memory that both sides see."""
+        """True if bodies can be placed in shared memory."""
         self.borrowed: Borrowed | None = None
         self._peeked = memoryview(bytearray(_PEEK_BYTES))
         self._begin = self._end = 0
@@ -212,24 +214,24 @@ class Connection:
     # --- raw bytes, for the handshake ------------------------------------------------------------------------------
 
     def read(self, size: int, until_s: float) -> bytes:
-        """Exactly so many bytes."""
+        """Read exactly ``size`` bytes."""
         data = bytearray(size)
         self._fill(memoryview(data), until_s)
         return bytes(data)
 
     def write_bytes(self, data: bytes, until_s: float) -> None:
-        """All of it."""
+        """Write all of ``data``."""
         self.wire.write([memoryview(data)], until_s)
 
     # --- frames ----------------------------------------------------------------------------------------------------
 
     def borrow(self) -> None:
-        """Take bodies in memory that the other side lends, from now on."""
+        """From now on accept bodies in memory lent by the peer."""
         if self.lends and isinstance(self.wire, Plain):
             self.borrowed, self.wire.files = Borrowed(), []
 
     def close(self) -> None:
-        """Give everything back, once nobody uses it any more. A body that somebody still looks at stays."""
+        """Release all resources, once no thread uses them. A body that is still referenced stays valid."""
         self.wire.close()
         self.borrowed = None
 
@@ -245,7 +247,7 @@ class Connection:
         borrows: bool = False,
         lent: Lent | None = None,
     ) -> None:
-        """A whole frame. ``lent``: the body lies there. After an error the connection is of no more use."""
+        """Write a whole frame. ``lent``: the memory that holds the body. After an error the connection is unusable."""
         first = pack(
             op, request, head, body, patience_s=patience_s, check=self.check, lent=lent is not None, borrows=borrows
         )
@@ -255,7 +257,7 @@ class Connection:
             self.wire.write([memoryview(first), *body], until_s)
 
     def idle(self, until_s: float = float("inf")) -> None:
-        """Wait until something comes: the first byte of a frame, or the end."""
+        """Wait until data arrives, or the end of the stream."""
         if self._begin == self._end:
             self._more(1, until_s)
 
@@ -268,16 +270,19 @@ class Connection:
         most_body: int = MOST_BODY,
         bytes_per_s: float = float("inf"),
     ) -> Frame:
-        """The next frame. ``into``: asked only for the body of an OK. ``bytes_per_s``: a large one has more time.
+        """Read the next frame. ``into`` is only used for the body of an OK. ``bytes_per_s`` extends the deadline for
+        large bodies.
 
-        Raises ``DamagedFrame``, ``TimedOut``, ``Unreachable``; the connection is of no more use then.
+        Raises ``DamagedFrame``, ``TimedOut``, ``Unreachable``; the connection is then unusable.
         """
         try:
             header = unpack(self._take(HEADER_BYTES, until_s))
             if most_head is not None and (header.head_bytes > most_head or header.body_bytes):
                 raise ProtocolError(f"a frame of {header.head_bytes} + {header.body_bytes} bytes instead of a HELLO")
             if header.body_bytes > most_body:
-                raise ProtocolError(f"a body of {header.body_bytes} bytes ({header.op.name}); the most are {most_body}")
+                raise ProtocolError(
+                    f"a body of {header.body_bytes} bytes ({header.op.name}) exceeds the limit of {most_body}"
+                )
             until_s += header.body_bytes / bytes_per_s
             head = self._take_head(header, until_s)
             header.accept_head(head)
@@ -298,11 +303,11 @@ class Connection:
 
     @property
     def buffered(self) -> bool:
-        """Whether the next frame has begun to come, or the end."""
+        """True if the next frame has begun to arrive, or the stream has ended."""
         return self._begin < self._end or self.wire.pending()
 
     def _take(self, size: int, until_s: float) -> bytes:
-        """A small piece, through the buffer."""
+        """Read a small piece through the buffer."""
         if self._end - self._begin < size:
             self._more(size - (self._end - self._begin), until_s)
         data = bytes(self._peeked[self._begin : self._begin + size])
@@ -315,7 +320,7 @@ class Connection:
         return self.read(header.head_bytes, until_s)
 
     def _more(self, least: int, until_s: float) -> None:
-        """Into the buffer, which is empty but for the beginning of a small piece."""
+        """Refill the buffer, keeping an incomplete piece at its start."""
         kept = self._end - self._begin
         if self._begin:
             self._peeked[:kept] = bytes(self._peeked[self._begin : self._end])
@@ -323,7 +328,7 @@ class Connection:
         self._end += self.wire.read_into(self._peeked[kept:], least, until_s)
 
     def _fill(self, view: memoryview, until_s: float) -> None:
-        """A larger piece: what the buffer has, and the rest straight from the wire."""
+        """Read a large piece: first what is buffered, the rest directly from the wire."""
         have = min(self._end - self._begin, len(view))
         view[:have] = self._peeked[self._begin : self._begin + have]
         self._begin += have
@@ -331,10 +336,10 @@ class Connection:
             self.wire.read_into(view[have:], len(view) - have, until_s)
 
     def _lent(self, size: int, place: memoryview | None) -> memoryview:
-        """A body that the other side has put where we see it. Raises ``ProtocolError``."""
+        """Get a body from memory lent by the peer. Raises ``ProtocolError``."""
         files = self.wire.files if isinstance(self.wire, Plain) else None
         if self.borrowed is None or files is None:
-            raise ProtocolError("a body in memory that nobody has asked for")
+            raise ProtocolError("a body in lent memory, which was not requested")
         while files:
             self.borrowed.take(files.pop(0))
         body = self.borrowed.body(size)
@@ -344,7 +349,7 @@ class Connection:
         return place
 
     def _body(self, header: Header, place: memoryview, until_s: float) -> int:
-        """Receive it; returns its checksum, 0 when it has none."""
+        """Receive a body; return its checksum, or 0 if it is unchecked."""
         if header.body_check is None:
             self._fill(place, until_s)
             return 0
@@ -369,24 +374,24 @@ def _reason(error: OSError) -> str:
 
 
 def connect_tcp(host: str, port: int, until_s: float) -> socket.socket:
-    """A socket that is connected. Raises ``Unreachable``, ``TimedOut``."""
+    """Open a TCP connection. Raises ``Unreachable``, ``TimedOut``."""
     try:
         return socket.create_connection((host, port), max(_SHORTEST_WAIT_S, until_s - now_s()))
     except TimeoutError:
-        raise TimedOut("nobody answers") from None
+        raise TimedOut("no answer") from None
     except OSError as error:
         raise Unreachable(_reason(error)) from None
 
 
 def connect_unix(path: str, until_s: float) -> socket.socket:
-    """The same for an abstract unix socket."""
+    """Connect to an abstract unix socket. Raises ``Unreachable``, ``TimedOut``."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(max(_SHORTEST_WAIT_S, until_s - now_s()))
         connection.connect(f"\0{path}")
     except TimeoutError:
         connection.close()
-        raise TimedOut("nobody answers") from None
+        raise TimedOut("no answer") from None
     except OSError as error:
         connection.close()
         raise Unreachable(_reason(error)) from None
@@ -394,8 +399,8 @@ def connect_unix(path: str, until_s: float) -> socket.socket:
 
 
 def machine_id() -> str:
-    """The same for processes that can reach each other's abstract unix sockets: one kernel, one network namespace.
-    Empty where there are none."""
+    """An id shared by processes that can reach each other's abstract unix sockets: same kernel and network namespace.
+    Empty if abstract sockets are not available."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()}-{os.stat('/proc/self/ns/net').st_ino}"

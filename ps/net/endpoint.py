@@ -1,8 +1,7 @@
-"""The side of a parameter server that is called: it listens, and serves each peer in a thread of its own.
+"""The serving side of connections to a parameter server: it listens, and serves each peer in a thread of its own.
 
-So a peer that is slow, silent or malicious holds up nobody but itself. Strangers get so far as to prove that they know
-the secret, in a few seconds, with a few hundred bytes; whoever sends what is no frame is hung up on, with one line in
-the log.
+So a slow, silent or malicious peer only delays itself. An unauthenticated connection gets a few seconds and a few
+hundred bytes to prove that it knows the secret; a peer that sends invalid frames is disconnected with one log line.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _LARGE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer. The parts may be memory that is used again once it is sent (``Peer.room``)."""
+    """An answer. The parts may be memory that is reused once it is sent (``Peer.room``)."""
 
     op: Op = Op.OK
     head: bytes = b""
@@ -42,31 +41,31 @@ class Reply:
 
     @staticmethod
     def no(op: Op, **content: Any) -> Reply:
-        """Other than OK, with a head of these."""
+        """An answer other than OK, with the given head."""
         return Reply(op, pack_head(content))
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an endpoint allows."""
+    """Limits of an endpoint."""
 
     greeting_s: float = 5.0
-    """From the connection to an accepted HELLO."""
+    """Seconds from the connection to an accepted HELLO."""
     strangers: int = 64
-    """Connections that have not come so far. One more, and the oldest of them is closed."""
+    """Most unauthenticated connections; one more closes the oldest."""
     peers: int = 4096
     frame_s: float = 30.0
-    """A frame that has begun, or an answer, takes this long at most, and more if it is large:"""
+    """Most seconds for a frame that has begun, or for an answer; plus its size divided by:"""
     slowest_bytes_per_s: float = 1024 * 1024
     body_bytes: int = MOST_BODY
     push_s: float = 5.0
-    """For words that are said unasked."""
+    """Seconds for sending an unsolicited message."""
     unanswered: int = 32
-    """Frames of a stream that are answered together, at most."""
+    """Most frames of a stream that are acknowledged together."""
 
 
 class Peer:
-    """Somebody who is connected to an ``Endpoint``."""
+    """A client connected to an ``Endpoint``."""
 
     def __init__(self, connection: Connection, hello: Hello, limits: Limits) -> None:
         self.hello = hello
@@ -74,11 +73,11 @@ class Peer:
         self.number = hello.number
         self.name = hello.name
         self.data: Any = None
-        """Whatever the owner of the endpoint wants to keep here."""
+        """For use by the owner of the endpoint."""
         self.farewell = False
-        """It has said BYE."""
+        """True once it has sent BYE."""
         self.heard_s = now_s()
-        """When it last said anything."""
+        """Time of the last frame received."""
         self._connection = connection
         self._limits = limits
         self._out = Arena()
@@ -89,7 +88,7 @@ class Peer:
         return str(self.hello)
 
     def room(self, size: int) -> memoryview:
-        """Memory for the body of the next answer, used again after that. For the handler of this peer only."""
+        """Memory for the body of the next answer, reused afterwards. Only for this peer's handler."""
         if not self._lending or not LENT_BYTES <= size <= KEPT_BYTES:
             return self._out.room(size)
         if self._lent is None:
@@ -98,27 +97,27 @@ class Peer:
 
     @property
     def gone(self) -> bool:
-        """Whether it is known to have hung up: somebody who waits on its behalf need not. Any thread."""
+        """True if the peer is known to have disconnected, so waiting on its behalf is pointless. Thread-safe."""
         return self._connection.wire.hung_up()
 
     def push(self, op: Op, head: bytes = b"", parts: Sequence[Any] = ()) -> bool:
-        """Say something unasked. Any thread; False when it cannot be said, and the connection ends then."""
+        """Send an unsolicited message. Returns False, and closes the connection, if it cannot be sent. Thread-safe."""
         return self._write(op, UNASKED, head, parts, self._limits.push_s)
 
     def hang_up(self) -> None:
-        """End the connection. Any thread."""
+        """Close the connection. Thread-safe."""
         self._connection.wire.shut()
 
     def asks(self, frame: Frame) -> None:
-        """For the endpoint: what comes next is the answer to this."""
+        """Used by the endpoint: note the request that is answered next."""
         self._lending = frame.borrows and self._connection.lends
 
     def answer(self, reply: Reply, request: int) -> bool:
-        """For the endpoint."""
+        """Used by the endpoint: send the answer to a request."""
         return self._write(reply.op, request, reply.head, reply.parts, self._limits.frame_s, self._lending)
 
     def let_go(self) -> None:
-        """For the endpoint: the connection is over."""
+        """Used by the endpoint: release memory after the connection has ended."""
         if self._lent is not None:
             self._lent.close()
 
@@ -136,7 +135,7 @@ class Peer:
             connection.write(op, request, head, body, now_s() + patience_s, lent=lent)
             return True
         except Unreachable as error:
-            log.debug("Parameter server: %s cannot be answered: %s", self, error)
+            log.debug("Parameter server: cannot answer %s: %s", self, error)
             connection.wire.shut()
             return False
         finally:
@@ -147,13 +146,14 @@ Handler = Callable[[Peer, Frame], Reply]
 
 
 class Endpoint:
-    """Listens, and calls ``handler`` with each request, in a thread for each peer.
+    """Listens, and calls ``handler`` with each request, in one thread per peer.
 
-    The body of a request lies in memory that is used again as soon as the handler returns. A handler that raises
-    ``EdlError`` has the peer told REFUSED with kind ``error`` and the text; anything else is logged, and told as
-    ``internal``. ``met`` may refuse a peer: it returns ``(kind, text)``. ``greeted``: it has been told that it is not
-    refused, and may be told more. ``lost``: the connection of a peer that was
-    met ended without a farewell; ``left``: it ended at all (called first). They come from the peer's own thread.
+    The body of a request is only valid until the handler returns. If the handler raises ``EdlError``, the peer gets
+    REFUSED with kind ``error`` and the text; any other exception is logged and answered with kind ``internal``.
+
+    ``met`` may refuse a peer by returning ``(kind, text)``. ``greeted`` is called once an accepted peer has its answer
+    and may be sent more. ``left`` is called when the connection of an accepted peer ends; ``lost`` after that, if it
+    ended without a farewell. All are called on the peer's own thread.
     """
 
     def __init__(
@@ -183,13 +183,13 @@ class Endpoint:
         self.host, self.port, self.path, self.machine = "", 0, "", ""
 
     def start(self, host: str, port: int = 0) -> None:
-        """Listen on TCP, and on a unix socket where there are abstract ones. Raises ``PortInUse``."""
+        """Listen on TCP, and on an abstract unix socket if supported. Raises ``PortInUse``."""
         try:
             family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=256)
         except OSError as error:
             raise PortInUse(
-                f"cannot listen on {address(host, port)} for parameter servers' peers: {error.strerror}. Name an "
+                f"cannot listen on {address(host, port)} for parameter-server connections: {error.strerror}. Set an "
                 "address of this host with --local-addr"
             ) from error
         self._listeners.append(listener)
@@ -206,13 +206,13 @@ class Endpoint:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Those that are connected."""
+        """The connected peers."""
         with self._lock:
             return tuple(self._peers)
 
     def stop(self, *, wait_s: float = 1.0) -> None:
-        """Listen no more and end every connection; handlers under way are waited for, for a moment. ``lost`` is not
-        called for connections that end this way."""
+        """Stop listening and close all connections; wait at most ``wait_s`` seconds for running handlers. ``lost`` is
+        not called for these connections."""
         with self._lock:
             self._stopped = True
             wires = [*self._strangers.values(), *(peer._connection.wire for peer in self._peers)]
@@ -250,8 +250,8 @@ class Endpoint:
             except OSError as error:
                 if self._stopped or listener.fileno() < 0:
                     return
-                log.warning("Parameter server: cannot take a connection: %s", error)
-                threading.Event().wait(1.0)  # no descriptors left: not at once again
+                log.warning("Parameter server: cannot accept a connection: %s", error)
+                threading.Event().wait(1.0)  # out of descriptors: do not retry at once
                 continue
             try:
                 wire = Plain(connection)
@@ -264,7 +264,10 @@ class Endpoint:
                 if self._stopped or len(self._peers) >= self._limits.peers:
                     connection.close()
                     if not self._stopped:
-                        log.warning("Parameter server: %d peers are connected: no more", len(self._peers))
+                        log.warning(
+                            "Parameter server: refusing a connection: %d peers are connected, the limit",
+                            len(self._peers),
+                        )
                     continue
                 if len(self._strangers) >= self._limits.strangers:
                     oldest = min(self._strangers)
@@ -273,7 +276,7 @@ class Endpoint:
             try:
                 self._launch(self._serve, number, wire)
             except RuntimeError as error:  # no more threads
-                log.warning("Parameter server: cannot take a connection: %s", error)
+                log.warning("Parameter server: cannot start a thread for a connection: %s", error)
                 with self._lock:
                     self._strangers.pop(number, None)
                 wire.close()
@@ -292,9 +295,11 @@ class Endpoint:
                 self._listen(connection, peer)
         except (Unreachable, ProtocolError) as error:
             if not (self._stopped or isinstance(error, HungUp)):
-                log.warning("Parameter server: closing the connection of %s: %s", peer or "somebody unknown", error)
+                log.warning(
+                    "Parameter server: closing the connection of %s: %s", peer or "an unauthenticated peer", error
+                )
         except Exception:
-            log.exception("Parameter server: the connection of %s failed", peer or "somebody unknown")
+            log.exception("Parameter server: the connection of %s failed", peer or "an unauthenticated peer")
         finally:
             plain.shut()
             with self._lock:
@@ -303,11 +308,12 @@ class Endpoint:
                 self._part(peer)
                 peer.let_go()
             if connection is not None:
-                with connection.sending:  # whoever pushes just now has to be out of the socket before it is closed
+                with connection.sending:  # a concurrent push must have left the socket before it is closed
                     connection.close()
 
     def _greet(self, plain: Plain, until_s: float) -> tuple[Connection, Peer]:
-        """Raises ``ProtocolError`` or ``Unreachable`` when nothing comes of it; the other side has been told why."""
+        """Authenticate a connection. Raises ``ProtocolError`` or ``Unreachable``; a refused peer has been sent the
+        reason."""
         connection = Connection(called_over(plain, self._tls, until_s), check=False)
         called = Called(self._secret, connection.read(OPENING_BYTES, until_s))
         connection.write_bytes(called.answer, until_s)
@@ -328,16 +334,16 @@ class Endpoint:
         with self._lock:
             self._peers.discard(peer)
             orderly = peer.farewell or self._stopped
-        for tell in (self._left, self._lost)[: 1 if orderly else 2]:
+        for callback in (self._left, self._lost)[: 1 if orderly else 2]:
             try:
-                tell(peer)
+                callback(peer)
             except Exception:
-                log.exception("Parameter server: the end of the connection of %s", peer)
+                log.exception("Parameter server: cannot clean up after the connection of %s", peer)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _listen(self, connection: Connection, peer: Peer) -> None:
-        """Until the peer says BYE or hangs up, or cannot be answered."""
+        """Serve requests until the peer sends BYE, disconnects, or cannot be answered."""
         limits, owed, held = self._limits, 0, 0
         while True:
             connection.idle()
@@ -346,14 +352,14 @@ class Endpoint:
             )
             peer.heard_s = now_s()
             if owed and (frame.op is not Op.STREAM or len(frame.body) > _LARGE_BYTES):
-                if not peer.answer(_DONE, owed):  # what comes now may take long
+                if not peer.answer(_DONE, owed):  # what follows may take long
                     return
                 owed = held = 0
             if frame.op is Op.BYE:
                 peer.farewell = True
                 return
             if frame.op is Op.HELLO or frame.op >= Op.OK:
-                raise ProtocolError(f"{frame.op.name} is no request")
+                raise ProtocolError(f"{frame.op.name} is not a request")
             peer.asks(frame)
             reply = _DONE if frame.op is Op.PING else self._handle(peer, frame)
             plain = frame.op is Op.STREAM and reply.op is Op.OK and not (reply.head or reply.parts)
@@ -380,6 +386,6 @@ _DONE = Reply()
 
 
 def _refuse(connection: Connection, kind: str, text: str, until_s: float) -> None:
-    """Tell the caller why, and raise ``ProtocolError``."""
+    """Send the reason to the caller, then raise ``ProtocolError``."""
     connection.write(Op.REFUSED, HELLO_NUMBER, pack_head({"kind": kind, "text": text}), (), until_s)
     raise ProtocolError(f"refused ({kind}): {text}")

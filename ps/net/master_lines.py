@@ -1,10 +1,10 @@
-"""The Master's lines to the pservers: one connection for each leased key below ``ps/servers/``.
+"""The Master's connections to pservers: one for each leased key below ``ps/servers/``.
 
-A word is a CONTROL frame that nobody answers, its body the text of ``ps/protocol/messages.py``. Both sides prove that
-they know the pserver's secret, and the pserver learns the Master's fencing token. A pserver answers PING from the
-thread of this connection; one that stays silent for the length of a lease is frozen, or cannot be reached, and the line
-is down. A port that refuses is the proof of a death, as with agents. The line is tried again as long as the key is
-there.
+A message is a CONTROL frame without an answer; its body is a text of ``ps/protocol/messages.py``. Both sides prove that
+they know the pserver's secret, and the pserver learns the Master's fencing token. A pserver answers PING on the thread
+of this connection; if it is silent for the length of a lease, it is frozen or unreachable, and the connection counts as
+down. A refused connection proves that the process is dead, as with agents. Reconnects continue as long as the key
+exists.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, MASTER, Calling, H
 PREFIX = "ps/servers/"
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
-"""Between tries: doubled each time."""
+"""First and longest pause between two attempts, in seconds; doubled each time."""
 PINGS = 4
-"""In the time after which a silent pserver counts as frozen."""
+"""Pings within the time after which a silent pserver counts as frozen."""
 MOST_WORD = 64 << 20
 _PING_NUMBER = 2
 
 
 class Refuses(Protocol):
-    """Whether a host answers that nobody listens on a port."""
+    """Checks whether a host refuses connections to a port."""
 
     def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]:
-        """Ask. Silence counts as no."""
+        """True if the connection is refused. A timeout counts as False."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MasterLinesDeps:
-    """What lines need."""
+    """What the connections need."""
 
     lease_ttl_s: float
     log: Callable[[str], None]
     name: str = ""
-    """Of the Master's node, for the pserver's log."""
+    """Name of the Master's node, for the pserver's log."""
     tls: ssl.SSLContext | None = None
     refuses: Refuses = refuses
 
 
 @dataclass(frozen=True, slots=True)
 class _Helper:
-    """Where a pserver is reached, as its key says."""
+    """A pserver's address and secret, from its key."""
 
     host: str
     port: int
     secret: str = field(repr=False)
 
 
-class _Told(enum.Enum):
-    """What the listener has heard last."""
+class _Reported(enum.Enum):
+    """The last state reported to the listener."""
 
     NOTHING = "nothing"
     UP = "up"
@@ -84,13 +84,13 @@ class HelperLines:
         self._lines: dict[str, _Line] = {}
 
     def put(self, name: str, value: bytes) -> None:
-        """A pserver's key is there: keep a line to it."""
+        """A pserver's key was written: connect to it."""
         if not name.startswith(PREFIX):
             return
         try:
             helper = _helper(value)
         except ProtocolError as error:
-            self._kit.log(f"no line to {name}: {error}")
+            self._kit.log(f"cannot connect to {name}: {error}")
             return
         known = self._lines.get(name)
         if known is not None and known.helper == helper:
@@ -99,19 +99,19 @@ class HelperLines:
         self._lines[name] = _Line(self._kit, self._hello, self._listener, name, helper)
 
     def gone(self, name: str) -> None:
-        """Its key is gone."""
+        """A pserver's key was deleted: disconnect."""
         line = self._lines.pop(name, None)
         if line is not None:
             line.close()
 
     def send(self, name: str, body: str) -> None:
-        """Say something, if the line stands."""
+        """Send a message if the connection is up; otherwise it is dropped."""
         line = self._lines.get(name)
         if line is not None:
             line.send(body)
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all connections."""
         for name in list(self._lines):
             self.gone(name)
 
@@ -121,34 +121,34 @@ def _helper(value: bytes) -> _Helper:
         plain = json.loads(value)
         host, port, secret = plain["host"], plain["port"], plain["secret"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"its key does not say where it is ({error!r})") from None
+        raise ProtocolError(f"its key has no valid address ({error!r})") from None
     if not (isinstance(host, str) and isinstance(secret, str) and type(port) is int and 0 < port < 1 << 16):
-        raise ProtocolError("its key does not say where it is")
+        raise ProtocolError("its key has no valid address")
     return _Helper(host, port, secret)
 
 
 class _Line:
-    """The line to one pserver, made again and again."""
+    """The connection to one pserver, reopened as often as necessary."""
 
     def __init__(self, kit: MasterLinesDeps, hello: Hello, listener: LineListener, name: str, helper: _Helper) -> None:
         self.helper = helper
         self._kit, self._hello, self._listener, self._name = kit, hello, listener, name
-        self._told = _Told.NOTHING
+        self._reported = _Reported.NOTHING
         self._said = ""
         self._writer: asyncio.StreamWriter | None = None
-        """While the line stands."""
+        """Set while the connection is up."""
         self._unanswered = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def send(self, body: str) -> None:
-        """Lost when the line is down; the pserver says HELLO again on the next one."""
+        """Send a message; dropped if the connection is down. The pserver sends HELLO on each new one."""
         if self._writer is not None:
-            word = body.encode()
-            self._writer.writelines((pack(Op.CONTROL, UNASKED, b"", [memoryview(word)], check=True), word))
+            message = body.encode()
+            self._writer.writelines((pack(Op.CONTROL, UNASKED, b"", [memoryview(message)], check=True), message))
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """Disconnect and stop reconnecting."""
         self._task.cancel()
 
     # --- again and again -------------------------------------------------------------------------------------------
@@ -167,21 +167,21 @@ class _Line:
             await asyncio.sleep(pause_s)
 
     async def _down(self, error: Exception) -> None:
-        """Tell of it, once; a refusal again, for it says more."""
+        """Report once that the connection is down; report a refusal in addition, since it proves more."""
         helper = self.helper
         refused = await self._kit.refuses(helper.host, helper.port, min(1.0, self._kit.lease_ttl_s))
         if isinstance(error, ProtocolError | Denied) and str(error) != self._said:
             self._said = str(error)
-            self._kit.log(f"line to {self._name} ({address(helper.host, helper.port)}): {error}")
-        told = _Told.REFUSED if refused else _Told.DOWN
-        if told is not self._told and (refused or self._told is not _Told.REFUSED):
-            self._told = told
+            self._kit.log(f"connection to {self._name} ({address(helper.host, helper.port)}): {error}")
+        reported = _Reported.REFUSED if refused else _Reported.DOWN
+        if reported is not self._reported and (refused or self._reported is not _Reported.REFUSED):
+            self._reported = reported
             self._listener.down(self._name, refused)
 
     # --- one line --------------------------------------------------------------------------------------------------
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A line on which both sides know each other."""
+        """Open an authenticated connection."""
         helper = self.helper
         reader, writer = await asyncio.open_connection(helper.host, helper.port, ssl=self._kit.tls)
         try:
@@ -190,7 +190,7 @@ class _Line:
             try:
                 proof = calling.answer(await reader.readexactly(ANSWER_BYTES))
             except ProtocolError as error:
-                raise Denied("token", f"{error}; is another process on its port?") from None
+                raise Denied("token", f"{error}; another process may listen on its port") from None
             writer.writelines((proof, pack(Op.HELLO, HELLO_NUMBER, self._hello.pack(), check=True)))
             answer = await _read(reader)
             if answer.op is not Op.OK:
@@ -202,8 +202,8 @@ class _Line:
         return reader, writer
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until it breaks; raises why."""
-        self._writer, self._told, self._unanswered, self._said = writer, _Told.UP, 0, ""
+        """Receive messages until the connection breaks; raises the reason."""
+        self._writer, self._reported, self._unanswered, self._said = writer, _Reported.UP, 0, ""
         self._listener.up(self._name)
         self._ping(writer)
         try:
@@ -212,10 +212,10 @@ class _Line:
                 self._unanswered = 0
                 if frame.op is Op.CONTROL:
                     try:
-                        word = str(frame.body, "utf-8")
+                        message = str(frame.body, "utf-8")
                     except UnicodeDecodeError as error:
-                        raise ProtocolError(f"not a word: {error}") from None
-                    self._listener.heard(self._name, word)
+                        raise ProtocolError(f"not a text message: {error}") from None
+                    self._listener.heard(self._name, message)
         finally:
             self._writer = None
             if self._timer is not None:
@@ -223,8 +223,8 @@ class _Line:
             writer.transport.abort()
 
     def _ping(self, writer: asyncio.StreamWriter) -> None:
-        """Now and at each part of a lease. Counted, not timed: a Master that was frozen itself first reads what has
-        come meanwhile."""
+        """Ping now and repeatedly within a lease. Missing answers are counted, not timed: a Master that was frozen
+        itself first reads what has arrived meanwhile."""
         if self._unanswered == PINGS:
             writer.transport.abort()
             return
@@ -235,10 +235,10 @@ class _Line:
 
 
 async def _read(reader: asyncio.StreamReader) -> Frame:
-    """Raises ``EOFError``, ``OSError``, ``ProtocolError``."""
+    """Read one frame. Raises ``EOFError``, ``OSError``, ``ProtocolError``."""
     header = unpack(await reader.readexactly(HEADER_BYTES))
     if header.body_bytes > MOST_WORD:
-        raise ProtocolError(f"a word of {header.body_bytes} bytes")
+        raise ProtocolError(f"a message of {header.body_bytes} bytes is too long")
     head = await reader.readexactly(header.head_bytes)
     header.accept_head(head)
     body = await reader.readexactly(header.body_bytes)

@@ -1,4 +1,4 @@
-"""The launcher's end of a pserver process: lines over the standard streams."""
+"""The link between a pserver process and its launcher: lines over the standard streams."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, TextIO
 
 
 class Launcher:
-    """Whoever has started this process. ``gone``: it is no more."""
+    """The launcher that started this process. ``gone``: it has ended."""
 
     def __init__(self, answers: TextIO) -> None:
         self._answers = answers
         self.gone = False
 
-    def say(self, word: dict[str, Any]) -> None:
-        """One line."""
-        self._answers.write(json.dumps(word) + "\n")
+    def say(self, message: dict[str, Any]) -> None:
+        """Write one line of JSON."""
+        self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
 
     def answer_until_gone(self, gone: Callable[[], None], masterless: Callable[[], bool]) -> None:
-        """Say ``!`` to each line, ``!0`` while no Master is in touch, in a thread, until there are no more of them."""
+        """In a thread, answer each line with ``!``, or ``!0`` while no Master is connected, until stdin is closed; then
+        call ``gone``."""
 
         def answer() -> None:
             try:

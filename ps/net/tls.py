@@ -1,7 +1,7 @@
-"""TLS over a wire, for clusters whose network is not trusted: one certificate for the whole job.
+"""TLS over a wire, for clusters with an untrusted network: one certificate for the whole job.
 
-OpenSSL works on memory here, under a lock, and the bytes go over the plain wire: so deadlines are those of the plain
-wire, and one thread may read while another writes, which a socket of the ``ssl`` module does not allow.
+OpenSSL works on memory buffers under a lock, and the bytes go over the plain wire. So the plain wire's deadlines apply,
+and one thread may read while another writes, which a socket of the ``ssl`` module does not allow.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ _RECORDS_BYTES = 256 * 1024
 
 
 def contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For the side that calls and for the side that is called, from PEM files. Both show the certificate, and take any
-    that the authority has signed, whatever host it names: pservers live wherever there is room. Raises
-    ``SettingError``."""
+    """Contexts for the calling and the serving side, from PEM files. Both present the certificate and accept any that
+    the authority has signed, for any host name, because pservers may run anywhere. Raises ``SettingError``."""
     made = []
     for purpose in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
         context = ssl.SSLContext(purpose)
@@ -38,22 +37,22 @@ def contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext
 
 
 def calling_over(plain: Plain, context: ssl.SSLContext | None, until_s: float) -> Wire:
-    """The wire to be used by the side that calls."""
+    """The wire for the calling side; plain without a context."""
     return plain if context is None else Tls(plain, context, False, until_s)
 
 
 def called_over(plain: Plain, context: ssl.SSLContext | None, until_s: float) -> Wire:
-    """The wire to be used by the side that is called; unix sockets stay as they are."""
+    """The wire for the serving side; plain without a context or for unix sockets."""
     return plain if context is None or not plain.checked else Tls(plain, context, True, until_s)
 
 
 class Tls:
-    """``Wire`` with TLS."""
+    """A ``Wire`` with TLS."""
 
     checked = False
 
     def __init__(self, plain: Plain, context: ssl.SSLContext, called: bool, until_s: float) -> None:
-        """Shakes hands. Raises ``DamagedFrame`` when the other side has no good certificate, or speaks no TLS."""
+        """Perform the handshake. Raises ``DamagedFrame`` if the peer has no valid certificate or does not use TLS."""
         self._plain = plain
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=called)
@@ -70,7 +69,7 @@ class Tls:
                 self._receive(until_s)
             except ssl.SSLError as error:
                 self._flush(until_s)
-                raise DamagedFrame(f"no TLS with this certificate: {error.reason or error}") from None
+                raise DamagedFrame(f"TLS handshake failed: {error.reason or error}") from None
 
     def read_into(self, view: memoryview, least: int, until_s: float) -> int:
         """See ``Wire``."""
@@ -86,12 +85,12 @@ class Tls:
             except ssl.SSLError as error:
                 raise _broken(error) from None
             if not count:
-                raise HungUp("the other side hung up")
+                raise HungUp("the peer closed the connection")
             done += int(count)
         return done
 
     def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
-        """See ``Wire``; no file goes along."""
+        """See ``Wire``; a file descriptor cannot be passed."""
         for part in parts:
             for begin in range(0, len(part), _RECORDS_BYTES):
                 try:
@@ -125,7 +124,7 @@ class Tls:
             self._incoming.write(self._buffer[:count])
 
     def _flush(self, until_s: float) -> None:
-        """What OpenSSL wants to send, in its order."""
+        """Send OpenSSL's pending output, in order."""
         with self._flushing:
             with self._lock:
                 data = self._outgoing.read()
@@ -135,5 +134,5 @@ class Tls:
 
 def _broken(error: ssl.SSLError) -> HungUp | DamagedFrame:
     if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
-        return HungUp("the other side hung up")
+        return HungUp("the peer closed the connection")
     return DamagedFrame(f"TLS: {error.reason or error}")

@@ -1,2 +1,2 @@
-"""What Master, pservers and trainers say to each other, and how it is laid out as bytes: messages, frames, requests,
-the replication stream and the handshake. Pure: bytes and values in, bytes and values out."""
+"""The protocol between Master, pservers and trainers: messages, frames, requests, replication stream and handshake.
+Pure: bytes and values in, bytes and values out."""

@@ -1,7 +1,7 @@
-"""What has changed in orders and in the membership since the last word about it, so that not all is said again.
+"""Deltas of orders and membership, so that not everything is sent again.
 
-A change of one trainer among a thousand is a few bytes to everybody. Whoever has missed a word notices, since each says
-what it goes on from, and asks for everything.
+A change of one trainer among a thousand is a few bytes to each peer. Each delta names its base, so a peer that missed
+one notices and requests the complete state.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Members = tuple[Member, ...]
 
 
 def counted(token: int, since: int, before: Members, epoch: int, now: Members) -> Counted:
-    """From the membership of epoch ``since`` to that of ``epoch``."""
+    """The delta from the membership of epoch ``since`` to that of ``epoch``."""
     return Counted(token, since, epoch, *_moves(before, now))
 
 
 def members_after(members: Members, came: Iterable[Member], went: Iterable[int]) -> Members:
-    """Those of the next epoch, by their numbers."""
+    """Apply a membership delta; the result is in order of number."""
     left = {one.number: one for one in members}
     for number in went:
         left.pop(number, None)
@@ -30,7 +30,7 @@ def members_after(members: Members, came: Iterable[Member], went: Iterable[int])
 
 
 def orders_changed(before: Orders, now: Orders) -> OrdersChanged:
-    """From the one to the other, without what each pserver is told for itself."""
+    """The delta between two orders, without the parts specific to one pserver."""
     came, went = _moves(before.members, now.members)
     chart = None if replace(before.chart, version=now.chart.version) == now.chart else now.chart
     new = {name: getattr(now, name) for name in _SHARED if getattr(now, name) != getattr(before, name)}
@@ -40,7 +40,7 @@ def orders_changed(before: Orders, now: Orders) -> OrdersChanged:
 
 
 def orders_after(before: Orders, change: OrdersChanged) -> Orders:
-    """The inverse. ``change`` goes on from ``before``."""
+    """Apply a delta to the orders that it is based on."""
     chart = change.chart or replace(before.chart, version=change.version)
     new = {name: getattr(change, name) for name in _SHARED if getattr(change, name) is not None}
     members = members_after(before.members, change.came, change.went)

@@ -1,4 +1,5 @@
-"""Rows of 16 bits on the wire: half precision, and bfloat16: the upper half of a float32, which numpy does not have."""
+"""16-bit number formats on the network: half precision, and bfloat16 (the upper half of a float32), which numpy
+lacks."""
 
 from __future__ import annotations
 
@@ -10,20 +11,21 @@ from numpy.typing import NDArray
 from edl.errors import SettingError
 
 WIRE_DTYPES: dict[str, Any] = {"f4": np.dtype(np.float32), "f2": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
-"""What lies in a body, by its name in a head."""
+"""The numpy type of a body, by the format's name in a head."""
 _CHUNK = 1 << 16
-"""Numbers that are converted at a time: what is in between stays in the cache."""
+"""Numbers converted at a time, so that intermediate results stay in the cache."""
 
 
 def accept(name: str) -> str:
-    """``name``, if it is one. Raises ``SettingError``."""
+    """Return ``name`` if it is a known format. Raises ``SettingError``."""
     if name not in WIRE_DTYPES:
         raise SettingError("wire", repr(name), f"must be one of {', '.join(WIRE_DTYPES)}")
     return name
 
 
 def narrow(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
-    """Rows as they go over the wire; themselves for ``f4``. What half precision cannot hold becomes an infinity."""
+    """Convert rows to the network format; ``f4`` returns them unchanged. Values too large for half precision become
+    infinite."""
     if name == "f4":
         return rows
     if name == "f2":
@@ -33,7 +35,7 @@ def narrow(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
     flat, target = rows.reshape(-1).view(np.uint32), out.reshape(-1)
     for begin in range(0, len(flat), _CHUNK):
         bits = flat[begin : begin + _CHUNK]
-        # To the nearest, of two equally near ones to the even one. Adding must not carry a NaN into the sign.
+        # Round to nearest, ties to even. The addition must not carry a NaN into the sign bit.
         rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
         nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
         if nan.any():
@@ -43,7 +45,7 @@ def narrow(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
 
 
 def widen(values: NDArray[Any], name: str, out: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The inverse, into rows of the same shape, which it returns."""
+    """The inverse of ``narrow``, into ``out``, which has the same shape and is returned."""
     if name == "bf16":
         np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
     else:

@@ -1,9 +1,10 @@
-"""How a connection to a parameter server begins: both sides prove that they know its secret, then say who they are.
+"""The handshake of a connection to a parameter server: both sides prove that they know its secret, then the caller
+identifies itself.
 
-Pure: which bytes to send, and whether those that came will do. The caller sends ``Calling.opening``, reads
-``ANSWER_BYTES``, sends ``Calling.answer(...)`` and a HELLO frame; the called side reads ``OPENING_BYTES``, sends
-``Called.answer``, reads ``PROOF_BYTES`` and, when ``Called.accepts``, the HELLO. It answers OK, or REFUSED with a
-reason, and closes.
+Pure: computes the bytes to send and validates those received. The caller sends ``Calling.opening``, reads
+``ANSWER_BYTES``, sends ``Calling.answer(...)`` and a HELLO frame. The server reads ``OPENING_BYTES``, sends
+``Called.answer``, reads ``PROOF_BYTES`` and, if ``Called.accepts``, the HELLO. It answers OK, or REFUSED with a reason,
+and closes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ OPENING_BYTES = len(MAGIC) + NONCE_BYTES
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
 MOST_HELLO = 4096
 HELLO_NUMBER = 1
-"""Number of the request that the HELLO frame is."""
+"""Request number of the HELLO frame."""
 
 TRAINER = "trainer"
 SERVER = "server"
@@ -31,24 +32,24 @@ ROLES = (TRAINER, SERVER, MASTER, TOOL)
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who calls."""
+    """Identification of a caller."""
 
     role: str
     number: int = 0
-    """Of a trainer or a pserver."""
+    """Number of a trainer or pserver."""
     name: str = ""
     token: int = 0
     """A Master's fencing token."""
     check: bool = True
-    """Bodies have checksums in both directions where the line could damage them (over TCP without TLS)."""
+    """Bodies have checksums in both directions if the connection could damage them (TCP without TLS)."""
 
     def pack(self) -> bytes:
-        """The head of the HELLO frame."""
+        """Encode as the head of the HELLO frame."""
         return pack_head(asdict(self))
 
     @staticmethod
     def unpack(head: bytes) -> Hello:
-        """The inverse. Raises ``ProtocolError``."""
+        """The inverse of ``pack``. Raises ``ProtocolError``."""
         plain = unpack_head(head)
         role, number, name = plain.get("role"), plain.get("number"), plain.get("name")
         token, check = plain.get("token"), plain.get("check")
@@ -67,7 +68,7 @@ def _is_count(value: Any) -> bool:
 
 
 class Calling:
-    """The side that calls."""
+    """The caller's side of the handshake."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
@@ -75,25 +76,25 @@ class Calling:
         self.opening = MAGIC + self._mine
 
     def answer(self, said: bytes) -> bytes:
-        """Our proof, for the other side's nonce and proof. Raises ``ProtocolError`` when that does not hold."""
+        """Our proof, after verifying the server's nonce and proof. Raises ``ProtocolError`` if they are not valid."""
         theirs, proof = said[:NONCE_BYTES], said[NONCE_BYTES:]
         if not holds(proof, self._secret, CALLED, self._mine, theirs):
-            raise ProtocolError("the other side does not know the secret")
+            raise ProtocolError("the server does not know the secret")
         return prove(self._secret, CALLER, self._mine, theirs)
 
 
 class Called:
-    """The side that is called."""
+    """The server's side of the handshake."""
 
     def __init__(self, secret: str, opening: bytes) -> None:
-        """Raises ``ProtocolError`` when the caller speaks something else."""
+        """Raises ``ProtocolError`` if the caller uses another protocol."""
         if opening[: len(MAGIC)] != MAGIC:
-            raise ProtocolError(f"somebody who speaks another protocol (begins with {opening[:8]!r})")
+            raise ProtocolError(f"the caller uses another protocol (its data begins with {opening[:8]!r})")
         self._secret = secret
         self._theirs = opening[len(MAGIC) :]
         self._mine = draw()
         self.answer = self._mine + prove(secret, CALLED, self._theirs, self._mine)
 
     def accepts(self, proof: bytes) -> bool:
-        """Whether the caller knows the secret."""
+        """True if the caller knows the secret."""
         return holds(proof, self._secret, CALLER, self._theirs, self._mine)

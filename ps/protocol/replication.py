@@ -1,6 +1,6 @@
-"""What goes over the stream from a bucket's owner to its copies: pieces of pushes, images of buckets, releases.
+"""Content of the stream from a bucket's owner to its replicas: pieces of pushes, images of buckets, releases.
 
-Many items make one frame: a head that lists them, and a body of arrays that each begin at a multiple of 8.
+A frame carries many items: a head that lists them, and a body of arrays, each aligned to 8 bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ps.rows import Image, Piece, Rows, decode, encode, encoded_bytes, sizes
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The sender serves these buckets no more; whatever it has applied to them went before this."""
+    """The sender no longer serves these buckets; everything that it applied to them precedes this item."""
 
     buckets: tuple[int, ...]
 
@@ -31,7 +31,7 @@ Content = Piece | Image | Release
 
 
 def size_of(content: Content) -> int:
-    """About so many bytes in a body."""
+    """Approximate size in a body, in bytes."""
     if isinstance(content, Release):
         return 0
     if isinstance(content, Piece):
@@ -42,7 +42,7 @@ def size_of(content: Content) -> int:
 
 
 def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:
-    """Items, each with the version of the orders that it was made under, as a list for a head and parts of a body."""
+    """Encode items, each with the version of its orders, as a list for the head and the parts of the body."""
     heads: list[Any] = []
     arrays: list[Any] = []
     for version, content in items:
@@ -52,21 +52,21 @@ def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:
         tables = [[table, _put(arrays, rows)] for table, rows in content.rows.items()]
         if isinstance(content, Image):
             arrays += laid_out([np.array(list(content.seqs.items()), np.int64).reshape(-1)])
-            told = _tell(arrays, content.intents)
-            heads.append(["image", version, content.bucket, len(content.seqs), tables, told])
+            encoded = _encode_intents(arrays, content.intents)
+            heads.append(["image", version, content.bucket, len(content.seqs), tables, encoded])
             continue
         arrays += laid_out([content.buckets])
         gone = [[table, len(keys)] for table, keys in content.removed.items()]
         arrays += laid_out([np.ascontiguousarray(keys) for keys in content.removed.values()])
         pushes = [[trainer, seq, len(buckets)] for trainer, seq, buckets in content.pushes]
         arrays += laid_out([np.ascontiguousarray(buckets) for _, _, buckets in content.pushes])
-        told = _tell(arrays, content.intents)
-        heads.append(["piece", version, content.shard, pushes, len(content.buckets), tables, gone, told])
+        encoded = _encode_intents(arrays, content.intents)
+        heads.append(["piece", version, content.shard, pushes, len(content.buckets), tables, gone, encoded])
     return heads, arrays
 
 
 def unpack(heads: Any, body: memoryview) -> Iterator[tuple[int, Content]]:
-    """The inverse, with views of the body. Raises ``ProtocolError``."""
+    """The inverse of ``pack``, with views into the body. Raises ``ProtocolError``."""
     try:
         at = 0
         for head in heads:
@@ -78,19 +78,19 @@ def unpack(heads: Any, body: memoryview) -> Iterator[tuple[int, Content]]:
                 pairs = np.frombuffer(body, np.int64, 2 * head[3], at) if head[3] else np.zeros(0, np.int64)
                 at += pairs.nbytes
                 seqs = {int(one): int(seq) for one, seq in pairs.reshape(-1, 2)}
-                intents, at = _hear(head[5], body, at)
+                intents, at = _decode_intents(head[5], body, at)
                 yield version, Image(int(head[2]), seqs, rows, intents)
             elif kind == "piece":
                 piece, at = _piece(head, body, at)
                 yield version, piece
             else:
-                raise ProtocolError(f"an item of an unknown kind: {kind!r}")
+                raise ProtocolError(f"unknown kind of item: {kind!r}")
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ProtocolError(f"not the items of a stream: {error!r}") from None
+        raise ProtocolError(f"not items of a replication stream: {error!r}") from None
 
 
 def part_of(piece: Piece, keep: NDArray[np.bool_]) -> Piece:
-    """What of a piece belongs to some buckets. ``keep``: by bucket."""
+    """The part of a piece that belongs to the buckets in ``keep``, a mask by bucket."""
     rows = {table: one.take(keep[buckets_of(one.keys)]) for table, one in piece.rows.items()}
     removed = {table: keys[keep[buckets_of(keys)]] for table, keys in piece.removed.items()}
     buckets = piece.buckets[keep[piece.buckets]]
@@ -99,29 +99,29 @@ def part_of(piece: Piece, keep: NDArray[np.bool_]) -> Piece:
     return Piece(piece.shard, pushes, buckets, rows, removed, intents)
 
 
-def _tell(arrays: list[Any], intents: Mapping[int, Intent]) -> list[Any]:
-    """Texts go into the body: many of them are too long for a head."""
-    told = []
+def _encode_intents(arrays: list[Any], intents: Mapping[int, Intent]) -> list[Any]:
+    """Encode intents; their texts go into the body because they can exceed the size of a head."""
+    encoded = []
     for trainer, one in intents.items():
         text = one.text.encode()
         arrays += laid_out([np.frombuffer(text, np.uint8)])
-        told.append([trainer, one.seq, len(text), one.fenced])
-    return told
+        encoded.append([trainer, one.seq, len(text), one.fenced])
+    return encoded
 
 
-def _hear(told: Any, body: memoryview, at: int) -> tuple[dict[int, Intent], int]:
+def _decode_intents(encoded: Any, body: memoryview, at: int) -> tuple[dict[int, Intent], int]:
     found = {}
-    for trainer, seq, size, fenced in told:
+    for trainer, seq, size, fenced in encoded:
         text = body[at : at + size]
         if len(text) != size:
-            raise ValueError("an intent's text ends early")
+            raise ValueError("an intent's text is truncated")
         found[int(trainer)] = Intent(int(seq), str(text, "utf-8"), bool(fenced))
         at += padded(size)
     return found, at
 
 
 def _put(arrays: list[Any], rows: Rows) -> int:
-    """Rows into a body; returns their length."""
+    """Append rows to a body; return their unpadded size in bytes."""
     size = encoded_bytes(rows)
     arrays += encode(rows)
     if padded(size) != size:
@@ -138,7 +138,7 @@ def _rows(tables: Any, body: memoryview, at: int) -> tuple[dict[str, Rows], int]
 
 
 def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
-    _, _, shard, pushes, touched, tables, gone, told = head
+    _, _, shard, pushes, touched, tables, gone, encoded = head
     rows, at = _rows(tables, body, at)
     buckets = np.frombuffer(body, np.uint16, touched, at) if touched else np.zeros(0, np.uint16)
     at += padded(2 * touched)
@@ -150,5 +150,5 @@ def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
     for trainer, seq, count in pushes:
         numbered.append((int(trainer), int(seq), np.frombuffer(body, np.uint16, count, at) if count else buckets[:0]))
         at += padded(2 * count)
-    intents, at = _hear(told, body, at)
+    intents, at = _decode_intents(encoded, body, at)
     return Piece(int(shard), tuple(numbered), buckets, rows, removed, intents), at

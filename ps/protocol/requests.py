@@ -1,8 +1,7 @@
-"""What trainers ask of a pserver, as bytes: heads in JSON, and the arrays of a body one after another.
+"""Encoding of trainers' requests to pservers: JSON heads, and bodies of concatenated arrays.
 
-Every array begins at a multiple of 8; zero bytes fill the gaps. ``pull`` and ``push`` lay a request out, ``read_pull``
-and ``read_push`` give views of one that has come. Rows may be narrower than float32 on the wire
-(``ps/protocol/half_precision.py``).
+Every array is aligned to 8 bytes; gaps are filled with zeros. ``pull`` and ``push`` encode a request, ``read_pull`` and
+``read_push`` decode it into views. Rows may use a 16-bit format on the network (``ps/protocol/half_precision.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _GAP = bytes(ALIGNMENT)
 
 
 class Refusal(PsError):
-    """A request that is never served, whoever asks how often. ``kind`` is the reason as a word."""
+    """An invalid request, which fails on any retry. ``kind`` is the reason as a keyword."""
 
     def __init__(self, kind: str, text: str) -> None:
         self.kind = kind
@@ -34,24 +33,24 @@ class Refusal(PsError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One table's share of a pull."""
+    """One table's part of a pull."""
 
     table: str
     keys: NDArray[np.int64]
     dtype: str = "f4"
-    """Of the rows in the answer."""
+    """Number format of the rows in the answer."""
     dim: int = 0
     counts: NDArray[np.uint32] | None = None
-    """How often each key occurred; None: once each time that it is there."""
+    """Number of occurrences of each key; None: one for each time that it is listed."""
 
 
 def padded(size: int) -> int:
-    """Where the next array begins."""
+    """``size`` rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def laid_out(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays with what fills the gaps between them; they themselves are not copied."""
+    """Arrays interleaved with padding; the arrays are not copied."""
     found: list[Any] = []
     for array in arrays:
         size = memoryview(array).nbytes
@@ -63,21 +62,21 @@ def laid_out(arrays: Sequence[Any]) -> list[Any]:
 
 
 def pull(parts: Sequence[Wanted]) -> tuple[list[list[Any]], list[Any]]:
-    """``parts`` of a head, and the body, of a pull."""
+    """Encode a pull: ``parts`` of the head, and the body."""
     heads = [[one.table, len(one.keys), one.dtype, int(one.counts is not None), one.dim] for one in parts]
     counts = [one.counts for one in parts if one.counts is not None]
     return heads, laid_out([one.keys for one in parts] + counts)
 
 
 def push(parts: Sequence[Part], dtype: str = "f4") -> tuple[list[list[Any]], list[Any]]:
-    """The same of a push."""
+    """Encode a push: ``parts`` of the head, and the body."""
     heads = [[one.table, len(one.keys), one.op, dtype, one.grads.shape[1]] for one in parts]
     rows = [one.grads if dtype == "f4" else narrow(one.grads, dtype) for one in parts]
     return heads, laid_out([one.keys for one in parts] + rows)
 
 
 def read_pull(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, TableSpec]) -> list[Wanted]:
-    """The inverse, with views of the body. Raises ``Refusal``."""
+    """Decode a pull into views of the body. Raises ``Refusal``."""
     heads = [(*_named(one, 5), one[3]) for one in _parts(head)]
     arrays = _Arrays(body)
     found = []
@@ -90,7 +89,7 @@ def read_pull(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, Ta
 
 
 def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, TableSpec]) -> list[Part]:
-    """The inverse, with views of the body where rows are float32. Raises ``Refusal``."""
+    """Decode a push; float32 rows are views of the body. Raises ``Refusal``."""
     heads = [(*_named(one, 5, 3), one[2]) for one in _parts(head)]
     arrays = _Arrays(body)
     found = []
@@ -98,7 +97,7 @@ def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, Ta
     for (table, count, dtype, dim, op), some in zip(heads, keys, strict=True):
         _check(tables, table, dim, dtype)
         if op not in OPS:
-            raise Refusal("word", f"table {table}: a push can be {', '.join(OPS)}, not {op!r}")
+            raise Refusal("word", f"table {table}: the operation of a push is one of {', '.join(OPS)}, not {op!r}")
         rows = arrays.take(WIRE_DTYPES[dtype], count * dim).reshape(count, dim)
         if dtype != "f4":
             narrowed, rows = rows, np.empty((count, dim), np.float32)
@@ -109,18 +108,18 @@ def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, Ta
 
 
 def named(head: Mapping[str, Any]) -> set[str]:
-    """The tables of a push's head, whatever else is in it."""
+    """Names of the tables in a push's head, which may be invalid otherwise."""
     parts = head.get("parts", [])
     return {str(one[0]) for one in parts if isinstance(one, list) and one} if isinstance(parts, list) else set()
 
 
 def rows_bytes(count: int, dim: int, dtype: str) -> int:
-    """Of rows on the wire, with the gap behind them."""
+    """Padded size of encoded rows, in bytes."""
     return padded(count * dim * np.dtype(WIRE_DTYPES[dtype]).itemsize)
 
 
 class _Arrays:
-    """What comes next in a body."""
+    """Reads consecutive arrays from a body."""
 
     def __init__(self, body: memoryview) -> None:
         self._body = body
@@ -130,12 +129,12 @@ class _Arrays:
         size = count * np.dtype(dtype).itemsize
         begin, self._at = self._at, self._at + padded(size)
         if begin + size > self._body.nbytes:
-            raise Refusal("word", f"its head announces more than its body of {self._body.nbytes} bytes holds")
+            raise Refusal("word", f"the head announces more data than the body of {self._body.nbytes} bytes has")
         return np.frombuffer(self._body, dtype, count, begin) if count else np.zeros(0, dtype)
 
     def end(self) -> None:
         if padded(self._body.nbytes) != self._at:
-            raise Refusal("word", f"its body has {self._body.nbytes} bytes, its head announces {self._at}")
+            raise Refusal("word", f"the body has {self._body.nbytes} bytes, the head announces {self._at}")
 
 
 def _parts(head: Mapping[str, Any]) -> list[Any]:
@@ -146,7 +145,7 @@ def _parts(head: Mapping[str, Any]) -> list[Any]:
 
 
 def _named(part: Any, length: int, dtype_at: int = 2) -> tuple[str, int, str, int]:
-    """Table, keys, dtype and dim of a part's head."""
+    """Table, number of keys, dtype and dim from a part's head. Raises ``Refusal``."""
     if isinstance(part, list) and len(part) == length:
         table, count, dtype, dim = part[0], part[1], part[dtype_at], part[4]
         good = isinstance(table, str) and isinstance(dtype, str) and type(dim) is int
@@ -159,9 +158,9 @@ def _check(tables: Mapping[str, TableSpec], table: str, dim: int, dtype: str) ->
     spec = tables.get(table)
     if spec is None:
         known = ", ".join(sorted(tables)) or "none"
-        raise Refusal("table", f"there is no table {table[:100]!r}; those defined are: {known}")
+        raise Refusal("table", f"there is no table {table[:100]!r}; the defined tables are: {known}")
     if dim != spec.dim:
-        raise Refusal("dim", f"table {table}: rows have {spec.dim} numbers, {dim} were given")
+        raise Refusal("dim", f"table {table}: rows have {spec.dim} numbers, the request has {dim}")
     if dtype not in WIRE_DTYPES:
         allowed = ", ".join(WIRE_DTYPES)
-        raise Refusal("dtype", f"table {table}: rows can travel as {allowed}, not as {dtype[:20]!r}")
+        raise Refusal("dtype", f"table {table}: the number format of rows is one of {allowed}, not {dtype[:20]!r}")

@@ -1,2 +1,2 @@
-"""A pserver process: it holds the buckets that the coordinator gives it, answers trainers, copies its changes to other
-pservers, and takes part in checkpoints."""
+"""The pserver process: it holds the buckets assigned by the coordinator, serves trainers, replicates its changes to
+other pservers, and takes part in checkpoints."""

@@ -1,5 +1,4 @@
-"""What happens to a pserver's buckets, and what its shell is to do about it: the words of
-``ps.server.bucket_machine``."""
+"""Events and effects of ``ps.server.bucket_machine``."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ from ps.protocol.messages import Orders
 
 @dataclass(frozen=True, slots=True)
 class MasterLine:
-    """A new line to the Master: what was said before may be lost."""
+    """There is a new connection to the Master; messages sent before may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrdersCame:
-    """Orders from the Master, new or again."""
+    """Orders from the Master arrived, new or repeated."""
 
     orders: Orders
 
 
 @dataclass(frozen=True, slots=True)
 class ImageAcked:
-    """The follower has these buckets' images of the copy ``number``."""
+    """The follower has these buckets' images of copy ``number``."""
 
     follower: int
     number: int
@@ -35,7 +34,7 @@ class ImageAcked:
 
 @dataclass(frozen=True, slots=True)
 class MarkAcked:
-    """The follower has everything that went into its stream before ``Mark(follower, number)``."""
+    """The follower has everything that was put into its stream before ``Mark(follower, number)``."""
 
     follower: int
     number: int
@@ -43,21 +42,21 @@ class MarkAcked:
 
 @dataclass(frozen=True, slots=True)
 class LineLost:
-    """The stream to this follower broke, or cannot be made."""
+    """The stream to this follower broke, or cannot be opened."""
 
     follower: int
 
 
 @dataclass(frozen=True, slots=True)
 class LineMade:
-    """It stands, and is empty. Not said for a stream that was never lost."""
+    """The stream is open again and empty. Only follows ``LineLost``."""
 
     follower: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The follower refused something about these buckets: orders ``version``, its newest, do not have it so."""
+    """The follower refused content of these buckets, because its newest orders, ``version``, do not allow it."""
 
     follower: int
     version: int
@@ -66,7 +65,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A giver's RELEASE has come through its stream, all that was before it is applied here."""
+    """A giver's release has arrived; everything before it in the stream has been applied here."""
 
     giver: int
     version: int
@@ -75,7 +74,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """These buckets are loaded, as ``Restore`` of this number asked."""
+    """These buckets have been loaded, as requested by ``Restore`` of this number."""
 
     number: int
     buckets: tuple[int, ...]
@@ -88,7 +87,7 @@ Event = MasterLine | OrdersCame | ImageAcked | MarkAcked | LineLost | LineMade |
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """All rows and seqs go, and all streams in and out: this pserver has a new number, or a new history begins."""
+    """Discard all rows, sequence numbers and streams: this pserver has a new number, or a new history begins."""
 
     number: int
     history: int
@@ -96,14 +95,14 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Requests for these buckets are served from now on."""
+    """Serve requests for these buckets from now on."""
 
     buckets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """They are not served any more. ``waiting``: requests wait; otherwise the answer is MOVED."""
+    """Stop serving these buckets. ``waiting``: requests wait; otherwise they are answered MOVED."""
 
     buckets: tuple[int, ...]
     waiting: bool
@@ -120,8 +119,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Pieces of these buckets go ``to`` these followers, and pushes wait for those in ``wait``. Replaces the last
-    ``Feed`` of each of these buckets."""
+    """Send pieces of these buckets to the followers in ``to``, and let pushes wait for those in ``wait``. Replaces the
+    previous ``Feed`` of each bucket."""
 
     buckets: tuple[int, ...]
     to: tuple[int, ...]
@@ -130,7 +129,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Say ``MarkAcked`` when the follower has acknowledged all that is in its stream now."""
+    """Report ``MarkAcked`` when the follower has acknowledged everything now in its stream."""
 
     follower: int
     number: int
@@ -138,7 +137,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Put RELEASE of these buckets into the follower's stream."""
+    """Put a release of these buckets into the follower's stream."""
 
     follower: int
     buckets: tuple[int, ...]
@@ -147,7 +146,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Load these buckets from the cut, then say ``Restored``; or ``CutDone(…, failed=…)`` to the Master."""
+    """Load these buckets from the checkpoint, then report ``Restored``, or send ``CutDone(…, failed=…)`` to the
+    Master."""
 
     cut: messages.Cut
     buckets: tuple[int, ...]
@@ -155,23 +155,23 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Rows and seqs of these buckets go."""
+    """Discard rows and sequence numbers of these buckets."""
 
     buckets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """This follower is dead or unknown: close the stream to it for good."""
+    """This follower is dead or unknown: close its stream for good."""
 
     follower: int
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """To the Master. Lost when there is no line."""
+    """Send a message to the Master; dropped without a connection."""
 
-    word: Any
+    message: Any
 
 
 Effect = Reset | Serve | Stop | Copy | Feed | Mark | Release | Restore | Drop | Part | Say

@@ -92,43 +92,45 @@ __all__ = [
 ]
 
 MOVED, SERVED, WAITING = 0, 1, 2
-"""Of a bucket, in ``BucketMachine.allowed``."""
+"""States of a bucket in ``BucketMachine.allowed``."""
 
 
 @dataclass(slots=True)
 class _Follower:
-    """What this pserver knows of another one that it feeds. Each bucket is in one of the first three at most."""
+    """State of another pserver that receives this one's pieces. A bucket is in at most one of the first three."""
 
     copying: dict[int, int] = field(default_factory=dict)
-    """Number of the copy whose image is on its way."""
+    """Buckets whose image is on its way, with the copy's number."""
     acked: set[int] = field(default_factory=set)
-    """It has the image; pushes wait for it."""
+    """Buckets whose image it has; pushes wait for it."""
     step: set[int] = field(default_factory=set)
-    """It has all that was ever acknowledged; as a backup in async replication, but for what is in the stream."""
+    """Buckets in sync: it has everything acknowledged; as a backup with asynchronous replication, except what is in the
+    stream."""
     begun: dict[int, int] = field(default_factory=dict)
-    """By bucket: ``since`` under which the copy was begun."""
+    """Value of ``since`` when the copy of a bucket was started."""
     said: dict[int, int] = field(default_factory=dict)
-    """By bucket: version of the last ``Synced``."""
+    """Version of the last ``Synced`` sent for a bucket."""
     given: set[int] = field(default_factory=set)
-    """Buckets whose release is in the stream, as far as is known."""
+    """Buckets whose release is in the stream, as far as known."""
     broken: set[int] = field(default_factory=set)
-    """Out of step while the Master may believe otherwise: ``Unsynced`` is said until orders change the bucket."""
+    """Out of sync although the Master may believe otherwise: ``Unsynced`` is repeated until orders change the
+    bucket."""
     marks: dict[int, set[int]] = field(default_factory=dict)
     up: bool = True
 
     def lose(self, bucket: int) -> None:
-        """Whatever it had of this bucket is worth nothing."""
+        """Forget all progress on this bucket."""
         self.copying.pop(bucket, None)
         self.acked.discard(bucket)
         self.step.discard(bucket)
 
     def fed(self, bucket: int) -> bool:
-        """Pieces go to it."""
+        """True if pieces of the bucket are sent to it."""
         return bucket in self.step or bucket in self.acked or bucket in self.copying
 
 
 class _Todo:
-    """What one event asks for, gathered by kind, so that many buckets make few effects."""
+    """Consequences of one event, collected by kind so that many buckets yield few effects."""
 
     def __init__(self) -> None:
         self.serve: list[int] = []
@@ -139,17 +141,17 @@ class _Todo:
         self.took: list[int] = []
         self.copy: dict[int, list[int]] = {}
         self.promise: dict[int, set[int]] = {}
-        """By follower: in step, and waited for from now on."""
+        """Buckets in sync by follower; pushes wait for it from now on."""
         self.release: dict[int, list[int]] = {}
         self.touched: set[int] = set()
         """Buckets whose feed may have changed."""
         self.effects: list[Effect] = []
         self.said: list[Effect] = []
-        """At the end."""
+        """Messages to send at the end."""
 
 
 class BucketMachine:
-    """The buckets of one pserver. Not thread-safe: one event at a time."""
+    """The buckets of one pserver. Not thread-safe."""
 
     def __init__(self, name: str, *, buckets: int = BUCKETS, most_bytes: int = 0) -> None:
         self.name, self.buckets, self.most_bytes = name, buckets, most_bytes
@@ -157,7 +159,7 @@ class BucketMachine:
         self.history = 0
         self.version = 0
         self.orders: Orders | None = None
-        """The newest."""
+        """The newest orders."""
         self.allowed = bytearray(buckets)
         self.owner = array("h", bytes(2 * buckets))
         self.backup = array("h", self.owner)
@@ -169,18 +171,18 @@ class BucketMachine:
         self._followers: dict[int, _Follower] = {}
         self._fenced: set[int] = set()
         self._early: dict[int, tuple[int, int]] = {}
-        """Releases that came before the orders that they are about: (giver, version)."""
+        """Releases that arrived before the orders they refer to: (giver, version)."""
         self._beyond: dict[int, tuple[int, int]] = {}
-        """(version, sender) of a feed by somebody who has newer orders."""
+        """(version, sender) of content from a sender with newer orders."""
         self._born = 0
-        """Version with which this history began here."""
+        """Version with which the current history began here."""
         self._numbers = 0
-        """Of copies and marks."""
+        """Last number given to a copy or mark."""
         self._known: frozenset[int] = frozenset()
-        """Numbers of the pservers that live."""
+        """Numbers of the live pservers."""
 
     def step(self, event: Event) -> tuple[Effect, ...]:
-        """Take one event."""
+        """Process one event."""
         todo = _Todo()
         match event:
             case MasterLine():
@@ -206,7 +208,7 @@ class BucketMachine:
         return self._finish(todo)
 
     def refuses(self, sender: int, version: int, buckets: Iterable[int]) -> list[int]:
-        """Of these buckets, those for which nothing is taken from ``sender``, whose newest orders are ``version``."""
+        """The buckets for which nothing is accepted from ``sender``, whose newest orders are ``version``."""
         refused = []
         for bucket in buckets:
             if version > self.version:
@@ -222,7 +224,7 @@ class BucketMachine:
         return refused
 
     def _is_fed_by(self, bucket: int, sender: int) -> bool:
-        """Orders give this pserver a copy of the bucket from ``sender``."""
+        """True if the orders make this pserver a receiver of the bucket from ``sender``."""
         if self._beyond.get(bucket, (0, sender))[1] != sender or sender not in self._known:
             return False
         if self.owner[bucket] == self.number:
@@ -232,21 +234,22 @@ class BucketMachine:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def _orders(self, todo: _Todo, orders: Orders) -> None:
-        chart = orders.chart
-        if chart.version < self.version:
+        placement = orders.chart
+        if placement.version < self.version:
             return
-        if orders.you != self.number or chart.history != self.history:
+        if orders.you != self.number or placement.history != self.history:
             self._reset(todo, orders)
-        elif chart.version == self.version:
+        elif placement.version == self.version:
             todo.effects += self._say_all()
             return
-        self.orders, self.version = orders, chart.version
+        self.orders, self.version = orders, placement.version
         before = self._since
         self.owner, self.backup, self.joining, self._giver = (
-            messages.unpack(text, self.buckets) for text in (chart.owner, chart.backup, chart.joining, orders.giver)
+            messages.unpack(text, self.buckets)
+            for text in (placement.owner, placement.backup, placement.joining, orders.giver)
         )
         self._since = messages.unpack(orders.since, self.buckets, "i")
-        self._known = frozenset(server.number for server in chart.servers)
+        self._known = frozenset(server.number for server in placement.servers)
         for number in [number for number in self._followers if number not in self._known]:
             todo.touched |= set(self._followers.pop(number).begun)
             todo.effects.append(Part(number))
@@ -263,7 +266,7 @@ class BucketMachine:
         todo.said = [*self._say_broken(), Say(messages.Followed(self.version))]
 
     def _reset(self, todo: _Todo, orders: Orders) -> None:
-        """Begin anew, empty."""
+        """Start again, empty."""
         todo.effects.append(Reset(orders.you, orders.chart.history))
         self.number, self.history, self._born = orders.you, orders.chart.history, orders.chart.version
         self.allowed = bytearray(self.buckets)
@@ -272,7 +275,7 @@ class BucketMachine:
         self._followers, self._fenced, self._early, self._beyond = {}, set(), {}, {}
 
     def _change(self, todo: _Todo, bucket: int) -> None:
-        """Orders say something new about a bucket, or it was fenced under the last ones."""
+        """Orders changed a bucket, or it was fenced under the previous ones."""
         todo.touched.add(bucket)
         if self.owner[bucket] == self.number:
             self._has[bucket] = 1
@@ -299,7 +302,7 @@ class BucketMachine:
             todo.drop.append(bucket)
 
     def _give(self, todo: _Todo, bucket: int) -> None:
-        """The bucket is another one's: release it, if everything has gone into an unbroken stream."""
+        """The bucket has a new owner: release it, provided that its stream is intact and has everything."""
         heir = self._follower(self.owner[bucket])
         heir.broken.discard(bucket)
         if bucket in heir.step or bucket in heir.given:
@@ -309,7 +312,7 @@ class BucketMachine:
             heir.broken.add(bucket)
 
     def _own(self, todo: _Todo, bucket: int) -> None:
-        """The bucket is this pserver's: serve it, as soon as nobody else does."""
+        """This pserver owns the bucket: serve it as soon as no other pserver does."""
         followers = (self.backup[bucket], self.joining[bucket])
         for number, follower in self._followers.items():
             follower.broken.discard(bucket)
@@ -333,8 +336,8 @@ class BucketMachine:
             todo.took.append(bucket)
 
     def _is_released_early(self, bucket: int) -> bool:
-        """Its release came before the orders that it is about, which are here now. It may have been said under newer
-        ones still, in which nothing about the bucket was changed."""
+        """True if the bucket's release arrived before the orders it refers to, which are here now. The release may
+        carry an even newer version in which the bucket did not change."""
         giver, version = self._early.get(bucket, (NOBODY, 0))
         mine = self.owner[bucket] == self.number and giver == self._giver[bucket] and version >= self._since[bucket]
         if mine or version <= self.version:
@@ -347,7 +350,7 @@ class BucketMachine:
             todo.wait.append(bucket)
 
     def _take(self, todo: _Todo, buckets: Iterable[int]) -> None:
-        """Nobody else serves these buckets any more."""
+        """Serve buckets that no other pserver serves any more."""
         for bucket in buckets:
             if self.owner[bucket] != self.number or self.allowed[bucket] == SERVED:
                 continue
@@ -359,17 +362,17 @@ class BucketMachine:
                 todo.took.append(bucket)
             if giver > NOBODY and giver == self.backup[bucket] and giver in self._known:
                 old = self._follower(giver)
-                if old.up:  # both have had the same when it was released
+                if old.up:  # both had the same data at the release
                     old.step.add(bucket)
                     old.begun[bucket] = self._since[bucket]
             self._follow(todo, bucket)
 
     def _follow(self, todo: _Todo, bucket: int) -> None:
-        """See to the followers of a bucket that is served here."""
+        """Update the followers of a bucket that is served here."""
         backup, joining = self.backup[bucket], self.joining[bucket]
         if backup:
             follower = self._follower(backup)
-            if bucket in follower.acked:  # it was to catch up under the last orders, and has been fed all along
+            if bucket in follower.acked:  # was catching up under the last orders and has been fed since
                 follower.acked.discard(bucket)
                 follower.step.add(bucket)
             if bucket not in follower.step:
@@ -381,8 +384,8 @@ class BucketMachine:
             self._copy(todo, bucket, joining)
 
     def _catch_up(self, todo: _Todo, bucket: int, follower: _Follower) -> None:
-        """The backup is to be the owner: it has everything when what is in its stream now has arrived, since pushes
-        wait for it from now on."""
+        """The backup will become the owner. Pushes wait for it from now on, so it has everything once the present
+        content of its stream has arrived."""
         for marked in follower.marks.values():
             marked.discard(bucket)  # pushes may not have waited since then
         follower.step.discard(bucket)
@@ -393,7 +396,7 @@ class BucketMachine:
         todo.promise.setdefault(self.backup[bucket], set()).add(bucket)
 
     def _copy(self, todo: _Todo, bucket: int, number: int) -> None:
-        """Begin a copy, unless one that orders have asked for since is under way."""
+        """Start a copy, unless one requested under the same orders is in progress."""
         follower = self._follower(number)
         if follower.begun.get(bucket) == self._since[bucket] and follower.fed(bucket):
             return
@@ -421,7 +424,7 @@ class BucketMachine:
             self._mark(todo, number, acked)
 
     def _mark(self, todo: _Todo, number: int, buckets: set[int]) -> None:
-        """Pushes wait for the follower with these buckets: it is in step when it has what came before."""
+        """Pushes now wait for the follower with these buckets; it is in sync once it has what came before."""
         self._numbers += 1
         self._follower(number).marks[self._numbers] = buckets
         todo.effects.append(Mark(number, self._numbers))
@@ -449,7 +452,7 @@ class BucketMachine:
         todo.effects += self._say_broken()
 
     def _lose(self, todo: _Todo, number: int, buckets: Iterable[int]) -> None:
-        """A follower has lost step with these buckets."""
+        """A follower is out of sync with these buckets."""
         follower = self._follower(number)
         for bucket in buckets:
             believed = self.backup[bucket] == number or follower.said.get(bucket, -1) >= self._since[bucket]
@@ -469,8 +472,8 @@ class BucketMachine:
                 self._copy(todo, bucket, number)
 
     def _was_fenced(self, todo: _Todo, number: int, version: int, buckets: tuple[int, ...]) -> None:
-        """What was refused is not there. If that was for newer orders, these are on their way: serve none of these
-        buckets until they are here."""
+        """The refused content is missing at the follower. If that is due to newer orders, they are on their way: serve
+        none of these buckets until they arrive."""
         mine = [bucket for bucket in buckets if self.allowed[bucket] == SERVED]
         self._lose(todo, number, mine)
         for bucket in mine:
@@ -496,7 +499,7 @@ class BucketMachine:
         return self._followers.setdefault(number, _Follower())
 
     def _feeds(self, todo: _Todo) -> None:
-        """Say where pieces of the touched buckets go."""
+        """Emit the feeds of the touched buckets."""
         plans: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for bucket in sorted(todo.touched):
             plans.setdefault(self._plan(bucket), []).append(bucket)
@@ -504,7 +507,7 @@ class BucketMachine:
         todo.touched.clear()
 
     def _plan(self, bucket: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Who gets pieces of a bucket, and whom its pushes wait for."""
+        """Receivers of a bucket's pieces, and those that its pushes wait for."""
         if self.owner[bucket] != self.number:
             return (), ()
         to, wait = [], []
@@ -558,7 +561,7 @@ class BucketMachine:
         ]
 
     def _say_all(self) -> list[Effect]:
-        """What the Master may have missed. Saying it twice does no harm."""
+        """Messages that the Master may have missed. Repeating them is harmless."""
         said = self._say_broken()
         for number, follower in self._followers.items():
             synced = [bucket for bucket in follower.step if self.joining[bucket] == number]
@@ -572,7 +575,7 @@ class BucketMachine:
         return [*said, Say(messages.Followed(self.version))] if self.version else said
 
     def hello(self) -> messages.Hello:
-        """The first word on each line to the Master."""
+        """The first message on each connection to the Master."""
         holds = [0] * self.buckets
         for bucket in range(self.buckets):
             if self.owner[bucket] == self.number:

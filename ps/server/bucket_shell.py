@@ -1,8 +1,8 @@
-"""Carries out what ``BucketMachine`` says: which buckets are served, where their pieces go, and whom a push waits for.
+"""Carries out the effects of ``BucketMachine``: which buckets are served, where pieces go, what pushes wait for.
 
-One thread steps the machine and carries out its effects, so they happen in one order. What requests look at (``served``
-and each follower's ``live``) changes only under the lock of the bucket's shard; what they wait for changes only under
-``news``. Locks are taken in this order: news, a shard, a stream. Nobody who holds a shard's lock asks for ``news``.
+One thread steps the machine and carries out its effects, so they happen in order. What requests read (``served`` and
+each follower's ``live``) changes only under the lock of the bucket's shard; what they wait for changes only under
+``news``. Lock order: news, shard, stream. A thread that holds a shard's lock never acquires ``news``.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ Mask = NDArray[np.uint8]
 
 
 class BucketShellDeps(Protocol):
-    """What carrying out needs from the process. Called from the keeper's thread, but for ``connect``."""
+    """What the shell needs from the process. Called from the shell's thread, except ``connect``."""
 
     def connect(self, follower: int) -> Caller:
-        """A line to another pserver. Raises ``PsError``."""
+        """Connect to another pserver. Raises ``PsError``."""
         ...
 
-    def say(self, word: Any) -> None:
-        """To the Master. Lost when there is no line."""
+    def say(self, message: Any) -> None:
+        """Send a message to the Master; dropped without a connection."""
         ...
 
     def prepare(self, orders: Orders) -> None:
-        """New orders, before anything of them holds: tables."""
+        """Prepare for new orders before they take effect: define tables."""
         ...
 
     def followed(self, orders: Orders) -> None:
-        """They hold now."""
+        """New orders have taken effect."""
         ...
 
     def restore(self, cut: Cut, buckets: tuple[int, ...]) -> None:
-        """Load these, in another thread, then ``post(Restored(…))``."""
+        """Load these buckets in another thread, then ``post(Restored(…))``."""
         ...
 
     def reset(self, number: int, history: int) -> None:
-        """Everything begins anew; the rows are gone."""
+        """Everything starts again; the rows have been discarded."""
         ...
 
     def failed(self, what: str) -> None:
-        """Nothing that is said from now on can be relied on: end, so that copies take over. Any thread."""
+        """The process is inconsistent and must exit, so that replicas take over. Thread-safe."""
         ...
 
     def line_begins(self) -> None:
-        """What is said from now on goes over the newest line to the Master."""
+        """From now on messages go over the newest connection to the Master."""
         ...
 
     def line_made(self) -> None:
-        """``Hello`` has been said on it."""
+        """``Hello`` has been sent on the new connection."""
         ...
 
 
@@ -80,71 +80,71 @@ class FollowerStream:
 
     stream: Stream
     to: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
-    """Pieces are meant to go to it."""
+    """Pieces are to be sent to it."""
     wait: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
     """Pushes wait for it."""
     pending: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     """Number of the copy whose image has not been made yet; 0: none."""
     live: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
-    """Pieces go to it."""
+    """Pieces are sent to it."""
     refused: int = 0
-    """Version of the newest orders under which it has refused something."""
+    """Newest orders' version under which it has refused anything."""
 
 
 class Sent:
-    """Where the pieces of one push went."""
+    """Where the pieces of one push were sent."""
 
     def __init__(self, stops: NDArray[np.uint32]) -> None:
         self.stops = stops
-        """As it was before."""
+        """Stop counts from before the push."""
         self.marks: dict[FollowerStream, tuple[int, int]] = {}
 
 
 class BucketShell:
-    """See the module."""
+    """Thread-safe shell around ``BucketMachine``; see the module."""
 
     def __init__(self, bucket_machine: BucketMachine, store: Store, around: BucketShellDeps, clock: Clock) -> None:
         self.served: Mask = np.zeros(BUCKETS, np.uint8)
         """1 where requests are served."""
         self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)
-        """How often a bucket was stopped."""
+        """Number of times that each bucket was stopped."""
         self.news = threading.Condition()
-        """Notified when anything that a request waits for may have come."""
+        """Notified when anything that a request waits for may have changed."""
         self.version = 0
         self._carried = 0
         """Version of the orders that have been carried out."""
         self._bucket_machine, self._store, self._around, self._clock = bucket_machine, store, around, clock
         self._stepping = threading.Lock()
         self._turns = 0
-        """Steps that may have changed what is taken from others."""
+        """Number of steps that may have changed what is accepted from other pservers."""
         self._taken: NDArray[np.int64] = np.full(BUCKETS, -1, np.int64)
-        """By bucket: the turn in which something of it was last taken from its owner."""
+        """By bucket: the turn in which its content was last accepted from another pserver."""
         self._to_followers: dict[int, FollowerStream] = {}
         self._events: queue.SimpleQueue[h.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="edl-ps-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="edl-ps-buckets", daemon=True)
 
     def start(self) -> None:
-        """Begin to take events."""
+        """Start processing events."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more, and close all streams."""
+        """Stop processing events and close all streams."""
         self._events.put(None)
         for to_follower in list(self._to_followers.values()):
             to_follower.stream.close()
 
     def post(self, event: h.Event) -> None:
-        """Any thread. Events are taken in the order in which they come."""
+        """Queue an event. Thread-safe; events are processed in order."""
         self._events.put(event)
 
     # --- for requests ------------------------------------------------------------------------------------------------
 
     def sent(self) -> Sent:
-        """Of a push that is about to be applied."""
+        """Start tracking a push that is about to be applied."""
         return Sent(self.stops.copy())
 
     def spread(self, piece: Piece, sent: Sent | None = None) -> None:
-        """A piece to everybody who has to have it. Its shard's lock is held."""
+        """Send a piece to all followers that need it. Requires the shard's lock."""
         version = self.version
         for to_follower in tuple(self._to_followers.values()):
             begin = piece.shard * BUCKETS // SHARDS
@@ -161,14 +161,14 @@ class BucketShell:
                 sent.marks[to_follower] = mark
 
     def feeds(self, first: int, last: int) -> bool:
-        """Whether anybody is to have pieces of any of these shards, whose locks are held."""
+        """True if any follower needs pieces of these shards. Requires their locks."""
         size = BUCKETS // SHARDS
         return any(
             to_follower.live[first * size : last * size].any() for to_follower in tuple(self._to_followers.values())
         )
 
     def behind(self, sent: Sent, buckets: NDArray[np.uint16]) -> Sent:
-        """Pieces of these buckets may have been put into the streams before: what waits for all that is in them."""
+        """Track everything now in the streams for these buckets: pieces of a repeated push may already be in them."""
         found = Sent(sent.stops)
         for to_follower in tuple(self._to_followers.values()):
             if to_follower.to[buckets].any():
@@ -176,11 +176,12 @@ class BucketShell:
         return found
 
     def stopped(self, sent: Sent, buckets: NDArray[np.uint16]) -> bool:
-        """Whether any of these was stopped since."""
+        """True if any of these buckets was stopped since the push began."""
         return bool((self.stops[buckets] != sent.stops[buckets]).any())
 
     def waits_for(self, sent: Sent, buckets: NDArray[np.uint16], lag_s: float | None) -> int:
-        """A follower who holds the acknowledgement up, or 0. ``lag_s``: of async replication. With ``news`` held."""
+        """Number of a follower that delays the acknowledgement, or 0. ``lag_s``: limit of asynchronous replication.
+        Requires ``news``."""
         for number, to_follower in self._to_followers.items():
             wanted = buckets[to_follower.wait[buckets] != 0]
             if len(wanted):
@@ -199,39 +200,39 @@ class BucketShell:
         return 0
 
     def _lacks(self, to_follower: FollowerStream, lag_s: float) -> bool:
-        """Whether a copy may lack more than it should. In this order: ``fenced`` comes before what was refused counts
-        as arrived."""
+        """True if a replica may lack more than allowed. Evaluated in this order because ``fenced`` is reported before
+        refused content counts as arrived."""
         return to_follower.stream.behind(lag_s) or to_follower.refused > self._carried
 
     def fullest(self, most: int, buckets: NDArray[np.uint16]) -> int:
-        """A follower that pieces of some of these buckets go to, in whose stream more bytes than that wait; or 0."""
+        """Number of a follower of any of these buckets whose stream holds more than ``most`` bytes, or 0."""
         full = (number for number, to_follower in self._to_followers.items() if to_follower.stream.queued_bytes > most)
         return next((number for number in full if self._to_followers[number].to[buckets].any()), 0)
 
     def streams(self) -> list[Stream]:
-        """All of them."""
+        """All streams."""
         return [to_follower.stream for to_follower in tuple(self._to_followers.values())]
 
     # --- for what arrives from others --------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
-        """By which this pserver goes; 0 for none."""
+        """This pserver's number; 0 if it has none yet."""
         return self._bucket_machine.number
 
     @property
     def history(self) -> int:
-        """Of the rows here."""
+        """The history of the rows here."""
         return self._bucket_machine.history
 
     @property
     def turn(self) -> int:
-        """Rises whenever what is taken from others may have changed."""
+        """Increases whenever what is accepted from other pservers may have changed."""
         return self._turns
 
     def refuses(self, sender: int, version: int, buckets: Sequence[int]) -> list[int]:
-        """See ``BucketMachine``. The lock of the buckets' shard is held, and stays so until what comes is in the
-        store."""
+        """See ``BucketMachine.refuses``. Requires the lock of the buckets' shard, which must be held until accepted
+        content is in the store."""
         with self._stepping:
             refused = self._bucket_machine.refuses(sender, version, buckets)
             turn = self._turns
@@ -239,28 +240,28 @@ class BucketShell:
         return refused
 
     def waiting(self, buckets: Iterable[int]) -> bool:
-        """Whether none of these buckets is somebody else's: those that are not served will be."""
+        """True if none of these buckets belongs to another pserver: those not served yet will be."""
         allowed = self._bucket_machine.allowed
         return all(allowed[bucket] != h.MOVED for bucket in buckets)
 
     # --- the owner of streams ----------------------------------------------------------------------------------------
 
     def connect(self, follower: int) -> Caller:
-        """See ``replicate.Owner``."""
+        """See ``replicate_out.Owner``."""
         return self._around.connect(follower)
 
     def take_image(self, follower: int, bucket: int, copy: int) -> None:
-        """See ``replicate.Owner``."""
+        """See ``replicate_out.Owner``."""
         with self._store.lock(bucket):
             to_follower = self._to_followers.get(follower)
             if to_follower is None or not to_follower.to[bucket] or to_follower.pending[bucket] != copy:
-                return  # also when a newer copy has been asked for: only its own number is waited for
+                return  # superseded by a newer copy, which is awaited by its own number
             to_follower.stream.put(self._store.image(bucket), self.version, copy)
             to_follower.pending[bucket] = 0
             to_follower.live[bucket] = 1
 
     def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
-        """See ``replicate.Owner``."""
+        """See ``replicate_out.Owner``."""
         to_follower = self._to_followers.get(follower)
         if to_follower is not None:
             to_follower.refused = max(to_follower.refused, version)
@@ -268,11 +269,11 @@ class BucketShell:
         self.post(h.Fenced(follower, version, tuple(buckets)))
 
     def failed(self, what: str) -> None:
-        """See ``replicate.Owner``."""
+        """See ``replicate_out.Owner``."""
         self._around.failed(what)
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
-        """See ``replicate.Owner``."""
+        """See ``replicate_out.Owner``."""
         for number, buckets in images.items():
             self.post(h.ImageAcked(follower, number, tuple(buckets)))
         for mark in marks:
@@ -281,16 +282,16 @@ class BucketShell:
             self.news.notify_all()
 
     def lost(self, follower: int, why: str) -> None:
-        """See ``replicate.Owner``."""
-        log.warning("Parameter server: the stream to pserver %d is lost: %s", follower, why)
+        """See ``replicate_out.Owner``."""
+        log.warning("Parameter server: lost the replication stream to pserver %d: %s", follower, why)
         self.post(h.LineLost(follower))
 
     def made(self, follower: int) -> None:
-        """See ``replicate.Owner``."""
-        log.info("Parameter server: the stream to pserver %d stands again", follower)
+        """See ``replicate_out.Owner``."""
+        log.info("Parameter server: the replication stream to pserver %d is open again", follower)
         self.post(h.LineMade(follower))
 
-    # --- the keeper's thread -----------------------------------------------------------------------------------------
+    # --- the bucket thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -300,14 +301,14 @@ class BucketShell:
             try:
                 self._take(event)
             except Exception:
-                log.exception("Parameter server: %s could not be carried out", type(event).__name__)
-                self._around.failed(f"{type(event).__name__} could not be carried out")
+                log.exception("Parameter server: cannot carry out %s", type(event).__name__)
+                self._around.failed(f"cannot carry out {type(event).__name__}")
                 return
 
     def _take(self, event: h.Event) -> None:
         if isinstance(event, h.OrdersCame):
             if event.orders.chart.version < self._bucket_machine.version:
-                log.info("Parameter server: orders %d are old news", event.orders.chart.version)
+                log.info("Parameter server: ignoring orders %d, which are outdated", event.orders.chart.version)
                 return
             self._around.prepare(event.orders)
         with self._stepping:
@@ -332,7 +333,7 @@ class BucketShell:
                 self._around.line_begins()
         for effect in effects:
             if isinstance(effect, h.Say):
-                self._around.say(effect.word)
+                self._around.say(effect.message)
         if isinstance(event, h.MasterLine):
             self._around.line_made()
 
@@ -413,12 +414,12 @@ class BucketShell:
         self._around.reset(number, history)
 
     def _drop(self, buckets: Sequence[int], turn: int) -> None:
-        """But for those that somebody with newer orders has begun to send meanwhile."""
+        """Drop buckets, except those that a sender with newer orders has begun to send meanwhile."""
         for some in self._locked(buckets):
             self._store.drop(some[self._taken[some] < turn])
 
     def _locked(self, buckets: Iterable[int]) -> Iterator[NDArray[np.int64]]:
-        """Shard by shard, with its lock held."""
+        """Iterate over the buckets by shard, holding the shard's lock."""
         shards: dict[int, list[int]] = {}
         for bucket in buckets:
             shards.setdefault(shard_of_bucket(bucket), []).append(bucket)

@@ -1,7 +1,8 @@
-"""A pserver's part in checkpoints: finding, marking, writing, completing, restoring; each phase once a cut.
+"""A pserver's part in checkpoints: finding, marking, writing, completing and restoring. Each phase runs once per
+checkpoint.
 
-A mark is drawn at once, in the thread that follows orders. Everything that reads or writes files happens in one thread
-of its own, one thing after the other, while training goes on.
+A mark is made at once, on the thread that carries out orders. Everything that accesses files runs on a thread of its
+own, one item at a time, while training continues.
 """
 
 from __future__ import annotations
@@ -31,25 +32,28 @@ from ps.store.store import SHARDS, Store
 
 log = logging.getLogger(__name__)
 
-NOWHERE = "there is no checkpoint directory: its launcher needs --checkpoint-dir, as all of the job do, pservers' too"
+NOWHERE = (
+    "no checkpoint directory is set: every launcher of the job needs --checkpoint-dir, including those of pservers"
+)
 
 SLACK = 8
-"""A restore may exceed the limit by such a part: tables grow in leaps, and what fitted once has to fit again."""
+"""A restore may exceed the memory limit by this fraction (1/8): tables grow in large steps, and what fitted once must
+fit again."""
 
 
 class CheckpointTaskDeps(Protocol):
-    """What this needs of the pserver."""
+    """What the task needs from the pserver."""
 
-    def say(self, word: Any) -> None:
-        """To the Master."""
+    def say(self, message: Any) -> None:
+        """Send a message to the Master."""
         ...
 
     def owned(self) -> NDArray[np.uint8]:
-        """Not 0 for the buckets that orders give to this pserver, by bucket."""
+        """Mask by bucket: nonzero for those that the orders assign to this pserver."""
         ...
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """They are loaded."""
+        """The buckets have been loaded."""
         ...
 
 
@@ -61,7 +65,7 @@ class _Mark:
 
 
 class CheckpointTask:
-    """See the module."""
+    """Runs the phases of checkpoints; see the module."""
 
     def __init__(
         self,
@@ -79,29 +83,29 @@ class CheckpointTask:
         self._begun: set[tuple[int, str]] = set()
         self._said: dict[tuple[int, str], Any] = {}
         self._lives = 0
-        """How often the rows have gone: what was to be loaded before that is nothing to this pserver any more."""
+        """Number of resets. Loads requested before the last one are obsolete."""
         self._number = 0
-        """Of the newest cut; what was said of earlier ones need not be said again."""
+        """Number of the newest checkpoint; reports about earlier ones are not repeated."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="edl-ps-cuts", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """When what is being done is done."""
+        """Stop after the current item."""
         self._work.put(None)
 
     def orders(self, orders: Orders) -> None:
-        """What they say of a cut, if it is new."""
+        """Start the phase in the orders' checkpoint, if it is new."""
         cut = orders.cut
         if cut is None or (cut.number, cut.phase) in self._begun or cut.phase == "restore":
             return
         if cut.number != self._number:
             self._number = cut.number
             self._begun = {one for one in self._begun if one[0] == cut.number}
-            self._said = {name: word for name, word in self._said.items() if name[0] == cut.number}
+            self._said = {name: message for name, message in self._said.items() if name[0] == cut.number}
         self._begun.add((cut.number, cut.phase))
         if cut.phase == "mark":
             self._attempt(cut, lambda: self._draw(cut))
@@ -110,9 +114,9 @@ class CheckpointTask:
             self._work.put(lambda: self._attempt(cut, lambda: steps[cut.phase](cut, orders)))
 
     def again(self) -> None:
-        """A new line to the Master: what was said of the newest cut may be lost."""
-        for word in list(self._said.values()):
-            self._around.say(word)
+        """There is a new connection to the Master: repeat the reports about the newest checkpoint."""
+        for message in list(self._said.values()):
+            self._around.say(message)
 
     def restore(self, orders: Orders, cut: Cut, buckets: tuple[int, ...]) -> None:
         """Load these buckets in the background."""
@@ -120,19 +124,19 @@ class CheckpointTask:
         self._work.put(lambda: self._attempt(cut, lambda: self._restore(orders, cut, buckets, life)))
 
     def evicted(self, table: str, rows: Rows) -> None:
-        """Have these written, in the background."""
+        """Write evicted rows in the background."""
 
         def write() -> None:
             try:
                 self._opened(0).evicted(table, rows)
             except EdlError as error:
-                log.warning("Parameter server: evicted rows of table %s: %s", table, error)
+                log.warning("Parameter server: cannot write evicted rows of table %s: %s", table, error)
 
         if len(rows) and self._files is not None:
             self._work.put(write)
 
     def reset(self) -> None:
-        """The rows are gone: so is what was marked of them."""
+        """All rows have been discarded, so drop the mark."""
         self._lives += 1
         self._let_go()
 
@@ -146,19 +150,19 @@ class CheckpointTask:
             work()
 
     def _attempt(self, cut: Cut, phase: Callable[[], Any]) -> None:
-        """Do it, and say what came of it."""
+        """Run a phase and report its result."""
         try:
-            word = phase()
+            message = phase()
         except (EdlError, OSError, MemoryError) as error:
-            log.warning("Parameter server: checkpoint %d, %s: %s", cut.number, cut.phase, error)
+            log.warning("Parameter server: checkpoint %d failed in phase %s: %s", cut.number, cut.phase, error)
             failed = str(error) or type(error).__name__
-            word = CutDone(cut.number, cut.phase, failed=failed, lasting=isinstance(error, _Lasting))
+            message = CutDone(cut.number, cut.phase, failed=failed, lasting=isinstance(error, _Lasting))
         except Exception as error:
-            log.exception("Parameter server: checkpoint %d, %s", cut.number, cut.phase)
-            word = CutDone(cut.number, cut.phase, failed=repr(error))
-        if word is not None:
-            self._said[(cut.number, cut.phase)] = word
-            self._around.say(word)
+            log.exception("Parameter server: checkpoint %d failed in phase %s", cut.number, cut.phase)
+            message = CutDone(cut.number, cut.phase, failed=repr(error))
+        if message is not None:
+            self._said[(cut.number, cut.phase)] = message
+            self._around.say(message)
 
     def _opened(self, number: int) -> CheckpointDirectory:
         if self._files is None:
@@ -185,7 +189,7 @@ class CheckpointTask:
     def _write(self, cut: Cut, orders: Orders) -> CutDone:
         mark = self._mark
         if mark is None or mark.number != cut.number:
-            raise CheckpointError(f"checkpoint {cut.number} was not marked here, or given up since")
+            raise CheckpointError(f"checkpoint {cut.number} was not marked on this pserver, or has been abandoned")
         directory = self._opened(orders.you)
         since = directory.since(cut.run)
 
@@ -195,12 +199,12 @@ class CheckpointTask:
                 yield TakenPart(shard, found.rows, found.gone, found.whole)
 
         try:
-            told = directory.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
+            report = directory.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
         finally:
             if self._mark is mark:
                 self._let_go()
-        log.info("Parameter server: checkpoint %d written: %s", cut.number, told)
-        return CutDone(cut.number, cut.phase, told=told)
+        log.info("Parameter server: checkpoint %d written: %s", cut.number, report)
+        return CutDone(cut.number, cut.phase, told=report)
 
     def _complete(self, cut: Cut, orders: Orders) -> CutDone:
         return CutDone(cut.number, cut.phase, told=self._opened(orders.you).complete(cut, orders))
@@ -218,23 +222,23 @@ class CheckpointTask:
             done.extend(loaded.buckets)
             self._check_room(len(done), len(buckets))
 
-        told = self._opened(orders.you).restore(cut.run, mine, put)
+        report = self._opened(orders.you).restore(cut.run, mine, put)
         if life == self._lives:
-            log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, told)
+            log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, report)
             self._around.restored(cut.number, buckets)
 
     def _put(self, loaded: Loaded, life: int) -> None:
         piece = Piece(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
-        with self._store.lock(shard=loaded.shard):  # what orders have given to others meanwhile is left out
+        with self._store.lock(shard=loaded.shard):  # skips buckets that orders have moved meanwhile
             if life == self._lives:
                 self._store.apply_piece(part_of(piece, self._around.owned() != 0))
 
     def _check_room(self, done: int, of_all: int) -> None:
-        """Rows that were saved are never left out; where they do not fit, nothing is restored."""
+        """Raise if the restored rows do not fit into memory; saved rows are never left out."""
         most, size = self._store.budget.most, self._store.bytes()
         if most and size > most + most // SLACK:
             raise _Lasting(
-                f"its memory is too small: {of_all} buckets of the checkpoint take about {size * of_all // done:,}"
+                f"not enough memory: {of_all} buckets of the checkpoint need about {size * of_all // done:,}"
                 f" bytes, --pserver-memory allows {most:,}. Start more pservers, or give them more memory"
             )
 
@@ -245,4 +249,4 @@ class CheckpointTask:
 
 
 class _Lasting(EdlError):
-    """It would fail again, and so would any other cut."""
+    """A failure that would recur with any other checkpoint."""

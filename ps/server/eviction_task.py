@@ -1,4 +1,4 @@
-"""Evictions, in the background: each table's share of its row cap, and rows that nobody has asked for in a while."""
+"""Background eviction: enforces each table's share of its row cap, and removes rows not used for a while."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ps.store.store import Store
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-"""Between two looks at all tables."""
+"""Seconds between two sweeps of all tables."""
 SWEEP_SHARE = 0.05
-"""Of a processor, at most: looking at large tables takes a while, and is done less often."""
+"""Most processor time spent on sweeps, as a fraction; sweeps of large tables become less frequent."""
 
 
 class EvictionTask:
-    """One thread."""
+    """The sweeping thread."""
 
     def __init__(
         self,
@@ -31,25 +31,25 @@ class EvictionTask:
         evicted: Callable[[str, Rows], None],
         failed: Callable[[str], None],
     ) -> None:
-        """``evicted``: takes the rows of tables that export them."""
+        """``evicted`` receives the rows of tables that export them; ``failed`` is called when the thread dies."""
         self._store, self._bucket_shell, self._evicted, self._failed = store, bucket_shell, evicted, failed
         self._share = 0.0
-        """Of all buckets: those that it owns."""
+        """Fraction of all buckets that this pserver owns."""
         self._now = threading.Event()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="edl-ps-sweeps", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """After what is being done."""
+        """Stop after the current sweep."""
         self._over = True
         self._now.set()
 
     def holds(self, owned: int, copies: int) -> None:
-        """This pserver owns so many buckets, and has copies of so many others: its share of all caps."""
+        """Set the number of owned and replicated buckets, from which this pserver's share of all caps follows."""
         self._share = owned / BUCKETS
         for name, table in list(self._store.tables.items()):
             if table.spec.eviction.any:
@@ -57,14 +57,14 @@ class EvictionTask:
                 self._store.cap(name, max(1, both) if table.spec.eviction.most_rows else 0, self._bucket_shell.served)
 
     def make_room(self, tables: Collection[str]) -> bool:
-        """Sweep at once; False when none of these tables ever loses rows: what others lose is no room for them."""
+        """Sweep at once. Returns False if none of these tables evicts rows: room in other tables would not help."""
         if not any(table.spec.eviction.any for name, table in list(self._store.tables.items()) if name in tables):
             return False
         self._now.set()
         return True
 
     def _part(self, of_all: int) -> int:
-        """This pserver's share of a number that holds for all of them together."""
+        """This pserver's share of a global number, at least 1; 0 stays 0."""
         return max(1, round(of_all * self._share)) if of_all else 0
 
     def _run(self) -> None:
@@ -77,15 +77,15 @@ class EvictionTask:
                 try:
                     self.sweep(name)
                 except EdlError as error:
-                    log.warning("Parameter server: evicting rows of table %s: %s", name, error)
+                    log.warning("Parameter server: cannot evict rows of table %s: %s", name, error)
                 except Exception:
-                    log.exception("Parameter server: evicting rows of table %s", name)
-                    self._failed(f"evicting rows of table {name}")
+                    log.exception("Parameter server: eviction from table %s failed", name)
+                    self._failed(f"eviction from table {name} failed")
                     return
             pause_s = max(SWEEP_S, (now_s() - began_s) / SWEEP_SHARE)
 
     def sweep(self, name: str) -> int:
-        """Evict what is due of one table; how many rows that were."""
+        """Evict what is due from one table; return the number of rows."""
         eviction = self._store.tables[name].spec.eviction
         if not eviction.any or not self._share or self._over:
             return 0
@@ -97,7 +97,7 @@ class EvictionTask:
             each=self._bucket_shell.spread,
         )
         if len(rows):
-            log.info("Parameter server: %d rows of table %s evicted", len(rows), name)
+            log.info("Parameter server: evicted %d rows of table %s", len(rows), name)
             if eviction.export:
                 self._evicted(name, rows)
         return len(rows)

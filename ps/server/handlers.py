@@ -1,8 +1,8 @@
-"""What a pserver answers to trainers: pulls, pushes, scans.
+"""A pserver's handlers for trainers' requests: pull, push, scan, intent.
 
-A request waits in its connection's thread, at most as long as its sender does: for other trainers (the step barrier),
-for a bucket that is on its way here, and a push for the copies. Every answer to a request with an older chart has the
-new one in its head.
+A request waits on its connection's thread, at most as long as its sender does: for other trainers (the step barrier),
+for a bucket that is moving here, and a push for its replicas. The answer to a request with an outdated placement map
+carries the new one in its head.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from ps.store.damage import DamagedPush
 from ps.store.store import Store
 
 PATIENCE_S = 30.0
-"""Of a sender who does not say."""
+"""Patience of a sender that does not state one, in seconds."""
 PATIENCE_SHARE = 0.9
-"""The answer has to travel, too."""
+"""Fraction of the sender's patience that is used, to leave time for the answer."""
 STREAM_BYTES = 256 << 20
-"""Pushes wait when more than this is on its way to one copy."""
+"""Pushes wait while more bytes than this are queued for one replica."""
 FULL_S = 1.0
 ORDERS_S = 0.05
-"""Whoever knows of newer orders asks again after so long."""
+"""A trainer that has newer orders than this pserver retries after this many seconds."""
 
 
 class View:
-    """The newest orders, as requests need them. Never changed."""
+    """An immutable view of the newest orders, prepared for requests."""
 
     def __init__(self, orders: messages.Orders, before: View | None = None) -> None:
         self.orders = orders
         self.version, self.history = orders.chart.version, orders.chart.history
         self.placed = self.version
-        """Since which version pservers and owners are these: trainers need not hear of others."""
+        """First version with these pservers and owners; trainers need no placement map newer than this."""
         if before is not None and before.orders.chart.servers == orders.chart.servers:
             self.placed = before.placed if before.orders.chart.owner == orders.chart.owner else self.version
         self.epoch, self.members = orders.epoch, orders.members
@@ -65,7 +65,7 @@ class View:
 
     @property
     def charted(self) -> str:
-        """For trainers with an older chart."""
+        """The encoded placement map for trainers with an outdated one."""
         if not self._charted:
             orders = self.orders
             self._charted = messages.encode(messages.Charted(orders.token, orders.chart, -1, ()))
@@ -82,7 +82,7 @@ class View:
 
 @dataclass(slots=True)
 class Counts:
-    """What has been done since the start."""
+    """Counters since the start."""
 
     pulls: int = 0
     pushes: int = 0
@@ -91,40 +91,40 @@ class Counts:
     damaged: int = 0
     applied: int = 0
     own: dict[int, deque[int]] = field(default_factory=dict)
-    """By trainer that lives: ``applied`` as it was with each of its last pushes."""
+    """By live trainer: the values of ``applied`` after its latest pushes."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def others(self, trainer: int, base: int) -> int:
-        """Pushes of others that were applied since."""
+        """Number of pushes by other trainers since ``base``."""
         if base < 0:
             return 0
         own = sum(1 for one in self.own.get(trainer, ()) if one > base)
         return max(0, self.applied - base - own)
 
     def applied_one(self, trainer: int) -> None:
-        """One more push."""
+        """Count one more applied push."""
         with self.lock:
             self.pushes += 1
             self.applied += 1
             self.own.setdefault(trainer, deque(maxlen=64)).append(self.applied)
 
     def forget(self, trainer: int) -> None:
-        """This trainer will not push any more."""
+        """Drop the records of a trainer that will not push any more."""
         with self.lock:
             self.own.pop(trainer, None)
 
 
 class Evicting(Protocol):
-    """What makes room when memory is full."""
+    """Makes room when memory is full."""
 
     def make_room(self, tables: Collection[str]) -> bool:
-        """Begin now, if one of these tables can lose rows; whether that is so."""
+        """Start evicting if one of these tables can lose rows; return whether that is so."""
         ...
 
 
 @dataclass(slots=True)
 class _Done:
-    """What became of one application."""
+    """The result of applying a push."""
 
     pushed: Pushed
     sent: Sent
@@ -132,7 +132,7 @@ class _Done:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that has been looked at."""
+    """A validated request."""
 
     head: dict[str, Any]
     view: View
@@ -143,12 +143,12 @@ class _Asked:
     def step(self) -> int:
         step = self.head.get("step", 0)
         if type(step) is not int or not 0 <= step < 1 << 32:
-            raise Refusal("word", f"step {step!r}: a number from 0 to {(1 << 32) - 1} was expected")
+            raise Refusal("word", f"step {step!r} must be an integer from 0 to {(1 << 32) - 1}")
         return step
 
 
 class Waited(Exception):
-    """What a request waits for has not come in time, or never will: answered with ``op``."""
+    """The request's wait has timed out or is pointless; it is answered with ``op``."""
 
     def __init__(self, op: Op, **content: Any) -> None:
         self.op, self.content = op, content
@@ -156,7 +156,7 @@ class Waited(Exception):
 
 
 class RequestHandlers:
-    """The handlers. ``view`` is set with each orders."""
+    """Handles trainers' requests. ``view`` is replaced with each new orders."""
 
     def __init__(self, name: str, store: Store, bucket_shell: BucketShell, evicting: Evicting) -> None:
         self.view: View | None = None
@@ -166,7 +166,7 @@ class RequestHandlers:
         self.stream_bytes = STREAM_BYTES
 
     def answer(self, peer: Peer, frame: Frame) -> Reply:
-        """PULL, PUSH, SCAN or INTENT."""
+        """Handle PULL, PUSH, SCAN or INTENT."""
         view = self.view
         head: dict[str, Any] = {}
         try:
@@ -180,23 +180,25 @@ class RequestHandlers:
             if frame.op is Op.INTENT:
                 return self._intent(frame.body, asked)
             return self._scan(asked)
-        except Waited as told:
-            return self._no(told.op, head, view, **told.content)
+        except Waited as waited:
+            return self._no(waited.op, head, view, **waited.content)
         except Held as held:
             text = f"waiting for {held.names} in step {head.get('step')}"
             return self._no(Op.WAIT, head, view, text=text, **{"for": "trainers"})
         except (Revoked, Fenced):
-            return self._no(Op.STALE, head, view, kind="trainer", text="this trainer counts as gone: begin anew")
+            return self._no(
+                Op.STALE, head, view, kind="trainer", text="this trainer is considered lost; restart the process"
+            )
         except Refusal as refusal:
             if refusal.kind == "table" and view is not None and head.get("version", 0) > view.version:
-                # A trainer can hear sooner than a pserver that the Master has taken a table up.
-                text = f"{refusal} (its orders are not the newest)"
+                # A trainer may learn of a new table before a pserver does.
+                text = f"{refusal} (the pserver's orders are outdated)"
                 return self._no(Op.BUSY, head, view, after_s=ORDERS_S, text=text)
             return self._no(Op.REFUSED, head, view, kind=refusal.kind, text=f"pserver {self._name}: {refusal}")
         except Full as full:
             return self._full(str(full), head, view)
         except MemoryError:
-            return self._full("the system gives it no more memory", head, view)
+            return self._full("the system is out of memory", head, view)
         except PsError as error:
             kind = "damaged" if isinstance(error, DamagedPush) else "table"
             return self._no(Op.REFUSED, head, view, kind=kind, text=f"pserver {self._name}: {error}")
@@ -205,20 +207,22 @@ class RequestHandlers:
 
     def _asked(self, peer: Peer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
         if view is None:
-            raise Waited(Op.BUSY, after_s=0.2, text="this pserver has had no orders yet")
+            raise Waited(Op.BUSY, after_s=0.2, text="this pserver has received no orders yet")
         until_s = now_s() + PATIENCE_SHARE * (frame.patience_s or PATIENCE_S)
         trainer = peer.number if peer.role == TRAINER else 0
         if frame.op is Op.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
-            raise Refusal("word", f"trainer {trainer} pushes in the name of {head.get('trainer')!r}")
+            raise Refusal("word", f"trainer {trainer} must not push as {head.get('trainer')!r}")
         history = head.get("history", view.history)
         with self._bucket_shell.news:
             while history > view.history:
                 if now_s() >= until_s:
-                    raise Waited(Op.WAIT, text="its orders are older than yours", **{"for": "release"})
+                    raise Waited(
+                        Op.WAIT, text="the pserver's orders are older than the trainer's", **{"for": "release"}
+                    )
                 self._bucket_shell.news.wait(until_s - now_s())
                 view = self.view or view
         if history < view.history:
-            text = "the parameters were rolled back to a checkpoint: begin anew"
+            text = "the parameters were rolled back to a checkpoint; restart the process"
             raise Waited(Op.ROLLED_BACK, history=view.history, text=text)
         if trainer in view.revoked:
             raise Revoked
@@ -240,13 +244,13 @@ class RequestHandlers:
         return Reply(Op.OK, pack_head({**head, **self._news(asked.head)}), parts)
 
     def _full(self, text: str, head: dict[str, Any], view: View | None) -> Reply:
-        text = f"pserver {self._name}: {text}. Its memory is set with --pserver-memory"
+        text = f"pserver {self._name}: {text}. Use --pserver-memory to change its limit"
         if self._evicting.make_room(requests.named(head)):
             return self._no(Op.BUSY, head, view, after_s=FULL_S, text=f"{text} (rows are being evicted)")
         return self._no(Op.REFUSED, head, view, kind="memory", text=text)
 
     def _await_served(self, buckets: NDArray[np.uint16], until_s: float) -> None:
-        """Until all of these are served here."""
+        """Wait until all of these buckets are served here. Raises ``Waited``."""
         bucket_shell = self._bucket_shell
         with bucket_shell.news:
             while not bucket_shell.served[buckets].all():
@@ -254,7 +258,7 @@ class RequestHandlers:
                 if not bucket_shell.waiting(missing):
                     raise Waited(Op.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
                 if now_s() >= until_s:
-                    text = f"bucket {missing[0]} is on its way to pserver {self._name}"
+                    text = f"bucket {missing[0]} is moving to pserver {self._name}"
                     raise Waited(Op.WAIT, text=text, **{"for": "release"})
                 bucket_shell.news.wait(until_s - now_s())
 
@@ -290,7 +294,9 @@ class RequestHandlers:
         while self._store.pull(one.table, one.keys, out, step=step, insert=insert, allowed=served, counts=one.counts):
             self._await_served(_buckets([one]), until_s)
             if now_s() >= until_s:
-                raise Waited(Op.WAIT, text=f"buckets come to pserver {self._name}, and go", **{"for": "release"})
+                raise Waited(
+                    Op.WAIT, text=f"buckets keep moving to and from pserver {self._name}", **{"for": "release"}
+                )
         if one.dtype != "f4":
             small = narrow(out, one.dtype)
             room[: small.nbytes] = small.reshape(-1).view(np.uint8).data
@@ -301,7 +307,7 @@ class RequestHandlers:
         head, view = asked.head, asked.view
         seq, base = head.get("seq"), head.get("base", -1)
         if type(seq) is not int or seq < 0 or type(base) is not int:
-            raise Refusal("word", f"seq {seq!r} and base {base!r}: whole numbers were expected")
+            raise Refusal("word", f"seq {seq!r} and base {base!r} must be integers")
         trainer = asked.trainer or head.get("trainer", 0)
         number = _redone(head) or (trainer, seq)
         parts = _scaled(read_push(head, body, view.tables), head.get("scale", 1.0))
@@ -311,7 +317,7 @@ class RequestHandlers:
         self._await_served(buckets, asked.until_s)
         if any(part.op != Does.GRAD for part in parts):
             if any(part.op == Does.GRAD for part in parts):
-                raise Refusal("word", "gradients and other values cannot be in one push")
+                raise Refusal("word", "one push cannot contain both gradients and other values")
             scale, done = 1.0, self._apply([push], step, 1.0, asked, base)
         else:
 
@@ -331,19 +337,21 @@ class RequestHandlers:
         return self._ok(asked, self._back(parts, asked), step=step, fresh=counts[0], again=counts[1], damaged=counts[2])
 
     def _back(self, parts: Sequence[Part], asked: _Asked) -> list[Any]:
-        """Rows that were pushed, as they are now, of the tables that the head asks for."""
-        told = asked.head.get("back", [])
-        if not told:
+        """Updated rows of the pushed keys, for the tables requested in the head."""
+        requested = asked.head.get("back", [])
+        if not requested:
             return []
         try:
-            dtypes = {str(table): str(dtype) for table, dtype in told}
+            dtypes = {str(table): str(dtype) for table, dtype in requested}
             wanted = [
                 Wanted(one.table, one.keys, dtypes[one.table], one.grads.shape[1]) for one in parts
                 if one.table in dtypes
             ]  # fmt: skip
             sizes = [rows_bytes(len(one.keys), one.dim, one.dtype) for one in wanted]
         except (TypeError, ValueError, KeyError):
-            raise Refusal("word", f"back: a list of tables and how their rows travel, not {str(told)[:80]}") from None
+            raise Refusal(
+                "word", f"back must be a list of tables and number formats, not {str(requested)[:80]}"
+            ) from None
         found = []
         for one, size in zip(wanted, sizes, strict=True):
             room = memoryview(bytearray(size))
@@ -352,7 +360,7 @@ class RequestHandlers:
         return found
 
     def _apply(self, pushes: Sequence[Push], step: int, scale: float, asked: _Asked, base: int) -> _Done:
-        """Now, as one."""
+        """Apply pushes atomically."""
         view, counts = self.view or asked.view, self.counts
         divisor = 1.0
         if view.training.staleness_lr and view.training.mode is Mode.ASYNC:
@@ -374,17 +382,17 @@ class RequestHandlers:
         return _Done(pushed, sent)
 
     def _await_room(self, buckets: NDArray[np.uint16], until_s: float) -> None:
-        """Until the streams to copies of these buckets are not too full."""
+        """Wait until the streams to these buckets' replicas have room. Raises ``Waited``."""
         bucket_shell = self._bucket_shell
         with bucket_shell.news:
             while follower := bucket_shell.fullest(self.stream_bytes, buckets):
                 if now_s() >= until_s:
-                    under_way = f"{self.stream_bytes >> 20} MB are on the way to pserver {follower}"
-                    raise Waited(Op.BUSY, after_s=0.2, text=f"copies lag behind: more than {under_way}")
+                    under_way = f"{self.stream_bytes >> 20} MB are queued for pserver {follower}"
+                    raise Waited(Op.BUSY, after_s=0.2, text=f"replicas lag behind: more than {under_way}")
                 bucket_shell.news.wait(until_s - now_s())
 
     def _await_copies(self, done: _Done, buckets: NDArray[np.uint16], asked: _Asked) -> None:
-        """Until all copies that a push waits for have it."""
+        """Wait until all replicas that the push waits for have it. Raises ``Waited``."""
         bucket_shell, sent = self._bucket_shell, done.sent
         training = asked.view.training
         lag_s = training.lag_s if training.replication is Replication.ASYNC else None
@@ -393,28 +401,29 @@ class RequestHandlers:
         with bucket_shell.news:
             while True:
                 if bucket_shell.stopped(sent, buckets):
-                    raise Waited(Op.MOVED, text=f"a bucket left pserver {self._name} meanwhile: repeat this push")
+                    raise Waited(Op.MOVED, text=f"a bucket has left pserver {self._name} meanwhile; repeat this push")
                 follower = bucket_shell.waits_for(sent, buckets, lag_s)
                 if not follower:
                     return
                 if now_s() >= asked.until_s:
-                    text = f"pserver {self._name} waits for its copy on pserver {follower}"
+                    text = f"pserver {self._name} waits for the replica on pserver {follower}"
                     raise Waited(Op.WAIT, text=text, **{"for": "copies"})
                 bucket_shell.news.wait(asked.until_s - now_s())
 
     # --- intents -----------------------------------------------------------------------------------------------------
 
     def _intent(self, body: memoryview, asked: _Asked) -> Reply:
-        """See ``ps/intents.py``. Answered when all copies have it that a push would wait for."""
+        """Store or fence an intent (``ps/intents.py``). Answered once all replicas that a push would wait for have
+        it."""
         head, intents = asked.head, self._store.intents
         of, seq, fence = head.get("of"), head.get("seq", -1), head.get("fence") is True
         if type(of) is not int or of < 1 or type(seq) is not int:
-            raise Refusal("word", f"an intent of trainer {of!r}, number {seq!r}")
+            raise Refusal("word", f"invalid intent: trainer {of!r}, number {seq!r}")
         if body.nbytes > MOST_TEXT:
             long = f"the list of the records in one push has {body.nbytes} bytes, more than {MOST_TEXT}"
-            raise Refusal("word", f"{long}: call step() after fewer batches")
+            raise Refusal("word", f"{long}. Call step() after fewer batches")
         if not fence and of != asked.trainer:
-            raise Refusal("word", f"trainer {asked.trainer} declares what {of} is to push")
+            raise Refusal("word", f"trainer {asked.trainer} must not declare an intent of trainer {of}")
         bucket = home(of)
         buckets, shard = np.array([bucket], np.uint16), shard_of_bucket(bucket)
         found: Intent | None = None
@@ -437,7 +446,7 @@ class RequestHandlers:
         if table not in asked.view.tables:
             raise Refusal("table", f"there is no table {str(table)[:100]!r}")
         if type(bucket) is not int or not 0 <= bucket < BUCKETS:
-            raise Refusal("word", f"bucket {bucket!r}: a number from 0 to {BUCKETS - 1} was expected")
+            raise Refusal("word", f"bucket {bucket!r} must be an integer from 0 to {BUCKETS - 1}")
         self._await_served(np.array([bucket], np.uint16), asked.until_s)
         rows = self._store.image(bucket).rows.get(str(table))
         parts = encode(rows) if rows is not None else []
@@ -446,7 +455,7 @@ class RequestHandlers:
 
 
 def _buckets(parts: Sequence[Part | Wanted]) -> NDArray[np.uint16]:
-    """All that their keys fall into."""
+    """The buckets of all keys, without repetition."""
     found = np.zeros(BUCKETS, np.bool_)
     for part in parts:
         found[buckets_of(part.keys)] = True
@@ -454,18 +463,18 @@ def _buckets(parts: Sequence[Part | Wanted]) -> NDArray[np.uint16]:
 
 
 def _redone(head: dict[str, Any]) -> tuple[int, int] | None:
-    """Whose push is repeated, and its number."""
+    """Trainer and sequence number of the push that is repeated, if any. Raises ``Refusal``."""
     redo = head.get("redo")
     if redo is None:
         return None
     if not isinstance(redo, list) or len(redo) != 2 or any(type(one) is not int or one < 0 for one in redo):
-        raise Refusal("word", f"redo {str(redo)[:40]}: the number of a trainer and of a push were expected")
+        raise Refusal("word", f"redo {str(redo)[:40]} must be the numbers of a trainer and a push")
     return redo[0], redo[1]
 
 
 def _scaled(parts: list[Part], scale: Any) -> list[Part]:
     if type(scale) not in (int, float) or not np.isfinite(scale):
-        raise Refusal("word", f"scale {scale!r}: a finite number was expected")
+        raise Refusal("word", f"scale {scale!r} must be a finite number")
     if scale == 1:
         return parts
     return [

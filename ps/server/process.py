@@ -1,10 +1,10 @@
-"""A pserver process: ``python -m ps server``, a child of a launcher, which it talks to in lines.
+"""The pserver process, ``python -m ps server``: a child of a launcher, connected by lines over stdin and stdout.
 
-The launcher writes ``{"secret": …}`` and then ``?`` now and then; the process writes ``{"port": …, "path": …,
-"machine": …, "pid": …}`` once it listens and answers each ``?`` with ``!``, or ``!0`` when no Master has been heard of
-lately: without the store as well, its launcher kills it then, for others may have taken over. It ends when the launcher
-has gone. On SIGTERM it serves on until the Master has given its buckets to others, or the grace is over; the launcher
-marks its key for that.
+The launcher writes ``{"secret": …}``, and later ``?`` periodically. The process writes ``{"port": …, "path": …,
+"machine": …, "pid": …}`` once it listens, and answers each ``?`` with ``!``, or ``!0`` if no Master has been in contact
+lately. If the store cannot be reached either, the launcher then kills it, because replicas may have taken over. The
+process exits when its launcher has ended. On SIGTERM it keeps serving until the Master has moved its buckets away, or
+the grace period is over; the launcher marks its key for that.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ps.server.server import Server, Setup
 
 log = logging.getLogger(__name__)
 FILES = 3 * Limits().peers
-"""For each connection its socket and memory that is lent, and more for checkpoints."""
+"""Open files needed: a socket and lent memory per connection, plus files for checkpoints."""
 
 
 def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: Launcher) -> NoReturn:
-    """Be a pserver process. Raises ``PortInUse``."""
+    """Run a pserver until it may exit, then exit the process. Raises ``PortInUse``."""
     allow_files(FILES)
     over = threading.Event()
     drained = threading.Event()
@@ -47,7 +47,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
         over.set()
 
     def leave() -> None:
-        log.info("Parameter server %s: leaves, at the latest in %g s", setup.name, grace_s)
+        log.info("Parameter server %s: draining, exits in %g s at the latest", setup.name, grace_s)
         over.wait(grace_s)
         over.set()
 
@@ -66,32 +66,34 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
     over.wait()
     served = int(server.bucket_shell.served.sum())
     if not drained.is_set() and not launcher.gone:
-        log.warning("Parameter server %s: ends with %d buckets, which others take over from copies", setup.name, served)
+        log.warning(
+            "Parameter server %s: exits with %d buckets; other pservers take over from replicas", setup.name, served
+        )
     server.stop()
     sys.stderr.flush()
-    os._exit(0 if drained.is_set() or launcher.gone else 1)  # threads may be in the middle of something
+    os._exit(0 if drained.is_set() or launcher.gone else 1)  # os._exit: threads may still be running
 
 
 def allow_files(wanted: int) -> None:
-    """As many open files as are needed and the system allows: the usual 1,024 are too few for 400 trainers."""
+    """Raise the limit of open files as far as needed and allowed; the usual 1,024 are too few for 400 trainers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < wanted and soft < wanted:
-        log.warning("Parameter server: at most %d open files are allowed; with many trainers it needs up to %d. Raise "
+        log.warning("Parameter server: the limit is %d open files; many trainers need up to %d. Raise "
                     "the hard limit (ulimit -Hn)", most, wanted)  # fmt: skip
 
 
 def masterless(peers: Iterable[Peer], lease_s: float) -> bool:
-    """Whether no Master has said anything for the length of a lease: one that is in touch asks several times in it."""
+    """True if no Master has sent anything for the length of a lease; a connected one pings several times in it."""
     return not any(peer.role == MASTER and now_s() - peer.heard_s < lease_s for peer in peers)
 
 
 @click.command("server")
-@click.option("--host", default="127.0.0.1", help="Address to listen at. Default: this host only.")
-@click.option("--port", type=int, default=0, help="Default: one that is free.")
-@click.option("--name", required=True, help="Of its key, such as node-0-1.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on. Default: this host only.")
+@click.option("--port", type=int, default=0, help="Port to listen on. Default: any free port.")
+@click.option("--name", required=True, help="Name of the pserver's key, such as node-0-1.")
 @click.option("--job", required=True, help="Id of the job, for the checkpoint directory.")
 @click.option("--most-bytes", type=int, default=0, help="Memory for rows; 0: no limit.")
 @click.option("--checkpoint-dir", default="", help="Path or URL. Default: no checkpoints.")
@@ -99,9 +101,9 @@ def masterless(peers: Iterable[Peer], lease_s: float) -> bool:
 @click.option("--tls-cert", default="", help="PEM file of the job's certificate.")
 @click.option("--tls-key", default="", help="PEM file of its key.")
 @click.option("--tls-ca", default="", help="PEM file of the authority that signed it.")
-@click.option("--grace", type=float, default=60.0, metavar="SECONDS", help="For giving buckets away at SIGTERM.")
+@click.option("--grace", type=float, default=60.0, metavar="SECONDS", help="Time to move buckets away after SIGTERM.")
 @click.option(
-    "--lease", type=float, default=10.0, metavar="SECONDS", help="A Master silent for so long is out of reach."
+    "--lease", type=float, default=10.0, metavar="SECONDS", help="A Master silent for this long counts as unreachable."
 )
 def server_command(
     host: str,
@@ -117,7 +119,7 @@ def server_command(
     grace: float,
     lease: float,
 ) -> None:
-    """Hold rows for trainers elsewhere. Started by a launcher, which keeps it running."""
+    """Serve rows to trainers. Started and supervised by a launcher."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     launcher = Launcher(private_stdout())
     setup = Setup(
@@ -133,12 +135,12 @@ def server_command(
 
 
 def _contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Raises ``UsageError``."""
+    """Load the TLS contexts, if configured. Raises ``UsageError`` and ``SettingError``."""
     from ps.net.tls import contexts
 
     given = [one for one in (certificate, key, authority) if one]
     if not given:
         return None
     if len(given) != 3:
-        raise UsageError("--tls-cert, --tls-key and --tls-ca go together: give all of them or none")
+        raise UsageError("--tls-cert, --tls-key and --tls-ca must be given together, or none of them")
     return contexts(certificate, key, authority)

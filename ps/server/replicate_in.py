@@ -1,8 +1,8 @@
-"""The other end of the stream from a bucket's owner: what arrives is taken in its order, or refused bucket by bucket.
+"""The receiving end of replication streams: content is accepted in order, or refused bucket by bucket.
 
-Everything is shown to ``BucketMachine.refuses`` first, under the lock of the shard that it changes, so that nothing of
-a former owner can overwrite what this pserver has served since. What was accepted once is not asked about again until
-orders may have changed that.
+Everything is first passed to ``BucketMachine.refuses``, under the lock of the shard that it changes, so that a former
+owner cannot overwrite what this pserver has served since. Accepted buckets are not checked again until orders may have
+changed that.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ps.spec import BUCKETS
 from ps.store.store import Store
 
 TABLES_S = 5.0
-"""So long a stream waits for the orders that define a table in it."""
+"""Seconds that a stream waits for the orders that define one of its tables."""
 
 
 @dataclass(slots=True)
 class _Accepted:
-    """What one sender may send, as far as it is known."""
+    """The buckets accepted from one sender so far."""
 
     turn: int = -1
     version: int = -1
@@ -40,27 +40,27 @@ class _Accepted:
 
 
 class ReplicationIn:
-    """What other pservers send here."""
+    """Receives the replication streams of other pservers."""
 
     def __init__(self, bucket_shell: BucketShell, store: Store) -> None:
         self._bucket_shell, self._store = bucket_shell, store
         self._lock = threading.Lock()
         self._newest: dict[int, Peer] = {}
-        """By number of the sender: nothing is taken from the connections before."""
+        """Newest connection by sender; nothing is accepted from older ones."""
 
     def left(self, peer: Peer) -> None:
-        """Its connection is over."""
+        """A sender's connection has ended."""
         with self._lock:
             if self._newest.get(peer.number) is peer:
                 del self._newest[peer.number]
 
     def take(self, peer: Peer, frame: Frame) -> Reply:
-        """One frame of a stream. Raises ``ProtocolError``, and ``PsError`` of the store."""
+        """Process one frame of a stream. Raises ``ProtocolError``, and the store's ``PsError``."""
         head = frame.json()
         meant = (head.get("to"), head.get("history"))
         if not meant[0] or meant != self._name():
             mine = self._bucket_shell
-            text = f"this is pserver {mine.number or 'without a number yet'} in history {mine.history}"
+            text = f"this is pserver {mine.number or '(no number yet)'} in history {mine.history}"
             return Reply.no(Op.REFUSED, kind="number", text=text)
         if not isinstance(peer.data, _Accepted):
             peer.data = _Accepted()
@@ -90,15 +90,15 @@ class ReplicationIn:
         return self._bucket_shell.number, self._bucket_shell.history
 
     def _check(self, peer: Peer) -> None:
-        """Raises ``ProtocolError`` when the sender has made another stream since: what comes through this one is older
-        than what may have come through that. A shard's lock is held."""
+        """Raise ``ProtocolError`` if the sender has opened a newer stream: content of this one may be outdated.
+        Requires a shard's lock."""
         if self._newest.get(peer.number) is not peer:
-            raise ProtocolError("another stream from this pserver has come since")
+            raise ProtocolError("superseded by a newer stream from this pserver")
 
     def _image(self, peer: Peer, version: int, image: Image) -> Sequence[int]:
         self._await_tables(image.rows)
         if not 0 <= image.bucket < BUCKETS:
-            raise ProtocolError(f"an image of bucket {image.bucket}")
+            raise ProtocolError(f"an image of an invalid bucket, {image.bucket}")
         with self._store.lock(image.bucket):
             self._check(peer)
             refused = self._bucket_shell.refuses(peer.number, version, [image.bucket])
@@ -136,7 +136,8 @@ class ReplicationIn:
         return refused
 
     def _await_tables(self, names: Iterable[str]) -> None:
-        """The sender may have read its orders first."""
+        """Wait for the orders that define these tables; the sender may have received them first. Raises
+        ``ProtocolError``."""
         missing = [name for name in names if name not in self._store.tables]
         if not missing:
             return
@@ -144,5 +145,5 @@ class ReplicationIn:
         with self._bucket_shell.news:
             while any(name not in self._store.tables for name in missing):
                 if now_s() >= until_s:
-                    raise ProtocolError(f"rows of a table that no orders have defined here: {', '.join(missing)}")
+                    raise ProtocolError(f"rows of a table that is not defined here: {', '.join(missing)}")
                 self._bucket_shell.news.wait(until_s - now_s())

@@ -1,8 +1,8 @@
-"""The ordered stream to one follower: pieces and images in, acknowledgements out, each number once.
+"""The ordered replication stream to one follower, with cumulative acknowledgements.
 
-What is put into a stream has a number; the follower acknowledges cumulatively. Images are made by the stream's own
-thread, a few at a time, so that pieces of pushes never wait behind many of them. A stream that breaks is never
-continued: it says so once, forgets what was in it, and is made anew only when its owner says ``again``.
+Each item has a number. Images are made by the stream's own thread, a few at a time, so that pieces of pushes never wait
+behind many of them. A broken stream is not resumed: it reports its loss once, discards its content, and reconnects only
+after its owner calls ``again``.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from ps.rows import Image
 log = logging.getLogger(__name__)
 
 FRAME_BYTES = 4 << 20
-"""Items are sent together until they have so many bytes."""
+"""Items are sent in one frame up to this many bytes."""
 FRAME_ITEMS = 512
 FRAME_IMAGES = 64
-"""No image is made while so many items wait to be sent."""
+"""No image is made while this many items are queued."""
 IMAGES_BYTES = 16 << 20
-"""Images under way to one follower: one more is made as long as there are fewer bytes,"""
+"""Limits of images in flight to one follower: one more is made while there are fewer bytes,"""
 IMAGES = 128
-"""and fewer of them: pushes wait behind them, and each takes its time however small it is."""
+"""and fewer images: pushes wait behind them, and each takes time, however small."""
 STALL_S = 10.0
-"""A follower that acknowledges nothing for so long is taken for lost."""
+"""A follower that acknowledges nothing for this many seconds is considered lost."""
 CONNECT_S = 3.0
 NOT_YET_S = 3.0
-"""A follower is given so long to read the orders that tell it its number."""
+"""Seconds that a follower has to receive the orders that give it its number."""
 _ASK_S = 0.5
 _LONGEST_PAUSE_S = 1.0
 
 
 class _NotYet(ProtocolError):
-    """The follower goes by another number: it has not had the orders yet that give it this one, or it has newer."""
+    """The follower has another number: it has not yet received the orders with this one, or has newer ones."""
 
 
 class Owner(Protocol):
-    """Whose stream it is. Called from the stream's threads, without its lock."""
+    """The owner of a stream. Called from the stream's threads, without its lock."""
 
     @property
     def history(self) -> int:
-        """Of its rows."""
+        """The history of its rows."""
         ...
 
     def connect(self, follower: int) -> Caller:
-        """A line to the follower. Raises ``PsError``."""
+        """Connect to the follower. Raises ``PsError``."""
         ...
 
     def take_image(self, follower: int, bucket: int, copy: int) -> None:
-        """Under the bucket's lock: put its image into the stream, unless nobody wants it any more."""
+        """Under the bucket's lock, put its image into the stream, unless it is no longer wanted."""
         ...
 
     def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
-        """The follower, whose newest orders are ``version``, has refused these; said before anything that came with
-        them counts as acknowledged."""
+        """The follower, whose newest orders are ``version``, has refused these buckets. Reported before anything that
+        was sent with them counts as acknowledged."""
         ...
 
     def failed(self, what: str) -> None:
-        """A thread has ended that should not have."""
+        """A thread has failed."""
         ...
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
@@ -76,11 +76,11 @@ class Owner(Protocol):
         ...
 
     def lost(self, follower: int, why: str) -> None:
-        """The stream broke, or cannot be made."""
+        """The stream broke, or cannot be opened."""
         ...
 
     def made(self, follower: int) -> None:
-        """It stands again, and is empty."""
+        """The stream is open again and empty."""
         ...
 
 
@@ -92,17 +92,17 @@ class _Queued:
     bytes: int
     at_s: float
     copy: int
-    """Of an image: the number of the copy that it belongs to."""
+    """For an image, the number of its copy; else 0."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A frame that is not acknowledged yet."""
+    """An unacknowledged frame."""
 
     request: int
     items: list[_Queued]
     images: list[tuple[int, int]] = field(default_factory=list)
-    """(copy, bucket)."""
+    """Images in the frame as (copy, bucket)."""
 
     @property
     def bytes(self) -> int:
@@ -110,33 +110,33 @@ class _Sent:
 
 
 class Stream:
-    """To one follower. Any thread may put something in; that never blocks."""
+    """The stream to one follower. Thread-safe; adding content never blocks."""
 
     def __init__(self, follower: int, owner: Owner, clock: Clock) -> None:
         self.follower = follower
         self.life = 0
-        """Counts the connections: what was put into an earlier one is lost."""
+        """Number of the connection; content put into an earlier one is lost."""
         self._owner, self._clock = owner, clock
         self._lock = threading.Lock()
         self._go = threading.Condition(self._lock)
         self._queue: deque[_Queued] = deque()
         self._sent: deque[_Sent] = deque()
         self._copies: list[tuple[int, deque[int]]] = []
-        """Buckets whose images are to be made; those of the newest copy first."""
+        """Buckets whose images are to be made, by copy; the newest copy is served first."""
         self._marks: deque[tuple[int, int]] = deque()
-        """(number that has to be acknowledged, mark)."""
+        """Pending marks: (number that must be acknowledged, mark)."""
         self._number = self._acked = self._answered = 0
         self._bytes = self._image_bytes = self._images = 0
         self._state = "new"
         self._thread: threading.Thread | None = None
         self._caller: Caller | None = None
         self._moved_s = clock.now_s()
-        """When the follower last acknowledged something, or had nothing to acknowledge."""
+        """Time of the follower's last acknowledgement, or when it last had nothing to acknowledge."""
 
     # --- what it is asked for ---------------------------------------------------------------------------------------
 
     def put(self, content: Content, version: int, copy: int = 0) -> tuple[int, int]:
-        """Into the stream; returns which connection that was, and its number. Lost when the stream is down."""
+        """Append content; return the connection's ``life`` and the item's number. Dropped while the stream is down."""
         size = size_of(content)
         with self._lock:
             if self._state in ("down", "over"):
@@ -155,12 +155,12 @@ class Stream:
             return self.life, self._number
 
     def begin(self) -> None:
-        """Make it now, if it has not been made: there may be nothing to send for long."""
+        """Open the stream now if it is not open yet; there may be nothing to send for a while."""
         with self._lock:
             self._begin()
 
     def copy(self, number: int, buckets: Sequence[int]) -> None:
-        """Make the images of these buckets, and put them in."""
+        """Make the images of these buckets and append them."""
         with self._lock:
             if self._state not in ("down", "over"):
                 self._copies.append((number, deque(buckets)))
@@ -168,7 +168,7 @@ class Stream:
                 self._go.notify_all()
 
     def mark(self, mark: int) -> None:
-        """Say when everything that is in it now is acknowledged."""
+        """Report ``mark`` once everything now in the stream is acknowledged."""
         with self._lock:
             if self._state in ("down", "over"):
                 return
@@ -179,14 +179,14 @@ class Stream:
             self._owner.acked(self.follower, {}, [mark])
 
     def again(self) -> None:
-        """After it was lost: try to make it anew."""
+        """Reconnect after a loss."""
         with self._lock:
             if self._state == "down":
                 self._state = "retry"
                 self._go.notify_all()
 
     def close(self) -> None:
-        """For good."""
+        """Close the stream for good."""
         with self._lock:
             self._state = "over"
             self._forget()
@@ -199,40 +199,40 @@ class Stream:
 
     @property
     def tail(self) -> tuple[int, int]:
-        """Which connection, and the number of the last thing that was put in."""
+        """The connection's ``life`` and the number of the last item."""
         with self._lock:
             return self.life, self._number
 
     def has(self, life: int, number: int) -> bool:
-        """Whether the follower has acknowledged this one; also when its connection is over: then it is by image that
-        it has it, or not at all."""
+        """True if the follower has acknowledged this item. Also true for an earlier connection: then the follower has
+        it by image, or not at all."""
         return life != self.life or self._acked >= number
 
     @property
     def queued_bytes(self) -> int:
-        """Not acknowledged yet."""
+        """Bytes not acknowledged yet."""
         return self._bytes
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest thing that is not acknowledged."""
+        """Age of the oldest unacknowledged item, in seconds."""
         with self._lock:
             oldest = self._sent[0].items[0] if self._sent else self._queue[0] if self._queue else None
         return 0.0 if oldest is None else self._clock.now_s() - oldest.at_s
 
     def behind(self, lag_s: float) -> bool:
-        """Whether the follower is further behind than that, or cannot be reached."""
+        """True if the follower lags by more than ``lag_s`` seconds, or is unreachable."""
         return not self.up or self.lag_s > lag_s
 
     @property
     def up(self) -> bool:
-        """Whether what is put in is sent, now or soon."""
+        """True if content is accepted for sending."""
         return self._state not in ("down", "over")
 
     # --- its threads --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """With the lock: start the thread when there is first something to do."""
+        """Start the thread with the first item. Requires the lock."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"edl-ps-to-{self.follower}", daemon=True)
             self._thread.start()
@@ -241,11 +241,11 @@ class Stream:
         try:
             self._keep()
         except Exception:
-            log.exception("Parameter server: the stream to pserver %d", self.follower)
-            self._owner.failed(f"the stream to pserver {self.follower}")
+            log.exception("Parameter server: the replication stream to pserver %d failed", self.follower)
+            self._owner.failed(f"the replication stream to pserver {self.follower} failed")
 
     def _keep(self) -> None:
-        pause_s, told, early_s = 0.05, False, 0.0
+        pause_s, notified, early_s = 0.05, False, 0.0
         while True:
             with self._lock:
                 while self._state == "down":
@@ -257,8 +257,8 @@ class Stream:
             except EdlError as error:
                 now_s = self._clock.now_s()
                 early_s = (early_s or now_s + NOT_YET_S) if isinstance(error, _NotYet) else 0.0
-                if not told and now_s >= early_s:
-                    told = self._lose(str(error))
+                if not notified and now_s >= early_s:
+                    notified = self._lose(str(error))
                 with self._lock:
                     if self._state != "over":
                         self._go.wait(pause_s)
@@ -271,10 +271,10 @@ class Stream:
                     return
                 self._state, self._caller = "up", caller
                 self._moved_s = self._clock.now_s()
-            if told:
-                told = False
+            if notified:
+                notified = False
                 self._owner.made(self.follower)
-            told = self._lose(self._serve(caller)) or told
+            notified = self._lose(self._serve(caller)) or notified
 
     def _connect(self) -> Caller:
         caller = self._owner.connect(self.follower)
@@ -282,7 +282,7 @@ class Stream:
             self._request(caller, [])
             frame = caller.receive(deadline_s=CONNECT_S)
             if frame.op is not Op.OK:
-                raise _NotYet(f"it refuses the stream: {frame.json().get('text', frame.op.name)}")
+                raise _NotYet(f"the follower refused the stream: {frame.json().get('text', frame.op.name)}")
             self._answered = frame.request
         except BaseException:
             caller.abort()
@@ -290,7 +290,7 @@ class Stream:
         return caller
 
     def _lose(self, why: str) -> bool:
-        """Forget what was in it, and say so; False when it was closed on purpose."""
+        """Discard the content and report the loss; returns False if the stream was closed on purpose."""
         with self._lock:
             if self._state == "over":
                 return False
@@ -309,15 +309,15 @@ class Stream:
         self._answered = self._bytes = self._image_bytes = self._images = 0
 
     def _serve(self, caller: Caller) -> str:
-        """Until the connection breaks; returns why."""
+        """Serve a connection until it breaks; returns the reason."""
         reasons: list[str] = []
 
         def receive() -> None:
             try:
                 self._receive(caller, reasons)
             except Exception:
-                log.exception("Parameter server: acknowledgements of pserver %d", self.follower)
-                self._owner.failed(f"acknowledgements of pserver {self.follower}")
+                log.exception("Parameter server: receiving acknowledgements of pserver %d failed", self.follower)
+                self._owner.failed(f"receiving acknowledgements of pserver {self.follower} failed")
 
         receiver = threading.Thread(target=receive, name=f"edl-ps-from-{self.follower}", daemon=True)
         receiver.start()
@@ -333,7 +333,7 @@ class Stream:
         return reasons[0] if reasons else "the connection broke"
 
     def _make_image(self) -> bool:
-        """The next one, if there is any to be made now."""
+        """Make the next image if one is due; returns whether it did."""
         with self._lock:
             while self._copies and not self._copies[-1][1]:
                 self._copies.pop()
@@ -346,7 +346,7 @@ class Stream:
         return True
 
     def _send_some(self, caller: Caller) -> None:
-        """What is in the queue, as one frame; or wait for something."""
+        """Send queued items as one frame, or wait for some."""
         with self._lock:
             if not self._queue:
                 self._go.wait(_ASK_S)
@@ -370,13 +370,13 @@ class Stream:
         return caller.send(Op.STREAM, pack_head(head), arrays, deadline_s=STALL_S)
 
     def _receive(self, caller: Caller, reasons: list[str]) -> None:
-        """Acknowledgements."""
+        """Receive acknowledgements until the connection breaks."""
         while True:
             try:
                 frame = caller.receive(deadline_s=_ASK_S)
             except TimedOut as error:
                 if caller.broken or self._stalled():
-                    reasons.append(str(error) if caller.broken else f"it has acknowledged nothing for {STALL_S:g} s")
+                    reasons.append(str(error) if caller.broken else f"no acknowledgement for {STALL_S:g} s")
                     break
                 continue
             except EdlError as error:
@@ -400,7 +400,7 @@ class Stream:
             return bool(self._sent) and self._clock.now_s() - self._moved_s > STALL_S
 
     def _settle(self) -> None:
-        """Count what is acknowledged."""
+        """Process acknowledgements received so far."""
         images: dict[int, list[int]] = {}
         marks: list[int] = []
         with self._lock:

@@ -1,8 +1,9 @@
-"""A parameter server: its rows, who may have them, who copies them; its lines to Master, trainers and other pservers.
+"""The parameter server: combines store, buckets, replication, checkpoints, and connections to Master, trainers and
+pservers.
 
-Requests are answered in their connections' threads (``ps/server/handlers.py``), streams from other pservers are taken
-in theirs (``ps/server/replicate_in.py``); orders are followed in the keeper's (``ps/server/bucket_shell.py``), and a
-fourth kind looks after what is due now and then: loads, evictions, trainers that are gone.
+Threads: requests are handled on their connections' threads (``ps/server/handlers.py``), as are streams from other
+pservers (``ps/server/replicate_in.py``). Orders are carried out on the bucket shell's thread
+(``ps/server/bucket_shell.py``). Another thread does periodic work: load reports, evictions, lost trainers.
 """
 
 from __future__ import annotations
@@ -42,36 +43,36 @@ log = logging.getLogger(__name__)
 LOAD_S = 2.0
 LOOK_S = 0.25
 LOST_S = 1.0
-"""A trainer without a connection for so long, which has not said farewell, is told to be lost."""
+"""A trainer that has had no connection for this many seconds, and has not left, is reported as lost."""
 HOT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a pserver is started with."""
+    """Configuration of a pserver."""
 
     name: str
     job: str
     secret: str = field(repr=False)
     most_bytes: int = 0
     files: Files | None = None
-    """The checkpoint directory."""
+    """The checkpoint directory, if any."""
     kernels: str | None = None
     tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
-    """To call with, and to be called with."""
+    """TLS contexts for calling and for serving."""
     write_bytes_per_s: float = 0.0
-    """Checkpoints are written no faster."""
+    """Rate limit for writing checkpoints; 0: unlimited."""
     clock: Clock = field(default_factory=SystemClock)
 
 
 class Server:
-    """One pserver. ``start``, then it does what its Master says, until ``stop``."""
+    """One pserver. Runs between ``start`` and ``stop``, following the Master's orders."""
 
     def __init__(
         self, setup: Setup, gone: Callable[[], None] = lambda: None, failed: Callable[[str], None] | None = None
     ) -> None:
-        """``gone``: orders let it end. ``failed``: a thread has ended that should not have, and so must the process;
-        without it all connections are closed."""
+        """``gone``: called when orders let it exit. ``failed``: called when a thread has failed; the process must exit.
+        By default all connections are closed."""
         self._setup, self._gone, self._clock = setup, gone, setup.clock
         self._failed = failed or (lambda what: self.stop())
         self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes)
@@ -94,18 +95,18 @@ class Server:
             tls=setup.tls[1] if setup.tls else None,
         )
         self._master: Peer | None = None
-        """Whom words go to; ``_newest`` until ``Hello`` has been said."""
+        """The Master that messages are sent to; ``_newest`` once ``Hello`` has been sent on it."""
         self._newest: Peer | None = None
         self._token = 0
-        self._told: tuple[Peer | None, messages.Orders | None] = None, None
-        """The newest orders, and by whom: what is new in the next ones goes on from them."""
+        self._received: tuple[Peer | None, messages.Orders | None] = None, None
+        """The newest orders and their sender; deltas are based on them."""
         self._trainers = _Trainers()
         self._over = threading.Event()
         self._heat = np.zeros(BUCKETS, np.uint32)
         self._loaded_s = 0.0
 
     def start(self, host: str, port: int = 0) -> None:
-        """Listen, and begin to work. Raises ``PortInUse``."""
+        """Listen and start all threads. Raises ``PortInUse``."""
         self.store.warm()
         self.bucket_shell.start()
         self.checkpoint_task.start()
@@ -116,7 +117,7 @@ class Server:
             threading.Thread(target=self._compile, args=(wanted,), name="edl-ps-compiles", daemon=True).start()
 
     def stop(self) -> None:
-        """End all connections, and all threads that can be ended."""
+        """Close all connections and stop the threads."""
         self._over.set()
         self.endpoint.stop()
         self.bucket_shell.stop()
@@ -124,29 +125,33 @@ class Server:
         self.eviction_task.stop()
 
     def _compile(self, wanted: str) -> None:
-        """Rows are served by the kernels in numpy meanwhile."""
-        log.info("Parameter server %s: kernels are being compiled; until then it is slower. "
-                 "'python -m ps warm' does it beforehand", self._setup.name)  # fmt: skip
+        """Compile the kernels while the numpy kernels serve."""
+        log.info("Parameter server %s: compiling kernels, slower until that is done. "
+                 "'python -m ps warm' compiles them ahead of time", self._setup.name)  # fmt: skip
         start_s = self._clock.now_s()
         try:
             compile_elsewhere()
             kernels(wanted).warm()
             self.store.take_kernels(wanted)
         except (EdlError, OSError, MemoryError) as error:
-            log.warning("Parameter server %s: kernels cannot be compiled, it stays slow: %s", self._setup.name, error)
+            log.warning(
+                "Parameter server %s: cannot compile kernels, continuing with slower ones: %s", self._setup.name, error
+            )
             return
-        log.info("Parameter server %s: compiled kernels after %.1f s", self._setup.name, self._clock.now_s() - start_s)
+        log.info(
+            "Parameter server %s: compiled kernels in use after %.1f s", self._setup.name, self._clock.now_s() - start_s
+        )
 
     # --- who comes ---------------------------------------------------------------------------------------------------
 
     def _met(self, peer: Peer) -> tuple[str, str] | None:
         view = self.handlers.view
         if peer.role == MASTER and peer.hello.token < self._token:
-            log.warning("Parameter server: refused a Master with token %d; one has been here with %d",
+            log.warning("Parameter server: refused a Master with token %d; a newer one has token %d",
                         peer.hello.token, self._token)  # fmt: skip
-            return "fenced", f"a Master with token {self._token} rules"
+            return "fenced", f"there is a newer Master, with token {self._token}"
         if peer.role == TRAINER and view is not None and peer.number in view.revoked:
-            return "stale", "this trainer counts as gone: begin anew"
+            return "stale", "this trainer is considered lost; restart the process"
         return None
 
     def _greeted(self, peer: Peer) -> None:
@@ -155,7 +160,7 @@ class Server:
             old, self._newest = self._newest, peer
             if old is not None:
                 old.hang_up()
-            log.info("Parameter server %s: the Master %s is here", self._setup.name, peer.name)
+            log.info("Parameter server %s: connected to the Master on %s", self._setup.name, peer.name)
             self.bucket_shell.post(MasterLine())
         elif peer.role == TRAINER:
             self._trainers.came(peer.number)
@@ -176,43 +181,43 @@ class Server:
         if frame.op is Op.STREAM and peer.role == SERVER:
             return self._stream(peer, frame)
         if frame.op is Op.CONTROL and peer.role == MASTER:
-            self._word(peer, frame)
+            self._on_message(peer, frame)
             return Reply()
         if frame.op is Op.STATS:
             return Reply(Op.OK, pack_head(self.statistics()))
-        return Reply.no(Op.REFUSED, kind="word", text=f"{frame.op.name} is nothing that a {peer.role} may ask for")
+        return Reply.no(Op.REFUSED, kind="word", text=f"{frame.op.name} is not a request that a {peer.role} may send")
 
     def _stream(self, peer: Peer, frame: Frame) -> Reply:
         try:
             return self._following.take(peer, frame)
         except (EdlError, MemoryError) as error:
-            why = str(error) or "no memory is left"
-            log.warning("Parameter server %s: the stream from %s: %s", self._setup.name, peer, why)
+            why = str(error) or "out of memory"
+            log.warning("Parameter server %s: refusing the replication stream from %s: %s", self._setup.name, peer, why)
             return Reply.no(Op.REFUSED, kind="error", text=why)
         except Exception:
-            log.exception("Parameter server: the stream from %s", peer)
-            self.failed(f"the stream from {peer}")
+            log.exception("Parameter server: the replication stream from %s failed", peer)
+            self.failed(f"the replication stream from {peer} failed")
             raise
 
-    def _word(self, peer: Peer, frame: Frame) -> None:
-        word = messages.decode(str(frame.body, "utf-8"))
-        if not isinstance(word, messages.Orders | messages.OrdersChanged):
-            raise ProtocolError(f"{type(word).__name__} is nothing that a Master says to a pserver")
-        if peer.hello.token < self._token or 0 < word.token < self._token:
-            log.warning("Parameter server: orders of a Master that was replaced are not followed (token %d, not %d)",
-                        word.token or peer.hello.token, self._token)  # fmt: skip
+    def _on_message(self, peer: Peer, frame: Frame) -> None:
+        message = messages.decode(str(frame.body, "utf-8"))
+        if not isinstance(message, messages.Orders | messages.OrdersChanged):
+            raise ProtocolError(f"{type(message).__name__} is not a message from a Master to a pserver")
+        if peer.hello.token < self._token or 0 < message.token < self._token:
+            log.warning("Parameter server: ignoring orders of a replaced Master (token %d, not %d)",
+                        message.token or peer.hello.token, self._token)  # fmt: skip
             peer.hang_up()
             return
-        if isinstance(word, messages.OrdersChanged):
-            told, before = self._told
-            if told is not peer or before is None or before.chart.version != word.base:
+        if isinstance(message, messages.OrdersChanged):
+            sender, before = self._received
+            if sender is not peer or before is None or before.chart.version != message.base:
                 peer.push(
                     Op.CONTROL, b"", [messages.encode(messages.OrdersPlease(self.bucket_machine.version)).encode()]
                 )
                 return
-            word = orders_after(before, word)
-        self._told = peer, word
-        self.bucket_shell.post(OrdersCame(word))
+            message = orders_after(before, message)
+        self._received = peer, message
+        self.bucket_shell.post(OrdersCame(message))
 
     # --- dependencies of the bucket shell and of checkpoints ----------------------------------------------------------
 
@@ -221,16 +226,16 @@ class Server:
         orders = self.bucket_machine.orders
         place = next((one for one in orders.chart.servers if one.number == follower), None) if orders else None
         if place is None:
-            raise PsError(f"pserver {follower} is not in the chart")
+            raise PsError(f"pserver {follower} is not in the placement map")
         hello = Hello(SERVER, self.bucket_machine.number, self._setup.name)
         tls = self._setup.tls[0] if self._setup.tls else None
         return Caller.connect(place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls)
 
-    def say(self, word: Any) -> None:
+    def say(self, message: Any) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
         master = self._master
         if master is not None:
-            master.push(Op.CONTROL, b"", [messages.encode(word).encode()])
+            master.push(Op.CONTROL, b"", [messages.encode(message).encode()])
 
     def prepare(self, orders: messages.Orders) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
@@ -245,12 +250,12 @@ class Server:
         before = self.handlers.view
         self.handlers.view = View(orders, before)
         known = before.revoked if before is not None else frozenset()
-        for trainer in orders.revoked:  # the eldest first
+        for trainer in orders.revoked:  # the oldest first
             if trainer in known:
                 continue
             self.store.forget(trainer, max(REMEMBERED, len(orders.revoked)))
             self.handlers.counts.forget(trainer)
-            self._trainers.told(trainer)
+            self._trainers.confirmed(trainer)
         self.handlers.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.eviction_task.holds(int((self.owned() != 0).sum()), self._copies())
         self.checkpoint_task.orders(orders)
@@ -263,7 +268,7 @@ class Server:
                 len(orders.members), int((self.owned() != 0).sum()),
             )  # fmt: skip
         if orders.go:
-            log.info("Parameter server %s: it has no buckets left, and ends", self._setup.name)
+            log.info("Parameter server %s: no buckets left, exiting", self._setup.name)
             self._gone()
 
     def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
@@ -278,20 +283,20 @@ class Server:
 
     def reset(self, number: int, history: int) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
-        log.info("Parameter server %s begins anew, empty, as number %d in history %d",
+        log.info("Parameter server %s starts again, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
         self.handlers.barrier.reset()
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
-                peer.farewell = True  # that it hangs up now says nothing of the trainer
+                peer.farewell = True  # its disconnecting does not mean that the trainer is lost
             elif peer.role == SERVER:
                 peer.hang_up()
         self._trainers.forget()
 
     def failed(self, what: str) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
-        log.error("Parameter server %s ends: %s. Its buckets' copies take over", self._setup.name, what)
+        log.error("Parameter server %s exits: %s. Replicas take over its buckets", self._setup.name, what)
         self._failed(what)
 
     def line_begins(self) -> None:
@@ -325,21 +330,21 @@ class Server:
             try:
                 self.look(self._clock.now_s())
             except Exception:
-                log.exception("Parameter server: what is due now and then")
-                self.failed("what is due now and then")
+                log.exception("Parameter server: periodic work failed")
+                self.failed("periodic work failed")
                 return
 
     def look(self, now_s: float) -> None:
-        """Whatever is due."""
+        """Do the periodic work that is due."""
         for trainer in self._trainers.due(now_s):
-            log.warning("Parameter server %s: the connection of trainer %d broke", self._setup.name, trainer)
+            log.warning("Parameter server %s: lost the connection of trainer %d", self._setup.name, trainer)
             self.say(messages.TrainerLost(trainer))
         if now_s - self._loaded_s >= LOAD_S:
             self._loaded_s = now_s
             self.say(self.load())
 
     def load(self) -> messages.Load:
-        """What it does; the hot buckets since the last call."""
+        """Load report, with the hottest buckets since the last call."""
         heat = self.store.heat.copy()
         risen = heat - self._heat
         self._heat = heat
@@ -360,7 +365,7 @@ class Server:
         )
 
     def statistics(self) -> dict[str, Any]:
-        """For tools."""
+        """Statistics for tools."""
         heat = self._heat
         load = self.load()
         self._heat = heat
@@ -379,7 +384,7 @@ class Server:
 
 
 class _Trainers:
-    """Those that are connected, or have gone without a word."""
+    """Connected trainers, and those that disconnected without a farewell."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -387,30 +392,30 @@ class _Trainers:
         self.lost: set[int] = set()
 
     def came(self, trainer: int) -> None:
-        """It is here (again)."""
+        """A trainer has connected (again)."""
         with self._lock:
             self._since.pop(trainer, None)
             self.lost.discard(trainer)
 
     def went(self, trainer: int, now_s: float) -> None:
-        """Its last connection broke."""
+        """A trainer's last connection broke."""
         with self._lock:
             self._since[trainer] = now_s
 
-    def told(self, trainer: int) -> None:
-        """The Master knows."""
+    def confirmed(self, trainer: int) -> None:
+        """The Master knows about this trainer."""
         with self._lock:
             self._since.pop(trainer, None)
             self.lost.discard(trainer)
 
     def forget(self) -> None:
-        """All of them."""
+        """Forget all trainers."""
         with self._lock:
             self._since.clear()
             self.lost.clear()
 
     def due(self, now_s: float) -> list[int]:
-        """Those that have to be told of now."""
+        """Lost trainers that must be reported now."""
         with self._lock:
             found = [trainer for trainer, since in self._since.items() if now_s - since >= LOST_S]
             for trainer in found:

@@ -1,8 +1,8 @@
-"""Who may go on: averages of a step in sync mode, and how far ahead a trainer may be in async mode.
+"""The step barrier: averaging of a step's gradients in mode sync, and the staleness bound in mode async.
 
-Pure, one a pserver. In sync mode, and in async mode with a staleness bound, each trainer pushes each step to *every*
-pserver that its chart gives buckets to, if need be without any keys: a step of which nothing is heard is one that is
-waited for. The shell answers a push with the step that its ``Apply`` has; a trainer goes on from the highest one.
+Pure; one per pserver. In mode sync, and in mode async with a staleness bound, each trainer pushes each step to *every*
+pserver that owns a bucket, if necessary without keys: the barrier waits for a trainer that has not been heard of. The
+shell answers a push with the step of its ``Apply``; a trainer continues from the highest one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ps.protocol.messages import Member
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """These pushes are applied now, as one, their gradients times ``scale``."""
+    """Apply these pushes now, together, with gradients scaled by ``scale``."""
 
     step: int
     tags: tuple[int, ...]
@@ -26,7 +26,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """These come from trainers that are gone: refused."""
+    """Refuse these pushes: their trainers are considered lost."""
 
     tags: tuple[int, ...]
 
@@ -35,7 +35,7 @@ Verdict = Apply | Stale
 
 
 class May(enum.Enum):
-    """Whether a trainer's pull is served."""
+    """Answer to a trainer's pull."""
 
     GO = "go"
     WAIT = "wait"
@@ -49,7 +49,7 @@ class _Waiting:
 
 
 class StepBarrier:
-    """What of the trainers' pushes is applied when. ``tag``: the shell's number for a push that has come here."""
+    """Decides when trainers' pushes are applied. ``tag``: the shell's number for a received push."""
 
     def __init__(self, training: Training | None = None) -> None:
         self._training = training or Training()
@@ -57,9 +57,9 @@ class StepBarrier:
         self._revoked: frozenset[int] = frozenset()
         self._waiting: dict[int, _Waiting] = {}
         self._reached: dict[int, int] = {}
-        """Highest step heard of, by trainer."""
+        """Highest step received, by trainer."""
         self._scales: dict[int, float] = {}
-        """Of the newest steps applied here."""
+        """Scales of the newest steps applied here."""
         self.step = -1
         """The highest step applied here."""
         self.epoch = 0
@@ -67,13 +67,13 @@ class StepBarrier:
     def orders(
         self, epoch: int, members: Sequence[Member], revoked: Sequence[int], training: Training | None = None
     ) -> tuple[Verdict, ...]:
-        """The membership of the newest orders."""
+        """Take over the membership of the newest orders."""
         self.epoch, self._revoked = epoch, frozenset(revoked)
         self._training = training or self._training
         known, self._members = self._members, {member.number: member for member in members}
         slowest = min((self._at(one) for one in known if one in self._members), default=-1)
         for one in self._members:
-            if one not in known:  # it begins where the others are here
+            if one not in known:  # it starts at the step of the slowest member here
                 self._reached[one] = max(self._reached.get(one, -1), slowest if self._asynchronous else -1)
         self._reached = {one: step for one, step in self._reached.items() if one not in self._revoked}
         gone = tuple(tag for tag, waiting in self._waiting.items() if waiting.trainer in self._revoked)
@@ -83,14 +83,14 @@ class StepBarrier:
         return (*refused, *self._applied())
 
     def reset(self) -> tuple[Verdict, ...]:
-        """A new history: nothing of what was said before counts."""
+        """Start a new history: refuse everything that waits."""
         gone = tuple(self._waiting)
         self._waiting, self._reached, self._scales, self.step = {}, {}, {}, -1
         return (Stale(gone),) if gone else ()
 
     def push(self, trainer: int, step: int, tag: int, complete: bool = False) -> tuple[Verdict, ...]:
-        """A push, or a part of one, has come. ``complete``: another pserver has applied this step, so that everybody
-        has pushed it; who has heard of this pserver later than that will not push it here."""
+        """Process a push, or a part of one. ``complete``: another pserver has applied this step, so all trainers have
+        pushed it; those that learn of this pserver later will not push it here."""
         if trainer in self._revoked:
             return (Stale((tag,)),)
         before = self._reached.get(trainer, -1)
@@ -98,24 +98,24 @@ class StepBarrier:
             self._reached[trainer] = step = max(before, step)
             self.step = max(self.step, step)
             return (Apply(step, (tag,), 1.0),)
-        if step <= self.step and before >= step:  # a part that had to find its bucket, after the rest of its step
+        if step <= self.step and before >= step:  # part of a step applied here already; its bucket had moved
             return (Apply(step, (tag,), self._scales.get(step, 1.0 / max(len(self._members), 1))),)
         if complete and step > self.step:
             self._reached[trainer] = max(before, step)
             return (Apply(step, (tag,), 1.0 / max(len(self._members), 1)), *self._applied())
-        step = max(step, self.step + 1)  # a newcomer counts in the step that is open
+        step = max(step, self.step + 1)  # a new trainer joins in the open step
         self._reached[trainer] = max(before, step)
         self._waiting[tag] = _Waiting(trainer, step)
         return self._applied()
 
     def withdraw(self, tag: int) -> None:
-        """Whoever pushed this does not wait for it any more, and will push it again."""
+        """The sender no longer waits for this push and will repeat it."""
         waiting = self._waiting.pop(tag, None)
         if waiting is not None and waiting not in self._waiting.values():
             self._reached[waiting.trainer] = waiting.step - 1
 
     def may_pull(self, trainer: int, step: int) -> May:
-        """Whether a trainer may have the rows for this step. Ask again whenever anything has come."""
+        """Decide whether a trainer may have the rows for this step. Ask again after every event."""
         if trainer in self._revoked:
             return May.STALE
         bound = self._training.staleness
@@ -126,7 +126,7 @@ class StepBarrier:
         return May.GO if step - slowest <= bound else May.WAIT
 
     def waits_for(self, step: int) -> tuple[Member, ...]:
-        """The members who hold this step up, for whoever asks why."""
+        """The members that hold this step up, for messages."""
         if self._training.mode is Mode.SYNC:
             return tuple(one for one in self._members.values() if one.step <= step > self._reached.get(one.number, -1))
         bound = self._training.staleness
@@ -140,7 +140,7 @@ class StepBarrier:
         return max(self._reached.get(trainer, -1), self._members[trainer].step)
 
     def _applied(self) -> tuple[Verdict, ...]:
-        """Steps that nobody has to be waited for any more, in their order."""
+        """Apply the steps that wait for no trainer any more, in order."""
         verdicts: list[Verdict] = []
         steps = sorted({one.step for one in self._waiting.values() if one.trainer in self._members})
         for step in steps:

@@ -1,5 +1,4 @@
-"""Trainers' pushes on their way through the step barrier: those of one step are applied together, by one of their
-threads."""
+"""Threads waiting at the step barrier. The pushes of one step are applied together, on the thread of one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from ps.spec import BUCKETS
 
 
 class Held(Exception):
-    """What was waited for did not come in time."""
+    """The wait for other trainers has timed out. ``names``: the trainers waited for."""
 
     def __init__(self, names: str) -> None:
         self.names = names
@@ -28,12 +27,12 @@ class Held(Exception):
 
 
 class Revoked(Exception):
-    """The trainer is not one any more."""
+    """The trainer is no longer a trainer of the job."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Pushes that are applied as one."""
+    """Pushes that are applied together."""
 
     step: int
     scale: float
@@ -44,7 +43,7 @@ class _Batch:
 class _Waiter:
     push: Push
     batch: _Batch | None = None
-    """To be applied by this one's thread."""
+    """Set if this waiter's thread must apply the batch."""
     taken: bool = False
     stale: bool = False
     done: bool = False
@@ -54,18 +53,18 @@ class _Waiter:
 
 @dataclass(slots=True)
 class Applied:
-    """What ``apply`` gave, and the step as the step barrier counts it."""
+    """The result of ``apply``, and the step as counted by the step barrier."""
 
     step: int
     result: Any = field(default=None)
 
 
 Apply_ = Callable[[Sequence[Push], int, float], Any]
-"""Applies pushes of one step with a scale."""
+"""Applies the pushes of one step with a scale."""
 
 
 class StepBarrierShell:
-    """The step barrier, and the threads that wait at it."""
+    """The step barrier and the threads that wait at it. Thread-safe."""
 
     def __init__(self, training: Training | None = None) -> None:
         self._barrier = StepBarrier(training)
@@ -74,19 +73,19 @@ class StepBarrierShell:
         self._tags = 0
 
     def orders(self, epoch: int, members: Sequence[Member], revoked: Sequence[int], training: Training) -> None:
-        """The membership has changed."""
+        """Take over the membership of new orders."""
         with self._turn:
             self._verdicts(self._barrier.orders(epoch, members, revoked, training))
             self._turn.notify_all()
 
     def reset(self) -> None:
-        """A new history."""
+        """Start a new history."""
         with self._turn:
             self._verdicts(self._barrier.reset())
             self._turn.notify_all()
 
     def pull(self, trainer: int, step: int, until_s: float) -> None:
-        """Until the trainer may have rows for this step. Raises ``Held`` and ``Revoked``."""
+        """Wait until the trainer may have the rows for this step. Raises ``Held`` and ``Revoked``."""
         with self._turn:
             while True:
                 may = self._barrier.may_pull(trainer, step)
@@ -102,9 +101,11 @@ class StepBarrierShell:
     def push(
         self, push: Push, step: int, apply: Apply_, until_s: float, complete: bool = False, trainer: int = 0
     ) -> Applied:
-        """Have a push applied when it is its turn, perhaps by another thread. ``complete``: see ``StepBarrier.push``.
-        ``trainer``: who pushes, if it repeats what another one had begun to. Raises what ``apply`` does, ``Held`` and
-        ``Revoked``."""
+        """Apply a push when the barrier allows it, possibly on another push's thread.
+
+        ``complete``: see ``StepBarrier.push``. ``trainer``: the sender, if it repeats another trainer's push. Raises
+        ``Held``, ``Revoked`` and whatever ``apply`` raises.
+        """
         with self._turn:
             self._tags += 1
             tag = self._tags
@@ -125,7 +126,7 @@ class StepBarrierShell:
         return waiter.result  # type: ignore[no-any-return]
 
     def _await(self, tag: int, waiter: _Waiter, step: int, until_s: float) -> None:
-        """Until it has been applied, or this thread is to apply it."""
+        """Wait until the push has been applied or this thread has to apply it."""
         while not waiter.done and waiter.batch is None:
             if waiter.stale:
                 raise Revoked
@@ -159,7 +160,7 @@ class StepBarrierShell:
             found = apply(_once_each([waiter.push for waiter in waiters]), batch.step, batch.scale)
             results = [Applied(batch.step, found)] * len(waiters)
             errors: list[BaseException | None] = [None] * len(waiters)
-        except Exception as error:  # noqa: BLE001 - raised in the threads of those who pushed
+        except Exception as error:  # noqa: BLE001 - re-raised on the threads of the pushes
             if len(waiters) == 1:
                 errors = [error]
             else:
@@ -172,15 +173,14 @@ class StepBarrierShell:
     def _one_by_one(
         self, waiters: Sequence[_Waiter], batch: _Batch, apply: Apply_
     ) -> tuple[list[Any], list[BaseException | None]]:
-        """One of several pushes cannot be applied, and so all of them were not: whose fault it is, the others' need not
-        be told."""
+        """Apply pushes one by one after they failed together, so that only the culprit gets the error."""
         results: list[Any] = []
         errors: list[BaseException | None] = []
         for waiter in waiters:
             try:
                 results.append(Applied(batch.step, apply([waiter.push], batch.step, batch.scale)))
                 errors.append(None)
-            except Exception as error:  # noqa: BLE001 - raised in the thread of who pushed
+            except Exception as error:  # noqa: BLE001 - re-raised on the thread of this push
                 results.append(None)
                 errors.append(error)
         return results, errors
@@ -190,8 +190,8 @@ class StepBarrierShell:
 
 
 def _once_each(pushes: Sequence[Push]) -> list[Push]:
-    """The same push may have come twice, over two connections, and a part of it may have come later than the rest:
-    what of a push has buckets that were in it before is left out."""
+    """Drop repetitions: a push may arrive twice over two connections, and in parts. Keys in buckets that an earlier
+    part of the same push covers are left out."""
     found: list[Push] = []
     covered: dict[tuple[int, int], Any] = {}
     for push in pushes:

@@ -1,9 +1,9 @@
-"""Which unknown keys get a row: by how often they have come, or by chance.
+"""Admission of unknown keys, by number of occurrences or by chance.
 
-Occurrences of keys without a row are counted one by one, for each table and shard, in a hash table of 8 bytes a slot.
-A key is known there by 40 bits of its hash, so that one in ten million is taken for another. A key that has not come
-for ``WINDOW`` occurrences of others is forgotten, which bounds the table: about 2 MiB a shard. Counts belong to a
-pserver: they are not copied, and begin anew where a bucket moves to, and after a restart.
+Occurrences of keys without a row are counted per table and shard in a hash table of 8 bytes per slot. A key is
+identified by 40 bits of its hash, so about one in ten million is mistaken for another. A key that does not occur within
+``WINDOW`` occurrences of others is forgotten, which bounds the table to about 2 MiB per shard. Counts are local to a
+pserver: they are not replicated, and start again when a bucket moves or the process restarts.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from ps.hashing import GOLDEN, mixed
 from ps.spec import Admission
 
 WINDOW = 1 << 16
-"""Unknown occurrences of a shard (64 times as many of a table on a pserver, about 4 million) in which a key has to come
-once more to be remembered."""
+"""Occurrences of unknown keys in a shard (times 64 for a table on a pserver: about 4 million) within which a key must
+occur again to be remembered."""
 LONGEST = 1 << 12
-"""Occurrences in one pull that are tried for a chance; of a key that comes more often, no more are needed."""
+"""Occurrences of a key in one pull that get a chance; the remaining ones are ignored."""
 _STEP = WINDOW // 4
-"""Keys are aged so often."""
+"""Keys are aged after this many occurrences."""
 _AGES, _OLDEST = 15, 4
 _LEAST = 256
 _COUNT, _AGE, _HASH = np.uint64((1 << 20) - 1), np.uint64(20), np.uint64(24)
-"""A slot: 40 bits of the hash, 4 of when the key came last (1 .. 15), 20 of the count. An empty one is 0."""
+"""Layout of a slot: 40 bits hash, 4 bits age of the last occurrence (1 .. 15), 20 bits count. Empty: 0."""
 _BITS = 40
 Hashes = NDArray[np.uint64]
 
 
 class Pending:
-    """Occurrences of keys without a row, of one shard of one table."""
+    """Counts occurrences of keys without a row, for one shard of one table."""
 
     def __init__(self) -> None:
         self._slots: Hashes = np.zeros(_LEAST, np.uint64)
         self._used = 0
         self._taken = 0
         self.generation = 0
-        """How often keys have been aged."""
+        """Number of times that keys have been aged."""
 
     def __len__(self) -> int:
-        """Keys that are remembered."""
+        """Number of remembered keys."""
         return int(np.count_nonzero(self._slots & _COUNT))
 
     def add(self, keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count unique keys; how often each has come by now."""
+        """Count occurrences of unique keys; return the new total of each."""
         self._room(len(keys))
         hashes = (mixed(keys) >> np.uint64(18)) & np.uint64((1 << _BITS) - 1)
         slots = self._find(hashes)
@@ -58,20 +58,20 @@ class Pending:
         return total
 
     def forget(self, keys: NDArray[np.int64]) -> None:
-        """These have a row now."""
+        """Forget keys that have a row now."""
         hashes = (mixed(keys) >> np.uint64(18)) & np.uint64((1 << _BITS) - 1)
         self._room(len(keys))
-        self._slots[self._find(hashes)] = self._stamped(hashes)  # goes when keys are aged
+        self._slots[self._find(hashes)] = self._stamped(hashes)  # removed when keys are aged
 
     def bytes(self) -> int:
-        """Of memory."""
+        """Memory in use, in bytes."""
         return self._slots.nbytes
 
     def _stamped(self, hashes: Hashes) -> Hashes:
         return np.asarray((hashes << _HASH) | np.uint64(1 + self.generation % _AGES << 20), np.uint64)
 
     def _find(self, hashes: Hashes) -> NDArray[np.int64]:
-        """The slot of each, which is given one if it has none."""
+        """Find the slot of each hash, allocating one if necessary."""
         slots, mask = self._slots, len(self._slots) - 1
         places = (hashes >> np.uint64(_BITS - mask.bit_length())).astype(np.int64)
         looking = np.arange(len(hashes))
@@ -79,7 +79,7 @@ class Pending:
             at = places[looking]
             there = slots[at]
             empty = there == 0
-            if empty.any():  # the first of several that want it gets it; the others look again
+            if empty.any():  # of several keys for one slot the first gets it
                 _, first = np.unique(at[empty], return_index=True)
                 winners = looking[empty][first]
                 slots[places[winners]] = self._stamped(hashes[winners])
@@ -96,7 +96,7 @@ class Pending:
             self._rebuild(more)
 
     def _rebuild(self, more: int) -> None:
-        """Without keys that have not come for long."""
+        """Rebuild the table without expired keys."""
         old = self._slots[self._slots & _COUNT != 0]
         stamps = ((old >> _AGE) & np.uint64(15)).astype(np.int64) - 1
         old = old[(self.generation - stamps) % _AGES <= _OLDEST]
@@ -110,7 +110,7 @@ class Pending:
 def admitted(
     rule: Admission, pending: Pending, keys: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which of these unique unknown keys, having come so often in this pull, get a row now."""
+    """Count unique unknown keys and decide which of them get a row now. ``counts``: occurrences in this pull."""
     generation = pending.generation
     total = pending.add(keys, counts)
     if rule.count > 1:

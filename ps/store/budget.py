@@ -1,4 +1,4 @@
-"""How much memory rows may take: asked for before anything is applied."""
+"""The memory budget for rows, checked before anything is applied."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from ps.store.push_plan import Work
 
 ABOUT = 32
-"""Bytes of a row that its index may take, and more than that."""
+"""Estimated bytes per row for the index; an upper bound."""
 
 
 class Full(PsError):
-    """The memory that rows may take is used up; nothing was applied. Room comes from eviction or other pservers."""
+    """The memory budget is exhausted; nothing was applied. Evictions or more pservers free memory."""
 
 
 class Owner(Protocol):
-    """What a budget asks of its store."""
+    """The store, as used by its budget."""
 
     def bytes(self) -> int:
-        """Memory in use."""
+        """Memory in use, in bytes."""
         ...
 
     def missing(self, work: Work) -> list[tuple[ShardTable, int]]:
-        """How many new rows a push needs, by shard table."""
+        """New rows that a push needs, by shard table."""
         ...
 
 
 class Budget:
-    """Bytes used, promised to pushes on their way, and the limit (0: none)."""
+    """Tracks bytes in use and bytes reserved for pushes in progress, against a limit (0: none). Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -44,18 +44,19 @@ class Budget:
         self._lock = threading.Lock()
 
     def charge(self, size: int) -> None:
-        """So many bytes have been taken, or given back, that are no rows and cannot be refused."""
+        """Account for memory that is not rows and cannot be refused; negative to release."""
         with self._lock:
             self._used += size
 
     def recount(self, used: int) -> None:
-        """All that is in use now."""
+        """Set the memory in use."""
         with self._lock:
             self._used = used
 
     @contextmanager
     def adding(self, shard_table: ShardTable, rows: int) -> Iterator[None]:
-        """Around what adds so many rows at most; 0: they have been promised, or must be taken. May raise ``Full``."""
+        """Context for adding at most ``rows`` rows; 0 if they are reserved already or cannot be refused. Raises
+        ``Full``."""
         if not self.most:
             yield
             return
@@ -71,14 +72,14 @@ class Budget:
 
     @contextmanager
     def promise(self, owner: Owner, works: Sequence[Work]) -> Iterator[None]:
-        """Around a push. Raises ``Full`` if its new rows may not fit."""
+        """Context for a push: reserves memory for its new rows. Raises ``Full`` if they may not fit."""
         if not self.most:
             yield
             return
         rough = sum(len(work.split.keys) * (work.table.layout.row_bytes + ABOUT) for work in works)
         leap = sum(work.table.leap() for work in works)
         with self._lock:
-            fits = self._used + self._promised + rough + leap <= self.most - self.most // 64  # so do indexes
+            fits = self._used + self._promised + rough + leap <= self.most - self.most // 64  # room for indexes
             more = rough if fits else 0
             self._promised += more
         if not fits:

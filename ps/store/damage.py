@@ -1,7 +1,7 @@
-"""Which pushed values a table does not take: NaN, infinities, and gradients whose squares would not fit into its state.
+"""Detection of damaged values in pushes: NaN, infinities, and gradients whose squares would overflow a table's state.
 
-Trainers check a whole push before any part of it is sent, so that a refused push changes nothing anywhere. Pservers
-check their part once more. Both look at the sum of equal keys: finite values can add up to an infinity.
+Trainers check a whole push before sending any of it, so a refused push changes nothing. Pservers check their part
+again. Both check the sum of equal keys, because finite values can add up to infinity.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ps.spec import Damaged, Optimizer, Rule, TableSpec
 Floats = NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_SQUARED = 1e15
-"""Largest gradient of a rule that sums squares: 80,000 such gradients of 4096 weights fit into one float32 sum. A
-larger one would leave the sum, and with it the row, at infinity for good."""
+"""Largest gradient for rules that sum squares: 80,000 such gradients of 4096 weights fit into one float32 sum. With
+larger ones the sum, and so the row, could become infinite for good."""
 TOGETHER = 4096
-"""So many trainers may push one key in the same step. Those that step together leave room for the sum of all, since it
-is found out about at one pserver only, where others have taken their part of the step."""
+"""Most trainers that may push one key in the same step. In mode sync each leaves room for the sum of all, because an
+overflow would only be noticed on one pserver, after others have applied their part of the step."""
 _SQUARING = (Rule.ADAGRAD, Rule.ROW_ADAGRAD, Rule.ADAM, Rule.FTRL)
 _WIRE = {"f4": LARGEST, "f2": 65504.0, "bf16": 3.3895313892515355e38}
-_ADVICE = "Look at the loss and the LR, or set damaged to 'skip' or 'clip' for this table"
+_ADVICE = "Check the loss and the LR, or set damaged to 'skip' or 'clip' for this table"
 
 
 class DamagedPush(PsError):
-    """A push with a value that its table does not take."""
+    """A push contains a value that its table refuses."""
 
 
 def limit_of(optimizer: Optimizer) -> float:
-    """The largest absolute value of a gradient that counts as sound. Clipping happens before squaring."""
+    """Largest valid absolute value of a gradient. Clipping happens before squaring."""
     if optimizer.rule in _SQUARING and not (optimizer.clip_value or optimizer.clip_norm):
         return LARGEST_SQUARED
     return LARGEST
@@ -40,14 +40,14 @@ def limit_of(optimizer: Optimizer) -> float:
 def check(
     spec: TableSpec, keys: NDArray[np.int64], values: Floats, op: str, wire: str = "f4", trainers: int = 1
 ) -> None:
-    """Raise ``DamagedPush``, naming the key, for values that the table refuses. Keys may repeat. ``trainers``: as many
-    may push such values to the same key in this step."""
+    """Raise ``DamagedPush``, naming the key, if the table refuses a value. Keys may repeat. ``trainers``: number of
+    trainers that may push such values to the same key in this step."""
     if op == Op.GRAD and spec.damaged is not Damaged.REFUSE:
         return
     limit = (limit_of(spec.optimizer) if op == Op.GRAD else LARGEST) / trainers
     most = _most(values)
     if most <= min(limit, _WIRE[wire]) / max(1, len(keys)):
-        return  # however many of them are summed
+        return  # valid however many of them are summed
     if not most <= limit:
         _refuse(spec, keys, values, limit, "what was pushed")
     if op in (Op.GRAD, Op.ADD):
@@ -59,7 +59,7 @@ def check(
 
 
 def _most(values: Floats) -> float:
-    """The largest absolute value; NaN if there is one."""
+    """The largest absolute value; NaN if there is one, 0 if empty."""
     return float(np.maximum(values.max(), -values.min())) if values.size else 0.0
 
 

@@ -1,4 +1,5 @@
-"""A push on its way into a store: its parts by table and operation, checked, and who pushed what into which bucket."""
+"""Preparation of pushes for a store: validation, grouping by table and operation, and the buckets that each push
+touches."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from ps.store.table import Table
 Floats = NDArray[np.float32]
 PER_SHARD = BUCKETS // SHARDS
 GROUP, GROUPS, LONGEST = 1 << 12, 6, 1 << 14
-"""A push is applied in so many groups of shards, each under one hold of their locks, but no group is of much fewer or
-more keys than this: little is done beside the kernels for each, and others get at the shards in between."""
+"""A push is applied in this many groups of shards, each under one hold of their locks. Groups have at least and at most
+this many keys: large enough to amortise the overhead, small enough to let other requests in between."""
 
 
 @dataclass(slots=True)
@@ -34,11 +35,11 @@ class Work:
     numbers: NDArray[np.float64]
     values: Floats
     begins: NDArray[np.int64]
-    """Where each push's share of the values begins."""
+    """Start of each push's part of the values."""
     split: Split
 
     def without(self, first: int, last: int, bad: NDArray[np.bool_]) -> Work:
-        """Only the shards ``first .. last-1``, and there without what ``bad`` (push, bucket) says."""
+        """Restrict to the shards ``first .. last-1``, leaving out the pairs (push, bucket) in ``bad``."""
         split = self.split
         low, high = split.starts[first], split.starts[last]
         owner = np.searchsorted(self.begins, split.order[low:high], side="right") - 1
@@ -50,16 +51,17 @@ class Work:
 
 
 def aligned(values: object, dtype: type[np.generic]) -> NDArray[np.generic]:
-    """As the kernels take them; copied only if they are not so already."""
+    """Convert to an aligned, contiguous array of this type; copied only if necessary."""
     return np.require(values, dtype, ["C", "A"])
 
 
 def works(
     tables: Mapping[str, Table], kernels: Kernels, pushes: Sequence[Push], lr: Mapping[str, float], scale: float
 ) -> tuple[list[Work], NDArray[np.bool_]]:
-    """What there is to do, in the order of the parts; and which buckets each push touches, ``(push, bucket)``.
+    """The work for some pushes, in the order of their parts, and the buckets that each push touches, as a mask ``(push,
+    bucket)``.
 
-    Raises ``PsError`` for what cannot be applied; nothing has been then.
+    Raises ``PsError`` for invalid pushes, before anything is applied.
     """
     together: dict[tuple[str, str], list[tuple[int, Part]]] = {}
     for number, push in enumerate(pushes):
@@ -113,15 +115,15 @@ def _checked(table: Table, part: Part) -> tuple[NDArray[np.int64], Floats]:
 
 
 def check_keys(table: Table, keys: NDArray[np.int64]) -> None:
-    """A dense table has the keys ``0 .. rows-1`` and no others."""
+    """Raise ``PsError`` if a key of a dense table is not in ``0 .. rows-1``."""
     spec = table.spec
     if spec.dense and len(keys) and (keys.min() < 0 or keys.max() >= spec.rows):
         bad = keys[(keys < 0) | (keys >= spec.rows)][0]
-        raise PsError(f"dense table {spec.name} has the keys 0 to {spec.rows - 1}, not {bad}")
+        raise PsError(f"dense table {spec.name} has keys 0 to {spec.rows - 1}, not {bad}")
 
 
 def groups(starts: Sequence[NDArray[np.int64]]) -> list[tuple[int, int]]:
-    """Ranges of shards that have about as many keys together."""
+    """Ranges of shards with similar numbers of keys."""
     if not starts:
         return []
     total = (np.sum(starts, axis=0) if len(starts) > 1 else starts[0]).tolist()

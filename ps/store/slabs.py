@@ -1,16 +1,15 @@
-"""Arrays that grow without being copied, and take little more memory than what is in them.
+"""Arrays that grow without copying and use little more memory than their content.
 
-A small one lies in ordinary memory and is copied when it grows. From ``MAPPED`` bytes on it is an anonymous mapping
-that the kernel enlarges by moving page tables; pages nobody has touched cost nothing. Where the system cannot do that
-(macOS), the copy is made. Views of ``array`` must not outlive a ``grow``: the mapping refuses to move under one, and is
-copied then, so a forgotten view costs time and never reads foreign memory.
+A small array is in ordinary memory and copied when it grows. From ``MAPPED`` bytes on it is an anonymous mapping that
+the kernel enlarges by moving page tables; untouched pages cost nothing. Where the system does not support that (macOS),
+it is copied. Views of ``array`` must not outlive a ``grow``: a mapping with views cannot be moved and is then copied,
+so a forgotten view costs time but never reads foreign memory.
 
-Large pages make rows quicker to find, but a table has 64 slabs, and a large page that each has begun would double the
-memory of a table of 100 MB. So a slab grows in small pages; a thread has the system make a large page of each 2 MB
-that are full (MADV_COLLAPSE, Linux 6.1). From ``LARGE`` bytes on, where one page more or less counts for little, the
-next large page is fetched by that thread shortly before it is needed: the first touch of one costs 0.3 ms where the
-system has to clear it, and 5 to 20 ms in a virtual machine whose host has to find it. Rows that are added to many
-shards in one call would wait for several.
+Huge pages make lookups faster, but a table has 64 slabs, and a partly used huge page in each would double the memory of
+a 100 MB table. So a slab grows in small pages, and a thread collapses each full 2 MB into a huge page (MADV_COLLAPSE,
+Linux 6.1). From ``LARGE`` bytes on, where one page hardly matters, that thread populates the next huge page shortly
+before it is needed: its first touch costs 0.3 ms where the system has to clear it, and 5 to 20 ms in a virtual machine
+whose host has to find it. Adding rows to many shards in one call would wait for several of them.
 """
 
 from __future__ import annotations
@@ -30,32 +29,32 @@ from ps.background import Background
 
 MAPPED = 1 << 16
 RESERVED = 1 << 25
-"""Of address space for a mapping at the least: few are ever moved."""
+"""Least address space of a mapping, in bytes, so that few are ever moved."""
 HUGE = 1 << 21
-"""Bytes of a large page."""
+"""Size of a huge page in bytes."""
 LARGE = 1 << 24
-"""A slab of so many bytes has its next large page fetched as a whole."""
+"""From this size in bytes on, a slab's next huge page is populated ahead."""
 AHEAD = 1 << 18
-"""Bytes before the end of what has been fetched at which the next large page is: enough for eight pulls of 20,000 new
-keys, and little memory lies idle for it."""
+"""Distance in bytes from the end of the populated part at which the next huge page is populated: enough for eight pulls
+of 20,000 new keys, at little idle memory."""
 HUGEPAGE, NOHUGEPAGE, POPULATE_WRITE, COLLAPSE = 14, 15, 23, 25
-"""Advice of Linux: large pages here, or none; fetch pages as if they were written to, and leave them as they are
-(5.14); make large pages of small ones (6.1)."""
+"""Values of Linux' madvise: enable and disable huge pages; populate pages as if written to, without changing them
+(5.14); collapse small pages into huge ones (6.1)."""
 PAUSE = 2.0
-"""Between two pages that are made large: so many times as long as one took, for others to get on with theirs."""
+"""Pause between two collapsed pages, as a multiple of the time that one took."""
 LINE = 64
 SPREAD = 64 * (2048 + LINE)
-"""For 64 slabs to begin at different places of a processor's caches, which go by the lowest 12 and 17 bits of an
-address: rows that came early lie at the beginning, and are often those that are needed most."""
+"""Range of start offsets of 64 slabs, so that they map to different cache sets, which are selected by the lowest 12 and
+17 bits of an address: early rows are at the start of a slab, and often the most used."""
 FEWEST = 16
-"""Rows of a slab that is not empty."""
+"""Least number of rows of a non-empty slab."""
 
 
 class Slab:
-    """``array``: ``(rows, columns)`` of one dtype; what is new in it is zero.
+    """A growing ``array`` of shape ``(rows, columns)``; new rows are zero.
 
-    ``uneven``, 0 .. 1: where in the processor's caches it begins, and how much earlier than others it asks for the next
-    large page: slabs that grow alike shall not all need theirs at the same moment.
+    ``uneven``, 0 .. 1: staggers the start offset, and the point at which the next huge page is requested, among slabs
+    that grow alike.
     """
 
     def __init__(self, dtype: type[np.generic], columns: int, uneven: float = 0.0) -> None:
@@ -65,26 +64,26 @@ class Slab:
         self._columns = columns
         self._map: mmap.mmap | None = None
         self._moving = threading.Lock()
-        """Held while the mapping moves, and while a page of it is worked on."""
+        """Held while the mapping moves and while one of its pages is worked on."""
         self._full = 0
-        """Where the part ends that is in use since the last ``grow``."""
+        """End of the part in use at the last ``grow``, in bytes."""
         self._large = 0
-        """Where the part ends that lies in large pages, or will."""
+        """End of the part that is, or will be, in huge pages, in bytes."""
         self.array: NDArray[Any] = np.zeros((0, columns), self._dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
+        """Bytes per row."""
         return self._dtype.itemsize * self._columns
 
     def bytes(self, rows: int) -> int:
-        """Memory that it takes while so many rows are in use."""
+        """Memory used with this many rows in use, in bytes."""
         if self._map is None:
             return self.array.nbytes
         return self._mapped(rows, self._large)
 
     def bytes_for(self, rows: int, more: int) -> int:
-        """At most what ``more`` rows take besides those in use."""
+        """Upper bound of the bytes that ``more`` rows take in addition to ``rows``."""
         total = rows + more
         if self._map is None:
             if total <= len(self.array):
@@ -101,7 +100,7 @@ class Slab:
         return max(-(-(self._skipped + rows * self.row_bytes) // page) * page - self._skipped // page * page, large)
 
     def grow(self, rows: int) -> None:
-        """Room for so many rows at least."""
+        """Make room for at least ``rows`` rows."""
         if rows > len(self.array):
             self._grow(rows)
         if self._map is None:
@@ -133,13 +132,13 @@ class Slab:
             if self._map is None or not self._enlarge(self._map, wanted):
                 self._map, self._large, self._full, held = _anonymous(wanted), 0, 0, self.array
                 self.array = self._over(self._map, wanted)
-                self.array[:1] = 0  # what differs in advice before its first touch never moves as one
+                self.array[:1] = 0  # a range whose advice differs before its first touch cannot move as one
                 self._advise(0, wanted, NOHUGEPAGE)
                 self.array[: len(held)] = held
 
     def _enlarge(self, mapping: mmap.mmap, size: int) -> bool:
         before = len(mapping)
-        self._advise(0, before, NOHUGEPAGE)  # what is moved at once must be all alike; large pages stay what they are
+        self._advise(0, before, NOHUGEPAGE)  # a moved range needs uniform advice; existing huge pages stay
         self.array = np.zeros((0, self._columns), self._dtype)
         try:
             mapping.resize(size)
@@ -151,12 +150,12 @@ class Slab:
 
     def _fetch(self, begin: int, end: int) -> None:
         for page in range(begin, end, HUGE):
-            with self._moving:  # page by page, for nobody may wait long
+            with self._moving:  # page by page, to hold the lock only briefly
                 self._advise(page, HUGE, HUGEPAGE)
                 self._advise(page, HUGE, POPULATE_WRITE)
 
     def _join(self, begin: int, end: int) -> None:
-        """Large pages in place of small ones that are full. Whoever touches a new page meanwhile waits."""
+        """Collapse full small pages into huge ones. Access to new pages waits meanwhile."""
         for page in range(begin, end, HUGE):
             start_s = _now_s()
             with self._moving:
@@ -165,7 +164,8 @@ class Slab:
             _pause.wait(PAUSE * (_now_s() - start_s))
 
     def _advise(self, begin: int, size: int, advice: int) -> None:
-        """About a part of the mapping. It works without; unlike ``mmap.madvise`` this lets other threads run."""
+        """Give advice on a part of the mapping; failure does not matter. Unlike ``mmap.madvise`` this releases the
+        GIL."""
         if sys.platform == "linux":
             at = self.address - self._skipped + begin
             _libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), advice)
@@ -177,12 +177,12 @@ class Slab:
 
     @property
     def address(self) -> int:
-        """Where it lies; until the next ``grow``."""
+        """Address of the data; valid until the next ``grow``."""
         return int(self.array.__array_interface__["data"][0])
 
 
 def zeros(count: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """An array whose memory goes back to the system with it. What ``malloc`` gets back it may keep."""
+    """A zeroed array whose memory is returned to the system when freed, unlike memory from ``malloc``."""
     size = count * np.dtype(dtype).itemsize
     if size < MAPPED:
         return np.zeros(count, dtype)
@@ -205,6 +205,6 @@ _fetching, _joining = Background("edl-ps-pages"), Background("edl-ps-joins")
 
 
 def settled() -> None:
-    """Returns when no page is being worked on any more."""
+    """Wait until no page is being worked on; for tests."""
     for thread in (_fetching, _joining):
         thread.submit(lambda: None).result()

@@ -1,8 +1,8 @@
-"""The rows of a store as they were at a mark, read while pushes go on.
+"""A consistent snapshot of a store's rows, read while pushes continue.
 
-Marking takes no time. From then on, whoever is about to change a row for the first time since the mark keeps a copy of
-it, unless it has been read already; ``take`` reads a shard in short stretches, each under the shard's lock, and adds
-the copies. Frequency and last-seen step are not protected: a pull in between may be counted in.
+Marking is immediate. Afterwards the first change of a row since the mark saves a copy of it, unless it has been read
+already. ``take`` reads a shard in short stretches, each under the shard's lock, and adds the copies. Frequency and
+last-seen step are not protected: later pulls may be included.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ from ps.store.shard_table import CHANGED, Slots
 from ps.store.table import Table
 
 STRETCH = 1 << 14
-"""Slots read under one lock."""
+"""Slots read under one hold of the lock."""
 PER_SHARD = BUCKETS // SHARDS
 
 
 class Marked(Protocol):
-    """What a snapshot asks of its store."""
+    """The store, as used by a snapshot."""
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """By name."""
+        """Tables by name."""
         ...
 
     @property
     def whole_since(self) -> NDArray[np.int64]:
-        """By bucket: the mark after which it last changed in a way that is not known row by row, -1 for never."""
+        """By bucket: the mark after which it last changed in a way not tracked per row; -1: never."""
         ...
 
     def lock(self, *, shard: int) -> AbstractContextManager[object]:
-        """The shard's."""
+        """The lock of a shard."""
         ...
 
 
 @dataclass(slots=True)
 class _Reading:
-    """One table in one shard."""
+    """Progress in one table of one shard."""
 
     place: int = 0
-    """Slots below it have been read."""
+    """Slots below this one have been read."""
     kept: list[tuple[Rows, NDArray[np.uint32]]] = field(default_factory=list)
-    """Rows as they were, with the marks of their last changes."""
+    """Copies of changed rows, with the marks of their previous changes."""
 
 
 class Snapshot:
-    """A store at ``mark``. ``Store.snapshot`` makes it; call ``close`` when done, so that no more copies are kept."""
+    """The state of a store at ``mark``. Created by ``Store.snapshot``; call ``close`` when done to stop saving
+    copies."""
 
     def __init__(self, store: Marked, mark: int) -> None:
         self.mark = mark
@@ -66,7 +67,7 @@ class Snapshot:
         self.open = True
 
     def keep(self, table: str, shard: int, slots: Slots) -> None:
-        """These slots are about to change; the shard's lock is held. Negative ones are no rows."""
+        """Save copies of rows that are about to change. Requires the shard's lock. Negative slots are ignored."""
         reading = self._reading[shard].get(table)
         if reading is None or not self.open:
             return
@@ -78,16 +79,16 @@ class Snapshot:
             reading.kept.append((shard_table.gather(slots), shard_table.meta[slots, CHANGED].copy()))
 
     def take(self, shard: int, changed_since: int | None = None) -> Taken:
-        """One shard at the mark; afterwards nothing is kept for it. Once a shard.
+        """Read one shard as of the mark, once; nothing more is saved for it afterwards.
 
-        ``changed_since``: only rows changed after that earlier mark, the keys evicted since, and the buckets of which
-        everything is given because that is not known row by row.
+        ``changed_since``: only rows changed after that earlier mark, the keys evicted since, and all rows of buckets
+        whose changes are not tracked per row.
         """
         taken = Taken(shard)
         wholes = np.zeros(BUCKETS, np.bool_)
         if changed_since is not None:
             mine = slice(shard * PER_SHARD, (shard + 1) * PER_SHARD)
-            with self._store.lock(shard=shard):  # together: what is forgotten of the one is in the other
+            with self._store.lock(shard=shard):  # atomically: what one of them has forgotten, the other has
                 wholes[mine] = self.whole[mine] >= changed_since
                 for name in self._reading[shard]:
                     taken.gone[name] = self._store.tables[name].gone(shard, changed_since, self.mark)
@@ -118,7 +119,7 @@ class Snapshot:
         return concat(found)
 
     def close(self) -> None:
-        """Nothing is kept from now on."""
+        """Stop saving copies."""
         self.open = False
         for reading in self._reading:
             reading.clear()

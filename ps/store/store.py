@@ -1,10 +1,10 @@
-"""The rows of all tables of one pserver (or of one trainer), in memory.
+"""The in-memory rows of all tables of one pserver (or trainer).
 
-Keys fall into 64 shards by their hash; a shard has one lock, for all tables. Requests take locks in ascending order and
-hold some of them at a time, so any number of threads may call everything here. A push is applied
-shard by shard: what it leaves in a shard is handed to ``each`` while the shard's lock is still held.
+Keys are hashed into 64 shards; each shard has one lock for all tables. Requests acquire locks in ascending order and
+hold a few at a time; all methods are thread-safe. A push is applied shard by shard; its effect on a shard is passed to
+``each`` while the lock is still held.
 
-Marks: ``snapshot(mark)`` draws a line through all shards at once. Rows changed later than a mark can be told apart.
+``snapshot(mark)`` marks all shards at one moment. Rows changed after a mark can be identified.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ps.store.table import Table
 __all__ = ["SHARDS", "Full", "Store"]
 
 SERVED = 1
-"""In ``allowed``, by bucket: requests for it are served. Anything else: they are not."""
+"""Value in ``allowed`` for buckets whose requests are served; any other value means that they are not."""
 WAYS = 2
-"""Ranges of shards that a large pull goes through: few, so that its rows are written nearly in their order; more than
-one, so that several pulls get on at a time."""
+"""Number of shard ranges of a large pull: few, so that rows are written almost sequentially; more than one, so that
+several pulls can proceed in parallel."""
 REMEMBERED = 256
-"""Of so many trainers that are gone pushes are still known by their numbers, and of more where there were more."""
+"""Number of lost trainers (or more, if more were listed) whose applied pushes are still known by sequence number."""
 SWEPT = 1 << 13
 """Rows evicted under one hold of a shard's lock."""
 Allowed = NDArray[np.uint8] | bytes | bytearray | memoryview | None
@@ -49,12 +49,12 @@ Each = Callable[[Piece], None]
 
 
 class Store:
-    """See the module. ``most_bytes``: what rows and indexes may take together; 0: no limit."""
+    """Thread-safe storage of rows; see the module. ``most_bytes``: limit for rows and indexes together; 0: none."""
 
     def __init__(self, *, kernels: str | Kernels | None = None, most_bytes: int = 0) -> None:
         self._kernels: Kernels = pick(kernels or "") if kernels is None or isinstance(kernels, str) else kernels
         self._tables: Mapping[str, Table] = {}
-        """Replaced when there is one more: other threads go through it."""
+        """Replaced, never modified, because other threads iterate over it."""
         self._locks = [threading.RLock() for _ in range(SHARDS)]
         self._defining = threading.Lock()
         self._seqs: dict[int, NDArray[np.int64]] = {}
@@ -65,12 +65,12 @@ class Store:
         self.mark = 0
         self.most_seen_step = 0
         self.heat = np.zeros(BUCKETS, np.uint32)
-        """Keys served, by bucket; counted without locks, so approximately."""
+        """Keys served by bucket; counted without locks, so approximate."""
         self.whole_since = np.full(BUCKETS, -1, np.int64)
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """By name. Not changed later: asked again it is another one when there are more."""
+        """Tables by name. The mapping is never modified; a later call may return another one."""
         return self._tables
 
     def warm(self) -> None:
@@ -79,12 +79,12 @@ class Store:
 
     @property
     def kernels(self) -> str:
-        """Their name."""
+        """Name of the kernels in use."""
         return self._kernels.NAME
 
     def take_kernels(self, name: str) -> None:
-        """Go on with other kernels, which are compiled: rows stay where they are. Waits for requests that hold locks,
-        and holds them for 30 ms for each million rows."""
+        """Switch to other, already compiled kernels; rows stay in place. Acquires all locks and holds them for about 30
+        ms per million rows."""
         new = pick(name)
         with self._defining, self._held(0, SHARDS):
             for table in self._tables.values():
@@ -95,7 +95,7 @@ class Store:
     # --- tables -------------------------------------------------------------------------------------------------------
 
     def define(self, spec: TableSpec) -> None:
-        """A table. The same one again is no harm; another one of the same name raises ``PsError``."""
+        """Define a table. Repeating the same definition is allowed; a different one raises ``PsError``."""
         with self._defining:
             known = self._tables.get(spec.name)
             if known is None:
@@ -103,20 +103,20 @@ class Store:
                 return
         different = known.spec.difference(spec)
         if different:
-            raise PsError(f"table {spec.name} exists and is another one: {different}")
+            raise PsError(f"table {spec.name} is already defined differently: {different}")
 
     def rows(self, table: str) -> int:
-        """How many rows a table has."""
+        """Number of rows in a table. Raises ``PsError`` if there is no such table."""
         return self._table(table).rows
 
     def bytes(self) -> int:
-        """Memory that rows and indexes take, with slots that wait to be used again, and what is known of pushes."""
+        """Memory of rows (including free slots), indexes and sequence numbers of pushes, in bytes."""
         seqs = sum(one.nbytes for one in list(self._seqs.values()))
         return sum(table.bytes() for table in self._tables.values()) + seqs
 
     def cap(self, table: str, most: int, mine: NDArray[np.uint8] | None = None) -> None:
-        """This store's share of the table's hard row cap, 0 for none: new rows push the oldest out. ``mine``: not 0,
-        at any time, for the buckets whose rows are no copies."""
+        """Set this store's share of the table's hard row cap; 0: none. New rows evict the oldest. ``mine``: nonzero, at
+        any time, for buckets whose rows are not replicas."""
         found = self._table(table)
         found.most, found.mine = most, mine
 
@@ -129,7 +129,7 @@ class Store:
     # --- locks --------------------------------------------------------------------------------------------------------
 
     def lock(self, bucket: int | None = None, *, shard: int | None = None) -> threading.RLock:
-        """The lock of a bucket's shard, or of a shard. Taken in ascending order of shards, if several."""
+        """The lock of a bucket's shard, or of a shard. Acquire several in ascending order of shards."""
         if shard is None:
             shard = shard_of_bucket(bucket or 0)
         return self._locks[shard]
@@ -147,7 +147,7 @@ class Store:
                 self._locks[shard].release()
 
     def _in_turn(self, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Ranges of shards in their order, but those last that somebody else seems to be at."""
+        """Iterate over ranges of shards in order, but postpone those that another thread seems to hold."""
         left = list(ranges)
         while left:
             mine = next((one for one in left if self._seems_free(one[0])), left[0])
@@ -166,18 +166,18 @@ class Store:
         self, table: str, keys: NDArray[np.int64], out: NDArray[np.float32], *, step: int, insert: bool = True,
         allowed: Allowed = None, counts: NDArray[np.uint32] | None = None,
     ) -> int:  # fmt: skip
-        """Weights of ``keys`` (they may repeat) into ``out``, float32 ``(n, dim)``.
+        """Copy the weights of ``keys`` (which may repeat) to ``out``, float32 ``(n, dim)``.
 
-        ``insert``: unknown keys get rows (if they are admitted and there is room), occurrences are counted (each key
-        once, or as often as ``counts`` says), and ``step`` is noted. Keys without a row are answered with their first
-        weights. Gives the number of keys whose bucket is not ``allowed``; if there are any, nothing was done.
+        With ``insert``, unknown keys get rows if admitted and if there is room, occurrences are counted (1 per key, or
+        ``counts``), and ``step`` is recorded. Keys without a row yield initial weights. Returns the number of keys
+        whose bucket is not ``allowed``; if it is not 0, nothing was done. Raises ``PsError``.
         """
         found = self._table(table)
         wanted: NDArray[np.int64] = push_plan.aligned(keys, np.int64)  # type: ignore[assignment]
         push_plan.check_keys(found, wanted)
         if out.shape != (len(wanted), found.spec.dim) or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise PsError(
-                f"table {table}: rows of {len(wanted)} keys go to a float32 array ({len(wanted)}, {found.spec.dim})"
+                f"table {table}: {len(wanted)} keys need a float32 array of shape ({len(wanted)}, {found.spec.dim})"
             )
         times: NDArray[np.uint32] | None = None
         if counts is not None:
@@ -197,7 +197,7 @@ class Store:
             part = first // shards
             with self._held(first, last):
                 missing = self._kernels.pull(found.shard_tables, split, part, out, step if insert else -1, times)
-                if missing and insert:  # they have their first weights; so will their rows
+                if missing and insert:  # they were answered with initial weights, which their rows will have
                     self._invite(found, split, part, step, times)
         return 0
 
@@ -213,7 +213,7 @@ class Store:
                 try:
                     slots = self._add(table, shard, split.keys[places], step, using.get(shard, split.slots[:0]))
                 except Full:
-                    continue  # answered with first weights; a push says it aloud
+                    continue  # answered with initial weights; a push will report the error
                 there = slots >= 0
                 counts = None if times is None else times[split.order[places[there]]]
                 table.shard_tables[shard].count(slots[there], counts, step)
@@ -235,13 +235,13 @@ class Store:
         self, pushes: Sequence[Push], *, step: int, lr: Mapping[str, float] = MappingProxyType({}), scale: float = 1.0,
         allowed: Allowed = None, each: Each | None = None, needed: Callable[[int, int], bool] | None = None,
     ) -> Pushed:  # fmt: skip
-        """Apply what one trainer pushes, or what several push in one step as one: values for a key are summed first.
+        """Apply the pushes of one or several trainers in one step: values of a key are summed first.
 
-        ``lr`` by table (else the table's own). ``scale`` multiplies every gradient and every value that is added, but
-        not those that a table with the rule ``ADD`` gets as gradients. Keys in buckets that are not ``allowed``, or to
-        which this ``seq`` or a later one of this trainer has been applied, are left out. Raises ``PsError`` for damaged
-        or misshapen values and ``Full`` (a ``PsError``) before anything is applied. ``needed``: asked under the locks
-        of the shards ``first .. last-1`` whether anybody needs their pieces; without it all do.
+        ``lr`` by table (default: the table's own). ``scale`` multiplies gradients and added values, except gradients of
+        tables with the rule ``ADD``. Keys are skipped if their bucket is not ``allowed``, or if this ``seq`` or a later
+        one of the trainer has already been applied to it. Raises ``PsError`` for damaged or misshapen values, and
+        ``Full`` (a ``PsError``), before anything is applied. ``needed`` is called under the locks of the shards ``first
+        .. last-1`` and tells whether their pieces are needed; default: all are.
         """
         for table in self._tables.values():
             table.telling = each is not None
@@ -264,7 +264,7 @@ class Store:
     ) -> None:  # fmt: skip
         mine = slice(first * PER_SHARD, last * PER_SHARD)
         taken, refused = touched[:, mine], 0
-        here = None if served is None else served[mine] == SERVED  # under the locks: it may have changed since
+        here = None if served is None else served[mine] == SERVED  # under the locks, because it may have changed
         if here is not None and not here.all():
             refused = int(np.count_nonzero(taken.any(axis=0) & ~here))
             taken = taken & here
@@ -285,17 +285,17 @@ class Store:
                 self._seq(push.trainer)[mine][taken[number]] = push.seq
         if tells and each is not None:
             for piece in pieces.values():
-                self._tell(piece, pushes, taken, first, each)
+                self._add_push_effects(piece, pushes, taken, first, each)
         elif each is not None:
             for table in self._tables.values():
                 for shard in range(first, last) if table.spec.eviction.any else ():
-                    table.untold(shard)  # nobody has to hear of them
+                    table.unreported(shard)  # no replica needs them
 
     def _left(
         self, works: Sequence[Work], first: int, last: int, refused: NDArray[np.bool_], late: NDArray[np.bool_],
         result: Pushed,
     ) -> list[Work]:  # fmt: skip
-        """The works without what is not served or has been applied."""
+        """Remove what is not served or has already been applied."""
         mine = slice(first * PER_SHARD, last * PER_SHARD)
         bad = np.zeros((len(refused), BUCKETS), np.bool_)
         kept = []
@@ -329,13 +329,15 @@ class Store:
         )  # fmt: skip
         result.damaged += damaged
         result.applied += sum(map(len, changed))
-        for shard, slots in zip(pieces, changed, strict=False):  # of all shards or none
+        for shard, slots in zip(pieces, changed, strict=False):  # all shards, or none if no pieces are needed
             if len(slots):
                 rows = table.shard_tables[shard].gather(slots)
                 known = pieces[shard].rows.get(table.spec.name)
                 pieces[shard].rows[table.spec.name] = rows if known is None else concat([known, rows])
 
-    def _tell(self, piece: Piece, pushes: Sequence[Push], taken: NDArray[np.bool_], first: int, each: Each) -> None:
+    def _add_push_effects(
+        self, piece: Piece, pushes: Sequence[Push], taken: NDArray[np.bool_], first: int, each: Each
+    ) -> None:
         begin = (piece.shard - first) * PER_SHARD
         mine = taken[:, begin : begin + PER_SHARD]
 
@@ -349,13 +351,13 @@ class Store:
         )
         piece.buckets = named(np.asarray(mine.any(axis=0)))
         for name, table in self._tables.items():
-            if table.spec.eviction.any and len(keys := table.untold(piece.shard)):
+            if table.spec.eviction.any and len(keys := table.unreported(piece.shard)):
                 piece.removed[name] = keys
         if len(piece.buckets) or piece.removed:
             each(piece)
 
     def missing(self, work: Work) -> list[tuple[ShardTable, int]]:
-        """How many new rows a push needs, by shard table."""
+        """Number of new rows that a push needs, by shard table."""
         split, found = work.split, []
         for first, last in push_plan.groups([split.starts]):
             with self._held(first, last):
@@ -365,7 +367,7 @@ class Store:
         return found
 
     def _seq(self, trainer: int) -> NDArray[np.int64]:
-        """By bucket: the trainer's last push that was applied."""
+        """Sequence number of the trainer's last applied push, by bucket."""
         found = self._seqs.get(trainer)
         if found is None:
             fresh = np.full(BUCKETS, -1, np.int64)
@@ -375,8 +377,8 @@ class Store:
         return found
 
     def forget(self, trainer: int, most: int = REMEMBERED) -> None:
-        """This trainer will not push any more. Others may have to repeat the last push that it declared, also one that
-        it has followed up with others: what is known of so many trainers stays as it is."""
+        """The trainer will not push any more. Another trainer may still repeat its last declared push, so the sequence
+        numbers of the ``most`` latest lost trainers are kept."""
         if trainer not in self._gone:
             self._gone.append(trainer)
         while len(self._gone) > most:
@@ -389,7 +391,7 @@ class Store:
     # --- buckets that come and go -------------------------------------------------------------------------------------
 
     def image(self, bucket: int) -> Image:
-        """All of one bucket, in fresh memory. Hold its ``lock`` to order it among pieces."""
+        """A copy of one bucket's content. Hold its ``lock`` to order it among pieces."""
         mask = _mask([bucket])
         image = Image(bucket)
         with self.lock(bucket):
@@ -405,7 +407,7 @@ class Store:
         return image
 
     def take_image(self, image: Image) -> None:
-        """In place of all that is known of this bucket. Never ``Full``: a copy has to follow its owner."""
+        """Replace the content of a bucket. Never raises ``Full``: a replica must follow its owner."""
         shard = shard_of_bucket(image.bucket)
         for name in image.rows:
             self._table(name)
@@ -418,7 +420,7 @@ class Store:
             self.intents.take(image.intents)
 
     def apply_piece(self, piece: Piece) -> None:
-        """What an owner's push or sweep left; older values of these rows go. Never ``Full``."""
+        """Apply the effect of an owner's push or eviction. Never raises ``Full``."""
         for name in (*piece.rows, *piece.removed):
             self._table(name)
         with self.lock(shard=piece.shard):
@@ -441,7 +443,7 @@ class Store:
             shard_table.put(rows, self.mark)
 
     def drop(self, buckets: Iterable[int]) -> None:
-        """Nothing of these buckets stays."""
+        """Discard all content of these buckets."""
         mask = _mask(list(buckets))
         for shard in np.flatnonzero(mask.reshape(SHARDS, PER_SHARD).any(axis=1)).tolist():
             with self._locks[shard]:
@@ -469,9 +471,10 @@ class Store:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def snapshot(self, mark: int) -> Snapshot:
-        """Draw a line: the snapshot is the store as it is now. Marks rise; an open snapshot is given up.
+        """Mark all shards: the snapshot is the store at this moment. Marks must increase; an open snapshot is closed.
+        Raises ``PsError``.
 
-        Waits for pushes that hold locks, no longer.
+        Waits only for pushes that hold locks.
         """
         with self._held(0, SHARDS):
             if mark <= self.mark:
@@ -485,11 +488,12 @@ class Store:
     # --- eviction -----------------------------------------------------------------------------------------------------
 
     def sweep(self, table: str, *, step: int, most: int = 0, least: int = 0, each: Each | None = None) -> Rows:
-        """Evict what is due; what went, with what had to make room for new rows since the last sweep (if exported).
+        """Evict due rows of a table; return them, together with those evicted since the last sweep to make room (if
+        exported).
 
-        Rows unseen for long go as long as ``least`` stay; then the oldest until there are ``most`` (0: any number).
-        Copies neither go nor count.
-        Both are this store's shares. A few rows at a time under a shard's lock. ``each`` gets what copies must hear.
+        Rows unseen for long are evicted down to ``least``; then the oldest down to ``most`` (0: unlimited). Replicas
+        are neither evicted nor counted; both limits are this store's shares. Holds a shard's lock for a few rows at a
+        time. ``each`` receives the pieces for replicas.
         """
         found = self._table(table)
         if found.mine is None:
@@ -508,7 +512,7 @@ class Store:
             samples.append(age[::stride])
         going = max(min(due, max(0, total - least)), total - most if most else 0)
         limit = limit_age(samples, going / total if total else 0)
-        # Those of the very age that is the limit last: not all of them may have to go.
+        # Rows of exactly the limit age go last, because not all of them may have to.
         for shard, up_to in [(shard, age) for age in (limit - 1, limit) for shard in range(SHARDS)]:
             while going > 0 and up_to >= 0:
                 rows = self._sweep_some(found, shard, up_to, min(going, SWEPT), each)
@@ -525,8 +529,8 @@ class Store:
             rows = self._evict(table, shard, oldest(shard_table, due, most))
             if each is not None and len(rows):
                 buckets = np.unique(buckets_of(rows.keys))
-                told = {table.spec.name: np.unique(np.concatenate([rows.keys, table.untold(shard)]))}
-                each(Piece(shard, (), buckets, {}, told))
+                unreported = {table.spec.name: np.unique(np.concatenate([rows.keys, table.unreported(shard)]))}
+                each(Piece(shard, (), buckets, {}, unreported))
         return rows
 
     def _evict(self, table: Table, shard: int, slots: Slots) -> Rows:
@@ -534,7 +538,7 @@ class Store:
 
 
 def _served(allowed: Allowed) -> NDArray[np.uint8] | None:
-    """As it is at any time: whoever stops a bucket does so under its lock."""
+    """A live view: a bucket is stopped under its shard's lock."""
     return None if allowed is None else np.frombuffer(allowed, np.uint8)
 
 
@@ -545,7 +549,7 @@ def _mask(buckets: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _missing(split: Split, first: int, last: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """By shard: the places of keys without a slot."""
+    """Indices of the keys without a slot, by shard."""
     for shard in range(first, last):
         low, high = split.starts[shard], split.starts[shard + 1]
         places = np.flatnonzero(split.slots[low:high] < 0)

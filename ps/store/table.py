@@ -1,4 +1,4 @@
-"""One table of a store: its rows in all shards, who is let in, who has to go, and what has gone since a mark."""
+"""One table of a store: its rows in all shards, admission, eviction, and the keys evicted since a mark."""
 
 from __future__ import annotations
 
@@ -20,62 +20,63 @@ from ps.store.shard_table import SEEN, ShardTable, Slots
 from ps.store.slabs import HUGE, LARGE
 
 REMEMBERED = 1 << 14
-"""Keys gone in one shard that are kept for the next partial checkpoint; of more, their buckets are written whole."""
+"""Evicted keys per shard that are kept for the next incremental checkpoint; beyond that, their buckets are written in
+full."""
 ROOM = 16
-"""A shard that must make room for new rows lets go of one in so many, so that this is not done for every key."""
+"""A full shard evicts one row in this many at once, so that it need not do so for every new key."""
 Keys = NDArray[np.int64]
 
 
 class Table:
-    """Everything that names a shard is called with that shard's lock held."""
+    """The rows of one table. All methods with a shard argument require that shard's lock."""
 
     def __init__(self, spec: TableSpec, kernels: Kernels, forget: Callable[[NDArray[np.uint16]], None]) -> None:
         self.spec = spec
         self._forget = forget
         self.telling = False
-        """Whether somebody takes ``untold``."""
+        """True if evicted keys must be reported to replicas."""
         self.layout = Layout.of(spec)
         self.shard_tables = kernels.shard_tables(self.layout)
         self.most = 0
         """This store's share of the hard row cap; 0: none."""
         self.mine: NDArray[np.uint8] | None = None
-        """By bucket: 0 where rows are copies, which only go when their owner says so. None: there are no copies."""
+        """By bucket: 0 for replicas, whose rows are only evicted by their owner. None: there are no replicas."""
         self.counting = threading.Lock()
         """Held while rows are added under a cap."""
         self._pending: dict[int, Pending] = {}
         self._gone: list[list[tuple[int, Keys]]] = [[] for _ in range(SHARDS)]
-        self._untold: list[list[Keys]] = [[] for _ in range(SHARDS)]
+        self._unreported: list[list[Keys]] = [[] for _ in range(SHARDS)]
         self._evicted: list[Rows] = []
 
     @property
     def rows(self) -> int:
-        """How many there are (other threads may be adding)."""
+        """Number of rows; approximate while other threads add some."""
         return sum(shard_table.rows for shard_table in self.shard_tables.all)
 
     def bytes(self) -> int:
-        """Memory in use."""
+        """Memory in use, in bytes."""
         return sum(shard_table.bytes() for shard_table in self.shard_tables.all) + sum(
             one.bytes() for one in list(self._pending.values())
         )
 
     def leap(self) -> int:
-        """At most what it takes at once, beyond the rows that are added: pages that shards begin."""
+        """Upper bound of the memory taken at once beyond the added rows: pages that shards start."""
         large = self.rows * self.layout.row_bytes >= SHARDS * LARGE // 2
         return SHARDS * (HUGE if large else mmap.PAGESIZE)
 
     @property
     def open(self) -> bool:
-        """Whether every key gets a row when it first comes."""
+        """True if every key gets a row at its first occurrence."""
         return self.spec.admission == Admission()
 
     def none(self) -> Rows:
-        """No rows of this table."""
+        """Empty ``Rows`` of this table."""
         return no_rows(self.layout.dim, self.layout.slots)
 
     # --- new rows ----------------------------------------------------------------------------------------------------
 
     def invited(self, shard: int, keys: Keys, times: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
-        """Which of these unknown keys a pull gives a row. They are counted."""
+        """Count unknown keys of a pull and return a mask of those that get a row."""
         if self.open:
             return np.ones(len(keys), np.bool_)
         if shard not in self._pending:
@@ -85,9 +86,9 @@ class Table:
         return admitted(self.spec.admission, self._pending[shard], unique, counts)[inverse]
 
     def add(self, shard: int, keys: Keys, mark: int, step: int, using: Slots, before: Callable[[Slots], None]) -> Slots:
-        """The slots of keys that have none yet, or -1 where the row cap leaves no room. Keys may repeat.
+        """The slots of new rows for keys that have none, or -1 where the row cap leaves no room. Keys may repeat.
 
-        ``using``: slots that this request has found; they do not make room for others.
+        ``using``: slots that this request has found, which are not evicted.
         """
         shard_table = self.shard_tables[shard]
         if not self.most:
@@ -122,34 +123,34 @@ class Table:
         return shard_table.live() if self.mine is None else shard_table.within(self.mine != 0)
 
     def remove(self, shard: int, slots: Slots, mark: int, before: Callable[[Slots], None]) -> Rows:
-        """These rows are evicted; what they were."""
+        """Evict these rows; return their content."""
         shard_table = self.shard_tables[shard]
         before(slots)
         rows = shard_table.gather(slots)
         shard_table.remove(slots)
         if len(rows):
-            if mark:  # before the first mark there is no checkpoint that could bring them back
+            if mark:  # before the first mark no checkpoint can bring them back
                 self._gone[shard].append((mark, rows.keys))
                 self._few_gone(shard)
             if self.telling:
-                self._untold[shard].append(rows.keys)
+                self._unreported[shard].append(rows.keys)
             else:
-                self._untold[shard].clear()
+                self._unreported[shard].clear()
         return rows
 
     def made_room(self) -> Rows:
-        """Rows that had to make room for others since the last call, if they are to be exported."""
+        """Rows evicted since the last call to make room, if they are to be exported."""
         with self.counting:
             found, self._evicted = self._evicted, []
         return concat([self.none(), *found])
 
-    def untold(self, shard: int) -> Keys:
-        """Keys evicted since the last call: what copies of this shard have to hear."""
-        found, self._untold[shard] = self._untold[shard], []
+    def unreported(self, shard: int) -> Keys:
+        """Keys evicted since the last call, to be reported to replicas of this shard."""
+        found, self._unreported[shard] = self._unreported[shard], []
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def gone(self, shard: int, since: int, before: int) -> Keys:
-        """Keys evicted from mark ``since`` on and before mark ``before``; earlier ones are forgotten."""
+        """Keys evicted from mark ``since`` to before mark ``before``; earlier ones are discarded."""
         self._gone[shard] = [one for one in self._gone[shard] if one[0] >= since]
         found = [keys for mark, keys in self._gone[shard] if mark < before]
         return np.concatenate(found) if found else np.zeros(0, np.int64)

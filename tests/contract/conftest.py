@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process.slurm_rig import Slurm, missing
+from tests.process.slurm_fixture import Slurm, missing
 
 
 @pytest.fixture(scope="session")

@@ -97,7 +97,7 @@ class Proxy:
 
 
 class Bench(Protocol):
-    """One kind of copies."""
+    """A transport for copies under test."""
 
     def node(self, token: str = TOKEN) -> Copies: ...
     def spoiled(self, port: int, trouble: Trouble, upwards: bool) -> int: ...
@@ -165,7 +165,7 @@ def snapshot_pool(node: NodeId = B, limit_bytes: int = 64 << 20) -> SnapshotPool
 
 
 def put_in(into: SnapshotPool, holding: Holding, fill: int, stream: Stream | None = None) -> Stream:
-    """As if a worker had committed it."""
+    """Put a snapshot into the pool, as if a worker had committed it."""
     data = make_snapshot(holding, fill, SIZE)
     stream = stream or Stream.of_worker(0, "state")
     arrival = into.incoming(stream, Label(A, holding, len(data), zlib.crc32(data)))
@@ -375,7 +375,7 @@ def _until_given(give: Callable[[], None]) -> None:
 
 
 def closes(connection: socket.socket) -> bool:
-    """Whether the other side hangs up."""
+    """True if the peer closes the connection."""
     connection.settimeout(PATIENCE_S)
     try:
         while connection.recv(65536):
@@ -386,7 +386,7 @@ def closes(connection: socket.socket) -> bool:
 
 
 def serves(tcp: TcpBench, port: int, there: SnapshotPool) -> bool:
-    """Whether it still does its work."""
+    """True if the server still accepts copies."""
     put_in(there, NEW, 3, Stream.of_worker(1, "state"))
     here = snapshot_pool(NodeId("c"))
     tcp.node().get(HOST, port, NEW.version, 0, into(here))

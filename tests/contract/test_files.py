@@ -1,4 +1,4 @@
-"""What every ``Files`` must do: a folder, an object store, and one that fails when a test wants it."""
+"""Contract of ``Files``: a folder, an object store, and one with injected failures."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.kubernetes import open_scheduler
 from edl.schedulers.kubernetes.client import Target
-from tests.contract.kubernetes_rig import CASES, RULES, SET, TOKEN, Case, every_kind, rig, run
+from tests.contract.kubernetes_fixture import CASES, RULES, SET, TOKEN, Case, every_kind, run, setup
 from tests.kubernetes_fake import kinds
 from tests.kubernetes_fake.server import Fault, Server
 from tests.kubernetes_fake.store import Json
@@ -26,7 +26,7 @@ from tests.kubernetes_fake.store import Json
 @every_kind
 def test_sizes_are_read_and_changed(case: Case, tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(case, tmp_path) as here:
+        async with setup(case, tmp_path) as here:
             assert (await here.scheduler.current()).nodes == 2
             await here.scheduler.request(4, "the test wants it")
             assert case.sizes(here.store) == {4} and (await here.scheduler.current()).nodes == 4
@@ -50,7 +50,7 @@ def test_somebody_else_is_faster(case: Case, tmp_path: Path, monkeypatch: pytest
     """Each patch names the version it was made for: a change in between is read, not overwritten."""
 
     async def story() -> None:
-        async with rig(case, tmp_path) as here:
+        async with setup(case, tmp_path) as here:
             entry = here.store.get(case.resource, "default", "train")
 
             def meddle() -> None:
@@ -82,7 +82,7 @@ def test_somebody_else_is_faster(case: Case, tmp_path: Path, monkeypatch: pytest
 
 def test_the_highest_indexes_are_released_and_no_others(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True) as here:
+        async with setup(SET, tmp_path, controllers=True) as here:
             await here.scheduler.request(4, "test")
             with pytest.raises(SchedulerError, match="of 3 that stay it keeps train-0") as caught:
                 await here.scheduler.release(["train-0"], 3, "drained")
@@ -101,7 +101,7 @@ def test_an_object_of_somebody_else_is_not_scaled_to_none(case: Case, tmp_path: 
     """A slip in --scheduler must not end another job when this one ends."""
 
     async def story() -> None:
-        async with rig(case, tmp_path) as here:
+        async with setup(case, tmp_path) as here:
             before = case.sizes(here.store)
             with pytest.raises(SchedulerError, match=r"not scaled to 0: none .*other-0, train") as caught:
                 await here.scheduler.release(["other-0", "train"], 0, "the job has ended")
@@ -121,7 +121,7 @@ def test_a_set_with_a_longer_name_is_another_one() -> None:
 
 def test_a_volcano_job_keeps_what_it_needs_at_least(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(CASES[2], tmp_path) as here:
+        async with setup(CASES[2], tmp_path) as here:
 
             def least() -> int:
                 return int(here.store.get(kinds.VOLCANO_JOBS, "default", "train")["spec"]["minAvailable"])
@@ -143,7 +143,7 @@ def test_a_volcano_job_keeps_what_it_needs_at_least(tmp_path: Path) -> None:
 
 def test_objects_that_cannot_be_resized(tmp_path: Path) -> None:
     async def story(case: Case, change: Callable[[Json], None], text: str) -> None:
-        async with rig(case, tmp_path) as here:
+        async with setup(case, tmp_path) as here:
             entry = here.store.get(case.resource, "default", "train")
             change(entry)
             here.store.checks.clear()
@@ -165,7 +165,7 @@ def test_objects_that_cannot_be_resized(tmp_path: Path) -> None:
 
 def test_a_missing_rule_is_named(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path) as here:
+        async with setup(SET, tmp_path) as here:
             here.server.accounts[TOKEN] = [rule for rule in RULES if "statefulsets/scale" not in rule["resources"]]
             with pytest.raises(SchedulerError) as caught:
                 await here.scheduler.current()
@@ -183,7 +183,7 @@ def test_a_missing_rule_is_named(tmp_path: Path) -> None:
 
 def test_no_such_object(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path) as here:
+        async with setup(SET, tmp_path) as here:
             here.store.remove(kinds.STATEFUL_SETS, "default", "train")
             with pytest.raises(SchedulerError, match="Check the name, and that the namespace is default") as caught:
                 await here.scheduler.request(3, "test")
@@ -195,7 +195,7 @@ def test_no_such_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_what_passes_is_tried_again(status: int, tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path) as here:
+        async with setup(SET, tmp_path) as here:
             fault = Fault(status, times=3)
             here.server.faults.append(fault)
             await here.scheduler.request(3, "test")
@@ -206,7 +206,7 @@ def test_what_passes_is_tried_again(status: int, tmp_path: Path) -> None:
 
 def test_retry_after_is_kept_to_and_bounded(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path) as here:
+        async with setup(SET, tmp_path) as here:
             here.server.faults.append(Fault(429, times=1, retry_after=1))
             begin_s = asyncio.get_running_loop().time()
             await here.scheduler.current()
@@ -221,7 +221,7 @@ def test_retry_after_is_kept_to_and_bounded(tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, timeout="0.3") as here:
+        async with setup(SET, tmp_path, timeout="0.3") as here:
             here.server.faults.append(Fault(0))
             for call in (here.scheduler.current(), here.scheduler.request(3, "test")):
                 with pytest.raises(SchedulerError, match=r"no answer within 0\.3 s") as caught:
@@ -237,7 +237,7 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_the_token_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path) as here:
+        async with setup(SET, tmp_path) as here:
             await here.scheduler.current()
             here.server.accounts.clear()
             here.server.accounts["a new one"] = RULES
@@ -264,7 +264,7 @@ def test_tls_with_the_clusters_own_authority(tmp_path: Path) -> None:
     context.load_cert_chain(certificate, key)
 
     async def story() -> None:
-        async with rig(SET, tmp_path) as here:
+        async with setup(SET, tmp_path) as here:
             secure = Server(here.store, {TOKEN: RULES})
             conf = {"api": await secure.start(context), "namespace": "default", "token_file": str(here.token_file)}
             trusting = open_scheduler(SchedulerChoice("statefulset", "train", {**conf, "ca": str(certificate)}))

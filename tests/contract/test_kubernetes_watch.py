@@ -16,7 +16,7 @@ from edl.schedulers.kubernetes.mirror import Mirror
 from edl.schedulers.kubernetes.pods import of_host
 from edl.schedulers.port import Doomed, Observation, Size, Sized
 from edl.tasks import end
-from tests.contract.kubernetes_rig import CASES, POD, RULES, SET, TOKEN, rig, run, sizes, until, watching
+from tests.contract.kubernetes_fixture import CASES, POD, RULES, SET, TOKEN, run, setup, sizes, until, watching
 from tests.kubernetes_fake import kinds
 from tests.kubernetes_fake.server import Fault, delete_pod, evict
 from tests.kubernetes_fake.store import Json, at
@@ -24,7 +24,7 @@ from tests.kubernetes_fake.store import Json, at
 
 def test_a_watch_begins_with_what_is_and_follows(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True, poll="30") as here, watching(here.scheduler) as seen:
+        async with setup(SET, tmp_path, controllers=True, poll="30") as here, watching(here.scheduler) as seen:
             await until(lambda: Sized(Size(2, 2)) in seen)
             for nodes in (4, 1):
                 entry = here.store.get(kinds.STATEFUL_SETS, "default", "train")
@@ -43,7 +43,7 @@ def test_a_watch_begins_with_what_is_and_follows(tmp_path: Path) -> None:
 
 def test_pods_that_stay_pending_are_explained(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True) as here, watching(here.scheduler) as seen:
+        async with setup(SET, tmp_path, controllers=True) as here, watching(here.scheduler) as seen:
             here.controllers.room = 2
             await here.scheduler.request(4, "test")
             words = "2 pods pending: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available"
@@ -58,7 +58,7 @@ def test_pods_that_stay_pending_are_explained(tmp_path: Path) -> None:
 
 def test_why_a_pod_goes(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True) as here, watching(here.scheduler) as seen:
+        async with setup(SET, tmp_path, controllers=True) as here, watching(here.scheduler) as seen:
             await until(lambda: Sized(Size(2, 2)) in seen)
             evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
             await until(lambda: Doomed("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
@@ -71,7 +71,7 @@ def test_why_a_pod_goes(tmp_path: Path) -> None:
 
 def test_taints_of_hosts(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True, watch_nodes="true") as here:
+        async with setup(SET, tmp_path, controllers=True, watch_nodes="true") as here:
             hosts = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
             here.server.accounts[TOKEN] = [*RULES, hosts]
             async with watching(here.scheduler) as seen:
@@ -90,7 +90,7 @@ def test_taints_of_hosts(tmp_path: Path) -> None:
 
 def test_of_hosts_only_their_taints_are_kept_and_matter(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True) as here:
+        async with setup(SET, tmp_path, controllers=True) as here:
             here.server.accounts[TOKEN] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
             client = Client(here.scheduler._options)
             hosts = Mirror(client, Target("/api/v1/nodes", "", "nodes", cluster=True), "", lambda host: True, of_host)
@@ -117,7 +117,7 @@ def test_of_hosts_only_their_taints_are_kept_and_matter(tmp_path: Path) -> None:
 
 def test_an_entry_that_nobody_expected_does_not_end_a_watch(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True) as here:
+        async with setup(SET, tmp_path, controllers=True) as here:
             client = Client(here.scheduler._options)
             odd = [True]
 
@@ -144,7 +144,7 @@ def test_an_entry_that_nobody_expected_does_not_end_a_watch(tmp_path: Path) -> N
 @pytest.mark.parametrize("as_status", [False, True])
 def test_a_watch_from_a_forgotten_version_lists_again(as_status: bool, tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True) as here:
+        async with setup(SET, tmp_path, controllers=True) as here:
             here.server.gone_as_status = as_status
             here.server.faults.append(fault := Fault(500, ["watch"]))
             async with watching(here.scheduler) as seen:
@@ -166,7 +166,7 @@ def test_a_watch_survives_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(adapter, "LONGEST_PAUSE_S", 0.3)
 
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True, timeout="1") as here, watching(here.scheduler) as seen:
+        async with setup(SET, tmp_path, controllers=True, timeout="1") as here, watching(here.scheduler) as seen:
             await until(lambda: Sized(Size(2, 2)) in seen)
             for status in (500, 429, 0):
                 here.server.faults.append(fault := Fault(status))
@@ -186,7 +186,7 @@ def test_a_watch_survives_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_watch_ends_where_trying_again_is_of_no_use(tmp_path: Path) -> None:
     async def story() -> None:
-        async with rig(SET, tmp_path) as here:
+        async with setup(SET, tmp_path) as here:
             here.server.accounts[TOKEN] = []
             stream: Awaitable[Observation] = here.scheduler.watch().__aiter__().__anext__()
             with pytest.raises(SchedulerError, match="statefulsets/scale") as caught:
@@ -200,7 +200,7 @@ def test_pods_of_other_jobs_do_not_count(tmp_path: Path) -> None:
     """A Paddle operator labels the pods of all its jobs alike: the owner tells them apart."""
 
     async def story() -> None:
-        async with rig(CASES[3], tmp_path) as here, watching(here.scheduler) as seen:
+        async with setup(CASES[3], tmp_path) as here, watching(here.scheduler) as seen:
             for job in ("train", "other"):
                 owner = [{"kind": "PaddleJob", "name": job, "uid": job}]
                 about = {"name": f"{job}-worker-0", "labels": {"paddle-res-type": "worker"}, "ownerReferences": owner}
@@ -218,7 +218,7 @@ def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mirror, "PAGE", 3)
 
     async def story() -> None:
-        async with rig(SET, tmp_path, controllers=True) as here:
+        async with setup(SET, tmp_path, controllers=True) as here:
             await here.scheduler.request(10, "test")
             await until(lambda: all(at(pod, "spec.nodeName") for pod in here.store.list(kinds.PODS)))
             await until(lambda: len(here.store.list(kinds.PODS)) == 10)

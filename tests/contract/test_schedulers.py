@@ -1,6 +1,6 @@
 """Every rule of the ``Scheduler`` docstrings, on each adapter that can be run here.
 
-A new adapter adds a ``Rig``: a class that makes schedulers of one job, and a line in ``RIGS``.
+A new adapter adds a ``Setup``: a class that makes schedulers of one job, and a line in ``SETUPS``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from edl.testing.memory_scheduler import MemoryScheduler
 from edl.testing.memory_store import MemoryStore
 from edl.types import JobId
 from tests.kubernetes_fake.cluster import ADMIN, FakeCluster
-from tests.process.slurm_rig import MEMORY_MB, Slurm
+from tests.process.slurm_fixture import MEMORY_MB, Slurm
 
 LIMIT_S = 60.0
 
 
-class Rig(Protocol):
+class Setup(Protocol):
     """One kind of scheduler, and what a test may do to it."""
 
     def scheduler(self) -> Scheduler:
@@ -53,7 +53,7 @@ class Rig(Protocol):
         ...
 
     def close(self) -> None:
-        """Take everything away."""
+        """Release all nodes and stop."""
         ...
 
 
@@ -78,7 +78,7 @@ def order(folder: Path, wanted: SchedulerChoice, **changes: Any) -> Order:
     return dataclasses.replace(made, **changes)
 
 
-class MemoryRig:
+class MemorySetup:
     def __init__(self, folder: Path) -> None:
         self._one = MemoryScheduler()
 
@@ -95,7 +95,7 @@ class MemoryRig:
         pass
 
 
-class ProcessRig:
+class ProcessSetup:
     """Processes that sleep take the place of launchers."""
 
     def __init__(self, folder: Path) -> None:
@@ -141,7 +141,7 @@ file.write_text(json.dumps(names))
 """
 
 
-class ExecRig:
+class ExecSetup:
     """A small program with a file for a cluster."""
 
     def __init__(self, folder: Path) -> None:
@@ -166,7 +166,7 @@ class ExecRig:
         pass
 
 
-class KubernetesRig:
+class KubernetesSetup:
     """A StatefulSet of the fake cluster, with pods that sleep."""
 
     def __init__(self, folder: Path) -> None:
@@ -202,7 +202,7 @@ class KubernetesRig:
         self._cluster.__exit__()
 
 
-class SlurmRig:
+class SlurmSetup:
     """Real Slurm jobs, whose launchers sleep."""
 
     def __init__(self, folder: Path, cluster: Slurm) -> None:
@@ -224,20 +224,20 @@ class SlurmRig:
         self._cluster.clear()
 
 
-RIGS: dict[str, Callable[[Path], Rig]] = {
-    "memory": MemoryRig,
-    "process": ProcessRig,
-    "exec": ExecRig,
-    "kubernetes": KubernetesRig,
+SETUPS: dict[str, Callable[[Path], Setup]] = {
+    "memory": MemorySetup,
+    "process": ProcessSetup,
+    "exec": ExecSetup,
+    "kubernetes": KubernetesSetup,
 }
 
 
-@pytest.fixture(params=sorted([*RIGS, "slurm"]))
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+@pytest.fixture(params=sorted([*SETUPS, "slurm"]))
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setup]:
     if request.param == "slurm":
-        made: Rig = SlurmRig(tmp_path, request.getfixturevalue("slurm_cluster"))
+        made: Setup = SlurmSetup(tmp_path, request.getfixturevalue("slurm_cluster"))
     else:
-        made = RIGS[request.param](tmp_path)
+        made = SETUPS[request.param](tmp_path)
     try:
         yield made
     finally:
@@ -256,39 +256,39 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 class TestEveryScheduler:
-    def test_it_says_who_it_is(self, rig: Rig) -> None:
-        one = rig.scheduler()
+    def test_it_says_who_it_is(self, setup: Setup) -> None:
+        one = setup.scheduler()
         assert one.name
         assert isinstance(one.indexed, bool)
         assert isinstance(one.ask_none_at_end, bool)
 
-    def test_what_is_asked_for_is_what_it_means_to_give(self, rig: Rig) -> None:
+    def test_what_is_asked_for_is_what_it_means_to_give(self, setup: Setup) -> None:
         async def story() -> None:
-            one = rig.scheduler()
+            one = setup.scheduler()
             assert (await one.current()).nodes == 0
             await one.request(2, "two are wanted")
             assert (await one.current()).nodes == 2
-            await eventually(lambda: len(rig.nodes()) == 2, "two nodes")
+            await eventually(lambda: len(setup.nodes()) == 2, "two nodes")
             await one.close()
 
         run(story())
 
-    def test_asking_twice_changes_nothing(self, rig: Rig) -> None:
+    def test_asking_twice_changes_nothing(self, setup: Setup) -> None:
         async def story() -> None:
-            one = rig.scheduler()
+            one = setup.scheduler()
             await one.request(2, "")
-            await eventually(lambda: len(rig.nodes()) == 2, "two nodes")
-            before = list(rig.nodes())
+            await eventually(lambda: len(setup.nodes()) == 2, "two nodes")
+            before = list(setup.nodes())
             await one.request(2, "")
             assert (await one.current()).nodes == 2
-            assert list(rig.nodes()) == before
+            assert list(setup.nodes()) == before
             await one.close()
 
         run(story())
 
-    def test_a_request_never_takes_nodes_away(self, rig: Rig) -> None:
+    def test_a_request_never_takes_nodes_away(self, setup: Setup) -> None:
         async def story() -> None:
-            one = rig.scheduler()
+            one = setup.scheduler()
             await one.request(3, "")
             await one.request(1, "")
             assert (await one.current()).nodes == 3
@@ -296,15 +296,15 @@ class TestEveryScheduler:
 
         run(story())
 
-    def test_a_release_takes_those_that_are_named(self, rig: Rig) -> None:
+    def test_a_release_takes_those_that_are_named(self, setup: Setup) -> None:
         async def story() -> None:
-            one = rig.scheduler()
+            one = setup.scheduler()
             await one.request(3, "")
-            await eventually(lambda: len(rig.nodes()) == 3, "three nodes")
-            gone = sorted(rig.nodes())[-1]
-            rig.leave(gone)
+            await eventually(lambda: len(setup.nodes()) == 3, "three nodes")
+            gone = sorted(setup.nodes())[-1]
+            setup.leave(gone)
             await one.release([gone], 2, "two are enough")
-            await eventually(lambda: gone not in rig.nodes(), f"{gone} gone")
+            await eventually(lambda: gone not in setup.nodes(), f"{gone} gone")
             assert (await one.current()).nodes == 2
             await one.release([gone], 2, "the answer was lost, so it is said again")
             assert (await one.current()).nodes == 2
@@ -312,23 +312,23 @@ class TestEveryScheduler:
 
         run(story())
 
-    def test_another_master_sees_the_same_and_takes_nothing_back(self, rig: Rig) -> None:
+    def test_another_master_sees_the_same_and_takes_nothing_back(self, setup: Setup) -> None:
         async def story() -> None:
-            one = rig.scheduler()
+            one = setup.scheduler()
             await one.request(2, "")
-            await eventually(lambda: len(rig.nodes()) == 2, "two nodes")
-            before = list(rig.nodes())
+            await eventually(lambda: len(setup.nodes()) == 2, "two nodes")
+            before = list(setup.nodes())
             await one.close()
-            other = rig.scheduler()
+            other = setup.scheduler()
             assert (await other.current()).nodes == 2
-            assert list(rig.nodes()) == before
+            assert list(setup.nodes()) == before
             await other.close()
 
         run(story())
 
-    def test_a_watch_begins_with_what_is_or_ends_at_once(self, rig: Rig) -> None:
+    def test_a_watch_begins_with_what_is_or_ends_at_once(self, setup: Setup) -> None:
         async def story() -> None:
-            one = rig.scheduler()
+            one = setup.scheduler()
             await one.request(2, "")
             watch = one.watch()
             with contextlib.suppress(StopAsyncIteration):
@@ -343,30 +343,30 @@ class TestEveryScheduler:
 
 class TestProcess:
     def test_its_files_are_not_taken_for_other_processes(self, tmp_path: Path) -> None:
-        rig = ProcessRig(tmp_path)
-        run(rig.scheduler().request(1, ""))
+        setup = ProcessSetup(tmp_path)
+        run(setup.scheduler().request(1, ""))
         (path,) = (tmp_path / "run").glob("*.json")
         told = json.loads(path.read_text())
         mine = {**told, "pid": os.getpid()}  # the number is that of another process by now: this one
         path.write_text(json.dumps(mine))
-        one = process.make(rig._order)
+        one = process.make(setup._order)
         assert run(one.current()) == Size(0, 0)
         run(one.release([told["node"]], 0, ""))  # were it taken for the launcher, this test would end here
         os.kill(told["pid"], signal.SIGKILL)
 
     def test_damaged_files_are_removed(self, tmp_path: Path) -> None:
-        rig = ProcessRig(tmp_path)
+        setup = ProcessSetup(tmp_path)
         (tmp_path / "run").mkdir()
         for name, text in (("0", "{"), ("1", "[]"), ("2", '{"node": 3}'), ("3", "\0")):
             (tmp_path / "run" / f"{name}.json").write_text(text)
-        assert run(rig.scheduler().current()).nodes == 0
+        assert run(setup.scheduler().current()).nodes == 0
         assert list((tmp_path / "run").glob("*.json")) == []
 
     def test_launchers_that_were_started_by_hand_count_and_get_no_signal(self, tmp_path: Path) -> None:
         by_hand = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         try:
             made = process.make(
-                dataclasses.replace(ProcessRig(tmp_path)._order, beside=lambda: {by_hand.pid: "by-hand"})
+                dataclasses.replace(ProcessSetup(tmp_path)._order, beside=lambda: {by_hand.pid: "by-hand"})
             )
             run(made.request(2, ""))
             assert run(made.current()).nodes == 2
@@ -378,34 +378,34 @@ class TestProcess:
         finally:
             by_hand.kill()
             by_hand.wait()
-            ProcessRig(tmp_path).close()
+            ProcessSetup(tmp_path).close()
 
     def test_one_that_does_not_leave_gets_a_sigterm(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(process, "BY_THEMSELVES_S", 0.2)
-        rig = ProcessRig(tmp_path)
-        one = rig.scheduler()
+        setup = ProcessSetup(tmp_path)
+        one = setup.scheduler()
         run(one.request(1, ""))
-        run(one.release(rig.nodes(), 0, ""))
-        run(eventually(lambda: not rig.nodes(), "the launcher is gone"))
+        run(one.release(setup.nodes(), 0, ""))
+        run(eventually(lambda: not setup.nodes(), "the launcher is gone"))
 
     def test_its_watch_tells_of_a_launcher_that_dies(self, tmp_path: Path) -> None:
-        rig = ProcessRig(tmp_path)
+        setup = ProcessSetup(tmp_path)
 
         async def story() -> None:
-            one = rig.scheduler()
+            one = setup.scheduler()
             await one.request(2, "")
             watch = one.watch()
             assert await watch.__anext__() == Sized(Size(2, 0))
-            rig.leave(rig.nodes()[0])
+            setup.leave(setup.nodes()[0])
             assert (await watch.__anext__()).size.nodes == 1  # type: ignore[union-attr]
 
         try:
             run(story())
         finally:
-            rig.close()
+            setup.close()
 
     def test_one_that_fails_at_once_is_told_of(self, tmp_path: Path) -> None:
-        failing = dataclasses.replace(ProcessRig(tmp_path)._order, launcher=(sys.executable, "-c", "exit(3)"))
+        failing = dataclasses.replace(ProcessSetup(tmp_path)._order, launcher=(sys.executable, "-c", "exit(3)"))
         one = process.make(failing)
 
         async def story() -> str:
@@ -418,7 +418,7 @@ class TestProcess:
         assert "ended with status 3 soon after its start: see" in run(story())
 
     def test_no_program_is_a_matter_for_another_try(self, tmp_path: Path) -> None:
-        one = process.make(dataclasses.replace(ProcessRig(tmp_path)._order, launcher=("/no/such/python",)))
+        one = process.make(dataclasses.replace(ProcessSetup(tmp_path)._order, launcher=("/no/such/python",)))
         with pytest.raises(SchedulerError, match="cannot start a launcher on this host") as caught:
             run(one.request(1, ""))
         assert caught.value.retry

@@ -22,7 +22,7 @@ from edl.schedulers.slurm import Slurm as Adapter
 from edl.schedulers.slurm import make
 from tests.contract.test_schedulers import eventually, order, run
 from tests.process.harness import ROOT, until
-from tests.process.slurm_rig import MEMORY_MB, Slurm
+from tests.process.slurm_fixture import MEMORY_MB, Slurm
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 TELLER = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(sys.argv[1], 'w'))"

@@ -123,7 +123,7 @@ def run(body: Callable[[Store], Coroutine[Any, Any, None]], bench: Bench, *, tim
 
 
 class Listener:
-    """A running watch."""
+    """A watch that records its events."""
 
     def __init__(self, store: Store, prefix: str, after: int) -> None:
         self._found: asyncio.Queue[Change | BaseException] = asyncio.Queue()

@@ -97,7 +97,7 @@ class FakeCluster:
     # --- what a test says and sees -------------------------------------------------------------------------------
 
     def apply(self, *documents: Json, namespace: str = "default") -> None:
-        """Create objects."""
+        """Create these objects."""
         for entry in documents:
             self.do(lambda entry=entry: self.server.store.create(resource_of(entry), namespace, entry))  # type: ignore[misc]
 
@@ -127,7 +127,7 @@ class FakeCluster:
         return fault
 
     def heal(self) -> None:
-        """No more failures."""
+        """Stop injecting failures."""
         self.do(self.server.faults.clear)
 
     def ended(self) -> list[Ended]:
@@ -135,12 +135,12 @@ class FakeCluster:
         return self.do(lambda: list(self.kubelet.ended))
 
     def log_of(self, pod: str) -> str:
-        """What all containers of a pod of this name have written."""
+        """Output of all containers of pods of this name."""
         paths = sorted(self.kubelet.folder.glob(f"{pod}-?????-*.log"), key=lambda path: path.stat().st_mtime)
         return "".join(path.read_text(errors="replace") for path in paths)
 
     def kubeconfig(self, token: str = ADMIN) -> Path:
-        """A file for ``kubectl --kubeconfig``."""
+        """Write a file for ``kubectl --kubeconfig`` and return its path."""
         path = self.folder / f"kubeconfig-{token}"
         server = {"server": self.server.url, **({"certificate-authority": str(self.ca)} if self.ca else {})}
         context = {"cluster": "fake", "user": "user", "namespace": "default"}

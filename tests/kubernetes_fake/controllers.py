@@ -223,7 +223,7 @@ def _policy(spec: Json, pod: Json) -> str:
 
 
 def _numbers(text: str) -> set[int]:
-    """``0,2-4`` as numbers."""
+    """Parse numbers such as ``0,2-4``."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

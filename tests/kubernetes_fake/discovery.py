@@ -1,4 +1,4 @@
-"""Enough of discovery for kubectl."""
+"""The part of API discovery that kubectl needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 def document(path: str) -> Json | None:
-    """What is at this path; None when it is no path of discovery."""
+    """The discovery document at this path, or None."""
     groups = sorted({(one.group, one.version) for one in RESOURCES if one.group})
     match path.strip("/").split("/"):
         case ["version"]:

@@ -1,4 +1,4 @@
-"""What the server knows, and what it refuses."""
+"""Resources that the fake server supports, and their validation."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ CANNOT_START = 128
 
 @dataclass(frozen=True)
 class Ended:
-    """One container that has ended."""
+    """A terminated container."""
 
     pod: str
     code: int
@@ -221,7 +221,7 @@ def variables_of(container: Json, pod: Json) -> dict[str, str]:
 
 
 def field_of(pod: Json, path: str) -> str:
-    """``metadata.name``, ``status.podIP``, ``metadata.labels['x']`` …"""
+    """Value of a field reference such as ``metadata.name``, ``status.podIP`` or ``metadata.labels['x']``."""
     match = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path)
     if match:
         return str(pod["metadata"].get(match[1], {}).get(match[2], ""))
@@ -258,7 +258,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 async def _result(task: asyncio.Future[bool]) -> bool:
-    """Whether it got as far as SIGTERM; it is ended where it did not."""
+    """True if the container received SIGTERM; a task that is still running is cancelled."""
     if task.done() and not task.cancelled():
         return task.result()
     await end(task)

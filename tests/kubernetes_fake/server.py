@@ -29,7 +29,7 @@ DEFAULT_GRACE_S = 30
 
 @dataclass
 class Fault:
-    """What happens to requests instead of what they ask for."""
+    """An injected failure of requests."""
 
     status: int = 0
     """Answer with this; 0: never answer."""
@@ -47,7 +47,7 @@ class Fault:
 
 @dataclass
 class Request:
-    """One that has been understood."""
+    """A parsed request."""
 
     verb: str
     resource: Resource
@@ -307,7 +307,7 @@ class Server:
 
 
 def delete_pod(store: Store, namespace: str, name: str, grace_s: int | None = None) -> Json:
-    """As ``kubectl delete pod``: its kubelet takes it down; one that has no host is gone at once."""
+    """Delete a pod as ``kubectl delete pod`` does: its kubelet stops it; a pod without a host disappears at once."""
     entry = store.get(PODS, namespace, name)
     if grace_s is None:
         grace_s = int(at(entry, "spec.terminationGracePeriodSeconds", DEFAULT_GRACE_S))

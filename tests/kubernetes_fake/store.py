@@ -60,7 +60,7 @@ class Resource:
 
     @property
     def full(self) -> str:
-        """As API servers name it in messages: ``statefulsets.apps``."""
+        """Name in messages of the API server: ``statefulsets.apps``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -99,7 +99,7 @@ class Store:
         await self._news.wait()
 
     def poke(self) -> None:
-        """Have everybody look again, though no object has changed."""
+        """Wake all watchers although no object has changed."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -115,7 +115,7 @@ class Store:
         return copy.deepcopy(found)
 
     def list(self, resource: Resource, namespace: str = "") -> list[Json]:
-        """Of one namespace, or of all."""
+        """List the objects of a namespace, or of all."""
         return [
             copy.deepcopy(found)
             for (full, space, _), found in sorted(self.objects.items())
@@ -229,7 +229,7 @@ def selects(selector: str, labels: dict[str, str]) -> bool:
 
 
 def at(entry: Json, path: str, default: Any = None) -> Any:
-    """``at(x, "spec.replicas")``."""
+    """Value at a path: ``at(x, "spec.replicas")``."""
     value: Any = entry
     for part in path.split("."):
         if not isinstance(value, dict) or part not in value:

@@ -45,7 +45,7 @@ NEVER_ENDS_S = 60.0
 
 
 class Process(Protocol):
-    """What tests use of ``subprocess.Popen``."""
+    """The subset of ``subprocess.Popen`` that tests use."""
 
     @property
     def pid(self) -> int: ...
@@ -79,7 +79,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status. Raises ``TimeoutExpired``."""
+        """Wait for the exit status. Raises ``TimeoutExpired``."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             left_s = None if deadline is None else deadline - time.monotonic()
@@ -243,7 +243,7 @@ def _forker_for(command: Sequence[str], environment: Mapping[str, str]) -> tuple
 
 
 def plain_environment() -> dict[str, str]:
-    """What programs of tests get of this process's environment."""
+    """The part of this process's environment that is passed to programs under test."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
 
 

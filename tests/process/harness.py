@@ -63,7 +63,7 @@ def free_endpoints(count: int) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that only waits to be reaped does not."""
+    """True if the process runs. False for a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -104,7 +104,7 @@ class OutsideEtcd:
         return self.member.endpoint
 
     def kill(self) -> None:
-        """SIGKILL; the data stays."""
+        """Kill the member with SIGKILL; its data stay."""
         assert self.member.pid is not None
         os.kill(self.member.pid, signal.SIGKILL)
         asyncio.run(self.member.stop(0))
@@ -148,7 +148,7 @@ class Seen:
 
 
 class Node:
-    """One launcher."""
+    """A launcher process and its output."""
 
     def __init__(self, name: str, process: forking.Process, log: Path, folder: Path) -> None:
         self.name = name
@@ -190,7 +190,7 @@ class Node:
         until(lambda: text in self.text, f"{text!r} from {self.name}", limit_s)
 
     def report(self) -> Any:
-        """Its ``error.json``."""
+        """The content of the launcher's ``error.json``."""
         (path,) = self.folder.glob("*/error.json")
         return json.loads(path.read_text())
 
@@ -321,7 +321,7 @@ class Job:
                 yield Seen(number, world, pids, {rank: step.node for rank, step in ranks.items()})
 
     def seen(self) -> Seen | None:
-        """The newest of them."""
+        """The newest round that was seen, or None."""
         return next(self.rounds(), None)
 
     def wait_world(self, size: int, *, after: int = 0, limit_s: float = DEADLINE_S) -> Seen:
@@ -361,7 +361,7 @@ class Job:
         return max(first.values()) - after
 
     def cli(self, *words: str, limit_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
-        """``edl WORDS…`` for this job."""
+        """Run ``edl WORDS…`` for this job."""
         where = [f"--rdzv-endpoint={','.join(self.endpoints)}", f"--rdzv-id={self.name}"]
         command = [*self.prefix, sys.executable, "-m", "edl.cli", *words, *where]
         return forking.run(command, self.base_environment(), self.folder, limit_s)
@@ -376,7 +376,7 @@ class Job:
         return until(ask, f"a status of {self.name}", pause_s=ASK_S)
 
     def events(self) -> list[Any]:
-        """``edl events --json``."""
+        """The output of ``edl events --json``."""
         done = self.cli("events", "--json")
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -427,7 +427,7 @@ class Job:
             time.sleep(0.05)
 
     def _held_outside(self) -> list[str]:
-        """What outlives processes, or may for a moment: their sockets and their shared memory."""
+        """Sockets and shared memory of the job that outlive its processes, or may for a moment."""
         embedded = self.backend == "etcd-embedded"
         endpoints = [one for one in self.endpoints if embedded and one.startswith("127.") and _answers(one)]
         return [

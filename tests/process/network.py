@@ -12,7 +12,7 @@ import pytest
 
 
 def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run ``ip WORDS…``."""
+    """Run ``ip WORDS…`` and return the finished process."""
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=check)
 
 
@@ -28,11 +28,11 @@ class Network:
         return ["ip", "netns", "exec", _namespace(host)]
 
     def pull(self, host: str) -> None:
-        """Nothing reaches the host, nothing leaves it, and nobody is told."""
+        """Unplug the host's cable: packets are dropped silently in both directions."""
         ip("-n", self.switch, "link", "set", f"to-{host}", "down")
 
     def plug(self, host: str) -> None:
-        """The cable is back."""
+        """Plug the host's cable in again."""
         ip("-n", self.switch, "link", "set", f"to-{host}", "up")
 
 

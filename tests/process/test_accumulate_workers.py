@@ -20,7 +20,7 @@ RANKS = 7
 
 
 class Process:
-    """One worker."""
+    """A worker process."""
 
     def __init__(self, forker: Forker, framework: str) -> None:
         self._process = forker.start(SCRIPT, framework)

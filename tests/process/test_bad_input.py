@@ -1,4 +1,4 @@
-"""What a person gets who types something impossible: one clear message, the right exit status, nothing left."""
+"""Invalid command lines: a clear message, the right exit status, and nothing left behind."""
 
 from __future__ import annotations
 

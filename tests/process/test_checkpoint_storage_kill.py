@@ -64,7 +64,7 @@ def one_life(files: PlainFiles, era: int, life_s: float) -> int:
 
 
 def lives(folder: Path, kills: int, seed: int) -> str:
-    """Returns what happened, in words."""
+    """Returns a summary."""
     files = PlainFiles(folder)
     draw = random.Random(seed)
     safe = in_vain = 0

@@ -52,7 +52,7 @@ CLIENTS = (
 
 
 def seen_by_ranks(folder: Path, world: int = 2) -> list[Any]:
-    """What each rank has written at its end."""
+    """Output of each rank at its end."""
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]
 
 

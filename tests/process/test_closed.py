@@ -1,4 +1,4 @@
-"""Who gets what from a job: on one machine its user alone, on several those who hold its secret."""
+"""Access to a job: on one machine its user only, on several machines those who hold its secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers that are told nothing: the variables of what starts them say how many they are and where they meet."""
+"""Launchers without options: environment variables of the scheduler give size, rank and meeting point."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.harness import PLAIN, Job, Node, free_endpoints
-from tests.process.slurm_rig import Slurm, missing
+from tests.process.slurm_fixture import Slurm, missing
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 HOST = "127.0.0.2"
@@ -55,7 +55,7 @@ class Told(Job):
     """Launchers with nothing on their command line but what tests need to look at them."""
 
     def told(self, name: str, env: Mapping[str, str]) -> Node:
-        """Start one of them."""
+        """Start a launcher with this environment."""
         self.environment = env
         logs = f"--log-dir={self.folder / f'logs-{self.name}' / name}"
         return self.start(name, command=[*launcher(f"--node-id={name}", logs), f"--folder={self.steps_folder}"])
@@ -88,7 +88,7 @@ def test_two_launchers_that_are_told_nothing_meet(world, tmp_path: Path) -> None
 
 
 def may_mount() -> bool:
-    """Whether this process may have file systems of its own."""
+    """True if this process may mount file systems in its own namespace."""
     if not shutil.which("unshare"):
         return False
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0

@@ -30,7 +30,7 @@ def children(parent: int) -> set[int]:
 
 
 def used_s(process: int) -> float:
-    """Of the CPU: one that has used a second plays."""
+    """CPU time of a process in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -34,7 +34,7 @@ def pace(job: Job, seconds: float) -> None:
 
 
 def reach(job: Job, step: int) -> None:
-    """Train on to this step."""
+    """Train until this step."""
     pace(job, 0.01)
     until(lambda: max((one.step for one in job.steps()), default=0) >= step, f"step {step}")
     pace(job, SLOW_S)

@@ -208,7 +208,7 @@ def test_a_row_group_that_cannot_be_read_is_left_out_and_told(
         assert any("could not read" in event["text"] for event in running.events())
         epochs = end_soon(running)
         assert set(running.exit_codes().values()) == {ExitCode.INCOMPLETE}
-        running.nodes["a"].says("ended with status 0; data train: 1 shard could not be read and left out:", 1)
+        running.nodes["a"].says("ended with status 0; data train: 1 shard skipped as unreadable:", 1)
         check(epochs, running.steps_folder, expected=set(range(1200)) - set(range(600, 700)))
 
 

@@ -63,7 +63,7 @@ def consists(found: dict[int, list[int]], records: dict[int, int]) -> None:
 
 
 def counts(running: Job) -> Any:
-    """What the Master counts, for the data set."""
+    """The Master's counts for the data set."""
     (view,) = (one for one in running.status()["services"] if one["name"] == "train")
     return {count["name"]: count["value"] for count in view["counts"]}
 

@@ -1,4 +1,4 @@
-"""The same command line under torchrun and under us: what workers are told, and which signals they get."""
+"""The same command line under torchrun and under edl: environment of the workers, and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use an etcd: login by user and password, and TLS."""
+"""Access to an etcd: login by user and password, and TLS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
 from edl.adapters.etcd_server import EtcdMember, find_binary
 from edl.errors import StoreRefused, StoreUnavailable
 from edl.ports import Put
-from tests.process.etcd_bench import keys_seen, kill, persistently, run
+from tests.process.etcd_fixture import keys_seen, kill, persistently, run
 from tests.process.harness import free_endpoints, lone_member
 
 

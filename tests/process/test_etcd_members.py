@@ -25,7 +25,7 @@ from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
 from edl.adapters.host_notes import socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.ports import Put
-from tests.process.etcd_bench import ROOT, keys_seen, kill, persistently, run, start, three_members
+from tests.process.etcd_fixture import ROOT, keys_seen, kill, persistently, run, start, three_members
 from tests.process.harness import free_endpoints, lone_member
 
 

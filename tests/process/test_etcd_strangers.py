@@ -1,4 +1,4 @@
-"""An etcd that belongs to nobody here, on the port of a member that is away for a moment."""
+"""A foreign etcd listens on the port of a member that is down for a moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreUnavailable
 from edl.ports import ModifiedAt, Put
-from tests.process.etcd_bench import kill, run
+from tests.process.etcd_fixture import kill, run
 from tests.process.harness import lone_member
 
 

@@ -1,4 +1,4 @@
-"""What people and tools see of a job: status, events, errors."""
+"""Observing a job: status, events, errors."""
 
 from __future__ import annotations
 

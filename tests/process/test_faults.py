@@ -20,7 +20,7 @@ BUSY = ROOT / "tests" / "process" / "busy"
 
 @pytest.fixture
 def job(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
-    """Up to four nodes on a store that nobody breaks."""
+    """A job of up to four nodes on a healthy store."""
     with Job(tmp_path, [etcd.endpoint]) as job:
         yield job
 

@@ -26,7 +26,7 @@ from edl.ports import (
     WorkersStopped,
     WorkerSuspended,
 )
-from tests.process.fork_server_bench import (
+from tests.process.fork_server_fixture import (
     DEADLINE_S,
     ROOT,
     Bench,
@@ -318,7 +318,7 @@ def test_nothing_survives_the_agent(tmp_path: Path, standby: Standby) -> None:
         from pathlib import Path
         from edl.config import Standby
         from edl.ports import CommandKind, WorkerCommand
-        from tests.process.fork_server_bench import Bench
+        from tests.process.fork_server_fixture import Bench
         from tests.process.test_fork_server import family
 
         async def main():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edl.config import Standby
-from tests.process.fork_server_bench import Bench, Outcome, run, script_bench
+from tests.process.fork_server_fixture import Bench, Outcome, run, script_bench
 from tests.process.harness import free_endpoints
 
 
@@ -20,12 +20,12 @@ def needs(framework: str) -> pytest.MarkDecorator:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that the kernel gives to nobody else."""
+    """Free ports, none twice."""
     return [int(endpoint.rpartition(":")[2]) for endpoint in free_endpoints(count)]
 
 
 def rank_environment(rank: int, size: int, ports: list[int]) -> dict[str, str]:
-    """What either framework needs to know about a rank."""
+    """Environment of a rank, for both frameworks."""
     endpoints = [f"127.0.0.1:{port}" for port in ports[1 : size + 1]]
     return {
         "RANK": str(rank),

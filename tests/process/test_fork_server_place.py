@@ -1,4 +1,4 @@
-"""What a worker is given beside its environment: its local rank in its arguments, processor cores, and signals."""
+"""Local rank in the arguments, CPU affinity and signals of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from edl.config import Standby
 from edl.ports import CommandKind, WorkerCommand
-from tests.process.fork_server_bench import Bench, run, until
+from tests.process.fork_server_fixture import Bench, run, until
 
 SCRIPT = """
 import json, os, signal, sys, threading
@@ -31,7 +31,7 @@ def test_local_rank_cores_and_signals_however_a_worker_is_started(tmp_path: Path
     bench = Bench(tmp_path, command, standby, slots=2)
     core = min(os.sched_getaffinity(0))
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with bench.open():
             deaf = await bench.spawn("0", cores=(core,))
             hearing = await bench.spawn("1", local_rank=1, HEARS="1")
@@ -43,7 +43,7 @@ def test_local_rank_cores_and_signals_however_a_worker_is_started(tmp_path: Path
             assert bench.logged == [f"SIGUSR1 is not passed to process {deaf}: it does not handle it, and would die"]
             os.kill(deaf, 0)
 
-    run(scene())
+    run(scenario())
     every = sorted(os.sched_getaffinity(0))
     assert json.loads((tmp_path / "0.out").read_text()) == [["0", "$HOME", "${rank}", "--at=0"], [core], "--at=0"]
     assert json.loads((tmp_path / "1.out").read_text()) == [["1", "$HOME", "${rank}", "--at=1"], every, "--at=1"]
@@ -53,10 +53,10 @@ def test_cores_that_are_not_there_are_said_and_the_worker_runs(tmp_path: Path) -
     (tmp_path / "script.py").write_text("print('here')")
     bench = Bench(tmp_path, WorkerCommand(CommandKind.SCRIPT, str(tmp_path / "script.py"), ()), Standby.FORK)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with bench.open():
             assert await bench.codes([await bench.spawn(cores=(4000,))]) == [0]
 
-    run(scene())
+    run(scenario())
     assert (tmp_path / "worker.out").read_text() == "here\n"
     assert (tmp_path / "worker.err").read_text() == "edl: not bound to processor cores [4000]: Invalid argument\n"

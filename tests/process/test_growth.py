@@ -1,4 +1,4 @@
-"""What the Master writes grows with the nodes, not with their square, and nobody takes its place meanwhile."""
+"""Writes of the Master grow linearly with the number of nodes, and no election happens meanwhile."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ pytestmark = pytest.mark.slow
 def cluster_job(
     etcd: OutsideEtcd, tmp_path: Path, *options: str, folder: str = "base", **size: int
 ) -> Iterator[tuple[Job, FakeCluster]]:
-    """A workload of deploy/kubernetes with the Role that stands beside it; only its size, and what is told to the
-    launcher about this host, are changed."""
+    """A workload of deploy/kubernetes with its Role. Only the size and the launcher's options for this host differ."""
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4)
     secret.chmod(0o600)
@@ -85,7 +84,7 @@ def by_kubectl(cluster: FakeCluster, nodes: int) -> None:
 
 
 def by_patch(cluster: FakeCluster, nodes: int) -> None:
-    """What an autoscaler does."""
+    """Set the number of replicas by a patch, as an autoscaler does."""
     context = ssl.create_default_context(cafile=cluster.ca) if cluster.ca else None
     request = urllib.request.Request(  # noqa: S310 - the fake's own address
         f"{cluster.server.url}/apis/apps/v1/namespaces/default/statefulsets/train/scale",

@@ -27,7 +27,7 @@ SOON_S = 5.0
 
 
 class Process:
-    """One worker."""
+    """A worker process."""
 
     def __init__(self, forker: Forker) -> None:
         self._process = forker.start(SCRIPT)

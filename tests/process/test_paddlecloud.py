@@ -33,7 +33,7 @@ class Foreign:
         return found[1] if found else None
 
     def operator(self, value: str) -> None:
-        """As PaddleCloud's controller does: only where the key is."""
+        """Write the key as PaddleCloud's controller does: only if it exists."""
         assert self.get() is not None, "its guard: no key, no write"
         self._call("put", "--", KEY, value)
 

@@ -1,4 +1,4 @@
-"""Hosts that cannot reach each other: at most one side trains, and everybody comes back."""
+"""Network partitions: at most one side trains, and all nodes come back."""
 
 from __future__ import annotations
 

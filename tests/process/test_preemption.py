@@ -32,7 +32,7 @@ def job(etcd: OutsideEtcd, tmp_path: Path) -> Iterator[Job]:
 
 
 def checkpoints(job: Job) -> list[Version]:
-    """Those that are complete."""
+    """Complete checkpoints of the job."""
     found = [folder_version(path.parent.name) for path in (job.folder / "checkpoints").glob(f"*/{MARKER_FILE}")]
     return sorted(version for version in found if version is not None)
 

@@ -14,7 +14,7 @@ from edl.adapters.files import PlainFiles
 from edl.exit_codes import ExitCode
 from ps.checkpoint.directory import CheckpointDirectory
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
-from tests.unit.data_bench import write_ipc
+from tests.unit.data_fixture import write_ipc
 
 pytest.importorskip("numba")
 RECORDS, EPOCHS = 4000, 2
@@ -30,7 +30,7 @@ class Ledger(Job):
         return self
 
     def cuts(self, saved: Path) -> list[int]:
-        """Complete checkpoints, newest first."""
+        """Numbers of the complete checkpoints, newest first."""
         return [one.number for one in CheckpointDirectory(PlainFiles(saved), NAME).find().cuts]
 
     def pservers(self) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""A pserver whose kernels nobody has compiled yet serves at once, and takes the compiled ones when they are there."""
+"""A pserver without a compile cache serves at once, and uses the compiled kernels when they are ready."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_pserver_serves_before_its_kernels_are_compiled(tmp_path: Path) -> Non
         assert set(trainer.pull(COUNTS, KEYS)[:, 0]) == {0.0}
         assert not list((tmp_path / "kernels").glob("*/complete")), "nothing has waited for them"
         pushes = 0
-        while "compiled kernels after" not in (tmp_path / "log").read_text():
+        while "compiled kernels in use after" not in (tmp_path / "log").read_text():
             assert process.poll() is None
             pushes += 1
             trainer.push(pushes, COUNTS, KEYS)

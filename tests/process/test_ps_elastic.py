@@ -44,7 +44,7 @@ class Counting(Job):
         return [pid for pid in {step.pid for step in self.steps()} if alive(pid)]
 
     def pservers(self, node: str) -> list[psutil.Process]:
-        """Of one node."""
+        """The pserver processes of a node."""
         children = psutil.Process(self.nodes[node].process.pid).children(recursive=True)
         return [one for one in children if one.cmdline()[1:4] == ["-m", "ps", "server"]]
 
@@ -68,18 +68,18 @@ class Counting(Job):
         until(lambda: all(self.made(pid) > count + 5 or not alive(pid) for pid, count in before.items()), "more steps")
 
     def made(self, pid: int) -> int:
-        """Steps of one trainer."""
+        """Number of steps of one trainer."""
         return sum(step.pid == pid for step in self.steps())
 
     def longest_pauses_s(self) -> list[float]:
-        """Of each trainer, the longest time between two of its steps."""
+        """Longest time in seconds between two steps, for each trainer."""
         times: dict[int, list[float]] = {}
         for step in self.steps():
             times.setdefault(step.pid, []).append(step.t)
         return [max(b - a for a, b in itertools.pairwise(one)) for one in times.values() if len(one) > 1]
 
     def end(self) -> None:
-        """Stop the counting, read what there is, compare, and see everybody end well."""
+        """End the training, compare the counts with the steps, and check that all processes exit with 0."""
         (self.steps_folder / "last-step").write_text("0")
         until(lambda: all((self.steps_folder / f"{pid}.rests").exists() for pid in self.trainers()), "all at rest")
         readers = self.trainers()

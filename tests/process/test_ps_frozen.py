@@ -23,9 +23,9 @@ def begun(job: Counting, pservers: int) -> None:
 
 
 def in_their_order(job: Counting) -> list[str]:
-    """What the launchers of trainers, one of which is the Master, have written of pservers that do not answer."""
+    """Log lines of the trainers' launchers about unresponsive pservers."""
     text = job.nodes["t1"].text + job.nodes["t2"].text
-    return [line for line in text.splitlines() if "does not answer, and others have all it has" in line]
+    return [line for line in text.splitlines() if "does not respond, and other pservers hold all its data" in line]
 
 
 @pytest.mark.soak

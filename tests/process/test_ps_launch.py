@@ -1,4 +1,4 @@
-"""Jobs with parameter servers as real launchers: trainers that nobody disturbs, and pservers that come and go."""
+"""Jobs with parameter servers under real launchers: trainers run undisturbed while pservers come and go."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def steps_of(job: Job, pid: int) -> list[int]:
 
 
 def undisturbed(job: Job, pid: int) -> None:
-    """It lives, has counted every step, and makes more."""
+    """Check that the trainer lives, has counted every step, and makes progress."""
     assert alive(pid)
     before = len(steps_of(job, pid))
     until(lambda: len(steps_of(job, pid)) > before + 2, f"more steps of {pid}")
@@ -180,7 +180,7 @@ def start_pservers(job: Job, name: str, count: int, *options: str) -> Node:
 
 
 def shown(job: Job) -> list[str]:
-    """What ``edl status`` says of pservers."""
+    """Pservers in ``edl status``."""
     return [one["name"] for one in job.status()["services"] if one["service"] == "ps"]
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint of parameter servers is good for: the next losses are the same bits, on however many pservers."""
+"""Restoring a checkpoint of parameter servers: the next losses are equal bit for bit, on any number of pservers."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class Losses(Job):
         return self.start("a", options=(f"--servers={pservers}:{pservers}", f"--servers-per-node={pservers}"))
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the trainers did, in order."""
+        """Entries of the trainers' logs, in order."""
         files = sorted(self.steps_folder.glob("*.losses"), key=lambda path: path.stat().st_ctime)
         texts = [line for path in files for line in path.read_bytes().splitlines(keepends=True)]
         return [json.loads(line) for line in texts if line.endswith(b"\n")]
 
     def pids(self, which: str) -> list[int]:
-        """Of the node's pservers, or of its trainers."""
+        """Process ids of the node's pservers, or of its trainers."""
         children = psutil.Process(self.nodes["a"].process.pid).children(recursive=True)
         return [one.pid for one in children if which in " ".join(one.cmdline()[1:4])]
 
     def folder_of(self, step: int) -> Path:
-        """Of the checkpoint that was taken there."""
+        """Folder of the checkpoint written at this step."""
         told = self.steps_folder / f"saved-{step}"
         until(lambda: told.exists() and told.read_text(), f"the checkpoint at step {step}")
         return self.folder / "cuts" / self.name / told.read_text()
@@ -156,7 +156,7 @@ def test_all_pservers_die_at_once(tmp_path: Path, etcd: OutsideEtcd, files: str)
     assert of(lines[:20] + lines[begun:], "loss") == of(expected, "loss")
     used = [one for line in (*lines[:20], *lines[begun:]) for one in line["records"]]
     assert len(set(used)) == len(used) == 60 * 4
-    assert "go back to the last complete checkpoint" in node.text
+    assert "rolling all parameters back to the last complete checkpoint" in node.text
 
 
 def test_all_pservers_die_and_there_is_no_checkpoint(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:

@@ -172,7 +172,7 @@ def test_one_of_two_is_killed_and_nothing_acknowledged_is_lost(start: Any) -> No
 
 
 def cut(processes: Mapping[int, Process], plan: Plan, number: int, phase: str, **more: Any) -> tuple[Plan, list[Any]]:
-    """One phase of a checkpoint on all of them; what they told."""
+    """Run one phase of a checkpoint on all pservers and return their reports."""
     plan = told(processes, plan.next(cut=messages.Cut(number, phase, **more)))
     done = [
         one.boss.heard(messages.CutDone, lambda word: (word.number, word.phase) == (number, phase))

@@ -1,4 +1,4 @@
-"""Readers of a job with a secret: trained with as ever, and closed to everybody else."""
+"""Remote readers of a job with a secret: they serve the job, and refuse all others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECORDS = 1500
 
 
 def keys_of(job: Job) -> dict[str, dict[str, Any]]:
-    """What the store says of the job's readers, to one who holds the secret."""
+    """The readers' keys in the store, read with the job's secret."""
 
     async def read() -> dict[str, dict[str, Any]]:
         store = EtcdStore(list(job.endpoints), tls=identity_of(SECRET))
@@ -44,7 +44,7 @@ def keys_of(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def refused(port: int, secret: str) -> bool:
-    """Whether a client that knows the reader's own secret, and no more, gets nowhere."""
+    """True if a client that knows only the reader's secret is refused."""
     call = fl.FlightCallOptions(timeout=30, headers=[(b"authorization", f"Bearer {secret}".encode())])
     plain = fl.FlightClient(f"grpc://127.0.0.1:{port}")
     credulous = fl.FlightClient(f"grpc+tls://127.0.0.1:{port}", disable_server_verification=True)

@@ -49,7 +49,7 @@ def course(draw: random.Random, count: int) -> Iterator[str]:
 
 
 def redone(steps: list[Step]) -> int:
-    """How often a step was made in more than one round."""
+    """Number of steps that were made in more than one round."""
     rounds: dict[int, set[int]] = collections.defaultdict(set)
     for step in steps:
         rounds[step.step].add(step.round)
@@ -57,7 +57,7 @@ def redone(steps: list[Step]) -> int:
 
 
 def figures(pid: int) -> dict[str, float]:
-    """What a process holds."""
+    """Resource usage of a process."""
     process = psutil.Process(pid)
     return {
         "descriptors": process.num_fds(),

@@ -22,8 +22,7 @@ SAMPLES = 613
 
 
 def lines(running: Job) -> list[dict[str, Any]]:
-    """What all workers have taken, the committed line of the job only: a step that was made again counts as it was made
-    last."""
+    """Steps of all workers in the committed history; of a repeated step, the last attempt counts."""
     found = []
     for path in running.steps_folder.glob("*.samples"):
         found += [json.loads(line) for line in path.read_text().splitlines()]

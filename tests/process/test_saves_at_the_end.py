@@ -1,4 +1,4 @@
-"""What ``save()`` has accepted is in the checkpoint directory when the job has ended well, or the status says so."""
+"""A save that ``save()`` accepted is in the checkpoint directory when the job succeeds, or the status names it."""
 
 from __future__ import annotations
 

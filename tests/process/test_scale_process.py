@@ -35,7 +35,7 @@ def scale(running: Job, nodes: int) -> None:
 
 
 def started(tmp_path: Path, running: Job) -> dict[str, str]:
-    """What launchers that the Master started have written, by node."""
+    """Logs of launchers that the Master started, by node."""
     found = {path.name: path.read_text() for path in (tmp_path / "logs").glob("*.launcher.log")}
     return {name.removeprefix(f"{running.name}_").removesuffix(".launcher.log"): text for name, text in found.items()}
 

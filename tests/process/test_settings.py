@@ -25,7 +25,7 @@ def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
 
 
 def notes(running: Job) -> list[dict[str, Any]]:
-    """What all ranks have noted, complete lines only."""
+    """Complete lines of all ranks' notes."""
     found = []
     for path in running.steps_folder.glob("*.settings"):
         text = path.read_text()

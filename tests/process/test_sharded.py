@@ -128,7 +128,7 @@ def mix(folder: Path) -> None:
 
 
 def pickle_instead(folder: Path) -> None:
-    """As an older edl wrote it, with metadata that run a command when they are unpickled."""
+    """Write a checkpoint as an older edl did, with metadata that run a command when unpickled."""
     evil = folder.parent.parent / "evil"
     for path in folder.iterdir():
         path.unlink()

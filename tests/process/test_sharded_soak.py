@@ -68,7 +68,7 @@ def newest_whole(directory: Path) -> tuple[int, int]:
 
 
 def whole_ones(directory: Path) -> list[tuple[int, int]]:
-    """Era and commit of each."""
+    """Era and commit of each complete checkpoint."""
     names = [folder.name for folder in directory.glob("commit-*") if is_whole(folder)]
     return [(int(name[-10:]), int(name[7:17])) for name in names]
 
@@ -206,7 +206,7 @@ class Soak:
 
 
 def _newest(job: Sharded) -> dict[str, Any]:
-    """How the newest world began."""
+    """The beginning of the newest world."""
     began = job.began()
     return began[max(began)]
 

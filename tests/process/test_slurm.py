@@ -1,7 +1,7 @@
 """A job on a real Slurm: one Slurm job for each node, a steady one that holds the store, and elastic ones that come and
 go with ``edl scale``, with jobs that are more important, and with ``scancel``.
 
-The controller, the node's daemon, ``sbatch``, ``srun`` and preemption are the real ones (tests/process/slurm_rig.py).
+The controller, the node daemon, ``sbatch``, ``srun`` and preemption are real (tests/process/slurm_fixture.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.harness import ROOT, WORKERS, Job, free_endpoints, until
-from tests.process.slurm_rig import MEMORY_MB, Slurm, missing
+from tests.process.slurm_fixture import MEMORY_MB, Slurm, missing
 
 DEPLOY = ROOT / "deploy" / "slurm"
 
@@ -63,7 +63,7 @@ def slurm_job(slurm: Slurm, tmp_path: Path, *settings: str) -> Iterator[tuple[Jo
 
 
 def submit(slurm: Slurm, job: Job, script: str) -> int:
-    """As a person would, but for the size of the job's part."""
+    """Submit a job as a user would, apart from the size of its allocation."""
     folder = job.folder / "job"
     inherited = {**job.base_environment(), "PATH": f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"}
     small = ("--cpus-per-task=1", f"--job-name=edl-{job.name}", f"--chdir={folder}")
@@ -71,7 +71,7 @@ def submit(slurm: Slurm, job: Job, script: str) -> int:
 
 
 def show(slurm: Slurm, tmp_path: Path) -> None:
-    """What everybody wrote; pytest shows it when a test fails."""
+    """Print all logs; pytest shows them when a test fails."""
     for log in sorted((*slurm.folder.glob("job-*.log"), *(tmp_path / "job" / "logs").glob("slurm-*.log"))):
         print(f"----- {log.name}\n{log.read_text(errors='replace')[-10_000:]}")
     for one in slurm.tasks():

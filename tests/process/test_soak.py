@@ -22,7 +22,7 @@ FAULTS = ("kill a worker", "kill a node", "kill the Master", "freeze a worker", 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of it."""
+    """Size of a soak test."""
 
     faults: int
     freeze_s: float

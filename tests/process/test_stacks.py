@@ -17,7 +17,7 @@ from edl.adapters import stacks
 from edl.adapters.activity import activity
 from edl.config import Standby
 from edl.ports import CommandKind, WorkerCommand
-from tests.process.fork_server_bench import Bench, kill_now, run, script_bench, until
+from tests.process.fork_server_fixture import Bench, kill_now, run, script_bench, until
 
 EVERY = pytest.mark.parametrize("standby", list(Standby), ids=lambda standby: standby.value)
 
@@ -136,7 +136,7 @@ def test_one_that_has_become_another_program_survives(tmp_path: Path) -> None:
 
 
 def program_says(folder: Path) -> str:
-    """What the log says of the stacks of a program, which survives that."""
+    """Log of a program that dumps its stacks and survives."""
     program = WorkerCommand(
         CommandKind.PROGRAM, "sh", ("-c", f"{sys.executable} -c 'import time; time.sleep(1000)'; :")
     )

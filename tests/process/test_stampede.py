@@ -21,7 +21,7 @@ DEPOSED = "no longer the Master"
 
 
 def masters(job: Job, names: list[str]) -> list[str]:
-    """Of these nodes, those that were elected."""
+    """Elected nodes among these."""
     return [name for name in names for _ in ELECTED.findall(job.nodes[name].text)]
 
 

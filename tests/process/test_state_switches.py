@@ -1,4 +1,4 @@
-"""What reaches the checkpoint directory, when somebody asks and when nobody does; and workers that stand still."""
+"""Checkpoints with and without a request, and workers that stand still."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def newest_epoch(running: Job) -> int:
 
 
 def the_same(lines: list[dict[str, Any]], *names: str) -> tuple[Any, ...]:
-    """What all ranks have noted alike."""
+    """Values that all ranks have noted alike."""
     (values,) = {tuple(line[name] for name in names) for line in lines}
     return values
 

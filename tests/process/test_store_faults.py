@@ -155,7 +155,7 @@ def test_a_private_store_is_gone_with_its_launcher(tmp_path: Path) -> None:
 
 
 def leftovers(job: Job) -> list[str]:
-    """What launchers have left in the temporary folder, besides the user's own folder for such things."""
+    """Files that launchers left in the temporary folder, except the user's shared folder."""
     return [str(path) for path in job.temporary.glob("*/**/*")]
 
 

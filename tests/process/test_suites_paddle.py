@@ -1,6 +1,6 @@
-"""What Paddle's own tests of its launcher ask for, asked of ours: a test for each of ``test_run.py`` (collective 1 to
-4, ps 1 to 4) and of ``test_cpuonly_launch.sh``, and what a script of fleet needs beyond. docs/paddle.md has the table.
-"""
+"""Behaviors that Paddle's own launcher tests check, applied to edl: one test for each case of ``test_run.py``
+(collective 1 to 4, ps 1 to 4) and of ``test_cpuonly_launch.sh``, and the needs of fleet scripts beyond. docs/paddle.md
+has the table."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Lines:
         return endpoint.rpartition(":")[2]
 
     def roles(self) -> list[dict[str, Any]]:
-        """What the processes of a job with pservers were told, pservers first."""
+        """Environment of the processes of a job with pservers, pservers first."""
         return [json.loads(path.read_text()) for path in sorted(self.out.glob("*.json"))]
 
 
 def files(folder: Path, job: str) -> set[str]:
-    """What their tests count in the folder of logs; the file of the pod has a name of its own in each run."""
+    """Files in the log folder that Paddle's tests count; the pod's file has a different name in each run."""
     kept = [path.name for path in folder.iterdir() if path.is_file()]
     pods = [name for name in kept if name.startswith(f"{job}.") and name.endswith(".log")]
     assert len(pods) == 1, kept

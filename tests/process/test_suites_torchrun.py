@@ -1,6 +1,5 @@
-"""What PyTorch's own tests of its launcher ask for, asked of ours: a test for each behaviour of ``test_run.py``,
-``launch_test.py`` and ``api_test.py`` below ``test/distributed/launcher``. docs/torchrun.md has the table.
-"""
+"""Behaviors that PyTorch's own launcher tests check, applied to edl: one test for each behavior in ``test_run.py``,
+``launch_test.py`` and ``api_test.py`` below ``test/distributed/launcher``. docs/torchrun.md has the table."""
 
 from __future__ import annotations
 

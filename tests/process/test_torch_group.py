@@ -69,7 +69,7 @@ class Members:
         self.fill()
 
     def fill(self) -> None:
-        """Replace those that are gone."""
+        """Replace dead members."""
         fresh = [Member(self._forker) for _ in range(3 - len(self.all))]
         assert all(member.hear()["ready"] for member in fresh)
         self.all += fresh

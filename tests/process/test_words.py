@@ -1,4 +1,4 @@
-"""What the command line says to people: which command there is, what will end, who does not answer."""
+"""Commands for users: list of commands, confirmation of ``stop``, unresponsive nodes."""
 
 from __future__ import annotations
 

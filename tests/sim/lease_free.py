@@ -44,7 +44,7 @@ Record = tuple[int, int]
 
 @dataclass
 class Trainer:
-    """One process."""
+    """A trainer process."""
 
     caller: Caller
     rank: int
@@ -70,7 +70,7 @@ class Trainer:
 
 
 class FreeSim:
-    """One history."""
+    """A random history of independent trainers."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -277,7 +277,7 @@ class FreeSim:
                     self._counted(speaker, (shard, place))
 
     def _rolled_back(self, now: tuple[int, int]) -> None:
-        """Whatever is counted now was processed by somebody before; what comes later must be processed anew."""
+        """Records that count now were processed before the rollback; later ones must be processed again."""
         ghost = Trainer(Caller(self.world.members[0].node, 99), 99, 0, 0) if self.world else None
         counts = self._counts(self.shell.machine.sets[NAME].position)
         assert ghost is not None
@@ -374,7 +374,7 @@ class FreeSim:
             trainer.opened = False
 
     def _account(self, trainer: Trainer, asked: Request, word: Granted | Done | Opened) -> None:
-        """What counts, what does not, and what need not be said again."""
+        """Check which acknowledgements count and which need not be repeated."""
         gone = {shard for shard, _ in word.refused}
         if isinstance(asked, Ack):
             kept = tuple(one for one in asked.shards if one[0] not in gone)
@@ -389,7 +389,7 @@ class FreeSim:
             self._discard(trainer, shard)
 
     def _discard(self, trainer: Trainer, shard: int, but: int = 0) -> None:
-        """What it did with a shard that it has lost counts, or does not; it is no more its own."""
+        """The trainer lost this shard: drop what it processed beyond the first ``but`` records."""
         trainer.processed -= {(shard, place) for place in range(but, self.sizes[shard])}
 
     def _refused(self, trainer: Trainer, asked: Request, word: Refused) -> None:

@@ -1,4 +1,4 @@
-"""What both simulations of leases share: the Master's shell with its store, and a network that loses things."""
+"""Shared by both simulations of leases: the Master's shell with its store, and a lossy network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_KEPT_BYTES = 1_000_000
 
 
 class Violation(AssertionError):
-    """Something happened that must not."""
+    """An invariant is violated."""
 
 
 def made_up(rng: random.Random, format: str) -> Manifest:
@@ -34,7 +34,7 @@ def made_up(rng: random.Random, format: str) -> Manifest:
 
 
 def grown(rng: random.Random, format: str, number: int) -> Manifest:
-    """One or two files that nobody has listed yet."""
+    """A manifest of one or two files that are not listed yet."""
     builder = ManifestBuilder(format)
     for file in range(rng.randint(1, 2)):
         builder.file(f"more-{number}-{file}", 100)
@@ -56,7 +56,7 @@ def world_of(number: int, slots: list[int]) -> World:
 
 
 def table_violations(table: LeaseTable) -> list[str]:
-    """What contradicts itself in a table."""
+    """Contradictions within a lease table."""
     states = [table.state(shard) for shard in range(table.ledger.shards)]
     held = {shard for hand in table.hands.values() for shard in hand}
     found = []
@@ -93,7 +93,7 @@ class Shell:
         self.start()
 
     def start(self, world: World | None = None) -> None:
-        """A new Master."""
+        """Start a new Master."""
         self.machine = LeaseMachine()
         self.lives += 1
         self.wake_s = None
@@ -128,7 +128,7 @@ class Shell:
         self.now_s = end_s
 
     def say(self, caller: Caller, number: int, body: str, dies: str = "") -> None:
-        """A worker's word arrives."""
+        """Deliver a worker's message."""
         self.feed(Said(caller, Round(number), body), dies)
 
     def _do(self, effects: tuple[object, ...], tell: bool = True) -> None:

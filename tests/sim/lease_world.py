@@ -53,7 +53,7 @@ class Hand:
 
 @dataclass
 class Take:
-    """Records that one step consumes."""
+    """Records of a shard that one step consumes."""
 
     shard: int
     begin: int
@@ -63,7 +63,7 @@ class Take:
 
 @dataclass
 class Offer:
-    """What a rank says in an exchange."""
+    """What a rank contributes to an exchange."""
 
     takes: list[Take]
     over: bool
@@ -98,7 +98,7 @@ class RankSide:
 
 
 class StepsSim:
-    """One history."""
+    """A random history of workers in step."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -222,7 +222,7 @@ class StepsSim:
             self._nonsense(self.rng.choice(list(self.ranks.values())), kind)
 
     def _grow(self) -> None:
-        """Some rank has found files."""
+        """Let a random rank find new files."""
         able = [side for side in self.ranks.values() if side.opened and not side.queue and side.ledger is not None]
         if not self.growing or not able or self.added >= 4:
             return
@@ -240,7 +240,7 @@ class StepsSim:
         return self.shell.machine.sets[NAME].listed
 
     def size(self, shard: int) -> int:
-        """Records of a shard."""
+        """Number of records in a shard."""
         while len(self.sizes) <= shard:
             known = self.files.manifest.count(len(self.sizes))
             self.sizes.append(known if known >= 0 else self.rng.choice((0, 1, 3)))
@@ -264,7 +264,7 @@ class StepsSim:
         self.shell.start(world)
 
     def _cut(self, side: RankSide) -> None:
-        """What is on its way is lost, and it will be told."""
+        """Break the connection: messages in flight are lost, and the rank is notified."""
         self.flight = [one for one in self.flight if one[0] != side.caller]
         self.answers = [one for one in self.answers if one[0] != side.caller]
         side.reset = True
@@ -500,7 +500,7 @@ class StepsSim:
 
 
 class GrowingSim(StepsSim):
-    """Files that come when everybody has been told that the epoch is over, and Masters that go just then."""
+    """Histories in which files arrive after the end of an epoch was announced, while Masters fail."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

@@ -240,7 +240,7 @@ BUGS: dict[str, Planted] = {
 
 
 def seeds_needed(planted: Planted) -> tuple[int, str]:
-    """How many schedules, until something is found that is not there without the bug, and what; 0 when nothing is."""
+    """Number of schedules until the planted bug is found, and the finding; 0 if it is not found."""
     for count, seed in enumerate((planted.known, *range(planted.within)), start=1):
         with planted.plant():
             result = play(planted.draw(seed))

@@ -17,7 +17,7 @@ Place = tuple[int, int, Id]
 
 
 class Disk:
-    """What has been written, and what must have been."""
+    """Checkpoints that were written, and the rows that they must contain."""
 
     def __init__(self, sim: PsSim) -> None:
         self.sim = sim

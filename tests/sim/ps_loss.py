@@ -16,7 +16,7 @@ Place = tuple[int, int, tuple[int, int]]
 
 
 class Losses:
-    """Who acknowledged what when, and who died as whose owner."""
+    """Records which pserver acknowledged which push and when, and which owners died."""
 
     def __init__(self, lag_s: float) -> None:
         self._lag_s = lag_s

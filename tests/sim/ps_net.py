@@ -27,16 +27,16 @@ class Net:
         self.events = 0
 
     def at(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Do something later."""
+        """Schedule an action after a delay."""
         self._count += 1
         heapq.heappush(self._queue, (self.now_s + delay_s, self._count, action, args))
 
     def delay(self) -> float:
-        """Of one word."""
+        """A random delay of one message, in seconds."""
         return self.rng.expovariate(1 / self.slow)
 
     def step(self) -> bool:
-        """The next thing that happens."""
+        """Process the next event. Returns False if there is none."""
         if not self._queue:
             return False
         self.now_s, _, action, args = heapq.heappop(self._queue)

@@ -26,7 +26,7 @@ PATIENCE_S = 0.5
 
 @dataclass
 class Bucket:
-    """What is stored: each row's pushes in their order, each trainer's highest seq."""
+    """A stored bucket: each row's pushes in order, and the highest seq of each trainer."""
 
     rows: dict[int, tuple[Id, ...]] = field(default_factory=dict)
     seqs: dict[int, int] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Stream:
         self.target: Node | None = None
 
     def open(self) -> None:
-        """Try to connect."""
+        """Try to open the connection."""
         sim, node = self.node.sim, self.node
         if not node.alive or node.streams.get(self.follower) is not self or self.up or self.unnoticed:
             return
@@ -123,7 +123,7 @@ class Stream:
         return self.node.sim.net.now_s - self.under_way[0][1] if self.under_way else 0.0
 
     def cut(self) -> None:
-        """It breaks; the sender notices a little later."""
+        """Break the connection; the sender notices a little later."""
         if self.up and self.pipe is not None and self.back is not None:
             self.pipe.close()
             self.back.close()
@@ -137,7 +137,7 @@ class Stream:
 
 
 class Node:
-    """One process."""
+    """A pserver process."""
 
     def __init__(self, sim: PsSim, name: str, machine: str) -> None:
         self.sim, self.name, self.machine = sim, name, machine
@@ -194,7 +194,7 @@ class Node:
             self.sim.disk.work(self, cut, orders.chart)
 
     def event(self, event: hd.Event) -> None:
-        """Do what the holding says."""
+        """Feed an event to the bucket machine and apply its effects."""
         for effect in self.bucket_machine.step(event):
             self._do(effect)
         self.look()
@@ -335,7 +335,7 @@ class Node:
         self.sim.run_later(self, self.look, after_s=PATIENCE_S + 0.01)
 
     def look(self) -> None:
-        """Go on with what waits."""
+        """Retry the requests that wait."""
         for request in list(self.requests):
             if request in self.requests:
                 self._look_at(request)

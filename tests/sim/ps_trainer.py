@@ -18,7 +18,7 @@ THINKS_S = 0.05
 
 
 class Trainer:
-    """One process in one slot."""
+    """A trainer process in one slot."""
 
     def __init__(self, sim: PsSim, node: str, nonce: int) -> None:
         self.sim, self.node, self.nonce = sim, node, f"{node}-{nonce}"
@@ -156,7 +156,7 @@ class Trainer:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def think(self) -> None:
-        """Between two steps."""
+        """Pause between two steps."""
         if not self.alive:
             return
         self.sim.run_later(self, self.think, after_s=self.sim.net.rng.expovariate(1 / THINKS_S))

@@ -32,7 +32,7 @@ HARD = (KILL, FREEZE, APART, DEAF)
 
 
 class PsSim:
-    """One history."""
+    """A random history of a job with parameter servers."""
 
     def __init__(self, seed: int, replication: str = "") -> None:
         self.seed = seed
@@ -65,7 +65,7 @@ class PsSim:
         self._begin()
 
     def _begin(self) -> None:
-        """Nobody is there yet."""
+        """Start with an empty job."""
         self.asks = 0
         self.nodes: list[Node] = []
         self.names = self.nonces = 0
@@ -122,11 +122,11 @@ class PsSim:
         return one.alive and other.alive and frozenset((id(one), id(other))) not in self.apart
 
     def refuses(self, node: Node) -> bool:
-        """Its host lives, and tells that nobody listens any more."""
+        """True if the node's host is up, so that connections to a dead pserver are refused."""
         return node.machine != "lost"
 
     def tell(self, caller: Caller, body: str, life: int) -> None:
-        """A word of the Master to a trainer's slot; who sits there gets it."""
+        """Deliver a message of the Master to the trainer in a slot."""
         if life != self.pipes_life:
             for pipe in self.pipes.values():
                 pipe.close()
@@ -143,7 +143,7 @@ class PsSim:
     # --- what is seen ------------------------------------------------------------------------------------------------
 
     def acknowledged(self, node: Node, request: Request) -> None:
-        """A pserver acknowledges a part: whoever may have to serve the bucket from now on has to have it."""
+        """A pserver acknowledges a part: every pserver that may serve the bucket next must have it."""
         if request.history != self.history:
             return
         if self.training.replication is not Replication.SYNC:
@@ -201,14 +201,14 @@ class PsSim:
         self.net.at(LEASE_S, self.master.key_gone, node.name)
 
     def leave(self, node: Node) -> None:
-        """It has nothing any more, and ends."""
+        """The pserver owns and copies nothing any more, and ends."""
         if any(roles.count(node.bucket_machine.number) for roles in self.roles):
             raise Violation(f"{node.name} was sent away with buckets")
         self.kill(node)
         self.master.key_gone(node.name)
 
     def zombie(self, node: Node) -> None:
-        """Its lease runs out while it lives; later it ends, or registers again."""
+        """The pserver's lease expires while it lives; later it ends, or registers again."""
         if not node.alive:
             return
         self.master.key_gone(node.name)
@@ -396,7 +396,7 @@ class PsSim:
         return bool(self.master.failed) or all(self.people[place].acked >= goal for place, goal in there)
 
     def calm(self) -> bool:
-        """Nothing is under way."""
+        """True if nothing is in flight."""
         machine = self.master.machine
         if self.master.failed:
             return True
@@ -440,7 +440,7 @@ class PsSim:
             self._pass(0.25)
 
     def situation(self) -> str:
-        """For whoever looks into a failing history."""
+        """The state of the job, for debugging a failing history."""
         machine = self.master.machine
         if machine is None:
             return "no Master"

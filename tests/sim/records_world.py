@@ -40,7 +40,7 @@ TABLE = TableSpec("t", 1, Optimizer(Rule.SGD, lr=1.0), Initial(Start.ZEROS))
 
 
 def sent(content: Any) -> Any:
-    """As it arrives at the other end of a stream."""
+    """The content after a round trip through the stream encoding."""
     heads, arrays = pack([(1, content)])
     body = b"".join(bytes(memoryview(one).cast("B")) for one in arrays)
     return next(iter(unpack(heads, memoryview(body))))[1]
@@ -80,7 +80,7 @@ class Pserver:
 
 
 class Line:
-    """Of one trainer to the Master."""
+    """The connection of a trainer to the Master."""
 
     def __init__(self, sim: RecordSim, trainer: Trainer) -> None:
         self.sim, self.trainer = sim, trainer
@@ -241,7 +241,7 @@ class Trainer:
 
 
 class RecordSim:
-    """One history."""
+    """A random history of trainers that replay pushes."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -275,7 +275,7 @@ class RecordSim:
         self.people[caller] = Trainer(self, caller, self.numbers)
 
     def end(self, trainer: Trainer) -> None:
-        """It dies; another one takes its place."""
+        """The trainer dies, and another one takes its place."""
         trainer.alive = False
         if self.people.get(trainer.caller) is trainer:
             if self.rng.random() < 0.5:

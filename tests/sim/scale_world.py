@@ -28,7 +28,7 @@ class FakeNode:
 
 @dataclass
 class Story:
-    """What may happen, and how long things take."""
+    """Which events may happen, and durations."""
 
     indexed: bool = False
     owner: SizeOwner = SizeOwner.MASTER
@@ -45,7 +45,7 @@ class Story:
 
 @dataclass
 class ScaleWorld:
-    """Runs one schedule."""
+    """Runs one random schedule."""
 
     seed: int
     story: Story
@@ -122,7 +122,7 @@ class ScaleWorld:
             self.post(rc.Looked(job))
 
     def new_master(self) -> None:
-        """Whatever was under way may still be carried out; nobody hears of it."""
+        """Start a new Master. Calls in flight may still take effect, but their answers are lost."""
         self._rule += 1
         self._calls = self._wishes = 0
         self.state = rc.State(self.about)
@@ -217,7 +217,7 @@ class ScaleWorld:
         self._fill()
 
     def foreign(self, replicas: int) -> None:
-        """Somebody else."""
+        """Another program sets the number of replicas."""
         self.replicas = replicas
         if not self.story.indexed:
             for name in sorted(self.nodes)[replicas:]:
@@ -308,13 +308,13 @@ class ScaleWorld:
         self.post(rc.Replied(granted))
 
     def resize(self, nodes: int) -> None:
-        """A person's wish."""
+        """A user requests a new size."""
         self.desired, self.asked = nodes, True
 
     # --- looking ---------------------------------------------------------------------------------------------------
 
     def calls(self, since_s: float = 0.0) -> list[rc.Call]:
-        """But looks."""
+        """The calls of the adapter so far, without mere reads."""
         return [effect for at_s, effect in self.log if at_s >= since_s and isinstance(effect, rc.Ask | rc.Release)]
 
     def of(self, kind: type) -> list[rc.Effect]:

@@ -72,10 +72,10 @@ def test_histories_meet_what_they_are_for() -> None:
     assert sum(len(sim.names) > 0 for sim in trainers if isinstance(sim, FreeSim)) > 12
     notes = [note for shell in both for note in shell.notes]
     for story in (
-        "back to the position",
-        "said nothing about its leases",
-        "dropped by its rule",
-        "is left out from now",
+        "rolled back to position",
+        "has not reported on its leases",
+        "by its rule",
+        "is skipped from now",
     ):
         assert any(story in note for note in notes), story
 

@@ -87,7 +87,14 @@ def test_histories_meet_what_they_are_for() -> None:
     lost = sum(play(seed, "async").losses.seen for seed in LOSING)
     assert lost > 10, "deaths take along what async copies do not have yet"
     notes = [note for sim in sims for note in sim.master.notes]
-    for story in ("its key is gone", "refuses connections", "leaves", "is complete", "was given up", "nobody waits"):
+    for story in (
+        "its lease has ended",
+        "refuses connections",
+        "leaves",
+        "is complete",
+        "was abandoned",
+        "continue without",
+    ):
         assert any(story in note for note in notes), story
 
 

@@ -22,7 +22,7 @@ SEEDS_IN_BLOCK = 100
 
 
 def disturb(world: ScaleWorld, draw: random.Random) -> None:
-    """One thing that happens."""
+    """Apply one random event."""
     names = sorted(world.nodes)
     what = draw.choice(["resize", "foreign", "vanish", "doom", "suspend", "master", "bounds", "nothing"])
     if what == "resize" and world.story.owner is SizeOwner.MASTER:
@@ -409,7 +409,7 @@ class TestDoomed:
         bench(rc.Looked(job("b", "c")))
         assert not bench.state.doomed, "who comes under its name later is another one"
 
-    def test_when_one_of_them_has_gone_meanwhile_the_others_are_told_all_the_same(self) -> None:
+    def test_the_others_are_notified_although_one_has_left(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         bench(saw(Doomed("c", "spot")))

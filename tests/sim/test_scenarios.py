@@ -1,4 +1,4 @@
-"""Directed scenarios: one story each, told in a few lines, on the real machines in virtual time."""
+"""Scenarios of a few lines each, on the real machines in virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECOVER, SHRINK, ELASTIC = FaultTolerance.RECOVER, FaultTolerance.SHRINK, FaultT
 
 
 class Story:
-    """A world, and short words for what happens in it."""
+    """A simulated world with short names for events."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Story:
         directory: Directory | None = None,
         seed: int = 7,
     ) -> None:
-        """``seed``: of all delays; some stories need one in which nobody is slower than the story tells."""
+        """``seed`` determines all delays; some scenarios need one in which no node is slower than described."""
         low, _, high = bounds.partition(":")
         nodes = NodeRange(int(low), int(high or low), unit)
         timeouts = Timeouts(recover_s=20.0, shutdown_s=1.0, rejoin_s=2.0, boundary_s=5.0)
@@ -52,7 +52,7 @@ class Story:
         return self.world.master.node
 
     def workers_of(self, name: str) -> int:
-        """How many workers of a node are alive."""
+        """Number of live workers of a node."""
         return sum(worker.alive for worker in self.world.launchers[NodeId(name)].workers)
 
     def running(self, *names: str, round: int, within_s: float = 3.0) -> float:
@@ -80,7 +80,7 @@ class Story:
 
     @property
     def last(self) -> World:
-        """The last world formed."""
+        """The newest world."""
         return self.world.checks.worlds[self.record.round]
 
     def passed(self, number: int) -> int:
@@ -88,7 +88,7 @@ class Story:
         return self.world.checks.courses[Round(number)].reached
 
     def ways(self, name: str) -> list[str]:
-        """How the workers of a node came into the world."""
+        """How the workers of a node were started."""
         agent = self.world.launchers[NodeId(name)].agent
         assert agent is not None
         return [worker.how for worker in agent.workers]

@@ -127,7 +127,7 @@ class Story:
         return self.world.checks.record
 
     def places(self) -> dict[str, tuple[int, ...]]:
-        """Of the running world; empty while none runs."""
+        """Places in the running world; empty if there is none."""
         record = self.world.checks.record
         if record is None or record.phase is not Phase.RUNNING or record.world is None:
             return {}

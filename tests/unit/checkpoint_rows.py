@@ -34,7 +34,7 @@ def rows_of(spec: TableSpec, keys: NDArray[np.int64], seed: int = 0) -> Rows:
 
 
 class Held:
-    """What one pserver holds of all tables: by table and key, the row's bytes."""
+    """Rows of all tables on one pserver, by table and key, as bytes."""
 
     def __init__(self, rows: Mapping[str, Rows] | None = None) -> None:
         self.rows: dict[str, dict[int, bytes]] = {}
@@ -43,7 +43,7 @@ class Held:
             self.put(table, some)
 
     def put(self, table: str, rows: Rows) -> None:
-        """These rows are there now."""
+        """Add or replace rows."""
         held = self.rows.setdefault(table, {})
         for place, key in enumerate(rows.keys.tolist()):
             one = rows.take(slice(place, place + 1))
@@ -51,7 +51,7 @@ class Held:
             held[key] = b"".join(array.tobytes() for array in (one.weights, one.state, *numbers))
 
     def load(self, piece: Loaded) -> None:
-        """What a restore gives."""
+        """Add the rows of a restored piece."""
         for table, rows in piece.rows.items():
             assert set(buckets_of(rows.keys).tolist()) <= set(piece.buckets)
             assert not self.rows.get(table, {}).keys() & set(rows.keys.tolist()), "no row twice"
@@ -93,7 +93,7 @@ def split(parts: int, seed: int = 0) -> list[NDArray[np.uint8]]:
 
 
 def orders(history: int = 1, tables: tuple[TableSpec, ...] = TABLES) -> Orders:
-    """What the one that completes a cut has been ordered."""
+    """The orders of the pserver that completes a checkpoint."""
     return Orders(1, 1, PlacementMap(history=history), 1, (), Training(), tables)
 
 
@@ -105,11 +105,11 @@ def finish(
     history: int = 1,
     tables: tuple[TableSpec, ...] = TABLES,
 ) -> str:
-    """Complete a cut."""
+    """Complete a checkpoint from the pservers' reports."""
     cut = Cut(number, "complete", extra=extra, parts=tuple(told))
     return checkpoint_storages[0].complete(cut, orders(history, tables))
 
 
 def files_below(folder: Path) -> list[str]:
-    """Names of all files, relative."""
+    """Relative paths of all files in the folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -37,7 +37,7 @@ def save(checkpoint_storage: CheckpointStorage, commit: int, era: int = 1, **opt
 
 
 class Memory:
-    """What ``read`` puts a state into."""
+    """A target that ``read`` restores a state into."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -97,7 +97,7 @@ class Fault:
         self.dead = False
 
     def here(self, what: str) -> bool:
-        """Whether this operation is the one to fail."""
+        """True if this operation is the one that must fail."""
         if self.dead:
             raise Crash
         self.count += 1
@@ -256,7 +256,7 @@ class FaultyFiles:
         self._inner.remove(name)
 
     def forget(self, name: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: no files are kept."""
 
     def free_bytes(self) -> int | None:
         return self._inner.free_bytes()

@@ -57,7 +57,7 @@ def _array(value: Any) -> Any:
 
 
 class NumpyArrays:
-    """``edl.worker.framework.Arrays``."""
+    """``edl.worker.framework.Arrays`` for numpy."""
 
     def is_array(self, value: object) -> bool:
         return isinstance(value, (Tensor, np.ndarray))
@@ -90,7 +90,7 @@ class NumpyArrays:
 
 
 class PeerGone(Exception):
-    """What a collective raises."""
+    """Raised by a collective after the loss of a peer."""
 
 
 class FakeGroup:
@@ -107,7 +107,7 @@ class FakeGroup:
         self.retired = 0
 
     def collective(self) -> None:
-        """Meet all the others."""
+        """Wait for all members."""
         try:
             self.barrier.wait(PATIENCE_S)
         except threading.BrokenBarrierError:
@@ -135,7 +135,7 @@ class FakeGroup:
         self.device.do(work)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What each member has handed over, by rank."""
+        """All-gather: the bytes of each member, by rank."""
         if self.device is not None:
             self.device.synchronize()
         self.given[self.seat.rank] = data
@@ -174,7 +174,7 @@ class Barriers:
 
 
 class FakeFramework:
-    """``edl.worker.framework.Framework`` of one worker."""
+    """``edl.worker.framework.Framework`` of one worker, for numpy."""
 
     name = "numpy"
     asynchronous = False
@@ -230,7 +230,7 @@ class Model:
 
 
 class Generator:
-    """Each rank's own random numbers."""
+    """Separate random numbers for each rank."""
 
     edl_per_rank = True
 
@@ -283,7 +283,7 @@ class Buffers:
         return room.buffer
 
     def fill(self, message: local.Committed) -> bytes:
-        """What was written."""
+        """Bytes of the committed state."""
         stream = Stream.of_worker(0, message.stream)
         problem = self._buffer_table.may_fill(stream, message.buffer, message.size)
         assert not problem, problem
@@ -324,7 +324,7 @@ class FakeAgent:
         socket.send_fds(self.channel, [local.encode_to_worker(message)], list(descriptors))
 
     def place(self, seat: Seat) -> None:
-        """Hand out a place."""
+        """Send a place in the world to the worker."""
         self.send_memory(local.Place(seat.round), json.dumps(dataclasses.asdict(seat)).encode())
 
     def send_memory(self, message: local.ToWorker, data: bytes) -> None:
@@ -340,7 +340,7 @@ class FakeAgent:
         return [(era, commit) for name, era, commit, _ in list(self.kept) if name == stream]
 
     def offer(self, stream: str, size: int) -> None:
-        """Send the next buffer."""
+        """Offer the next buffer to the worker."""
         number = self.buffers.room(stream, size)
         descriptor, capacity = self.buffers.files[number]
         known = number in self.buffers.told
@@ -401,7 +401,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], Any]) -> None:
-        """Do it in the background."""
+        """Run the work on a thread."""
 
         def run() -> None:
             try:
@@ -413,7 +413,7 @@ class Worker:
         self._thread.start()
 
     def join(self) -> Any:
-        """What it returned. Raises what it raised."""
+        """The result of the work. Raises what the work raised."""
         assert self._thread is not None
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the worker hangs"

@@ -95,7 +95,7 @@ class FakeMaster:
         await self.store.wait()
         if '"dataset": "nothing"' in asked.wish:
             return Answer("the job has no data set named nothing; it has train", ok=False)
-        return Answer(f"order {len(self.asked)} for data train: a worker looks at 1 pattern", ok=True)
+        return Answer(f"order {len(self.asked)} for data train: a worker will scan 1 pattern", ok=True)
 
     async def wish(self, wish: Wish) -> Granted:
         self.wishes.append(wish)
@@ -169,7 +169,7 @@ class FakeMaster:
         return self._say(Verdict.ACCEPTED, text)
 
     def close(self) -> None:
-        """It rules no more."""
+        """Stop serving, like a deposed Master."""
         self.serving = False
         for follower in self.followers:
             follower.put_nowait(None)

@@ -1,4 +1,4 @@
-"""What a launcher makes of a command line and of variables, without starting anything."""
+"""Derive a launcher's settings from a command line and variables, without starting anything."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def introduced(server: Server) -> tuple[socket.socket, Connection]:
 
 
 def dial(made: Echo) -> socket.socket:
-    """A connection without any handshake."""
+    """A TCP connection without a handshake."""
     return socket.create_connection((HOST, made.endpoint.port), LONG_S)
 
 

@@ -26,7 +26,7 @@ def anonymous() -> int:
 
 
 def main(kernels: str, tables: int, rows: int, dim: int, rule: str, batch: int, most: int) -> None:
-    """See the module."""
+    """Measure the memory of a process with these tables."""
     store = Store(kernels=kernels, most_bytes=most)
     store.warm()
     spec = TableSpec("warm", dim, Optimizer(Rule(rule)), Initial(Start.UNIFORM))

@@ -1,4 +1,4 @@
-"""Pservers for tests, the Master's part played by hand: words over a real line, and conditions instead of sleeps."""
+"""Pservers for tests, with a simulated Master: messages over a real connection, and conditions instead of sleeps."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class Boss:
         self.heard(messages.Followed, lambda word: word.version >= version)
 
     def tell(self, orders: messages.Orders) -> None:
-        """Orders."""
+        """Send orders."""
         self.caller.send(Op.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=WAIT_S)
 
     def synced(self, version: int, buckets: int = BUCKETS) -> None:
-        """It has said that so many have copies, under orders of this version or later."""
+        """Wait until the pserver reported this many copies, under orders of this version or later."""
 
         def all_of_them() -> bool:
             told = [word for word in self.words if isinstance(word, messages.Synced) and word.version >= version]
@@ -102,7 +102,7 @@ class Boss:
         until(self.news, all_of_them, "Synced")
 
     def heard(self, kind: type[Any], fits: Callable[[Any], bool] = lambda word: True) -> Any:
-        """The first such word, when it comes."""
+        """Wait for the first such message."""
 
         def found() -> Any:
             return next((word for word in self.words if isinstance(word, kind) and fits(word)), None)
@@ -112,7 +112,7 @@ class Boss:
 
 @dataclass
 class Plan:
-    """A chart by hand."""
+    """A hand-made placement map."""
 
     places: Mapping[int, Place]
     owner: dict[int, Sequence[int]]
@@ -142,7 +142,7 @@ class Plan:
         return plan
 
     def orders(self, number: int) -> messages.Orders:
-        """For one of them."""
+        """Orders for one of the pservers."""
 
         def packed(roles: dict[int, Sequence[int]]) -> str:
             found = [0] * BUCKETS
@@ -168,7 +168,7 @@ class Plan:
 
 @dataclass
 class Answer:
-    """Of a pserver."""
+    """The answer of a pserver."""
 
     op: Op
     head: dict[str, Any]
@@ -183,13 +183,13 @@ class Trainer:
         OPEN.append(self.caller)
 
     def ask(self, op: Op, head: dict[str, Any], parts: Sequence[Any] = (), patience_s: float = WAIT_S) -> Frame:
-        """A request as it is."""
+        """Send a raw request."""
         return self.caller.request(op, pack_head(head), parts, deadline_s=patience_s)
 
     def pull(
         self, table: TableSpec, keys: Sequence[int], dtype: str = "f4", insert: bool = True, **head: Any
     ) -> NDArray[Any]:
-        """Rows, as they come."""
+        """Pull rows, in the order of the answer."""
         frame = self.pulled(table, keys, dtype, insert, **head)
         assert frame.op is Op.OK, (frame.op, frame.json())
         wire = WIRE_DTYPES[dtype]
@@ -198,7 +198,7 @@ class Trainer:
     def pulled(
         self, table: TableSpec, keys: Sequence[int], dtype: str = "f4", insert: bool = True, **head: Any
     ) -> Frame:
-        """The answer."""
+        """Pull rows and return the answer."""
         heads, body = requests.pull([requests.Wanted(table.name, np.array(keys, np.int64), dtype, table.dim)])
         return self.ask(Op.PULL, {"step": 0, "insert": insert, "parts": heads, **head}, body)
 
@@ -227,7 +227,7 @@ def server(name: str = "a", **setup: Any) -> Server:
 
 @dataclass(frozen=True)
 class At:
-    """Where a pserver is reached."""
+    """Name and address of a pserver."""
 
     name: str
     host: str
@@ -237,7 +237,7 @@ class At:
 
 
 def place(one: Server, name: str = "a") -> At:
-    """Over its unix socket."""
+    """Its address at its unix socket."""
     endpoint = one.endpoint
     return At(name, endpoint.host, endpoint.port, endpoint.path, endpoint.machine)
 
@@ -265,7 +265,7 @@ class Pusher:
         self._lines: dict[int, Trainer] = {}
 
     def push(self, table: TableSpec, keys: Sequence[int]) -> None:
-        """Add one to each."""
+        """Push 1 to each key."""
         self.seq += 1
         left = list(keys)
         retry = threading.Event()

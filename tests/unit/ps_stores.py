@@ -28,14 +28,14 @@ def store_of(kernels: str, *specs: TableSpec, most_bytes: int = 0) -> Store:
 
 
 def keys_of(*keys: int) -> NDArray[np.int64]:
-    """As an array."""
+    """Keys as an array."""
     return np.array(keys, np.int64)
 
 
 def pull(
     store: Store, keys: Sequence[int] | NDArray[np.int64], step: int = 1, insert: bool = True
 ) -> NDArray[np.float32]:
-    """Weights of the table ``t``."""
+    """Pull weights of table ``t``."""
     wanted = np.asarray(keys, np.int64)
     out = np.empty((len(wanted), store.tables["t"].spec.dim), np.float32)
     assert store.pull("t", wanted, out, step=step, insert=insert) == 0
@@ -54,5 +54,5 @@ def push(
     store: Store, keys: Sequence[int] | NDArray[np.int64], values: object, *, trainer: int = 0, seq: int = 0,
     step: int = 1, op: str = Op.GRAD,
 ) -> Pushed:  # fmt: skip
-    """One part."""
+    """Push a single part."""
     return store.push([Push(trainer, seq, [part(keys, values, op)])], step=step)

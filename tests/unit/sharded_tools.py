@@ -39,7 +39,7 @@ ARRAYS = TorchArrays()
 def part(
     arrays: Arrays, objects: Mapping[str, Any], values: Mapping[str, Any], version: Version, shard: int, shards: int
 ) -> memoryview:
-    """What one worker commits."""
+    """The state that one worker commits."""
     leaves: tree.Leaves = []
     kept: dict[str, dict[str, Any]] = {"objects": {}, "values": {}}
     for kind, named in (("objects", objects), ("values", values)):

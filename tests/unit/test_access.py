@@ -1,4 +1,4 @@
-"""What commands say of who can reach a job, and what they pass over in the launchers' settings."""
+"""Warnings of commands about access to a job, and settings of launchers that they ignore."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ WIDTH = 4
 
 
 class Torch:
-    """A small model of torch's."""
+    """A small torch model."""
 
     def __init__(self) -> None:
         import torch
@@ -47,7 +47,7 @@ class Torch:
 
 
 class Paddle:
-    """The same of Paddle's."""
+    """A small Paddle model."""
 
     def __init__(self) -> None:
         import paddle

@@ -1,4 +1,4 @@
-"""What reaches the decoders of the launcher's gRPC port: nothing without the job's token, nothing too long with it."""
+"""Admission to the launcher's gRPC port: requests without the job's token, or too long, are not decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent waits for, and how it is told not to."""
+"""Waits of an agent, and how they are cancelled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOON_S = 30.0
 
 
 class Stuck:
-    """Workers, a fork server and a checkpoint directory that let everybody wait."""
+    """Workers, a fork server and a checkpoint directory that block their callers."""
 
     unsaved = ""
 
@@ -108,9 +108,9 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
     return AgentShell(deps, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))
 
 
-def play(scene: Coroutine[Any, Any, None]) -> None:
+def play(scenario: Coroutine[Any, Any, None]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(scene, SOON_S)
+        await asyncio.wait_for(scenario, SOON_S)
 
     asyncio.run(limited())
 
@@ -132,7 +132,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_the_agent_waits_for_is_given_up_on_the_second_signal(
     monkeypatch: pytest.MonkeyPatch, effect: ev.Effect, said: str
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stuck = Stuck()
         shell = shell_of(stuck)
         monkeypatch.setattr(shell, "_enter", lambda world: None)
@@ -147,11 +147,11 @@ def test_whatever_the_agent_waits_for_is_given_up_on_the_second_signal(
         stuck.released = True
         shell._worker_server.close()
 
-    play(scene())
+    play(scenario())
 
 
 def test_the_agent_does_not_wait_for_stacks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stuck = Stuck()
         shell = shell_of(stuck)
         monkeypatch.setattr(shell_module, "STACKS_S", 0.0)
@@ -160,11 +160,11 @@ def test_the_agent_does_not_wait_for_stacks_for_ever(monkeypatch: pytest.MonkeyP
         stuck.released = True
         shell._worker_server.close()
 
-    play(scene())
+    play(scenario())
 
 
 def test_the_fork_server_is_told_of_each_renewal_also_while_the_agent_waits() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         stuck = Stuck()
         shell = shell_of(stuck, lease_ttl_s=100.0)
         now_s = SystemClock().now_s()
@@ -175,7 +175,7 @@ def test_the_fork_server_is_told_of_each_renewal_also_while_the_agent_waits() ->
         assert shell._entitlement.look(now_s + 89.0) is None
         shell._worker_server.close()
 
-    play(scene())
+    play(scenario())
 
 
 @pytest.mark.parametrize(("lasted_s", "pauses"), [(0.0, [0.05, 0.1, 0.2, 0.4, 0.8]), (10.0, [0.05] * 5)])
@@ -184,7 +184,7 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
 ) -> None:
     """Unless the call has lasted."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         shell, clock = shell_of(Stuck()), FakeClock()
         paused: list[float] = []
         called_often = asyncio.Event()
@@ -217,16 +217,16 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
         await end(staying)
         shell._worker_server.close()
 
-    play(scene())
+    play(scenario())
 
 
 def test_killed_workers_come_to_the_machine_in_their_own_words() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         shell = shell_of(Stuck())
         assert shell._translate(WorkersStopped("silent")) == ev.WorkersKilled("silent")
         shell._worker_server.close()
 
-    play(scene())
+    play(scenario())
 
 
 def test_a_thread_that_hangs_does_not_keep_the_launcher() -> None:

@@ -11,7 +11,7 @@ from edl.checkpoint.memory.buffer_table import BufferTable, Refusal, Room, Strea
 from edl.wire.local import OWN, STATE
 from edl.wire.messages import Version
 from edl.worker.touching import LEAST_BYTES, touch, touch_ahead
-from tests.unit.keeper_bench import B, Bench, Worker, h, run
+from tests.unit.keeper_fixture import B, Bench, Worker, h, run
 
 LINE = Stream.of_worker(0, STATE)
 

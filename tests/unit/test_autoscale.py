@@ -123,7 +123,7 @@ def cliff(at: int) -> Curve:
 
 
 def gain(curve: Curve, nodes: int, unit: int = 1) -> float:
-    """What the step up to this size brings."""
+    """Gain of the step up to this size."""
     low = nodes - unit
     return (curve(nodes) - curve(low)) / unit / (curve(low) / low)
 

@@ -28,7 +28,7 @@ def scaling(names: str = "abc", **more: Any) -> Wishing:
 
 
 def go_on(rule: Wishing, seconds: float, step_s: float = 0.1) -> None:
-    """All members say how quickly they go, until somebody changes the world."""
+    """All members report their step rate until the world changes."""
     for _ in range(int(seconds / 5)):
         rule.wait(5.0)
         for name in rule.members:

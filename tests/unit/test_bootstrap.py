@@ -1,4 +1,4 @@
-"""What a worker leaves of an exception that nobody has caught."""
+"""A worker's report of an uncaught exception."""
 
 from __future__ import annotations
 

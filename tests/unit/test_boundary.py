@@ -194,8 +194,7 @@ def test_who_never_commits_is_found_out() -> None:
 
 
 class Simulation:
-    """Workers in step with one another (nobody begins a step before all have begun the last one), each with messages
-    on their way to it, and a Master that holds, aims, releases and gives up at random."""
+    """Workers in lockstep with messages in flight, and a Master that holds, aims, releases and gives up at random."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -234,7 +233,7 @@ class Simulation:
             self.send("hold", self.hold)
 
     def pending(self) -> bool:
-        """A settled boundary that somebody has not come to: the Master waits for that."""
+        """True if the Master waits for a worker that has not reached the settled boundary."""
         target, purpose = self.settled.get(self.hold, (0, Purpose.SAVE))
         if purpose is Purpose.SET:
             return False  # settings need nobody to wait: whatever comes next, they hold from there on

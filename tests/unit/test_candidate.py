@@ -1,4 +1,4 @@
-"""The election's shell: somebody rules, nobody rules twice, and all know who."""
+"""The election's shell: at most one Master at a time, known to all candidates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edl.ports import Condition, Delete, Operation, Put, Snapshot
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.messages import Finish
-from tests.unit.master_bench import KEYS, TTL_S, Bench, play, turns, until
+from tests.unit.master_fixture import KEYS, TTL_S, Bench, play, turns, until
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Launcher:
-    """A candidate and what it was told."""
+    """A candidate that records its notifications."""
 
     def __init__(self, bench: Bench, name: str) -> None:
         self.follows: list[tuple[str, Token]] = []
@@ -63,7 +63,7 @@ async def two(bench: Bench) -> tuple[Launcher, Launcher]:
 
 class TestElection:
     def test_one_rules_and_all_follow(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             launchers = [Launcher(bench, name) for name in "abc"]
             for launcher in launchers:
                 launcher.register(bench)
@@ -77,31 +77,31 @@ class TestElection:
                 (ruler.ruler.node, Token(entry.create_revision))
             }
 
-        play(scene)
+        play(scenario)
 
     def test_a_mistake_of_the_master_is_no_secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def mistaken(self: MasterShell) -> Finish:
             raise NameError("typo")
 
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
             launcher.register(bench)
             assert isinstance(await bench.failure(launcher.run), NameError)
 
         monkeypatch.setattr(MasterShell, "run", mistaken)
-        play(scene)
+        play(scenario)
 
     def test_who_has_no_lease_does_not_stand(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
             await turns(200)
             assert launcher.rules == []
             assert bench.stored() == []
 
-        play(scene)
+        play(scenario)
 
     def test_the_next_one_rules_when_the_lease_of_the_first_ends(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             first, second = await two(bench)
             bench.store.revoke_now(first.lease)
             first.candidate.unregistered()
@@ -109,10 +109,10 @@ class TestElection:
             assert not first.rules_now
             assert second.follows[-1][1] > first.follows[0][1]
 
-        play(scene)
+        play(scenario)
 
     def test_a_master_whose_host_refuses_connections_is_replaced(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             first, second = await two(bench)
             second.candidate.ruler_refused(second.follows[-1][1])
             await until(lambda: second.rules_now and not first.rules_now)
@@ -121,20 +121,20 @@ class TestElection:
             assert first.follows[-1] == second.follows[-1] == ("b", second.follows[-1][1])
             assert first.candidate.shell is None
 
-        play(scene)
+        play(scenario)
 
     def test_an_old_hint_replaces_nobody(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             first, second = await two(bench)
             second.candidate.ruler_refused(Token(second.follows[-1][1] - 1))
             await turns()
             assert first.rules_now
             assert not second.rules_now
 
-        play(scene)
+        play(scenario)
 
     def test_whoever_leaves_stops_ruling(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
             launcher.register(bench)
             await until(lambda: launcher.rules_now)
@@ -146,12 +146,12 @@ class TestElection:
             assert launcher.rules[-1] is None
             assert not shell.serving
 
-        play(scene)
+        play(scenario)
 
 
 class TestElectionWithoutStore:
     def test_a_campaign_without_an_answer_that_was_won_is_found_out(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.fail_after_writing = 1
             launcher = Launcher(bench, "a")
             launcher.register(bench)
@@ -160,19 +160,19 @@ class TestElectionWithoutStore:
             assert launcher.follows == [("a", Token(entry.create_revision))]
             assert entry.create_revision == entry.mod_revision  # it was not created a second time
 
-        play(scene)
+        play(scenario)
 
     def test_one_that_was_lost_is_tried_again(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.fail_writes = 3
             launcher = Launcher(bench, "a")
             launcher.register(bench)
             await until(lambda: launcher.rules_now)
 
-        play(scene)
+        play(scenario)
 
     def test_it_begins_when_the_store_comes(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.available = False
             launcher = Launcher(bench, "a")
             launcher.candidate.registered(Incarnation(1))
@@ -182,10 +182,10 @@ class TestElectionWithoutStore:
             assert bench.store.grant_now(TTL_S) == 1
             await until(lambda: launcher.rules_now)
 
-        play(scene)
+        play(scenario)
 
     def test_a_watch_that_lost_the_thread_begins_again(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             follower = Launcher(bench, "b")
             await turns()
             bench.store.break_watches = [StoreError("compacted")]
@@ -194,12 +194,12 @@ class TestElectionWithoutStore:
             await until(lambda: follower.follows == [("a", token)])
             assert not follower.run.done()
 
-        play(scene)
+        play(scenario)
 
     def test_one_that_the_store_carries_out_after_all_is_not_left_without_a_master(self) -> None:
         """The key stands on the lease of a launcher that has given its campaign up: nobody else may take it."""
 
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.crown()
             launcher = Launcher(bench, "a")
             launcher.register(bench)
@@ -211,10 +211,10 @@ class TestElectionWithoutStore:
             (entry,) = bench.store.read_now(KEYS.master).entries
             assert launcher.follows[-1] == ("a", Token(entry.create_revision))
 
-        play(scene)
+        play(scenario)
 
     def test_a_store_that_refuses_from_the_beginning_ends_the_launcher(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             async def refuse(prefix: str) -> Snapshot:
                 raise StoreRefused("wrong password")
 
@@ -222,13 +222,13 @@ class TestElectionWithoutStore:
             follower = Launcher(bench, "b")
             assert isinstance(await bench.failure(follower.run), StoreRefused)
 
-        play(scene)
+        play(scenario)
 
     def test_one_that_refuses_later_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A password has changed: workers train on, and so does the launcher."""
         monkeypatch.setattr(candidate_module, "LONGEST_CAMPAIGN_PAUSE_S", 0)
 
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             follower = Launcher(bench, "b")
             await turns()
             bench.store.break_watches = [StoreRefused("wrong password")] * 3
@@ -236,7 +236,7 @@ class TestElectionWithoutStore:
             await until(lambda: ("a", token) in follower.follows)
             assert not follower.run.done()
 
-        play(scene)
+        play(scenario)
 
     def test_campaigns_that_are_refused_come_more_and_more_seldom(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """And each reason is said once."""
@@ -244,7 +244,7 @@ class TestElectionWithoutStore:
         monkeypatch.setattr(candidate_module, "LONGEST_CAMPAIGN_PAUSE_S", 1.0)
         tried = 0
 
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             async def refuse(operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
                 nonlocal tried
                 tried += 1
@@ -260,11 +260,11 @@ class TestElectionWithoutStore:
             while not launcher.rules_now:  # noqa: ASYNC110 - the pauses are real ones
                 await asyncio.sleep(0.001)
 
-        play(scene)
+        play(scenario)
         assert 2 <= tried <= 8, "0.1 s hold 100 pauses of 1 ms, and 7 that double"
 
     def test_a_key_that_is_nobodys_is_named_and_passed_over(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
             bench.store.write_now([Put(KEYS.master, b"no ruler")])
             await until(lambda: any(KEYS.master in text for text in bench.said))
@@ -272,10 +272,10 @@ class TestElectionWithoutStore:
             launcher.register(bench)
             await until(lambda: launcher.rules_now)
 
-        play(scene)
+        play(scenario)
 
     def test_a_master_that_lost_the_thread_makes_room_for_one_with_a_fresh_view(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
             launcher.register(bench)
             await until(lambda: launcher.candidate.shell is not None and launcher.candidate.shell.serving)
@@ -290,10 +290,10 @@ class TestElectionWithoutStore:
             await until(lambda: launcher.follows[-1][1] > token)
             await until(lambda: launcher.rules_now)
 
-        play(scene)
+        play(scenario)
 
     def test_a_master_that_finds_itself_replaced_follows(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
             launcher.register(bench)
             await until(lambda: launcher.rules_now and launcher.follows != [])
@@ -305,4 +305,4 @@ class TestElectionWithoutStore:
             assert launcher.candidate.shell is None
             assert [text for text in bench.said if "no longer the Master" in text]
 
-        play(scene)
+        play(scenario)

@@ -1,4 +1,4 @@
-"""What objects, optimizers and values take of a sharded checkpoint, and what is refused before it is too late."""
+"""Loading a sharded checkpoint into objects, optimizers and values, and refusals before anything changes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _of_hook(model: Any, change: Callable[[Any], Any]) -> None:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Of a DTensor its part, without any operation of DTensors."""
+    """Apply a change to a tensor, or to the local part of a DTensor without DTensor operations."""
     if not isinstance(value, DTensor):
         return change(value)
     local, mesh, shape = change(value.to_local().detach()), value.device_mesh, value.shape
@@ -64,7 +64,7 @@ def cloning(model: Any) -> None:
 
 
 def scaled(model: Any) -> None:
-    """What it keeps is made anew when it is loaded."""
+    """Save doubled values, and halve copies of them when loading."""
     _of_hook(model, lambda value: _mapped(value, lambda one: one * 2))
 
     def hook(kept: dict[str, Any], *_: Any) -> None:
@@ -75,7 +75,7 @@ def scaled(model: Any) -> None:
 
 
 class Copying(Model):
-    """As torchmetrics does it, in both directions."""
+    """Copies tensors when saving and loading, as torchmetrics does."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -115,7 +115,7 @@ def test_tensors_of_other_shapes_under_one_name() -> None:
 
 
 def covering_of_all_pairs(source: Spread, wanted: Box) -> list[tuple[Box, Stored]]:
-    """What ``Spread.covering`` is to do, each piece held against each other one."""
+    """Reference for ``Spread.covering``: compares each pair of pieces."""
     found: dict[Box, Stored] = {}
     for box, one in source.pieces:
         if box not in found and box.meet(wanted) is not None:

@@ -97,7 +97,7 @@ def complete(files: Files) -> list[Version]:
 
 
 def check_what_is_left(files: Files, acknowledged: list[Version], at_least: int = KEEP) -> None:
-    """Whatever was acknowledged is there or has been overtaken, nothing is mixed, and writing goes on."""
+    """Check that acknowledged checkpoints exist or were superseded, that none is mixed, and that writing continues."""
     found = complete(files)
     assert len(found) >= at_least
     newest = open_checkpoint_storage(files).newest()
@@ -127,7 +127,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Bench:
-    """A furnished directory, made anew for each attempt. No real syncs: there are thousands."""
+    """A prepared directory, created again for each attempt. Syncs are faked: there are thousands."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._furnished, self._used = folder / "furnished", folder / "used"

@@ -27,7 +27,7 @@ ONE = len(state(1)) + 400
 
 
 class SmallDisk(PlainFiles):
-    """Holds only so many bytes."""
+    """A disk of limited capacity."""
 
     def __init__(self, folder: Path, capacity: int) -> None:
         super().__init__(folder)
@@ -97,7 +97,7 @@ def test_two_stay_and_so_do_those_that_are_kept_for_good(tmp_path: Path) -> None
 
 
 class ErringDisk(PlainFiles):
-    """Its next ``wrong`` readings of a state have a flipped bit."""
+    """A disk that flips a bit in its next ``wrong`` reads of a state."""
 
     wrong = 1
     forgot = 0
@@ -180,7 +180,7 @@ def test_room_is_made_without_taking_what_other_nodes_have_written(tmp_path: Pat
 
 
 def _size(path: Path) -> int:
-    """Of a file that is there; a writer beside may have renamed it since it was listed."""
+    """Size of a file; 0 if a concurrent writer renamed it."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except FileNotFoundError:

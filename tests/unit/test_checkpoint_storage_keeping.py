@@ -1,4 +1,4 @@
-"""What a checkpoint storage deletes, whose directory it writes into, and what it says when it cannot."""
+"""Checkpoint storage: retention, foreign directories, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ versions = st.builds(Version, st.integers(0, 3), st.integers(0, 30))
 
 
 def commits(folder: Path) -> list[int]:
-    """Of all folders that are there, complete or not."""
+    """Commits of all folders, complete or not."""
     found = (folder_version(path.name) for path in folder.iterdir())
     return sorted(version.commit for version in found if version is not None)
 

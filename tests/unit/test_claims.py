@@ -13,7 +13,7 @@ from edl.adapters.claims import claim
 
 
 def test_one_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         inside = most = 0
 
         async def work() -> None:
@@ -27,18 +27,18 @@ def test_one_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
         await asyncio.gather(*(work() for _ in range(20)))
         assert most == 1
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_others_wait_no_longer_than_they_want_to(tmp_path: Path) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with claim(tmp_path / "it.lock", 60):
             with pytest.raises(TimeoutError, match=r"it\.lock has been locked for 0 s"):
                 async with claim(tmp_path / "it.lock", 0):
                     raise AssertionError("not alone")
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert path.exists()
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with claim(path, 0):
             pass
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert not path.exists()

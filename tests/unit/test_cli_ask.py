@@ -42,7 +42,7 @@ from edl.wire.messages import (
     WorkerFailed,
 )
 from edl.wire.status import Answer, JobStatus, JournalEntry, NodeView
-from tests.unit.master_bench import JOB, SPEC, Agent, Bench, play
+from tests.unit.master_fixture import JOB, SPEC, Agent, Bench, play
 
 TOKEN = "secret"
 SOON = dataclasses.replace(SPEC, timeouts=Timeouts(lease_ttl_s=3.0, join_grace_s=0, boundary_s=0.2))
@@ -56,7 +56,7 @@ async def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
-class Scene:
+class Setup:
     """A job of one node that trains, its Master behind a server, and a person's command."""
 
     def __init__(self, bench: Bench, shell: MasterShell, agent: Agent, port: int) -> None:
@@ -91,7 +91,7 @@ class Scene:
 
 
 def act(
-    scene_of: Callable[[Scene], Coroutine[None, None, None]],
+    scenario_of: Callable[[Setup], Coroutine[None, None, None]],
     *,
     checkpoint_dir: str | None = "/ckpt",
     spec: JobSpec = SPEC,
@@ -107,10 +107,10 @@ def act(
         agent = Agent(bench, shell, bench.register("a"))
         agent.attach()
         agent.ready()
-        job = Scene(bench, shell, agent, port)
+        job = Setup(bench, shell, agent, port)
         try:
             await until(lambda: agent.last() is StartRound)
-            await scene_of(job)
+            await scenario_of(job)
         finally:
             for asked in job.asking:
                 asked.cancel()
@@ -123,7 +123,7 @@ def act(
 
 class TestCheckpoint:
     def test_says_where_it_lies_once_it_is_complete(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             switch = await job.agree(5)
@@ -135,10 +135,10 @@ class TestCheckpoint:
             status = job.shell.status()
             assert (status.saved, status.saved_in) == (Version(1, 6), "/ckpt/commit-6")
 
-        act(scene)
+        act(scenario)
 
     def test_a_later_commit_will_do_and_an_earlier_failure_does_no_harm(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.agree(5)
@@ -146,11 +146,11 @@ class TestCheckpoint:
             job.keep(8)
             assert (await asked).commit == 8
 
-        act(scene)
+        act(scenario)
 
     @pytest.mark.parametrize("checkpoint_dir", ["/ckpt", None])
     def test_a_failure_is_said(self, checkpoint_dir: str | None) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.agree(5)
@@ -160,27 +160,27 @@ class TestCheckpoint:
             with pytest.raises(CheckpointError, match=r"commit 6 could not be written: .*--checkpoint-dir"):
                 checked(outcome, Purpose.SAVE)
 
-        act(scene, checkpoint_dir=checkpoint_dir)
+        act(scenario, checkpoint_dir=checkpoint_dir)
 
     def test_without_a_directory_nothing_is_begun(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             with pytest.raises(UsageError, match="no --checkpoint-dir"):
                 await job.ask(Purpose.SAVE)
             assert job.agent.last() is StartRound
 
-        act(scene, checkpoint_dir="")
+        act(scenario, checkpoint_dir="")
 
     def test_without_a_world_in_training_neither(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             with pytest.raises(UsageError, match=r"no world with edl\.State is in training"):
                 await job.ask(Purpose.SAVE)
             assert job.agent.last() is StartRound
 
-        act(scene)
+        act(scenario)
 
     def test_an_interrupted_round_ends_the_wait(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.agree(5)
@@ -191,10 +191,10 @@ class TestCheckpoint:
             assert not outcome.ok
             assert "no checkpoint is known to be complete" in outcome.text
 
-        act(scene)
+        act(scenario)
 
     def test_workers_that_do_not_come_to_a_boundary_end_it_too(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.heard(Hold)
@@ -204,10 +204,10 @@ class TestCheckpoint:
             assert not outcome.ok
             assert "not saved, no answer from a within 0.2 s" in outcome.text
 
-        act(scene, spec=SOON)
+        act(scenario, spec=SOON)
 
     def test_a_master_that_goes_ends_it_too(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.heard(Hold)
@@ -217,20 +217,20 @@ class TestCheckpoint:
             assert not outcome.ok
             assert "before the checkpoint was complete. Look with edl status" in outcome.text
 
-        act(scene)
+        act(scenario)
 
     def test_need_not_be_waited_for(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             assert await job.ask(Purpose.SAVE, wait=False) == Outcome(
                 True, "a checkpoint is written at the next step boundary"
             )
             await job.heard(Hold)
 
-        act(scene)
+        act(scenario)
 
     def test_two_who_ask_get_the_same_one(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             first, second = job.ask(Purpose.SAVE), job.ask(Purpose.SAVE)
             await job.heard(Hold)
@@ -240,12 +240,12 @@ class TestCheckpoint:
             assert (await first).commit == (await second).commit == 6
             assert [type(message) for message in job.agent.heard] == [StartRound, Hold, Switch]
 
-        act(scene)
+        act(scenario)
 
 
 class TestStop:
     def test_waits_for_the_end(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.KILL)
             assert (await job.agree(5)).purpose is Purpose.KILL
@@ -265,24 +265,24 @@ class TestStop:
             assert "the job has ended: kill switch: edl test" in outcome.text
             assert (await again).ok
 
-        act(scene)
+        act(scenario)
 
     def test_ends_plain_scripts_as_well(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             answer = await job.ask(Purpose.KILL, wait=False)
             assert "without a new checkpoint" in answer.text
             await job.heard(StopRound)
 
-        act(scene, checkpoint_dir="")
+        act(scenario, checkpoint_dir="")
 
     def test_does_not_throw_state_away(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             with pytest.raises(UsageError, match=r"would lose its state.*--checkpoint-dir"):
                 await job.ask(Purpose.KILL)
             assert job.agent.last() is StartRound
 
-        act(scene, checkpoint_dir="")
+        act(scenario, checkpoint_dir="")
 
     def test_says_when_the_state_could_not_be_kept(self) -> None:
         reader = StopReader()
@@ -298,7 +298,7 @@ class TestStop:
 
 
 def test_only_those_who_know_the_secret_may_ask() -> None:
-    async def scene(job: Scene) -> None:
+    async def scenario(job: Setup) -> None:
         await job.underway()
         stranger = MasterClient("127.0.0.1", job.port, "guessed")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -307,7 +307,7 @@ def test_only_those_who_know_the_secret_may_ask() -> None:
         await stranger.close()
         assert job.shell.status().kill == ""
 
-    act(scene)
+    act(scenario)
 
 
 def test_history_of_something_else_is_passed_over() -> None:
@@ -377,7 +377,7 @@ LOST = JournalEntry(9, 0.0, "state", "commit 6 could not be written: disk full")
 
 class TestSet:
     def test_says_from_when_on_it_holds(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asking = job.ask(Purpose.SET, wish="global-batch=64 lr-scale=0.5")
             switch = await job.agree(6)
@@ -388,31 +388,31 @@ class TestSet:
             )
             assert job.shell.status().settings == switch.settings
 
-        act(scene)
+        act(scenario)
 
     def test_what_changes_nothing_is_known_at_once(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             outcome = await job.ask(Purpose.SET, wish="lr-scale=1")
             assert outcome.ok and outcome.text.endswith(": lr-scale=1: nothing changes in the running world")
 
-        act(scene)
+        act(scenario)
 
     def test_plain_scripts_have_it_later(self) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             outcome = await job.ask(Purpose.SET, wish="global-batch=64")
             assert outcome.ok and outcome.text.endswith(": global-batch=64: holds from the next world on")
 
-        act(scene)
+        act(scenario)
 
     @pytest.mark.parametrize("wish", ["local-batch=0", "speed=9", "lr-rule=cubic"])
     def test_nonsense_is_refused_before_anybody_is_asked(self, wish: str) -> None:
-        async def scene(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             with pytest.raises(UsageError, match=wish):
                 await job.ask(Purpose.SET, wish=wish)
 
-        act(scene)
+        act(scenario)
 
     def test_the_end_of_the_job_ends_the_wait(self) -> None:
         outcome = SetReader("edl set (me)").take(JournalEntry(8, 0.0, "job-ended", "all done"))

@@ -1,4 +1,4 @@
-"""What a command says that finds no Master."""
+"""Error messages of commands that find no Master."""
 
 from __future__ import annotations
 

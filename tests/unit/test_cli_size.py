@@ -353,13 +353,13 @@ def test_what_is_refused_has_no_output(run: Callable[..., tuple[Client, Result]]
 
 
 def test_a_wish_that_cannot_be_sent_is_not_sent_empty() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         client = MasterClient("127.0.0.1", 1, "token")
         with pytest.raises(ValueError, match="out of range"):
             await client.wish(Resize(2**40, "me"))
         await client.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_no_longer_waiting_leaves_the_wish(

@@ -1,4 +1,4 @@
-"""What is announced was whole: with an asynchronous backend, at any instruction, in both frameworks."""
+"""Committed states are consistent: with an asynchronous backend, at any instruction, in both frameworks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TorchTrainee:
 
 
 class PaddleTrainee:
-    """The same with Paddle's."""
+    """A Paddle training run."""
 
     def __init__(self) -> None:
         import paddle

@@ -28,14 +28,14 @@ let_go_of_console()
 
 
 class Terminal:
-    """Stdout and stderr of a test lead here; nothing is taken out of it unless somebody reads."""
+    """A pipe that takes the test's stdout and stderr; it fills up unless the test reads it."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
 
     def read(self) -> bytes:
-        """What is there now."""
+        """Read what is available now."""
         try:
             return os.read(self.reader, 1 << 20)
         except BlockingIOError:

@@ -190,22 +190,22 @@ def test_what_is_missing_or_not_noted_is_written_again(tmp_path: Path) -> None:
     assert convert(source, str(out), PACKED).found == len(wanted)
 
 
-def test_other_folders_are_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_not_touched(tmp_path: Path) -> None:
     source = inputs(tmp_path / "in")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("…")
-    with pytest.raises(DataError, match=r"mine: holds thesis\.tex and is no conversion's folder"):
+    with pytest.raises(DataError, match=r"mine: contains thesis\.tex and no conversion"):
         convert(source, str(tmp_path / "mine"))
     assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
     out = tmp_path / "out"
     convert(source, str(out), PACKED)
-    with pytest.raises(DataError, match="holds a conversion with other packs"):
+    with pytest.raises(DataError, match="contains a conversion with different packs"):
         convert(source, str(out), replace(PACKED, packs=()))
     inputs(tmp_path / "in", files=4)
-    with pytest.raises(DataError, match="holds a conversion with other inputs, files"):
+    with pytest.raises(DataError, match="contains a conversion with different inputs, files"):
         convert(source, str(out), PACKED)
     (out / PLAN).write_text("{")
-    with pytest.raises(DataError, match=r"_convert\.json: is damaged"):
+    with pytest.raises(DataError, match=r"_convert\.json: damaged"):
         convert(source, str(out), PACKED)
 
 
@@ -213,24 +213,24 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
 
     def meanwhile(now: ConversionProgress) -> None:
-        with pytest.raises(DataError, match="another conversion is writing here"):
+        with pytest.raises(DataError, match="another conversion is writing to this folder"):
             convert(source, str(out), PACKED)
 
     convert(source, str(out), PACKED, progress=meanwhile)
 
 
-def test_a_strange_file_at_the_end_is_told(tmp_path: Path) -> None:
+def test_an_unexpected_file_at_the_end_is_reported(tmp_path: Path) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
 
     def meanwhile(now: ConversionProgress) -> None:
         (out / "part-99999.arrow").write_bytes(b"")
 
-    with pytest.raises(DataError, match=r"part-99999\.arrow should not be there"):
+    with pytest.raises(DataError, match=r"part-99999\.arrow is unexpected"):
         convert(source, str(out), PACKED, progress=meanwhile)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_damaged_input_is_told_and_the_rest_is_kept(tmp_path: Path, workers: int) -> None:
+def test_a_damaged_input_is_reported_and_the_rest_is_kept(tmp_path: Path, workers: int) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
     path = tmp_path / "in/in2.parquet"
     good = path.read_bytes()
@@ -292,7 +292,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, work
     assert not [name for name in os.listdir(out) if name.endswith(".tmp")]
 
 
-def test_a_process_that_is_killed_is_told_and_the_same_call_goes_on(
+def test_a_killed_process_is_reported_and_the_same_call_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "short_of_memory.py").write_text(
@@ -307,7 +307,7 @@ def test_a_process_that_is_killed_is_told_and_the_same_call_goes_on(
     options = Options(read="short_of_memory:read", shards="short_of_memory:shards")
     arguments: dict[str, Any] = {"format": "user", "options": options, "workers": 2}
     out = tmp_path / "out"
-    with pytest.raises(DataError, match=r"was killed\. Out of memory\? Take fewer --workers"):
+    with pytest.raises(DataError, match=r"was killed\. Out of memory\? Use fewer --workers"):
         convert("db://table", str(out), Recipe(file_bytes=1), **arguments)
     (tmp_path / "short_of_memory.py.kill").unlink()
     assert convert("db://table", str(out), Recipe(file_bytes=1), **arguments).records == 60
@@ -327,12 +327,12 @@ def test_recipes_that_do_not_fit(tmp_path: Path) -> None:
 
     refuse(SettingError, r"I1 is float and C1 is int64.*Name a type", packs=(Pack("p", ("I1", "C1")),))
     refuse(SettingError, r"word is string; only numbers", packs=(Pack("p", ("word",)),))
-    refuse(SettingError, r"no such column; there are label", packs=(Pack("p", ("X*",)),))
+    refuse(SettingError, r"no such column; available are label", packs=(Pack("p", ("X*",)),))
     refuse(SettingError, r"names a column twice", packs=(Pack("p", ("I1", "I*")),))
-    refuse(SettingError, r"is also the name of a column", packs=(Pack("label", ("I*",)),))
-    refuse(DataError, r"in0\.parquet: column C1 cannot become int8", packs=(Pack("p", ("C*",), "int8"),))
+    refuse(SettingError, r"is also the name of a kept column", packs=(Pack("label", ("I*",)),))
+    refuse(DataError, r"in0\.parquet: column C1 cannot be converted to int8", packs=(Pack("p", ("C*",), "int8"),))
     refuse(DataError, r"in0\.parquet: column I2 .*10 nulls|column I2", packs=(Pack("p", ("I*",), "int32"),))
-    refuse(DataError, r"in0\.parquet: column I2 is float: 'x' cannot stand", fill={"I2": "x"})
+    refuse(DataError, r"in0\.parquet: column I2 has type float: 'x' cannot replace", fill={"I2": "x"})
     refuse(DataError, r"has no column nothing", columns=("nothing",))
     for wrong in ({"compression": "gzip"}, {"shard_records": 0}, {"file_bytes": 0}):
         with pytest.raises(SettingError):
@@ -341,7 +341,7 @@ def test_recipes_that_do_not_fit(tmp_path: Path) -> None:
         convert(source, "s3://bucket/out")
     with pytest.raises(SettingError, match="--workers=0"):
         convert(source, str(tmp_path / "o"), workers=0)
-    with pytest.raises(SettingError, match="other processes cannot import"):
+    with pytest.raises(SettingError, match="other processes can only import"):
         convert(source, str(tmp_path / "o"), workers=2, format="user", options=Options(read=lambda *a: None))
 
 
@@ -354,7 +354,7 @@ def test_corrected_options_find_the_folder_free(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--fill I2=0"):  # only the records show it
         convert(source, str(out), Recipe(packs=packs))
     assert convert(source, str(out), Recipe(packs=packs, fill={"I2": 0})).records == 3 * ROWS
-    with pytest.raises(DataError, match=r"with other fill, seed\. Give"):
+    with pytest.raises(DataError, match=r"with different fill, seed\. Use"):
         convert(source, str(out), Recipe(packs=packs, seed=1))
 
 

@@ -52,7 +52,7 @@ class _Plain:
         self._inner = inner
 
     def setsockopt(self, *arguments: object) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)

@@ -1,4 +1,4 @@
-"""What a worker says to the machine that leases shards, and says again after a failover."""
+"""Requests of a worker to the lease machine, repeated after a failover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edl.errors import DataError
 
 
 class Wire(Dispatcher):
-    """Remembers what is said."""
+    """Records sent messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Wire(Dispatcher):
         self.said.append(messages.decode(text))
 
     def answer(self, word: type[Any], **fields: Any) -> None:
-        """To what was said last."""
+        """Answer the last request."""
         self.hear(messages.encode(word(self.said[-1].id, "d", **fields)))
 
     def grant(self, *shards: int, state: str = "more") -> None:
@@ -187,7 +187,7 @@ def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: LeaseClient) 
     assert lease.done.is_set(), "closing twice does not silence who came after it"
 
 
-def test_a_late_word_about_the_epoch_before_leaves_no_trace(line: Wire, client: LeaseClient) -> None:
+def test_a_late_message_about_the_previous_epoch_is_ignored(line: Wire, client: LeaseClient) -> None:
     """A reading thread may be about to ask when the epoch ends."""
     client.open(0, "")
     line.open()

@@ -20,7 +20,7 @@ from data_service.formats.options import Options
 from data_service.formats.ragged import Ragged, RaggedColumn, joined
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
-from tests.unit.data_bench import ArrayData, Bench
+from tests.unit.data_fixture import ArrayData, Bench
 
 RECORDS = 60
 LISTS = [[number] * (number % 5) for number in range(RECORDS)]
@@ -76,7 +76,7 @@ def test_lists_may_be_filled_up(bench: Bench, tmp_path: Path) -> None:
         assert batch["ids"].shape == (len(lengths), lengths.max())
         for record, row in zip(batch["id"], batch["ids"], strict=True):
             assert row.tolist() == [record] * (record % 5) + [-1] * (lengths.max() - record % 5)
-    with pytest.raises(SettingError, match=r"pad={'ids': 'x'}: must be a number"):
+    with pytest.raises(SettingError, match=r"pad={'ids': 'x'}: must map column names to numbers"):
         ArrayData(bench, 0, "d", path, batch_size=8, pad={"ids": "x"})
 
 
@@ -125,11 +125,11 @@ def test_lists_become_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ipc", "parquet", "jsonl"])
 @pytest.mark.parametrize("column", [[{"a": 1}] * 4, [[[1]], [[1, 2]], [[]], [[3]]]])
-def test_what_has_no_array_ends_the_script_and_is_not_left_out(
+def test_columns_without_arrays_end_the_script_and_are_not_skipped(
     bench: Bench, tmp_path: Path, kind: str, column: list[Any]
 ) -> None:
     path = write(tmp_path / f"a.{suffix(kind)}", pa.table({"x": range(4), "odd": column}), kind)
-    with pytest.raises(UnsupportedData, match=rf"a\.{suffix(kind)}: column odd is .*Leave it out"):
+    with pytest.raises(UnsupportedData, match=rf"a\.{suffix(kind)}: column odd has type .*Leave it out"):
         next(iter(ArrayData(bench, 0, "d", path, batch_size=2)))
     assert not bench.flaws and not any("could not read" in note for note in bench.notes)
     assert len(next(iter(ArrayData(bench, 0, "e", path, batch_size=2, columns=["x"])))["x"]) == 2
@@ -191,14 +191,14 @@ def test_a_file_out_of_reach_is_never_left_out(bench: Bench, tmp_path: Path) -> 
             found += batch["id"].tolist()
     data._detach()
     assert sorted(found) == [*range(10), *range(20, 30)], "the others come meanwhile"
-    assert "nobody can reach" in failures[0] and "(3 attempts: worker 0 on n: " in failures[0]
+    assert "no worker can access" in failures[0] and "(3 attempts: worker 0 on n: " in failures[0]
     assert not bench.flaws and not bench.machine.sets["d"].quarantine
 
 
 def test_an_error_with_a_number_is_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.parquet", pa.table({"x": range(9)}), "parquet")
     ref = scan(path).ref(0)
-    with pytest.raises(UnreachableData, match=r"a\.parquet, shard 0 .*cannot be reached: .*See to mounts"):
+    with pytest.raises(UnreachableData, match=r"a\.parquet, shard 0 .*cannot be reached: .*Check the mounts"):
         reader = open_reader("parquet")
 
         def refuse(file: str, **options: Any) -> Any:

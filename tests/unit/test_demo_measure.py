@@ -1,4 +1,4 @@
-"""What the demo reports is computed right from step logs."""
+"""The demo's report is computed correctly from step logs."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def policies(folder: str) -> list[Json]:
 
 
 def launched(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> LaunchSettings:
-    """What the launcher makes of its command line in a pod."""
+    """Settings that the launcher derives from its command line in a pod."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     options = dict(program.run.make_context("edl-run", arguments).params)
     return launch_settings(ResolvedOptions(options, options.pop("script"), options.pop("arguments")))

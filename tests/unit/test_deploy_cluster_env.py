@@ -136,7 +136,7 @@ ELASTIC = "pytorchjob-elastic.yaml"
 
 
 def launched(arguments: list[str], env: Env, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchSettings, list[str]]:
-    """What the launcher makes of it in a pod."""
+    """Settings that the launcher derives from its command line and environment in a pod."""
     with monkeypatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)

@@ -15,7 +15,7 @@ MASK = (1 << 64) - 1
 
 
 def factor(position: int) -> int:
-    """What a word at this position of its block is multiplied by."""
+    """Factor of the word at this position of its block."""
     mixed = ((position + 1) * 0x9E3779B97F4A7C15) & MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & MASK

@@ -57,7 +57,7 @@ def first_columns(text: str) -> list[list[str]]:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below a heading, up to the next one of its level or above."""
+    """Text below a heading, up to the next one of its level or above."""
     level = heading.partition(" ")[0]
     _, found, rest = f"\n{text}".partition(f"\n{heading}\n")
     assert found, f"no heading {heading!r}"

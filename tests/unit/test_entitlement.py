@@ -1,4 +1,4 @@
-"""How long workers may run without another word from their launcher."""
+"""How long workers may run without a renewal by their launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEASE_S = 10.0
 
 
 def told(renewals: list[float], looks: list[float], lease_s: float = LEASE_S) -> dict[float, float]:
-    """What the fork server is told and when, by a launcher that renews its lease and looks at these times."""
+    """Deadlines sent to the fork server, by time, for a launcher that renews its lease and checks at these times."""
     one, said = Entitlement(lease_s, 0.0), {}
     for at_s in sorted({*renewals, *looks}):
         if at_s in renewals:

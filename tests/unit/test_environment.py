@@ -1,4 +1,4 @@
-"""Each worker is told its place in the world, in the words of every framework."""
+"""Environment variables of a worker for every framework."""
 
 from __future__ import annotations
 

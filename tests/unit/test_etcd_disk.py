@@ -1,4 +1,4 @@
-"""What an etcd member needs of its disk."""
+"""Disk requirements of an etcd member."""
 
 from __future__ import annotations
 

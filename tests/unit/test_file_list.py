@@ -245,12 +245,12 @@ def head(**changed: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (head()[:-1], "bytes is not whole"),
-        (head(bytes=-1), "bytes is not whole"),
+        (head()[:-1], "bytes is incomplete"),
+        (head(bytes=-1), "bytes is incomplete"),
         (head() + b"x", "does not begin with"),
         (head() + head()[:9], "does not begin with"),
-        (head(bytes="many"), "cannot be read"),
-        (head() + head(shards=1), "is not whole"),
+        (head(bytes="many"), "cannot read a list"),
+        (head() + head(shards=1), "is incomplete"),
     ],
 )
 def test_what_is_not_a_list_is_refused(data: bytes, message: str) -> None:
@@ -265,7 +265,7 @@ def test_a_segment_that_is_another_is_noticed_whenever_the_list_is_used(changed:
     bad = FileList([files.segments[0], replace(one, **changed)])
     for _ in range(2):
         for use in (lambda: bad.manifest, bad.sizes, lambda: list(bad.own_paths()), lambda: bad.append(one.blob, 9)):
-            with pytest.raises(DataError, match="its segment 1 is another"):
+            with pytest.raises(DataError, match="segment 1 does not match its digest"):
                 use()
 
 

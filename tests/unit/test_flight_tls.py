@@ -1,4 +1,4 @@
-"""Remote readers of a job with a secret: TLS both ways, and nothing for whoever does not hold what was made of it."""
+"""Remote readers of a job with a secret: mutual TLS, and no data for clients without credentials."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ def test_a_trainer_asks_no_reader_that_cannot_prove_that_it_belongs_to_the_job(s
 
 
 def anonymous(port: int) -> fl.FlightClient:
-    """It believes the reader, and has no certificate to show."""
+    """A client that trusts the reader but has no certificate."""
     ours = client_arguments(HOST, port, OURS)
     return fl.FlightClient(**{name: ours[name] for name in ("location", "tls_root_certs", "override_hostname")})
 
 
 def credulous(port: int) -> fl.FlightClient:
-    """It asks for nobody's certificate, and has none."""
+    """A client that verifies no certificate and has none."""
     return fl.FlightClient(f"grpc+tls://{HOST}:{port}", disable_server_verification=True)
 
 
 def self_made(port: int) -> fl.FlightClient:
-    """Its certificate says the same and was signed by nobody that counts."""
+    """A client whose certificate has the right name but a foreign signature."""
     own = identity_of(Secret(b"x" * 32))
     ours = {**client_arguments(HOST, port, OURS), "cert_chain": own.client, "private_key": own.key}
     assert ours["override_hostname"] == NAME
@@ -143,7 +143,7 @@ def tapped(port: int) -> Iterator[tuple[int, bytearray]]:
 
 
 @pytest.mark.parametrize(("authority", "overheard"), [("", True), (OURS, False)], ids=["no secret", "a secret"])
-def test_whoever_listens_on_the_way_learns_neither_records_nor_the_readers_secret(
+def test_an_eavesdropper_learns_neither_records_nor_the_readers_secret(
     shard: ShardRef, authority: str, overheard: bool
 ) -> None:
     with serving(authority) as server, tapped(server.port) as (port, heard), reading(port, authority) as (trainer, _):

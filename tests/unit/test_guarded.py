@@ -41,18 +41,18 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(*errors: StoreError, elected: bool = True) -> tuple[Moody, list[str]]:
-    """What a write leaves, and what is said meanwhile."""
+    """Result of a write, and its log lines."""
     said: list[str] = []
     store = Moody(FakeClock(), errors)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         token = store.write_now([Put(KEY, b"a")]) or 0
         guard = Guard(KEY, Token(token if elected else token + 1))
         store.guarded = GuardedStore(store, guard, FakeClock(), said.append)
         await asyncio.wait_for(store.guarded.write([Put("what", b"is decided")]), 5)
         assert store.guarded.trouble() == ""
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     return store, said
 
 
@@ -88,7 +88,7 @@ def test_that_waits_long_says_how_long() -> None:
     clock, said = FakeClock(), list[str]()
     store = Moody(clock, [StoreFull("no room")] * 2)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         store.guarded = guarded = GuardedStore(store, Guard(KEY, Token(0)), clock, said.append)
         write = store.write
 
@@ -99,7 +99,7 @@ def test_that_waits_long_says_how_long() -> None:
         store.write = slow  # type: ignore[method-assign]
         await guarded.write([])
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert store.trouble[-1].startswith("changes of the world have waited 14 s for the store")
 
 

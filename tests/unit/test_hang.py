@@ -1,4 +1,4 @@
-"""What is taken for a hang, and what is not."""
+"""Detection of hangs, and cases that are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_S = 3.0
 TIMEOUTS = Timeouts(hang_s=HANG_S, boundary_s=BOUNDARY_S)
 
 
-class Scene:
+class Setup:
     """Workers that do something from look to look, and what is thought of it."""
 
     def __init__(self, workers: int = 2) -> None:
@@ -45,7 +45,7 @@ class Scene:
         return self.judge.look(self.round, self.samples, self.now_s, self.hold)
 
     def until_hang(self, limit_s: float = 2000.0) -> tuple[float, str]:
-        """Seconds until somebody is said to hang, with nobody doing anything."""
+        """Seconds until a hang is reported, without any progress."""
         for passed in range(1, int(limit_s / STEP_S)):
             what = self.look()
             if what:
@@ -68,11 +68,11 @@ class Scene:
         return last
 
 
-def started(workers: int = 2) -> Scene:
+def started(workers: int = 2) -> Setup:
     """Plain scripts that have come up."""
-    scene = Scene(workers)
-    scene.work(START * HANG_S + STEP_S, cpu_s=1.0)
-    return scene
+    scenario = Setup(workers)
+    scenario.work(START * HANG_S + STEP_S, cpu_s=1.0)
+    return scenario
 
 
 class TestPlainScripts:
@@ -90,13 +90,13 @@ class TestPlainScripts:
         ids=["nothing", "a watchdog", "ticks that come together", "a tracker"],
     )
     def test_nothing_worth_mentioning_is_a_hang(self, deeds: Mapping[str, float], every: int) -> None:
-        scene = started()
+        scenario = started()
         what = ""
         for look in range(int(HANG_S / STEP_S)):
             assert what == ""
-            for rank in scene.samples if look % every == 0 else ():
-                scene.do(rank, **deeds)  # type: ignore[arg-type]
-            what = scene.look()
+            for rank in scenario.samples if look % every == 0 else ():
+                scenario.do(rank, **deeds)  # type: ignore[arg-type]
+            what = scenario.look()
         assert what.startswith("local ranks 0, 1: no CPU time used")
 
     def test_says_who_and_how_long_and_what_was_looked_at(self) -> None:
@@ -105,127 +105,127 @@ class TestPlainScripts:
         assert what == "local ranks 0, 1: no CPU time used, nothing written and no file read for 30 s"
 
     def test_while_one_works_the_others_may_wait_for_it(self) -> None:
-        scene = started()
+        scenario = started()
         for _ in range(100):
-            scene.do(1, cpu_s=1.0)
-            assert scene.look() == ""
+            scenario.do(1, cpu_s=1.0)
+            assert scenario.look() == ""
 
     def test_a_worker_that_has_ended_does_not_count(self) -> None:
-        scene = started()
-        del scene.samples[1]
-        assert scene.until_hang() == (
+        scenario = started()
+        del scenario.samples[1]
+        assert scenario.until_hang() == (
             HANG_S,
             "local rank 0: no CPU time used, nothing written and no file read for 30 s",
         )
 
     def test_the_beginning_of_a_round_may_take_longer(self) -> None:
-        scene = Scene()
-        assert scene.until_hang()[0] == START * HANG_S + STEP_S
-        scene.round = Round(2)
-        assert scene.until_hang()[0] == START * HANG_S + STEP_S
+        scenario = Setup()
+        assert scenario.until_hang()[0] == START * HANG_S + STEP_S
+        scenario.round = Round(2)
+        assert scenario.until_hang()[0] == START * HANG_S + STEP_S
 
     def test_a_burst_of_work_now_and_then_is_enough(self) -> None:
-        scene = started()
+        scenario = started()
         for _ in range(20):
             for _ in range(8):
-                assert scene.look() == ""
-            scene.do(0, cpu_s=0.1)
-            assert scene.look() == ""
+                assert scenario.look() == ""
+            scenario.do(0, cpu_s=0.1)
+            assert scenario.look() == ""
 
     def test_the_end_of_a_child_does_not_look_like_work_nor_hide_it(self) -> None:
-        scene = started()
-        scene.do(0, cpu_s=-5.0)
-        scene.do(1, cpu_s=-5.0)
-        scene.work(5 * HANG_S, cpu_s=0.05)
+        scenario = started()
+        scenario.do(0, cpu_s=-5.0)
+        scenario.do(1, cpu_s=-5.0)
+        scenario.work(5 * HANG_S, cpu_s=0.05)
         for _ in range(5):
-            scene.do(0, cpu_s=-5.0)
-            assert scene.look() == ""
-        assert scene.until_hang()[0] <= HANG_S
+            scenario.do(0, cpu_s=-5.0)
+            assert scenario.look() == ""
+        assert scenario.until_hang()[0] <= HANG_S
 
     def test_where_nobody_can_tell_nobody_is_accused(self) -> None:
-        scene = started()
-        scene.samples = {rank: dataclasses.replace(sample, used=None) for rank, sample in scene.samples.items()}
-        assert scene.until_hang()[1] == ""
+        scenario = started()
+        scenario.samples = {rank: dataclasses.replace(sample, used=None) for rank, sample in scenario.samples.items()}
+        assert scenario.until_hang()[1] == ""
 
 
 class TestThoseThatCommit:
     def test_a_commit_is_all_that_counts(self) -> None:
-        scene = Scene()
-        scene.commit(10 * HANG_S)
+        scenario = Setup()
+        scenario.commit(10 * HANG_S)
         for _ in range(9):
             for rank in (0, 1):
-                scene.do(rank, cpu_s=STEP_S, output=100)
-            assert scene.look() == ""
+                scenario.do(rank, cpu_s=STEP_S, output=100)
+            assert scenario.look() == ""
         for rank in (0, 1):
-            scene.do(rank, cpu_s=STEP_S, output=100)
-        assert scene.look() == "local ranks 0, 1: no commit() for 30 s"
+            scenario.do(rank, cpu_s=STEP_S, output=100)
+        assert scenario.look() == "local ranks 0, 1: no commit() for 30 s"
 
     def test_names_those_that_stopped(self) -> None:
-        scene = Scene()
-        last = scene.commit(HANG_S)
+        scenario = Setup()
+        last = scenario.commit(HANG_S)
         what = ""
         while not what:
             last += 1
-            scene.do(1, commit=last)
-            what = scene.look()
+            scenario.do(1, commit=last)
+            what = scenario.look()
         assert what == "local rank 0: no commit() for 30 s"
 
     def test_one_that_never_commits_is_not_asked_to(self) -> None:
-        scene = Scene()
+        scenario = Setup()
         for number in range(1, 200):
-            scene.do(0, commit=number)
-            assert scene.look() == ""
+            scenario.do(0, commit=number)
+            assert scenario.look() == ""
 
     def test_the_first_commit_of_a_round_may_take_longer(self) -> None:
-        scene = Scene(1)
-        scene.commit(HANG_S)
-        scene.round = Round(2)
-        after_s, what = scene.until_hang()
+        scenario = Setup(1)
+        scenario.commit(HANG_S)
+        scenario.round = Round(2)
+        after_s, what = scenario.until_hang()
         assert after_s == START * HANG_S + STEP_S
         assert what == "local rank 0: no commit() since the round began, for 150 s"
 
     def test_after_it_the_usual_time_holds(self) -> None:
-        scene = Scene(1)
-        scene.commit(HANG_S)
-        scene.round = Round(2)
-        scene.commit(2 * HANG_S, first=5)  # of an earlier commit: numbers go back
-        assert scene.until_hang() == (HANG_S, "local rank 0: no commit() for 30 s")
+        scenario = Setup(1)
+        scenario.commit(HANG_S)
+        scenario.round = Round(2)
+        scenario.commit(2 * HANG_S, first=5)  # of an earlier commit: numbers go back
+        assert scenario.until_hang() == (HANG_S, "local rank 0: no commit() for 30 s")
 
     def test_a_new_process_begins_anew(self) -> None:
-        scene = Scene(1)
-        scene.commit(HANG_S)
-        scene.round = Round(2)
-        scene.samples[0] = Sample(777, None, 0, Activity(0.0, 0))
-        scene.work(3 * HANG_S, cpu_s=1.0)
-        scene.commit(HANG_S, first=40)
-        assert scene.until_hang()[0] == HANG_S
+        scenario = Setup(1)
+        scenario.commit(HANG_S)
+        scenario.round = Round(2)
+        scenario.samples[0] = Sample(777, None, 0, Activity(0.0, 0))
+        scenario.work(3 * HANG_S, cpu_s=1.0)
+        scenario.commit(HANG_S, first=40)
+        assert scenario.until_hang()[0] == HANG_S
 
 
 class TestWhatIsNoHang:
     def test_time_in_which_nobody_looked_does_not_count(self) -> None:
-        scene = started()
+        scenario = started()
         for _ in range(9):
-            assert scene.look() == ""
-        assert scene.look(after_s=(LATE + 1) * STEP_S) == ""
-        assert scene.until_hang()[0] == HANG_S
+            assert scenario.look() == ""
+        assert scenario.look(after_s=(LATE + 1) * STEP_S) == ""
+        assert scenario.until_hang()[0] == HANG_S
 
     def test_nor_does_time_with_another_reason(self) -> None:
-        scene = started()
+        scenario = started()
         for _ in range(9):
-            assert scene.look() == ""
-        scene.judge.excuse()
-        assert scene.look() == ""
-        assert scene.until_hang()[0] == HANG_S
+            assert scenario.look() == ""
+        scenario.judge.excuse()
+        assert scenario.look() == ""
+        assert scenario.until_hang()[0] == HANG_S
 
     def test_workers_may_wait_at_a_boundary_as_long_as_that_may_take(self) -> None:
-        scene = Scene()
-        scene.commit(HANG_S)
-        scene.hold = 1
-        assert scene.look() == ""
-        assert scene.until_hang()[0] == HANG_S + BOUNDARY_S
-        scene.hold = 0
-        assert scene.look() == ""
-        assert scene.until_hang()[0] == HANG_S
+        scenario = Setup()
+        scenario.commit(HANG_S)
+        scenario.hold = 1
+        assert scenario.look() == ""
+        assert scenario.until_hang()[0] == HANG_S + BOUNDARY_S
+        scenario.hold = 0
+        assert scenario.look() == ""
+        assert scenario.until_hang()[0] == HANG_S
 
     @pytest.mark.parametrize(("hang_s", "interval_s"), [(0.5, 0.2), (30.0, 3.0), (3600.0, 10.0)])
     def test_how_often_it_looks(self, hang_s: float, interval_s: float) -> None:

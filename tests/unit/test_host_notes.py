@@ -1,4 +1,4 @@
-"""The folder that a user's jobs share on a host: nobody else may have made it."""
+"""The folder that a user's jobs share on a host must belong to that user."""
 
 from __future__ import annotations
 

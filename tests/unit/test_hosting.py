@@ -27,7 +27,7 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
-from tests.unit.master_bench import KEYS, TTL_S, Agent, Bench, play, turns, until
+from tests.unit.master_fixture import KEYS, TTL_S, Agent, Bench, play, turns, until
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Echo:
-    """Says back what it hears, and does what it is told: ``keep``, ``wake``, ``note``, ``flaw``, ``send``, ``fail``."""
+    """An echo service with commands ``keep``, ``wake``, ``note``, ``flaw``, ``send``, ``fail``."""
 
     name = "echo"
 
@@ -115,7 +115,7 @@ async def answer(agent: Agent, body: str) -> None:
 
 
 def test_a_word_and_its_answer() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         shell, agent = await stage.running()
         began = stage.echo.events[0]
@@ -128,11 +128,11 @@ def test_a_word_and_its_answer() -> None:
         assert (view.service, view.name, view.text) == ("echo", "numbers", "2 events")
         assert [(count.name, count.value) for count in view.counts] == [("seen_events", 2)]
 
-    play(scene)
+    play(scenario)
 
 
 def test_nothing_is_heard_that_is_not_stored() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         heard_then: list[int] = []
@@ -147,11 +147,11 @@ def test_nothing_is_heard_that_is_not_stored() -> None:
         await answer(agent, "keep ")
         assert stage.kept() == {}
 
-    play(scene)
+    play(scenario)
 
 
 def test_large_things_are_written_in_parts_that_the_store_takes() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         sizes: list[int] = []
@@ -167,24 +167,24 @@ def test_large_things_are_written_in_parts_that_the_store_takes() -> None:
         assert len(stage.kept()) == 5
         assert sizes == [700_000] * 5
 
-    play(scene)
+    play(scenario)
 
 
 def test_of_several_values_for_one_name_the_last_counts() -> None:
     """Several events may come before the store is written, and etcd takes no key twice in one transaction."""
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         say(agent, "twice")
         await answer(agent, "twice")
         assert stage.kept() == {"echo/thing": b"last", "echo/other": b"x"}
 
-    play(scene)
+    play(scenario)
 
 
 def test_the_next_master_loads_what_was_kept() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         say(agent, "keep state")
@@ -197,11 +197,11 @@ def test_the_next_master_loads_what_was_kept() -> None:
         assert isinstance(began, sv.WorldBegan)
         assert (began.world.round, began.taken_over) == (1, True)
 
-    play(scene)
+    play(scenario)
 
 
 def test_helpers_come_and_go() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         await stage.running()
         lease = bench.store.grant_now(TTL_S)
@@ -210,11 +210,11 @@ def test_helpers_come_and_go() -> None:
         bench.store.write_now([Delete(KEYS.helper("echo", "readers/r1"))])
         await until(lambda: stage.echo.events[-1] == sv.KeyGone("readers/r1"))
 
-    play(scene)
+    play(scenario)
 
 
 def test_services_hear_of_the_end_of_a_world() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         agent.ready(seen=1)  # it has stopped its workers
@@ -222,7 +222,7 @@ def test_services_hear_of_the_end_of_a_world() -> None:
         kinds = [type(event) for event in stage.echo.events]
         assert kinds[:2] == [sv.WorldBegan, sv.WorldEnded]
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_world_that_is_being_left_goes_on_for_its_services() -> None:
@@ -261,17 +261,17 @@ def test_services_hear_which_settings_hold() -> None:
 
 
 def test_words_to_helpers_need_lines_and_are_dropped_without() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         say(agent, "send orders")
         await answer(agent, "send orders")
 
-    play(scene)
+    play(scenario)
 
 
 def test_ticks_come_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         say(agent, "wake 0")
@@ -281,11 +281,11 @@ def test_ticks_come_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         await turns()
         assert stage.echo.events.count(sv.Tick()) == 1
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_flaw_changes_what_success_means() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         shell, agent = await stage.running()
         say(agent, "flaw two files could not be read: a, b")
@@ -297,11 +297,11 @@ def test_a_flaw_changes_what_success_means() -> None:
         assert finish.exit_code == ExitCode.INCOMPLETE
         assert finish.reason.endswith("ended with status 0; two files could not be read: a, b")
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_flaw_can_be_taken_back() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         shell, agent = await stage.running()
         for body in ("flaw something", "flaw ", "note all is well"):
@@ -311,11 +311,11 @@ def test_a_flaw_can_be_taken_back() -> None:
         assert bench.history()[-1].text == "all is well"
         assert bench.history()[-1].kind == "service"
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_service_that_cannot_go_on_ends_the_job() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         say(agent, "fail 17 buckets are lost")
@@ -328,11 +328,11 @@ def test_a_service_that_cannot_go_on_ends_the_job() -> None:
         await until(stage.run.done)
         assert stage.run.result().reason == "17 buckets are lost"
 
-    play(scene)
+    play(scenario)
 
 
 def test_words_of_a_dead_incarnation_are_not_heard() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         shell, agent = await stage.running()
         other = Agent(bench, shell, dataclasses.replace(agent.info, incarnation=Incarnation(99)))
@@ -343,11 +343,11 @@ def test_words_of_a_dead_incarnation_are_not_heard() -> None:
         heard = [event for event in stage.echo.events if isinstance(event, sv.Said)]
         assert heard == []
 
-    play(scene)
+    play(scenario)
 
 
 def test_the_end_of_the_job_clears_what_was_kept() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         stage = Stage(bench)
         _, agent = await stage.running()
         say(agent, "keep it")
@@ -358,7 +358,7 @@ def test_the_end_of_the_job_clears_what_was_kept() -> None:
         await until(stage.run.done)
         assert stage.kept() == {}
 
-    play(scene)
+    play(scenario)
 
 
 def test_rank_of() -> None:

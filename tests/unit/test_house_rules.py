@@ -22,7 +22,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.\-])/(?:work)/")
 
 
 def code_files(*folders: str) -> list[Path]:
-    """Python files that people wrote."""
+    """Python files, without generated ones."""
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return sorted(path for path in paths if not re.search(r"_pb2(_grpc)?\.py$", path.name))
 
@@ -63,7 +63,7 @@ def modules(package: str) -> list[str]:
 
 
 def modules_loaded_by(imported: list[str]) -> set[str]:
-    """What a fresh interpreter has loaded after importing the modules."""
+    """Modules that a fresh interpreter has loaded after importing these."""
     program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
     finished = subprocess.run([sys.executable, "-c", program, *imported], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
@@ -71,7 +71,7 @@ def modules_loaded_by(imported: list[str]) -> set[str]:
 
 
 def loaded_by(imported: list[str]) -> set[str]:
-    """Top-level packages of it."""
+    """Top-level packages that a fresh interpreter has loaded after importing these modules."""
     return {name.partition(".")[0] for name in modules_loaded_by(imported)}
 
 

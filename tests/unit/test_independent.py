@@ -306,7 +306,7 @@ class Two:
                     self.notes.append(text)
 
     def did(self, name: str, kind: type[ev.Effect]) -> list[ev.Effect]:
-        """Since it was asked last."""
+        """Effects of this kind since the last call."""
         found = [effect for effect in self.effects[NodeId(name)] if isinstance(effect, kind)]
         self.effects[NodeId(name)].clear()
         return found

@@ -28,8 +28,8 @@ def filled(count: int) -> Journal:
     return journal
 
 
-def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
-    asyncio.run(scene())
+def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(scenario())
 
 
 async def numbers(lines: AsyncIterator[JournalEntry]) -> list[int]:
@@ -85,16 +85,16 @@ class TestKeeping:
 
 class TestReading:
     def test_everything_or_what_comes_after(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             journal = filled(5)
             assert await numbers(journal.read(0, False)) == [1, 2, 3, 4, 5]
             assert await numbers(journal.read(3, False)) == [4, 5]
             assert await numbers(journal.read(99, False)) == []
 
-        play(scene)
+        play(scenario)
 
     def test_a_follower_gets_the_past_and_what_comes_without_gap_or_repetition(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             journal = filled(3)
             lines = journal.read(1, True)
             assert (await anext(lines)).number == 2
@@ -108,10 +108,10 @@ class TestReading:
             journal.close()
             assert await rest == [3, 4, 5, 6]
 
-        play(scene)
+        play(scenario)
 
     def test_a_follower_of_the_future_is_not_shown_the_present(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             journal = filled(3)
             rest = asyncio.ensure_future(numbers(journal.read(5, True)))
             await turns()
@@ -120,10 +120,10 @@ class TestReading:
             journal.close()
             assert await rest == [6, 7]
 
-        play(scene)
+        play(scenario)
 
     def test_several_follow_at_once_and_one_that_leaves_is_forgotten(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             journal = filled(1)
             leaving = journal.read(0, True)
             assert (await anext(leaving)).number == 1
@@ -137,15 +137,15 @@ class TestReading:
             journal.close()
             assert await staying == [1, 2]
 
-        play(scene)
+        play(scenario)
 
     def test_nobody_waits_for_a_master_that_has_gone(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             journal = filled(2)
             journal.close()
             assert await asyncio.wait_for(numbers(journal.read(0, True)), 1) == [1, 2]
 
-        play(scene)
+        play(scenario)
 
 
 SPEC = JobSpec(JobId("my-job"), NodeRange(1, 4), max_restarts=3, fault_tolerance=FaultTolerance.SHRINK)

@@ -1,4 +1,4 @@
-"""What workers commit is kept, and given back."""
+"""Commits of workers are kept, and restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edl.errors import CheckpointError, ProtocolError
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.wire.local import OWN, STATE, Committed
 from edl.wire.messages import Version
-from tests.unit.keeper_bench import SIZE, Bench, Worker, content, h, piece, run, until
+from tests.unit.keeper_fixture import SIZE, Bench, Worker, content, h, piece, run, until
 
 
 def test_a_commit_is_held_and_given_back() -> None:

@@ -1,4 +1,4 @@
-"""What is kept goes to other nodes and to the checkpoint directory, and comes from there."""
+"""Commits are copied to other nodes and to the checkpoint directory, and restored from there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl.testing.snapshots import fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.local import STATE
 from edl.wire.messages import Version
-from tests.unit.keeper_bench import LIMIT_S, SIZE, A, B, Bench, C, Worker, content, h, piece, run, source, until
+from tests.unit.keeper_fixture import LIMIT_S, SIZE, A, B, Bench, C, Worker, content, h, piece, run, source, until
 
 # --- other nodes -----------------------------------------------------------------------------------------------------
 

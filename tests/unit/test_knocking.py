@@ -1,4 +1,4 @@
-"""Who is at an address: a launcher that lives, one that is frozen, or nobody."""
+"""Probing an address: a live launcher, a frozen one, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Kubernetes adapters read from settings, names and pods, without a server."""
+"""The Kubernetes adapters' parsing of settings, names and pods, without a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = Options("https://10.0.0.1", "ml")
 
 @pytest.fixture
 def account(tmp_path: Path) -> Path:
-    """What a pod finds of its service account."""
+    """A service account's files as mounted into a pod."""
     for name, text in (("token", "t"), ("ca.crt", "c"), ("namespace", "ml\n")):
         (tmp_path / name).write_text(text)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Jobs from Python, without starting any: words for the launcher, what is sent, what comes back."""
+"""Jobs from Python: launcher arguments, messages and results, without starting any process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.launching import launch_settings
 
 
 def read(config: Any, *command: str) -> LaunchSettings:
-    """What the launcher makes of a config."""
+    """Settings that the launcher derives from a config."""
     words = with_both_spellings([*words_of(config), *(command or ("--no-python", "--", "true"))])
     with command_line.run.make_context("edl-run", words) as context:
         script, arguments = context.params["script"], context.params["arguments"]

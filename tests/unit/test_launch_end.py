@@ -1,4 +1,4 @@
-"""What a launcher does about a store that keeps ending, a disk that hangs, and a signal at the very end."""
+"""A launcher with a store that keeps ending, a disk that hangs, or a signal at the very end."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_a_report_on_a_disk_that_hangs_is_not_waited_for(monkeypatch: pytest.Mon
     parts = SimpleNamespace(reporter=reporter, candidate=SimpleNamespace(shell=None), log=said.append)
     monkeypatch.setattr(launcher_module, "REPORT_S", 0.0)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await Launcher(cast(Parts, parts))._report(1, Outcome(1, "failed"))
         thawed.set()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert said == ["/logs does not answer: not waiting for the report that goes there"]
 
 
@@ -93,10 +93,10 @@ def test_a_store_that_keeps_ending_is_started_at_growing_pauses_and_says_why(
     monkeypatch.setattr(asyncio, "sleep", pause)
     parts = SimpleNamespace(member=Ending(starts), clock=clock, log=lines.append)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         with pytest.raises(asyncio.CancelledError):
             await Launcher(cast(Parts, parts))._keep_member()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert paused == [1, 2, 4, 8, 16, 30, 30]
     assert any(line.startswith(said) for line in lines), lines

@@ -1,4 +1,4 @@
-"""What trainers of parameter servers ask of the lease machine in mode "free"."""
+"""Requests of independent trainers to the lease machine (mode "free")."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NODE = NodeId("n")
 
 
 def listed() -> Manifest:
-    """Six shards of ten records."""
+    """A manifest of six shards of ten records."""
     builder = ManifestBuilder("ipc")
     builder.file("file", 100)
     for begin in range(0, 60, 10):
@@ -77,7 +77,7 @@ class Master:
         return found
 
     def consume(self, slot: int, shards: int) -> list[int]:
-        """Lease and acknowledge whole ones."""
+        """Lease and acknowledge whole shards."""
         found = []
         for _ in range(shards):
             granted = self.ask(slot, Lease, epoch=self.epoch, want=1)
@@ -112,7 +112,7 @@ def test_anybody_may_list_the_shards() -> None:
     assert isinstance(refused, Refused) and refused.kind == "rank"
 
 
-def test_a_named_position_is_told(master: Master) -> None:
+def test_a_named_position_is_reported(master: Master) -> None:
     master.consume(0, 2)
     done = master.ask(1, Commit, name="cut-1")
     assert isinstance(done, Done) and Ledger.decode(done.ledger).done_shards == 2

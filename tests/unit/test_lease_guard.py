@@ -29,7 +29,7 @@ def test_when_it_renews(seen: Seen, due: bool) -> None:
 
 
 class Kept:
-    """What a guard does, as seen from outside."""
+    """External effects of a guard."""
 
     def __init__(self, *, answers: bool = True) -> None:
         self.answers = answers
@@ -57,7 +57,7 @@ class Kept:
 def busy(kept: Kept, lease: int) -> None:
     """Have an event loop do nothing but wait until the guard has acted, or (without a lease) for a while."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         guard = LeaseGuard(SHORT_S, kept, kept.entitle, kept.renewed.append, lambda text: None)
         guard.holds(lease, 0.0)
         try:
@@ -67,7 +67,7 @@ def busy(kept: Kept, lease: int) -> None:
         finally:
             guard.end()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_a_busy_loop_loses_no_lease_and_its_workers_no_right_to_run() -> None:

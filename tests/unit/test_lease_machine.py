@@ -1,4 +1,4 @@
-"""The machine that leases shards, word by word."""
+"""The lease machine, message by message."""
 
 from __future__ import annotations
 
@@ -204,11 +204,11 @@ class TestSteps:
         rule.lease(0)
         refused = rule.get(Refused, 0, NextEpoch, 1)
         assert refused.text == (
-            "epoch 0 of train is not finished: 3 shards pending, 1 in hand (worker 0 on n0). Finish it, or say how "
+            "epoch 0 of train is not finished: 3 shards pending, 1 in hand (worker 0 on n0). Finish it, or state how "
             "many records are dropped"
         )
         rule.get(Done, 0, NextEpoch, 1, 14)
-        assert rule.notes[-1] == "data train: epoch 0 ends with 14 records dropped by its rule (4 shards not finished)"
+        assert rule.notes[-1] == "data train: epoch 0 ends, dropping 14 records by its rule (4 shards not finished)"
         assert rule.lease(1, 1, epoch=0).state == "finished"
 
     def test_a_request_said_twice_is_done_once(self) -> None:
@@ -238,7 +238,7 @@ class TestPoison:
         assert [(given.shard.index, given.upto) for given in granted.leases] == [(0, 1)]
         rule.lease(1, 0, failed=((0, 1, "bad magic"),))
         assert rule.flaws == {
-            "data/train": "data train: 1 shard could not be read and left out: part-0 0-4 after 1 record. "
+            "data/train": "data train: 1 shard skipped as unreadable: part-0 0-4 after 1 record. "
             "worker 0 on n0: bad magic"
         }
         assert rule.lease(1, 1, epoch=0).state == "dry"
@@ -262,14 +262,14 @@ class TestRefusals:
         assert isinstance(refused, Refused)
         assert (refused.kind, refused.text) == (
             "stale",
-            "train: said in round 0; the world is now that of round 1. Wait for the next round and open again",
+            "train: request from round 0; the current world is that of round 1. Wait for the next round and open again",
         )
         rule.do(rule.machine.step(WorldEnded(Round(1), "over"), 1.0))
         refused = rule.say(0, Lease, 0, 1)
         assert isinstance(refused, Refused)
-        assert "there is no world now" in refused.text
+        assert "there is no world at present" in refused.text
 
-    def test_a_shard_of_somebody_else(self) -> None:
+    def test_a_shard_of_another_worker(self) -> None:
         rule = Rule().start()
         rule.lease(0)
         granted = rule.lease(1, 0, finished=((0, 4), (3, 4), (99, 1)))
@@ -339,7 +339,7 @@ class TestRefusals:
             st.integers() | st.text(max_size=9) | st.lists(st.lists(st.integers(), max_size=3), max_size=3),
         ),
     )
-    def test_half_right_words_raise_nothing(self, word: str, fields: dict[str, Any]) -> None:
+    def test_half_right_messages_raise_nothing(self, word: str, fields: dict[str, Any]) -> None:
         body = {"word": word, "id": 7, "dataset": NAME, "rank": 0, "epoch": 0, "want": 1, "name": "x", **fields}
         Rule(1).start().body(0, json.dumps(body))
 
@@ -369,7 +369,7 @@ class TestFree:
         assert numbers(rule.lease(0, 1)) == [0]
         rule.wait(29.0)
         rule.wait(1.5)
-        assert "worker 0 on n0 said nothing about its leases for 30 s; 1 shard go to others" in rule.notes[-1]
+        assert "worker 0 on n0 has not reported on its leases for 30 s; 1 shard returned to the queue" in rule.notes[-1]
         late = rule.get(Done, 0, Ack, 0, ((0, 4, True),))
         assert late.refused == ((0, "shard 0 is pending, not leased to worker 0 on n0"),)
 
@@ -397,7 +397,7 @@ class TestFree:
         assert numbers(rule.lease(1, 1)) == [0]
 
 
-def test_words_survive_being_written() -> None:
+def test_messages_survive_encoding() -> None:
     words: list[messages.DataMessage] = [
         Register(1, NAME, b"\0\1", PLAIN),
         Open(2, NAME, 3, 1, "x", "d", ((1, 2),), ((1, 2),), ((3, 4),), ((1, 2, True),), 5),
@@ -467,7 +467,7 @@ def test_long_values_are_kept_in_parts() -> None:
         assert ChunkedValues().get(store, "a") == value
         assert max(map(len, store.values())) <= PART_BYTES + 1
     del store[next(name for name in store if name != "a")]
-    with pytest.raises(DataError, match="not whole"):
+    with pytest.raises(DataError, match="is incomplete"):
         ChunkedValues().get(store, "a")
 
 

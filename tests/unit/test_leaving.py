@@ -1,4 +1,4 @@
-"""How a node leaves and with which exit status, and a node whose job is suspended."""
+"""How a node leaves, its exit status, and nodes of a suspended job."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_merging_adds_or_refuses(mine: list[tuple[int, int, bool]], its: list[tu
 def test_it_belongs_to_one_set_in_one_order() -> None:
     one = ledger(seed=3)
     one.belongs("d" * 32, 20, 3, True)
-    with pytest.raises(DataError, match="give back the same files"):
+    with pytest.raises(DataError, match="restore the same files"):
         one.belongs("e" * 32, 20, 3, True)
     with pytest.raises(DataError, match="seed=3; now it is shuffle=True, seed=4"):
         one.belongs("d" * 32, 20, 4, True)
@@ -108,11 +108,11 @@ def test_it_belongs_to_one_set_in_one_order() -> None:
     ],
 )
 def test_a_damaged_one_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read a position"):
         Ledger.load({**ledger().state_dict(), **change})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"done": "!"}', '{"done": 5}'])
-def test_what_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+def test_invalid_positions_are_refused(text: str) -> None:
+    with pytest.raises(DataError, match="cannot read a position"):
         Ledger.decode(text)

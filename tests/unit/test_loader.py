@@ -17,7 +17,7 @@ from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
 from edl.wire.messages import NO_SETTINGS
 from edl.worker.boundary import RoundOver
-from tests.unit.data_bench import ArrayData, Bench, Training, drawn, exactly_once, on_threads, write_ipc
+from tests.unit.data_fixture import ArrayData, Bench, Training, drawn, exactly_once, on_threads, write_ipc
 
 RECORDS = 600
 
@@ -182,7 +182,8 @@ def shares_of(bench: Bench, files: str, size: int, **options: Any) -> list[list[
 
 
 def uneven_shares(files: str, tail: str) -> list[list[Any]]:
-    """Of three shards one rank gets one and the other two. On a busy machine one may have all before the other asks."""
+    """Train so that one of two ranks gets one of three shards. Retried, because on a busy machine one rank may get
+    all."""
     for _ in range(50):
         found = shares_of(Bench(), files, 2, tail=tail, shard_records=1000)
         if any(isinstance(shares, DataError) for shares in found):
@@ -231,13 +232,13 @@ def test_what_is_repeated_is_what_was_had(files: str) -> None:
     raise AssertionError("one of them had less, and repeated nothing")
 
 
-def test_dropping_is_told(bench: Bench, files: str) -> None:
+def test_dropping_is_reported(bench: Bench, files: str) -> None:
     shares_of(bench, files, 2, tail="drop", shard_records=150, batch_size=64)
-    assert any("dropped by its rule" in text for text in bench.notes), bench.notes
+    assert any("dropping" in text and "by its rule" in text for text in bench.notes), bench.notes
 
 
 def test_dropping_everything_is_an_error(bench: Bench, files: str) -> None:
-    with pytest.raises(DataError, match="makes a whole step of all workers"):
+    with pytest.raises(DataError, match="fills a whole step of all workers"):
         ids(alone(bench, files, tail="drop", batch_size=601))
 
 
@@ -251,7 +252,7 @@ def user_data(bench: Bench, folder: Path, read: Callable[[str, int, int], Any], 
     return ArrayData(bench, 0, "d", str(folder / "any.bin"), format="user", options=reading, batch_size=4, **options)
 
 
-def test_a_shard_that_nobody_can_read_is_left_out(bench: Bench, tmp_path: Path) -> None:
+def test_an_unreadable_shard_is_skipped(bench: Bench, tmp_path: Path) -> None:
     def read(file: str, begin: int, end: int) -> Any:
         if begin == 30:
             raise OSError("the disk is broken")
@@ -269,7 +270,7 @@ def test_when_nothing_can_be_read_it_is_an_error(bench: Bench, tmp_path: Path) -
         raise OSError("the disk is broken")
 
     bench.begin(1)
-    with pytest.raises(DataError, match=r"all 10 shards have been given up, such as: .*the disk is broken"):
+    with pytest.raises(DataError, match=r"all 10 shards were skipped, such as: .*the disk is broken"):
         ids(user_data(bench, tmp_path, read))
 
 
@@ -364,7 +365,7 @@ def test_an_iterator_of_before_refuses_to_go_on(bench: Bench, files: str) -> Non
         data.load_state_dict(data.state_dict())
     bench.begin(1)
     data.load_state_dict(data.state_dict())
-    with pytest.raises(StateError, match="begin a new one with iter"):
+    with pytest.raises(StateError, match="create a new one with iter"):
         next(steps)
     assert len(ids(data)) == RECORDS - 8
 
@@ -408,7 +409,7 @@ def test_another_size_of_shards_is_for_other_files(bench: Bench, files: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [("other", "1 file of another length .*0.arrow"), ("gone", "gone: .*0.a")]
+    ("change", "message"), [("other", "1 file whose size has changed .*0.arrow"), ("gone", "missing: .*0.a")]
 )
 def test_files_that_changed_are_refused(bench: Bench, files: str, tmp_path: Path, change: str, message: str) -> None:
     data = alone(bench, files)

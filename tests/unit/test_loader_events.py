@@ -22,7 +22,7 @@ from edl.master.service import Caller, Said, WorldBegan
 from edl.types import Round
 from edl.wire.messages import NO_SETTINGS
 from edl.worker.boundary import RoundOver
-from tests.unit.data_bench import NODE, ArrayData, Bench, Training, exactly_once, write_ipc
+from tests.unit.data_fixture import NODE, ArrayData, Bench, Training, exactly_once, write_ipc
 
 RECORDS = 400
 

@@ -18,7 +18,7 @@ from data_service.protocol.add_request import AddRequest
 from data_service.protocol.messages import Done, Opened
 from edl.errors import DataError, SettingError
 from edl.master.service import Answered, Ordered
-from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, Training, drawn, on_threads, write_ipc
+from tests.unit.data_fixture import LIMIT_S, ArrayData, Bench, Training, drawn, on_threads, write_ipc
 
 FIRST, MORE, EACH = 400, 10, 20
 """Records at first; files that are added, and records of each."""
@@ -44,7 +44,7 @@ def maker(bench: Bench, folder: Path, **options: Any) -> Callable[[int], ArrayDa
 
 
 def more(folder: Path, inside: str = "new") -> list[str]:
-    """Ten files."""
+    """Write ten files."""
     for number in range(MORE):
         path = folder / inside / f"{number}.writing"
         write_ipc(path, FIRST + number * EACH, EACH)
@@ -105,7 +105,7 @@ def test_the_same_files_again_change_nothing(bench: Bench, folder: Path) -> None
     told = on_threads(2, lambda rank: loaders[rank].add(added))
     assert sorted(told) == [
         "10 files, 10 shards, 200 records added, from epoch 0 on",
-        "nothing is added: 10 files listed already",
+        "nothing was added: 10 files already listed",
     ]
     assert together(on_threads(2, lambda rank: ids(loaders[rank]))) == list(range(ALL))
 
@@ -260,9 +260,9 @@ def test_an_order_from_outside(bench: Bench, folder: Path) -> None:
     assert together(on_threads(2, work)) == list(range(ALL))
     notes = sorted(note for note in bench.notes if "order" in note)
     assert notes[0] == "data d: order 1 (me): 10 files, 10 shards, 200 records added, from epoch 0 on"
-    assert notes[1].startswith("data d: order 2 (me): nothing is added: ") and "no such file" in notes[1]
+    assert notes[1].startswith("data d: order 2 (me): nothing was added: ") and "no such file" in notes[1]
     assert not bench.machine.sets["d"].orders
-    assert "when=never" in order("d", ["x"], "never").text and "give 1 to" in order("d", []).text
+    assert "when=never" in order("d", ["x"], "never").text and "1 to 1000 paths" in order("d", []).text
 
 
 def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder: Path) -> None:
@@ -277,7 +277,7 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
     more(folder)
     effects = bench.machine.step(Ordered(1, "me", body), 0.0)
     bench._do(effects)
-    assert any("waits until a worker" in one.text for one in effects if isinstance(one, Answered))
+    assert any("waiting until a worker" in one.text for one in effects if isinstance(one, Answered))
     bench.replace_master()
     data.load_state_dict(state)
     found = []
@@ -344,17 +344,17 @@ def test_what_cannot_be_added_is_named(bench: Bench, folder: Path) -> None:
     (folder / "new" / "half.arrow").write_bytes(b"ARROW1\0\0 no end")
     (folder / "new" / "a.csv").write_text("id,x\n1,2\n")
     for name, message in (
-        ("other.arrow", "other.arrow: column id is string, in .*0.arrow it is int64"),
+        ("other.arrow", "other.arrow: column id is string, but int64 in .*0.arrow"),
         ("half.arrow", "half.arrow: cannot be read"),
         ("nothing.arrow", "no such file"),
-        ("a.csv", "is csv by its name, and format=ipc"),
+        ("a.csv", "is csv by its name, but format=ipc"),
     ):
         with pytest.raises(DataError, match=message):
             data.add(str(folder / "new" / name))
     with pytest.raises(SettingError, match="when=later: must be now or next-epoch"):
         data.add("x", when="later")
     write_ipc(folder / "data" / "0.arrow", 0, 7)
-    with pytest.raises(DataError, match=r"1 file of another length than when they were listed: .*0\.arrow"):
+    with pytest.raises(DataError, match=r"1 file whose size has changed since they were listed: .*0\.arrow"):
         data.add(str(folder / "data"))
     assert len(bench.machine.sets["d"].listed.segments) == 1 and len(first["id"]) == 8
 
@@ -379,7 +379,7 @@ def test_a_file_that_was_replaced_after_it_was_listed_is_noticed(bench: Bench, f
     data._connect()
     with (folder / "lines" / "a.txt").open("a") as file:
         file.write("two\n" * 30)
-    with pytest.raises(DataError, match=r"a\.txt.* has 240 bytes, and had 120 when it was listed"):
+    with pytest.raises(DataError, match=r"a\.txt.* has 240 bytes, but had 120 when it was listed"):
         next(iter(data))
     assert any("could not read" in note for note in bench.notes) or bench.flaws
 

@@ -16,8 +16,8 @@ from data_service.loader import trainers
 from data_service.loader.trainers import Trainers
 from data_service.manifest import ShardRef
 from edl.errors import UnreachableData
-from tests.unit.data_bench import Bench, write_ipc
-from tests.unit.test_loader_lone import IndependentBenchData, ids
+from tests.unit.data_fixture import Bench, write_ipc
+from tests.unit.test_loader_independent import IndependentBenchData, ids
 
 RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 
@@ -127,7 +127,7 @@ class Readings:
 
 
 def die_in_a_push(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any) -> None:
-    """The second push, of the records 12 to 23, reaches some rows; nobody hears that it does."""
+    """A trainer dies in its second push, of records 12 to 23, which reached some rows."""
     first = Trainer(rows, 1, said)
     data = IndependentBenchData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
     for number, batch in enumerate(data):
@@ -177,7 +177,7 @@ def test_a_push_that_cannot_be_read_for_now_is_made_again_later(
     assert not bench.flaws
 
 
-def test_a_shard_whose_push_nobody_can_read_is_left_out_and_the_script_goes_on(
+def test_a_shard_whose_push_is_unreadable_is_skipped_and_the_script_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ipc(tmp_path / "0.arrow", 0, RECORDS)

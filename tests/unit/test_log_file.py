@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Disk:
-    """What ``statvfs`` is told."""
+    """A fake disk for ``statvfs``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, free: int) -> None:
         self.size, self.free, self.looks = size, free, 0
@@ -85,10 +85,10 @@ class TestRoom:
         assert LogRoom("/nowhere/at/all", 1 << 60, print, print).admits(MIB)
 
 
-def play(scene: Callable[[Scribe], None]) -> None:
+def play(scenario: Callable[[Scribe], None]) -> None:
     async def whole() -> None:
         scribe = Scribe()
-        scene(scribe)
+        scenario(scribe)
         assert await scribe.done(10)
 
     asyncio.run(whole())
@@ -106,7 +106,7 @@ class TestFile:
     def test_lines_without_room_are_counted_where_they_are_missing(self, tmp_path: Path) -> None:
         disk, took = Room(), list[int]()
 
-        def scene(scribe: Scribe) -> None:
+        def scenario(scribe: Scribe) -> None:
             file = LogFile(tmp_path / "stdout.log", scribe, print, Bounds(disk, took=took.append))
             for lines in ([b"1"], [b"2", b"3"], [b"4"], [b"5"]):
                 wait(scribe)
@@ -114,7 +114,7 @@ class TestFile:
                 file.write(lines)
             file.close()
 
-        play(scene)
+        play(scenario)
         missing = "[edl: 3 lines are missing here, the disk had no room for them]"
         assert (tmp_path / "stdout.log").read_text().splitlines() == ["1", missing, "5"]
         assert took == [2, 2], "what is not written does not count"
@@ -127,13 +127,13 @@ class TestFile:
             assert size == 20
             return path.with_name(names[-1])
 
-        def scene(scribe: Scribe) -> None:
+        def scenario(scribe: Scribe) -> None:
             file = LogFile(tmp_path / "stdout.log", scribe, print, Bounds(Room(), 20, parted=parted))
             for number in range(10):
                 file.write([b"line %04d" % number])
             file.close()
 
-        play(scene)
+        play(scenario)
         assert sorted(os.listdir(tmp_path)) == ["stdout.log", *names] and len(names) == 4
         assert (
             tmp_path / "stdout.log.4"

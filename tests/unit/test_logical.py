@@ -26,7 +26,7 @@ def leaves(ranks: int, seed: int, size: int = 57) -> list[list[Any]]:
 
 
 def by_workers(gradients: list[list[Any]], workers: int, absent: frozenset[int] = frozenset()) -> list[list[Any]]:
-    """What each worker has at the end; the exchange is played."""
+    """Result of each worker at the end, with a simulated exchange."""
     counts = split(len(gradients), workers)
     every: list[Branches] = []
     for worker in range(workers):

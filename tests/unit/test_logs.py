@@ -1,4 +1,4 @@
-"""What a worker writes goes where it was asked for, and no trouble with that ever reaches the worker."""
+"""Output of workers reaches its destinations, and failing destinations never block a worker."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ async def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
-def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
+def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
     """Also what goes wrong where only the event loop sees it counts."""
     problems: list[str] = []
 
     async def whole() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
-        await scene()
+        await scenario()
 
     asyncio.run(whole())
     assert problems == []
@@ -87,54 +87,54 @@ def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
 
 class TestConsole:
     def test_lines_come_out_as_they_are_written(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.write(b"one\ntwo\n")
                 await it.shows(b"one\ntwo\n")
                 it.write(b"three\n")
                 await it.shows(b"one\ntwo\nthree\n")
 
-        play(scene)
+        play(scenario)
 
     def test_each_line_has_the_prefix(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker(prefix=b"[default4]:") as it:
                 it.write(b"one\n\ntwo\n")
                 await it.shows(b"[default4]:one\n[default4]:\n[default4]:two\n")
 
-        play(scene)
+        play(scenario)
 
     def test_half_a_line_waits_for_its_end(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker(prefix=b">") as it:
                 it.write(b"one\nlo")
                 await it.shows(b">one\n")
                 it.write(b"ss 0.5\n")
                 await it.shows(b">one\n>loss 0.5\n")
 
-        play(scene)
+        play(scenario)
 
     def test_half_a_line_is_shown_at_the_end(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.write(b"one\nlast words")
                 it.stream.close()
                 assert it.console.getvalue() == b"one\nlast words\n"
 
-        play(scene)
+        play(scenario)
 
     def test_what_still_sits_in_the_pipe_is_taken_at_the_end(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.write(b"x" * 1023 + b"\n")
                 it.end()
                 it.stream.close()
                 assert it.console.getvalue() == b"x" * 1023 + b"\n"
 
-        play(scene)
+        play(scenario)
 
     def test_a_line_without_end_is_passed_on_in_pieces(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 for _ in range(3):
                     it.write(b"\r 10%" * 8000)
@@ -143,30 +143,30 @@ class TestConsole:
                 it.stream.close()
                 assert it.console.getvalue().replace(b"\n", b"") == b"\r 10%" * 24000
 
-        play(scene)
+        play(scenario)
 
     def test_closing_twice_is_no_error(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.stream.close()
                 it.stream.close()
                 it.stream.close_write_end()
 
-        play(scene)
+        play(scenario)
 
     def test_no_descriptor_is_left(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             before = set(os.listdir("/proc/self/fd"))
             stream = OutputStream(StreamPlan(None, b"", None), Scribe(), print)
             stream.close()
             assert set(os.listdir("/proc/self/fd")) == before
 
-        play(scene)
+        play(scenario)
 
 
 class TestFile:
     def test_the_file_has_the_lines_without_prefix(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             file = tmp_path / "attempt_0" / "0" / "stdout.log"
             async with worker(file, b"[default0]:") as it:
                 it.write(b"one\ntw")
@@ -177,10 +177,10 @@ class TestFile:
                 it.stream.close()
             assert file.read_bytes() == b"one\ntwo\n"
 
-        play(scene)
+        play(scenario)
 
     def test_the_file_may_be_all_there_is(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             file = tmp_path / "stderr.log"
             warnings: list[str] = []
             scribe = Scribe()
@@ -191,20 +191,20 @@ class TestFile:
             assert file.read_bytes() == b"one\n"
             assert warnings == []
 
-        play(scene)
+        play(scenario)
 
     def test_an_old_file_is_added_to(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             file = tmp_path / "stdout.log"
             file.write_bytes(b"before\n")
             async with worker(file) as it:
                 it.write(b"after\n")
             assert file.read_bytes() == b"before\nafter\n"
 
-        play(scene)
+        play(scenario)
 
     def test_a_full_device_costs_one_warning_and_nothing_else(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker(Path("/dev/full")) as it:
                 it.write(b"one\n")
                 await it.shows(b"one\n")
@@ -215,7 +215,7 @@ class TestFile:
             assert "/dev/full (No space left on device)" in it.warnings[0]
             assert "--log-dir" in it.warnings[0]
 
-        play(scene)
+        play(scenario)
 
     def test_a_disk_that_fills_up_costs_only_what_comes_after(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -231,7 +231,7 @@ class TestFile:
 
         monkeypatch.setattr(log_file, "open", lambda *_: Filling(), raising=False)
 
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker(tmp_path / "stdout.log") as it:
                 for number in range(4):
                     it.write(b"line %d\n" % number)
@@ -240,10 +240,10 @@ class TestFile:
             assert kept == [b"line 0\n"]
             assert len(it.warnings) == 1
 
-        play(scene)
+        play(scenario)
 
     def test_a_file_that_cannot_be_made_costs_one_warning(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             (tmp_path / "taken").write_bytes(b"")
             async with worker(tmp_path / "taken" / "stdout.log") as it:
                 it.write(b"one\n")
@@ -251,14 +251,14 @@ class TestFile:
             assert len(it.warnings) == 1
             assert str(tmp_path / "taken") in it.warnings[0]
 
-        play(scene)
+        play(scenario)
 
 
 class TestAHangingDisk:
     """A named pipe that nobody reads: to open it for writing takes until somebody does."""
 
     def test_keeps_nobody_waiting_and_gets_its_lines_when_it_answers(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             file = tmp_path / "stdout.log"
             os.mkfifo(file)
             async with worker(file) as it:
@@ -273,10 +273,10 @@ class TestAHangingDisk:
                 os.close(reading)
             assert it.warnings == []
 
-        play(scene)
+        play(scenario)
 
     def test_costs_what_is_written_beyond_a_bound_and_the_file_says_how_much(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             file = tmp_path / "stdout.log"
             os.mkfifo(file)
             made = Worker(file)
@@ -297,14 +297,14 @@ class TestAHangingDisk:
             os.close(reading)
             made.end()
 
-        play(scene)
+        play(scenario)
 
 
 class TestSwitch:
     """A round begins that the worker lives to see."""
 
     def test_what_sits_in_the_pipe_stays_with_the_last_round(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker(tmp_path / "0.log", b"1:") as it:
                 it.write(b"old\nbegun")
                 it.stream.switch(StreamPlan(it.console, b"2:", tmp_path / "1.log"))
@@ -316,19 +316,19 @@ class TestSwitch:
             assert (tmp_path / "1.log").read_bytes() == b"begun and ended\n"
             assert it.console.getvalue() == b"1:old\n2:begun and ended\n"
 
-        play(scene)
+        play(scenario)
 
     def test_after_the_end_is_no_error_and_opens_nothing(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker(tmp_path / "0.log") as it:
                 it.stream.close()
                 it.stream.switch(StreamPlan(None, b"", tmp_path / "1.log"))
             assert not (tmp_path / "1.log").exists()
 
-        play(scene)
+        play(scenario)
 
     def test_filtered_lines_are_found_whatever_the_console_does(self, tmp_path: Path) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             scribe = Scribe()
             plan = StreamPlan(None, b">", tmp_path / "all", tmp_path / "some", (b"loss", b"acc"))
             stream = OutputStream(plan, scribe, print)
@@ -338,40 +338,40 @@ class TestSwitch:
             assert (tmp_path / "all").read_bytes() == b"loss 1\nother\nacc 2\n"
             assert (tmp_path / "some").read_bytes() == b">loss 1\n>acc 2\n"
 
-        play(scene)
+        play(scenario)
 
 
 class TestTail:
     def test_the_last_lines_are_kept(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.write(b"".join(b"line %d\n" % number for number in range(1000)))
                 lines = it.stream.tail().splitlines()
                 assert len(lines) == TAIL_LINES
                 assert (lines[0], lines[-1]) == (f"line {1000 - TAIL_LINES}", "line 999")
 
-        play(scene)
+        play(scenario)
 
     def test_includes_what_has_not_been_read_yet_and_has_no_end(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.write(b"one\nSegmentation fau")
                 assert it.stream.tail() == "one\nSegmentation fau"
 
-        play(scene)
+        play(scenario)
 
     def test_still_has_the_unfinished_line_after_the_worker_has_gone(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.write(b"one\nlast words")
                 it.end()
                 await it.shows(b"one\nlast words\n")
                 assert it.stream.tail() == "one\nlast words"
 
-        play(scene)
+        play(scenario)
 
     def test_is_small_whatever_the_lines_are(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 for _ in range(20):
                     it.write(b"x" * 20_000 + b"\n")
@@ -381,23 +381,23 @@ class TestTail:
                 assert len(tail) == TAIL_BYTES
                 assert tail.endswith("x\nthe end")
 
-        play(scene)
+        play(scenario)
 
     def test_of_a_silent_worker_is_empty(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 assert it.stream.tail() == ""
 
-        play(scene)
+        play(scenario)
 
     def test_bytes_that_are_no_text_do_no_harm(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 it.write(b"caf\xe9\n")
                 assert it.stream.tail() == "caf\N{REPLACEMENT CHARACTER}"
                 await it.shows(b"caf\xe9\n")
 
-        play(scene)
+        play(scenario)
 
 
 class TestClosedConsole:
@@ -414,7 +414,7 @@ class TestClosedConsole:
             def write(self, data: object, /) -> int:
                 raise error
 
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker(tmp_path / "stdout.log", b">", Gone()) as it:
                 for number in range(3):
                     it.write(b"line %d\n" % number)
@@ -423,12 +423,12 @@ class TestClosedConsole:
             assert "console" in it.warnings[0]
             assert (tmp_path / "stdout.log").read_bytes() == b"line 0\nline 1\nline 2\n"
 
-        play(scene)
+        play(scenario)
 
 
 class TestOthersOnThePipe:
     def test_a_grandchild_that_holds_the_pipe_does_not_hold_the_launcher(self) -> None:
-        async def scene() -> None:
+        async def scenario() -> None:
             async with worker() as it:
                 grandchild = os.dup(it.write_fd)
                 it.write(b"bye\n")
@@ -439,7 +439,7 @@ class TestOthersOnThePipe:
                     os.write(grandchild, b"is anybody there?\n")
                 os.close(grandchild)
 
-        play(scene)
+        play(scenario)
 
     def test_a_worker_that_never_stops_writing_does_not_stop_the_launcher(
         self, monkeypatch: pytest.MonkeyPatch
@@ -447,7 +447,7 @@ class TestOthersOnThePipe:
         reads = 0
         real = os.read
 
-        async def scene() -> None:
+        async def scenario() -> None:
             nonlocal reads
             async with worker() as it:
                 pipe = it.stream._read_fd
@@ -468,4 +468,4 @@ class TestOthersOnThePipe:
                 it.stream.close()
                 assert reads <= 2 + DRAIN_CHUNKS
 
-        play(scene)
+        play(scenario)

@@ -1,4 +1,4 @@
-"""``scale_lr``: the step uses the scaled learning rate, everybody else sees the script's own."""
+"""``scale_lr``: the step uses the scaled learning rate, all other code sees the script's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edl.worker.lr import LrFactor, found_noise, needed_noise
 
 @pytest.fixture(autouse=True)
 def prescribed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Settings]]:
-    """What the Master prescribes; the one entry may be replaced."""
+    """The Master's settings; tests replace the one entry."""
     holder = [Settings()]
     monkeypatch.setattr(hyper, "current", lambda: holder[0])
     monkeypatch.setattr(hyper, "commits", lambda: 0)

@@ -1,4 +1,4 @@
-"""What is done for each node of a world must not look at all the others."""
+"""Work per node of a world must not grow with the number of nodes."""
 
 from __future__ import annotations
 

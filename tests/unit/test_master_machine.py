@@ -84,7 +84,7 @@ class Rule:
         self.feed(ev.Tick())
 
     def told(self) -> dict[str, MasterMessage]:
-        """What this step sent, by node."""
+        """Messages sent in this step, by node."""
         return {effect.node: effect.message for effect in self.effects if isinstance(effect, ev.Tell)}
 
     @property

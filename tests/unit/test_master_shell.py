@@ -27,7 +27,7 @@ from edl.wire.messages import (
 )
 from edl.wire.status import EventsRequest
 from edl.wire.wishes import Resize
-from tests.unit.master_bench import KEYS, SPEC, TTL_S, Agent, Bench, play, turns, until
+from tests.unit.master_fixture import KEYS, SPEC, TTL_S, Agent, Bench, play, turns, until
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def failure(code: int = 1) -> WorkerFailed:
 
 class TestStoreFirst:
     def test_what_is_decided_is_stored_before_anybody_is_told(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, _, agent = await running(bench)
             order = agent.heard[0]
             assert isinstance(order, StartRound)
@@ -61,10 +61,10 @@ class TestStoreFirst:
             assert (record.phase, record.round, record.world) == (Phase.RUNNING, 1, order.world)
             assert [entry.kind for entry in bench.history()][-2:] == ["node-joined", "world-formed"]
 
-        play(scene)
+        play(scenario)
 
     def test_while_the_store_is_away_nothing_is_said(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, run = await bench.master()
             agent = Agent(bench, shell, bench.register("a"))
             agent.attach()
@@ -80,10 +80,10 @@ class TestStoreFirst:
             kinds = [entry.kind for entry in bench.history()]
             assert (kinds.count("node-joined"), kinds.count("world-formed")) == (1, 1)  # and nothing was written twice
 
-        play(scene)
+        play(scenario)
 
     def test_a_decision_waits_as_long_as_the_store_is_away(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, _, agent = await running(bench)
             bench.store.available = False
             agent.say(failure())
@@ -95,10 +95,10 @@ class TestStoreFirst:
             assert record is not None
             assert record.restarts == 1
 
-        play(scene)
+        play(scenario)
 
     def test_a_take_over_waits_for_the_store_as_well(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell = MasterShell(bench.deps(), bench.crown())
             bench.store.available = False
             run = bench.start(shell.run())
@@ -108,14 +108,14 @@ class TestStoreFirst:
             bench.store.available = True
             await until(lambda: shell.serving)
 
-        play(scene)
+        play(scenario)
 
 
 class TestManyAtOnce:
     """What comes while a write is under way shares the next one."""
 
     def test_share_a_write_and_are_told_in_order(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _ = await bench.master(dataclasses.replace(SPEC, nodes=NodeRange(40, 40)))
             agents = [Agent(bench, shell, bench.register(f"n{one}")) for one in range(40)]
             before = bench.store.writes
@@ -129,10 +129,10 @@ class TestManyAtOnce:
             joins = [entry.text for entry in bench.history() if entry.kind == "node-joined"]
             assert joins == ["40 nodes are ready: n0, n1, n2, n3, n4, n5, n6, n7 and 32 more"]
 
-        play(scene)
+        play(scenario)
 
     def test_a_wish_among_them_is_answered_with_the_revision_of_its_own_write(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _, agent = await running(bench, dataclasses.replace(SPEC, nodes=NodeRange(1, 4)))
             agent.say(failure())
             first, second = await asyncio.gather(shell.wish(Resize(2, "me")), shell.wish(Resize(3, "me")))
@@ -140,12 +140,12 @@ class TestManyAtOnce:
             assert (first.generation, second.generation) == (1, 2)
             assert first.revision < second.revision == shell.status().scale.revision
 
-        play(scene)
+        play(scenario)
 
 
 class TestFencing:
     def test_a_master_that_was_replaced_says_nothing_more(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, run, agent = await running(bench)
             bench.crown()
             before = bench.store.revision
@@ -158,10 +158,10 @@ class TestFencing:
             assert shell.status().restarts_used == 0
             assert not shell.serving
 
-        play(scene)
+        play(scenario)
 
     def test_one_whose_key_is_just_gone_neither(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, agent = await running(bench)
             bench.store.write_now([Delete(KEYS.master)])
             agent.say(failure())
@@ -169,10 +169,10 @@ class TestFencing:
             assert isinstance(run.exception(), FencedOut)
             assert [type(message) for message in agent.heard] == [StartRound]
 
-        play(scene)
+        play(scenario)
 
     def test_one_that_was_replaced_while_the_store_was_away_neither(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, agent = await running(bench)
             bench.store.fail_writes = 3
 
@@ -186,12 +186,12 @@ class TestFencing:
             assert isinstance(run.exception(), FencedOut)
             assert [type(message) for message in agent.heard] == [StartRound]
 
-        play(scene)
+        play(scenario)
 
 
 class TestTakingOver:
     def test_history_is_numbered_on(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, agent = await running(bench)
             run.cancel()
             await until(run.done)
@@ -206,10 +206,10 @@ class TestTakingOver:
             assert kinds.index("world-formed") < kinds.index("worker-failed")
             assert shell.status().journal == tuple(entries[-10:])
 
-        play(scene)
+        play(scenario)
 
     def test_workers_go_on_when_their_agent_attaches_to_the_next_master(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, agent = await running(bench)
             run.cancel()
             await until(agent.stream.done)
@@ -221,10 +221,10 @@ class TestTakingOver:
             assert again.heard == []
             assert (shell.status().phase, shell.status().round) == ("running", 1)
 
-        play(scene)
+        play(scenario)
 
     def test_followers_of_history_are_let_go(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, run, _ = await running(bench)
             seen: list[int] = []
 
@@ -238,10 +238,10 @@ class TestTakingOver:
             await until(follower.done)
             assert seen == [entry.number for entry in bench.history()]
 
-        play(scene)
+        play(scenario)
 
     def test_a_straggler_does_not_run_an_ended_job_again(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             outcome = Finish(1, "worker 3 failed")
             bench.store.write_now([Put(KEYS.farewell, plain.dumps(outcome), bench.store.grant_now(10))])
             info = bench.register("straggler")
@@ -257,20 +257,20 @@ class TestTakingOver:
             assert run.exception() is None
             assert bench.record() is None
 
-        play(scene)
+        play(scenario)
 
     def test_the_end_of_another_job_is_not_its_end(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.write_now([Put(KEYS.farewell + "-2", plain.dumps(Finish(0, "done")))])
             shell, _ = await bench.master()
             assert not shell.ended
 
-        play(scene)
+        play(scenario)
 
 
 class TestStreams:
     def test_a_stream_that_ends_detaches_its_node(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _, agent = await running(bench)
             assert [view.attached for view in shell.status().nodes] == [True]
             agent.say(None)
@@ -278,18 +278,18 @@ class TestStreams:
             await until(lambda: not shell.status().nodes[0].attached)
             assert shell.status().phase == "running"
 
-        play(scene)
+        play(scenario)
 
     def test_so_does_one_that_the_other_side_gives_up(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _, agent = await running(bench)
             agent.stream.cancel()
             await until(lambda: not shell.status().nodes[0].attached)
 
-        play(scene)
+        play(scenario)
 
     def test_a_peer_that_breaks_the_protocol_loses_its_stream_and_nothing_else(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, run, agent = await running(bench)
             agent.say(ProtocolError("not a FromAgent message"))
             await until(agent.stream.done)
@@ -298,10 +298,10 @@ class TestStreams:
             assert not run.done()
             assert [text for text in bench.said if "closing the stream of a: not a FromAgent message" in text]
 
-        play(scene)
+        play(scenario)
 
     def test_words_before_the_introduction_are_ignored(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _ = await bench.master()
             agent = Agent(bench, shell, bench.register("a"))
             agent.ready()
@@ -310,10 +310,10 @@ class TestStreams:
             await turns()
             assert agent.heard == []
 
-        play(scene)
+        play(scenario)
 
     def test_a_second_stream_of_a_node_takes_over_from_the_first(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _, first = await running(bench)
             second = Agent(bench, shell, first.info)
             second.attach(running=1)
@@ -326,12 +326,12 @@ class TestStreams:
             await second.hears(StopRound)
             assert first.last() is StartRound
 
-        play(scene)
+        play(scenario)
 
 
 class TestNodes:
     def test_one_whose_lease_ends_is_lost(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _, _ = await running(bench)
             bench.clock.advance(TTL_S)
             bench.store.tick()
@@ -339,10 +339,10 @@ class TestNodes:
             await until(lambda: shell.status().phase == "forming")
             assert "node-lost" in [entry.kind for entry in bench.history()]
 
-        play(scene)
+        play(scenario)
 
     def test_one_that_detaches_and_refuses_connections_is_lost_before_that(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             shell, _, agent = await running(bench)
             bench.dead_ports = {agent.info.port}
             agent.say(None)
@@ -350,22 +350,22 @@ class TestNodes:
             await until(lambda: agent.info.incarnation not in bench.store._leases)
             assert KEYS.node(agent.info.node) not in bench.stored()
 
-        play(scene)
+        play(scenario)
 
     def test_a_master_that_cannot_see_them_any_more_gives_up(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, _ = await running(bench)
             bench.store.break_watches = [StoreError("compacted")]
             bench.register("b", port=6000)
             await until(run.done)
             assert str(run.exception()) == "compacted"
 
-        play(scene)
+        play(scenario)
 
 
 class TestWhatIsNotOurs:
     def test_an_unreadable_key_is_named_and_blinds_nobody(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.write_now([Put(f"{KEYS.nodes}old", b"of another program"), Put(KEYS.journal_entry(1), b"[")])
             _, run, _ = await running(bench, dataclasses.replace(SPEC, nodes=NodeRange(1, 4)))
             bench.store.write_now([Put(f"{KEYS.nodes}new", b"{}")])
@@ -379,10 +379,10 @@ class TestWhatIsNotOurs:
                 f"passing over {KEYS.journal_entry(1)}",
             ]
 
-        play(scene)
+        play(scenario)
 
     def test_a_mistake_in_a_background_task_ends_the_rule_instead_of_blinding_it(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, _ = await running(bench)
 
             class Broken(Exception):
@@ -392,12 +392,12 @@ class TestWhatIsNotOurs:
             bench.register("b")
             assert isinstance(await bench.failure(run), Broken)
 
-        play(scene)
+        play(scenario)
 
 
 class TestEnd:
     def test_leaves_its_outcome_and_nothing_else(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.write_now([Put(KEYS.spec, b"{}"), Put(KEYS.token, b"secret")])
             shell, run, agent = await running(bench)
             agent.say(WorkersDone(Round(1)))
@@ -417,10 +417,10 @@ class TestEnd:
             bench.clock.advance(shell_module.FAREWELL_TTL_S)
             assert bench.stored() == [KEYS.master]
 
-        play(scene)
+        play(scenario)
 
     def test_names_of_launchers_that_have_not_heard_stay_as_long_as_the_outcome(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             names = [KEYS.launcher(NodeId(name)) for name in ("a", *(f"n{index}" for index in range(150)))]
             for name in names:
                 bench.store.write_now([Put(name, b"")])
@@ -435,10 +435,10 @@ class TestEnd:
             bench.clock.advance(shell_module.FAREWELL_TTL_S)
             assert bench.stored() == [KEYS.master]
 
-        play(scene)
+        play(scenario)
 
     def test_that_it_is_over_is_told_to_who_comes_before_all_have_heard(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, agent = await running(bench)
             assert KEYS.over not in bench.stored()
             agent.say(WorkersDone(Round(1)))
@@ -449,10 +449,10 @@ class TestEnd:
             await until(run.done)
             assert KEYS.over not in bench.stored()
 
-        play(scene)
+        play(scenario)
 
     def test_of_a_failed_job_names_the_failure(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             spec = dataclasses.replace(SPEC, max_restarts=0)
             _, _, agent = await running(bench, spec)
             agent.say(failure(7))
@@ -463,10 +463,10 @@ class TestEnd:
             assert outcome.exit_code == 1
             assert [found.exit_code for found in outcome.failures] == [7]
 
-        play(scene)
+        play(scenario)
 
     def test_a_store_that_is_away_at_the_end_does_not_hold_it_up(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             _, run, agent = await running(bench)
             agent.say(WorkersDone(Round(1)))
             await agent.hears(Finish)
@@ -475,4 +475,4 @@ class TestEnd:
             agent.say(None)
             await until(run.done)
 
-        play(scene)
+        play(scenario)

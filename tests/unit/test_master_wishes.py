@@ -17,7 +17,7 @@ from edl.ports import Ruling
 from edl.wire import plain
 from edl.wire.messages import StartRound
 from edl.wire.wishes import Cordon, Granted, Rebound, Resize, Verdict
-from tests.unit.master_bench import KEYS, SPEC, Agent, Bench, play, turns, until
+from tests.unit.master_fixture import KEYS, SPEC, Agent, Bench, play, turns, until
 
 WIDE = dataclasses.replace(SPEC, nodes=NodeRange(1, 4))
 
@@ -45,7 +45,7 @@ def stored(bench: Bench) -> tuple[Sizing, int]:
 
 
 def test_it_is_in_the_store_when_it_is_answered() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench, "ab")
         granted = await shell.wish(Resize(1, "me", "quiet night"))
         record = bench.record()
@@ -57,11 +57,11 @@ def test_it_is_in_the_store_when_it_is_answered() -> None:
         scale = shell.status().scale
         assert (scale.desired, scale.asked, scale.revision, scale.generation) == (1, 1, revision, 1)
 
-    play(scene)
+    play(scenario)
 
 
 def test_the_world_follows() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, agents = await running(bench, "ab")
         assert shell.status().scale.nodes == 2
         await shell.wish(Resize(1, "me"))
@@ -73,11 +73,11 @@ def test_the_world_follows() -> None:
         lines = [entry.text for entry in bench.history() if entry.kind == "scale"]
         assert lines == ["1 node asked for by me", "1 node in round 2, as wanted by me"]
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_stale_revision_is_refused_and_one_of_the_last_look_is_not() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         seen = shell.status().scale.revision
         assert seen
@@ -89,11 +89,11 @@ def test_a_stale_revision_is_refused_and_one_of_the_last_look_is_not() -> None:
         assert stored(bench)[0].desired == 2
         assert "changed by me" in second.text
 
-    play(scene)
+    play(scenario)
 
 
 def test_only_the_first_wish_with_a_key_counts_also_for_the_next_master() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         first = await shell.wish(Resize(2, "me", key="k"))
         await shell.wish(Resize(3, "you"))
@@ -103,22 +103,22 @@ def test_only_the_first_wish_with_a_key_counts_also_for_the_next_master() -> Non
         assert stored(bench)[0].desired == 3
         assert again.generation == 2
 
-    play(scene)
+    play(scenario)
 
 
 def test_what_is_refused_changes_nothing() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         before = bench.store.revision
         granted = await shell.wish(Resize(9, "me"))
         assert granted.verdict is Verdict.REFUSED
         assert bench.store.revision == before
 
-    play(scene)
+    play(scenario)
 
 
 def test_it_waits_as_long_as_the_store_is_away() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         bench.store.available = False
         asked = bench.start(shell.wish(Resize(2, "me")))
@@ -128,21 +128,21 @@ def test_it_waits_as_long_as_the_store_is_away() -> None:
         bench.store.available = True
         assert (await asked).verdict is Verdict.ACCEPTED
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_write_that_happened_without_an_answer_is_one_wish_with_one_revision() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         bench.store.fail_after_writing = 1
         granted = await shell.wish(Resize(2, "me"))
         assert (granted.generation, granted.revision) == (1, stored(bench)[1])
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_master_that_was_replaced_grants_nothing() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         bench.crown()
         asked = [bench.start(shell.wish(Resize(nodes, "me"))) for nodes in (2, 3)]
@@ -154,11 +154,11 @@ def test_a_master_that_was_replaced_grants_nothing() -> None:
         with pytest.raises(FencedOut):
             await shell.changed()
 
-    play(scene)
+    play(scenario)
 
 
 def test_the_next_master_knows_it_and_goes_on_with_its_revision() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         granted = await shell.wish(Rebound(1, 8, "me"))
         other, _ = await bench.master(WIDE)
@@ -166,11 +166,11 @@ def test_the_next_master_knows_it_and_goes_on_with_its_revision() -> None:
         assert (scale.maximum, scale.revision, scale.generation) == (8, granted.revision, 1)
         assert other.status().nnodes == "1:8"
 
-    play(scene)
+    play(scenario)
 
 
 def test_somebody_who_does_not_wait_for_the_answer_harms_nobody() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         asked = bench.start(shell.wish(Resize(2, "me")))
         await asyncio.sleep(0)
@@ -178,11 +178,11 @@ def test_somebody_who_does_not_wait_for_the_answer_harms_nobody() -> None:
         assert (await shell.wish(Cordon("x", True, "me"))).verdict is Verdict.UNKNOWN
         assert stored(bench)[0].desired == 2
 
-    play(scene)
+    play(scenario)
 
 
 def test_those_that_watch_see_every_change_each_from_where_it_has_looked() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         seen: list[list[int]] = [[], []]
 
@@ -200,11 +200,11 @@ def test_those_that_watch_see_every_change_each_from_where_it_has_looked() -> No
         await turns(5)
         assert all(log[0] == 0 and sorted(set(log)) == [0, 1, 2] for log in seen)
 
-    play(scene)
+    play(scenario)
 
 
 def test_companions_work_beside_it_and_one_that_fails_is_said_to_have() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         granted: list[Granted] = []
         ended: list[str] = []
 
@@ -230,4 +230,4 @@ def test_companions_work_beside_it_and_one_that_fails_is_said_to_have() -> None:
         rule.cancel()
         await until(lambda: ended == ["scaler"])
 
-    play(scene)
+    play(scenario)

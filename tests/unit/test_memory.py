@@ -1,4 +1,4 @@
-"""How much memory there is, and what a memory file allows."""
+"""Available memory, and limits of a memory file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's words for having killed a process for lack of memory."""
+"""The kernel's log lines about processes killed for lack of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launcher does not join a job of somebody else's, or of another script, without being told to."""
+"""A launcher joins no job of another user or script unless told to by an option."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BOB = other(uid=2000, user="bob", digest="d2" * 32)
 
 
 def test_a_second_user_with_the_same_id_is_refused_and_nothing_is_touched() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         await founded(bench)
         revision = bench.store.revision
         with pytest.raises(ForeignJob) as caught:
@@ -81,43 +81,43 @@ def test_a_second_user_with_the_same_id_is_refused_and_nothing_is_touched() -> N
         assert "script: train.py (sha256 d2d2" in text and "--allow-differences=owner,script" in text
         assert bench.store.revision == revision
 
-    play(scene)
+    play(scenario)
 
 
 def test_what_is_allowed_is_no_reason() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         await founded(bench)
         with pytest.raises(ForeignJob, match="--allow-differences=owner"):
             await registration(bench, BOB, "script").agree()
         await registration(bench, BOB, "script", "owner").agree()
         assert plain.loads(Origin, bench.value(KEYS.origin) or b"") == ALICE
 
-    play(scene)
+    play(scenario)
 
 
 def test_who_holds_the_secret_may_be_another_user_but_not_run_another_script() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         await founded(bench, SECRET)
         await registration(bench, other(uid=2000, user="bob"), secret=SECRET).agree()
         with pytest.raises(ForeignJob, match="script"):
             await registration(bench, BOB, secret=SECRET).agree()
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_job_whose_launchers_are_gone_is_begun_anew_under_the_new_owner() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         await registration(bench, ALICE).agree()
         await bench.store.write([Put(KEYS.record, b"of alice")], [])
         await registration(bench, BOB).agree()
         assert bench.value(KEYS.record) is None
         assert plain.loads(Origin, bench.value(KEYS.origin) or b"") == BOB
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_running_job_of_an_older_version_is_not_joined_unawares() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         old = bench.registration()  # says nothing of itself
         await old.agree()
         await old.join(info("a"))
@@ -127,16 +127,16 @@ def test_a_running_job_of_an_older_version_is_not_joined_unawares() -> None:
         assert bench.store.revision == revision
         await registration(bench, BOB, "versions").agree()
 
-    play(scene)
+    play(scenario)
 
 
 def test_two_that_found_at_once_agree_on_one_founder() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         twin = other(host="h2")
         await asyncio.gather(registration(bench, ALICE).agree(), registration(bench, twin).agree())
         assert plain.loads(Origin, bench.value(KEYS.origin) or b"") in (ALICE, twin)
 
-    play(scene)
+    play(scenario)
 
 
 def test_what_a_launcher_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_the_option() -> None:
 
 
 def test_a_wrong_secret_on_one_node_of_four_is_named_and_the_three_lose_nothing() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         for name, port in (("a", 1), ("b", 2), ("c", 3)):
             hosts, node = bench.hosts, NodeId(name)
             one = Registration(*(bench.store, KEYS, SPEC, node, hosts.refuses, hosts.answers), secret=SECRET)
@@ -183,4 +183,4 @@ def test_a_wrong_secret_on_one_node_of_four_is_named_and_the_three_lose_nothing(
         assert bench.store.revision == revision
         assert sum(key.startswith(KEYS.nodes) for key in bench.keys()) == 3  # noqa: SIM118 - no dict
 
-    play(scene)
+    play(scenario)

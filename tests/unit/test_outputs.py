@@ -1,4 +1,4 @@
-"""Files of workers on a real disk: each round has its own, whoever lives through it, and old ones stay."""
+"""Output files of workers on a real disk: one set per round, and old ones are kept."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def attempt(round: int, local_rank: int = 0, *, ahead: bool = False) -> Attempt:
     return Attempt(Round(round), local_rank, -1 if ahead else local_rank + 1, ahead=ahead)
 
 
-def play(plan: LogPlan, scene: Callable[[Outputs], None], *, told_again: bool = True) -> list[str]:
+def play(plan: LogPlan, scenario: Callable[[Outputs], None], *, told_again: bool = True) -> list[str]:
     """What was said meanwhile."""
     said: list[str] = []
 
     async def whole() -> None:
         outputs = Outputs(plan, "a", {"HOME": "/root"}, said.append, told_again=told_again)
-        scene(outputs)
+        scenario(outputs)
         for _ in range(2):  # what it has found of earlier launches may have to be removed
             assert await outputs.done(10)
             await asyncio.sleep(0)  # its warnings
@@ -43,7 +43,7 @@ def write(output: Output, text: str) -> None:
 
 class TestRounds:
     def test_a_worker_that_lives_through_several_writes_into_the_files_of_each(self, tmp_path: Path) -> None:
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             first = outputs.files(attempt(0, ahead=True))
             output = outputs.open(first, NODE)
             for round in (1, 2, 5):
@@ -54,7 +54,7 @@ class TestRounds:
             assert output.stderr.tail().splitlines() == ["before 1 err", "before 2 err", "before 5 err", "at last err"]
             output.close()
 
-        assert play(LogPlan(str(tmp_path), redirect_all=3), scene) == []
+        assert play(LogPlan(str(tmp_path), redirect_all=3), scenario) == []
         kept = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log") if path.is_file()}
         rounds = {"attempt_0_ahead": 1, "attempt_0": 2, "attempt_1": 5}
         assert {name: text for name, text in kept.items() if not name.startswith("latest")} == {
@@ -66,54 +66,54 @@ class TestRounds:
         assert os.readlink(tmp_path / "latest") == "attempt_4"
 
     def test_one_that_is_not_told_again_keeps_its_first_error_file(self, tmp_path: Path) -> None:
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             output = outputs.open(outputs.files(attempt(1)), NODE)
             outputs.move(output, outputs.files(attempt(2)), NODE)
             assert output.error_file == str(tmp_path / "attempt_0" / "0" / "error.json")
             output.close()
 
-        play(LogPlan(str(tmp_path)), scene, told_again=False)
+        play(LogPlan(str(tmp_path)), scenario, told_again=False)
 
     def test_a_second_process_in_the_same_place_finds_nothing_of_the_first(self, tmp_path: Path) -> None:
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             first, second = outputs.files(attempt(3, ahead=True)), outputs.files(attempt(3, ahead=True))
             assert Path(second.folder).name == "0.2"
             made.extend((first.folder, second.folder))
 
         made: list[str] = []
-        play(LogPlan(str(tmp_path)), scene)
+        play(LogPlan(str(tmp_path)), scenario)
         assert all(Path(folder).is_dir() for folder in made)
 
     def test_what_cannot_be_written_is_said_and_done_without(self, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("")
 
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             output = outputs.open(outputs.files(attempt(1)), NODE)
             write(output, "gone")
             assert output.stderr.tail() == "gone err"
             output.close()
 
-        said = play(LogPlan(str(tmp_path / "taken"), redirect_all=3, links=str(tmp_path)), scene)
+        said = play(LogPlan(str(tmp_path / "taken"), redirect_all=3, links=str(tmp_path)), scenario)
         assert len(said) == 3
         assert all("training goes on" in line for line in said)
 
     def test_where_nothing_is_kept_nothing_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
 
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             files = outputs.files(attempt(1))
             assert outputs.log_dir(files) == ""
             output = outputs.open(files, NODE)
             assert output.error_file == ""
             output.close()
 
-        assert play(LogPlan("", redirect_all=3), scene) == []
+        assert play(LogPlan("", redirect_all=3), scenario) == []
         assert list(tmp_path.iterdir()) == []
 
 
 class TestRetention:
     def test_the_first_round_and_the_newest_are_kept_and_those_in_use(self, tmp_path: Path) -> None:
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             outputs.ask_busy(lambda: {"attempt_3"})
             for round in range(1, 11):
                 for rank in (0, 1):
@@ -121,17 +121,17 @@ class TestRetention:
                     write(output, str(round))
                     output.close()
 
-        play(LogPlan(str(tmp_path), redirect_all=3, rounds=4), scene)
+        play(LogPlan(str(tmp_path), redirect_all=3, rounds=4), scenario)
         kept = sorted(path.name for path in tmp_path.iterdir())
         assert kept == ["attempt_0", "attempt_3", "attempt_8", "attempt_9", "latest"]
         assert (tmp_path / "latest" / "1" / "stdout.log").read_text() == "10 out\n"
 
     def test_all_are_kept_where_that_is_wanted(self, tmp_path: Path) -> None:
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             for round in range(1, 11):
                 outputs.files(attempt(round))
 
-        play(LogPlan(str(tmp_path), rounds=0), scene)
+        play(LogPlan(str(tmp_path), rounds=0), scenario)
         assert len(list(tmp_path.iterdir())) == 10
 
 
@@ -139,7 +139,7 @@ class TestFilters:
     def test_lines_of_all_workers_with_tee_come_together_with_their_prefix(
         self, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
     ) -> None:
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             for rank in (0, 1, 2):
                 output = outputs.open(outputs.files(attempt(1, rank)), NODE)
                 write(output, f"apple {rank}")
@@ -149,7 +149,7 @@ class TestFilters:
         plan = LogPlan(
             str(tmp_path), tee={0: 1, 1: 3}, redirects={2: 3}, stdout_filters=("apple",), stderr_filters=("rr",)
         )
-        play(plan, scene)
+        play(plan, scenario)
         folder = tmp_path / "attempt_0"
         assert (folder / "filtered_stdout.log").read_text() == "[default1]:apple 0 out\n[default2]:apple 1 out\n"
         assert (folder / "filtered_stderr.log").read_text() == "[default2]:apple 1 err\n[default2]:pear 1 err\n"
@@ -167,7 +167,7 @@ class TestPaddle:
         )
 
     def run(self, plan: LogPlan, *rounds: int) -> None:
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             for round in rounds:
                 for rank in (0, 1):
                     files = outputs.files(attempt(round, rank))
@@ -176,7 +176,7 @@ class TestPaddle:
                     write(output, f"round {round} rank {rank}")
                     output.close()
 
-        assert play(plan, scene) == []
+        assert play(plan, scenario) == []
 
     def test_its_names_lead_to_the_newest_round_and_the_first_worker_is_shown(
         self, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
@@ -220,7 +220,7 @@ class TestSize:
         stranger.mkdir()
         (stranger / ".launch").write_text("job_a.2")
 
-        def scene(outputs: Outputs) -> None:
+        def scenario(outputs: Outputs) -> None:
             output = outputs.open(outputs.files(attempt(1)), NODE)
             for number in range(20):
                 os.write(output.stdout.write_fd, b"%06d " % number + b"x" * 50_000 + b"\n")
@@ -231,7 +231,7 @@ class TestSize:
         for _ in range(3):
             made = claim(plan)
             folders.append(Path(made.folder))
-            play(made, scene)
+            play(made, scenario)
             assert sum(path.stat().st_size for path in folders[-1].rglob("*.log*")) <= plan.most_bytes
         assert [folder.name for folder in folders] == ["job_a.3", "job_a.4", "job_a.5"]
         assert not folders[0].exists() and stranger.exists()

@@ -11,7 +11,7 @@ from edl.checkpoint.memory.promised_saves import Owed
 from edl.ports import Lent
 from edl.testing.memory_copies import MemoryCopies
 from edl.wire.messages import Holding, Version
-from tests.unit.keeper_bench import A, B, Bench, Worker, h, run, until
+from tests.unit.keeper_fixture import A, B, Bench, Worker, h, run, until
 
 
 def v(commit: int, era: int = 1) -> Version:

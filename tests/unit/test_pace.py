@@ -1,4 +1,4 @@
-"""How quickly workers go, as it is told to the Master."""
+"""Reporting the workers' step rate to the Master."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_it_is_said_only_while_somebody_commits() -> None:
     )
     told: list[Event] = []
 
-    async def scene() -> None:
+    async def scenario() -> None:
         with contextlib.suppress(RuntimeError):  # the last mark has been taken
             await tell_pace(lambda: next(marks), told.append, every_s=0)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert told == [Report(Pace(R1, 3, 2.0)), Report(Pace(R1, 4, 4.0)), Report(Pace(R2, 6, 0.5))]
 
 

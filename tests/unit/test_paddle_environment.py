@@ -1,4 +1,4 @@
-"""What Paddle's workers are told beside their place: devices, backends, and lists too long for an environment."""
+"""Further variables of Paddle's workers: devices, backends, and lists too long for an environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was restored belongs to the script, under Paddle: its memory is overwritten, and nothing changes."""
+"""Restored Paddle states own their memory: overwriting the source changes nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plain(value: Any) -> Any:
 
 
 class Keeper(nn.Layer):  # type: ignore[misc]
-    """Keeps what it is given."""
+    """A layer that keeps a value as it was given."""
 
     def __init__(self, value: float) -> None:
         super().__init__()

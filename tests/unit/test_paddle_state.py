@@ -107,7 +107,7 @@ def train(net: Any, optimizer: Any, steps: int) -> list[float]:
 
 
 def through_memory(state: State, other: State) -> None:
-    """What a commit and a restore do, without an agent."""
+    """Commit one state and restore it into the other, without an agent."""
     import mmap
 
     for stream in ("state", "own"):

@@ -25,7 +25,7 @@ from edl.types import JobId
 KEY = key_of("ml-train")
 
 
-class Rig:
+class Setup:
     def __init__(self, first: int = 2, pods: Any = None) -> None:
         self.store = MemoryStore(FakeClock())
         self.said: list[str] = []
@@ -39,10 +39,10 @@ class Rig:
         return b"".join(entry.value for entry in self.store.read_now(KEY).entries if entry.key == KEY)
 
 
-def play(scene: Callable[[Rig], Coroutine[Any, Any, None]], **how: Any) -> Rig:
-    rig = Rig(**how)
-    asyncio.run(asyncio.wait_for(scene(rig), 60))
-    return rig
+def play(scenario: Callable[[Setup], Coroutine[Any, Any, None]], **how: Any) -> Setup:
+    setup = Setup(**how)
+    asyncio.run(asyncio.wait_for(scenario(setup), 60))
+    return setup
 
 
 @pytest.fixture(autouse=True)
@@ -65,66 +65,66 @@ def test_numbers_of_nodes(text: str, nodes: int) -> None:
 
 
 def test_the_key_is_made_for_the_operators_guard_and_only_then() -> None:
-    async def scene(rig: Rig) -> None:
-        assert await rig.cloud.current() == Size(2)
-        assert rig.value == b"2"
-        rig.write(b"5")
-        assert await rig.cloud.current() == Size(5)
-        assert rig.value == b"5"
+    async def scenario(setup: Setup) -> None:
+        assert await setup.cloud.current() == Size(2)
+        assert setup.value == b"2"
+        setup.write(b"5")
+        assert await setup.cloud.current() == Size(5)
+        assert setup.value == b"5"
 
-    play(scene)
+    play(scenario)
 
 
 def test_what_others_write_is_seen_and_junk_is_not() -> None:
-    async def scene(rig: Rig) -> None:
-        rig.store.write_now([Put(KEY + "x", b"7")])
-        watch = rig.cloud.watch()
+    async def scenario(setup: Setup) -> None:
+        setup.store.write_now([Put(KEY + "x", b"7")])
+        watch = setup.cloud.watch()
         assert await watch.__anext__() == Sized(Size(2))
         for value in (b"three", b"\xff\xfe", b"0", b"2", b"3", b"9" * 1000, b"3", b"1"):
-            rig.write(value)
+            setup.write(value)
         assert [await watch.__anext__() for _ in range(2)] == [Sized(Size(3)), Sized(Size(1))]
-        rig.write(b"four")
-        rig.write(b"6")
+        setup.write(b"four")
+        setup.write(b"6")
         assert await watch.__anext__() == Sized(Size(6))
         await watch.aclose()  # type: ignore[attr-defined]
 
-    rig = play(scene)
-    assert f"PaddleCloud ({KEY}) holds 'three', which is no number of nodes: 2 stay wanted" in rig.said
-    assert f"PaddleCloud ({KEY}) holds 'four', which is no number of nodes: 1 stay wanted" in rig.said
+    setup = play(scenario)
+    assert f"PaddleCloud ({KEY}) holds 'three', which is no number of nodes: 2 stay wanted" in setup.said
+    assert f"PaddleCloud ({KEY}) holds 'four', which is no number of nodes: 1 stay wanted" in setup.said
 
 
 def test_junk_is_told_of_as_long_as_it_stands_there() -> None:
-    async def scene(rig: Rig) -> None:
-        rig.write(b"2:4")
-        size = await rig.cloud.current()
+    async def scenario(setup: Setup) -> None:
+        setup.write(b"2:4")
+        size = await setup.cloud.current()
         assert (size.nodes, size.detail) == (2, "the key holds '2:4', which is no number of nodes")
-        await rig.cloud.current()
-        rig.write(b"4")
-        assert await rig.cloud.current() == Size(4)
+        await setup.cloud.current()
+        setup.write(b"4")
+        assert await setup.cloud.current() == Size(4)
 
-    assert len(play(scene).said) == 1
+    assert len(play(scenario).said) == 1
 
 
 def test_a_key_that_is_deleted_is_made_again() -> None:
-    async def scene(rig: Rig) -> None:
-        watch = rig.cloud.watch()
+    async def scenario(setup: Setup) -> None:
+        watch = setup.cloud.watch()
         await watch.__anext__()
-        rig.write(b"4")
+        setup.write(b"4")
         assert await watch.__anext__() == Sized(Size(4))
-        rig.store.write_now([Delete(KEY)])
+        setup.store.write_now([Delete(KEY)])
         seen = asyncio.ensure_future(watch.__anext__())
         for _ in range(100):
             await asyncio.sleep(0)
-        assert rig.value == b"4"
-        rig.write(b"5")
+        assert setup.value == b"4"
+        setup.write(b"5")
         assert await seen == Sized(Size(5))
         await watch.aclose()  # type: ignore[attr-defined]
 
-    play(scene)
+    play(scenario)
 
 
 class Pods:
-    """The PaddleJob's adapter."""
+    """An adapter for PaddleJob."""
 
     name = "paddlejob/train"
     indexed = True
@@ -156,46 +156,46 @@ def test_the_master_writes_and_a_paddlejob_makes_the_pods() -> None:
     pods = Pods()
     pods.observations = (Sized(Size(9)), Doomed("train-worker-1", "evicted"))
 
-    async def scene(rig: Rig) -> None:
-        await rig.cloud.request(3, "more")
-        assert rig.value == b"3"
-        revision = rig.store.revision
-        await rig.cloud.request(3, "more")
-        assert rig.store.revision == revision, "asking twice changes nothing"
-        await rig.cloud.request(1, "a request takes nothing away")
-        assert rig.value == b"3"
-        await rig.cloud.release(["c"], 2, "fewer")
-        await rig.cloud.release(["c"], 4, "a release gives nothing")
-        assert rig.value == b"2"
-        await rig.cloud.release(["a", "b"], 0, "the job has ended")
-        assert rig.value == b"2"
-        watch = rig.cloud.watch()
+    async def scenario(setup: Setup) -> None:
+        await setup.cloud.request(3, "more")
+        assert setup.value == b"3"
+        revision = setup.store.revision
+        await setup.cloud.request(3, "more")
+        assert setup.store.revision == revision, "asking twice changes nothing"
+        await setup.cloud.request(1, "a request takes nothing away")
+        assert setup.value == b"3"
+        await setup.cloud.release(["c"], 2, "fewer")
+        await setup.cloud.release(["c"], 4, "a release gives nothing")
+        assert setup.value == b"2"
+        await setup.cloud.release(["a", "b"], 0, "the job has ended")
+        assert setup.value == b"2"
+        watch = setup.cloud.watch()
         seen = [await watch.__anext__() for _ in range(2)]
         assert Doomed("train-worker-1", "evicted") in seen and Sized(Size(2)) in seen
         await watch.aclose()  # type: ignore[attr-defined]
-        await rig.cloud.close()
+        await setup.cloud.close()
 
-    assert play(scene, pods=pods).cloud.indexed and not Rig().cloud.indexed
+    assert play(scenario, pods=pods).cloud.indexed and not Setup().cloud.indexed
     requests = [("request", 3), ("request", 3), ("request", 1)]
     releases = [("release", ("c",), 2), ("release", ("c",), 4), ("release", ("a", "b"), 0)]
     assert pods.calls == [*requests, *releases, "close"]
 
 
 def test_a_store_that_is_away_is_worth_another_try() -> None:
-    async def scene(rig: Rig) -> None:
-        rig.store.available = False
+    async def scenario(setup: Setup) -> None:
+        setup.store.available = False
         with pytest.raises(SchedulerError) as error:
-            await rig.cloud.current()
+            await setup.cloud.current()
         assert error.value.retry
-        watch = rig.cloud.watch()
+        watch = setup.cloud.watch()
         first = asyncio.ensure_future(watch.__anext__())
         for _ in range(5):
             await asyncio.sleep(0)
-        rig.store.available = True
+        setup.store.available = True
         assert await first == Sized(Size(2))
         await watch.aclose()  # type: ignore[attr-defined]
 
-    play(scene)
+    play(scenario)
 
 
 # --- how it is made --------------------------------------------------------------------------------------------------
@@ -276,11 +276,11 @@ def test_a_paddlejob_is_checked_and_made_as_its_own_adapter_says(tmp_path: Path)
     made = make(told)
     assert made.indexed
 
-    async def scene() -> None:
+    async def scenario() -> None:
         with pytest.raises(SchedulerError, match="train") as error:  # nobody answers there
             await made.request(3, "more")
         assert error.value.retry
         await made.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert told.store.read_now(key_of("job")).entries == ()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Holding, Version
 from tests.unit.checkpoint_tools import Fault, FaultyFiles, open_checkpoint_storage, state
-from tests.unit.keeper_bench import A, B, Bench, Worker, h, run, until
+from tests.unit.keeper_fixture import A, B, Bench, Worker, h, run, until
 
 # --- in the keeper ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ PARTS = [memoryview(state(10, part=shard, of=2)) for shard in range(2)]
 
 
 def checkpoint_storages(files: Files) -> tuple[CheckpointStorage, CheckpointStorage]:
-    """Of two nodes in one run."""
+    """Checkpoint storages of two nodes in the same run."""
     return open_checkpoint_storage(files), open_checkpoint_storage(files)
 
 

@@ -1,4 +1,4 @@
-"""What is done with the time that is left: who writes, and what a node that leaves still does."""
+"""Use of the remaining time: which node writes, and what a leaving node still does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measured(names: str = "abc", step_s: float = 1.0, save_s: float = 4.0) -> Wi
 
 
 def dismissed(rule: Wishing, name: str) -> Dismissed:
-    """The change comes about, and the next world is underway: what the node that leaves is told."""
+    """The message to a leaving node once the next world is underway."""
     members = rule.members
     assert rule.boundary() is Purpose.SWITCH
     rule.park(members)

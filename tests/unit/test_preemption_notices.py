@@ -232,7 +232,7 @@ def test_it_runs_beside_everything_else_until_it_is_ended(service: Service) -> N
     folder, said = "/computeMetadata/v1/instance", list[str]()
     service.answers |= {f"{folder}/preempted": (200, "TRUE"), f"{folder}/maintenance-event": (200, "NONE")}
 
-    async def scene() -> Notice:
+    async def scenario() -> Notice:
         told: asyncio.Queue[Notice] = asyncio.Queue()
         task = asyncio.ensure_future(poller("gce", service, said).run(told.put_nowait))
         notice = await asyncio.wait_for(told.get(), 30)
@@ -241,7 +241,7 @@ def test_it_runs_beside_everything_else_until_it_is_ended(service: Service) -> N
             await task
         return notice
 
-    assert asyncio.run(scene()).lead_s == 30.0
+    assert asyncio.run(scenario()).lead_s == 30.0
 
 
 def test_a_service_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,14 +255,14 @@ def test_a_service_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) 
 
     told: list[Notice] = []
 
-    async def scene() -> None:
+    async def scenario() -> None:
         looks = Poller("gce", Hangs(), asker("http://h"), 0.01, lambda: NOW, print)  # type: ignore[arg-type]
         task = asyncio.ensure_future(looks.run(told.append))
         await asyncio.to_thread(asked.wait, 30)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     go_on.set()
     assert told == []
     assert preemption_notices.ANSWER_S <= 2.0

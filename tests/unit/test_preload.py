@@ -1,4 +1,4 @@
-"""What the fork server decides to import, from source text alone."""
+"""Choice of the modules that the fork server imports, from source text alone."""
 
 from __future__ import annotations
 

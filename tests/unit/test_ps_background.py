@@ -1,4 +1,4 @@
-"""What a client does while the script computes; several threads; how waiting is told."""
+"""Background work of a client, several threads, and reports of long waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ps.client.client import Client
 from ps.net.caller import Reply
 from ps.protocol.frames import Frame, Op
 from ps.wait import BoundedWait
-from tests.unit.ps_bench import PATIENCE_S, Bench
+from tests.unit.ps_fixture import PATIENCE_S, Bench
 
 KEYS = np.arange(2000)
 
@@ -122,7 +122,7 @@ def test_several_threads_may_use_it(bench: Bench) -> None:
     assert not errors and (client.read("plain", KEYS) == -80).all() and client.step == 80
 
 
-def test_leaving_says_farewell_and_closing_does_not(bench: Bench) -> None:
+def test_leaving_sends_a_farewell_and_closing_does_not(bench: Bench) -> None:
     bench.start(1)
     with bench.client(number=3) as client:
         client.pull("plain", KEYS)
@@ -133,23 +133,27 @@ def test_leaving_says_farewell_and_closing_does_not(bench: Bench) -> None:
     for _ in range(2):
         assert pserver.ended.acquire(timeout=PATIENCE_S)
     assert pserver.farewells == [3]
-    with pytest.raises(PsError, match="has been closed"):
+    with pytest.raises(PsError, match="client is closed"):
         client.pull("plain", KEYS)
 
 
-def test_waiting_is_told_after_a_while_and_when_it_is_over() -> None:
+def test_long_waits_and_their_ends_are_reported() -> None:
     now, alive = [0.0], [0]
     said: list[str] = []
     patience = BoundedWait(
-        "rows", deadline_s=100, now_s=lambda: now[0], tell=said.append, alive=lambda: alive.__setitem__(0, alive[0] + 1)
+        "rows",
+        deadline_s=100,
+        now_s=lambda: now[0],
+        notify=said.append,
+        alive=lambda: alive.__setitem__(0, alive[0] + 1),
     )
     for now[0] in range(1, 80):
         patience.look(lambda: "ps-1 is busy")
-    assert said == [f"waiting for rows since {one} s: ps-1 is busy" for one in (10, 40, 70)] and alive == [15]
+    assert said == [f"waiting for rows for {one} s: ps-1 is busy" for one in (10, 40, 70)] and alive == [15]
     patience.moved()
     patience.over()
     patience.over()
-    assert said[3:] == ["after 79 s it goes on (rows)"]
+    assert said[3:] == ["continuing after 79 s (rows)"]
     now[0] = 178.0
     assert patience.left_s == 1
     now[0] = 179.0

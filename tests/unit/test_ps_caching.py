@@ -10,7 +10,7 @@ import pytest
 from edl.job_records import Mode, Training
 from ps.client.cache import RowCache
 from ps.protocol.frames import Op
-from tests.unit.ps_bench import PLAIN, Bench
+from tests.unit.ps_fixture import PLAIN, Bench
 
 KEYS = np.arange(10)
 

@@ -16,7 +16,7 @@ from edl.adapters.remote_files import RemoteFiles, open_files
 from edl.errors import CheckpointError
 from edl.ports import Files
 from ps.checkpoint.directory import EVICTED_BYTES, CheckpointDirectory
-from ps.checkpoint.manifest import CHAIN, Told, flat
+from ps.checkpoint.manifest import CHAIN, PartReport, flat
 from ps.checkpoint.reader import Loaded, merged
 from ps.checkpoint.writer import Pace
 from ps.hashing import buckets_of
@@ -124,24 +124,24 @@ def test_any_tool_can_read_the_files(plain: Files, tmp_path: Path) -> None:
     assert np.array_equal(np.repeat(*arrays["user/index"].T), buckets) and run in name
 
 
-def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
+def test_a_bucket_written_twice_or_never_makes_a_checkpoint_invalid(plain: Files) -> None:
     directories = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
     owned = split(2)
     rows = some(100)
     told = [one.write(1, 1, own, taken(rows)) for one, own in zip(directories, owned, strict=True)]
-    with pytest.raises(CheckpointError, match="were written by nobody"):
+    with pytest.raises(CheckpointError, match="were not written by any pserver"):
         finish(directories, 1, told[:1])
     with pytest.raises(CheckpointError, match="was written by pserver 1 and by 2"):
-        finish(directories, 1, [told[0], replace(Told.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
-    with pytest.raises(CheckpointError, match="not what a pserver says"):
+        finish(directories, 1, [told[0], replace(PartReport.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
+    with pytest.raises(CheckpointError, match="not a pserver's report"):
         finish(directories, 1, [told[0], "{}"])
     assert not CheckpointDirectory(plain, "job").find().cuts
     finish(directories, 1, told)
-    with pytest.raises(CheckpointError, match="another run of the job"):
+    with pytest.raises(CheckpointError, match="another run of this job"):
         finish(directories, 1, told)
 
 
-def test_a_part_that_is_not_whole_when_the_marker_is_to_be_written(plain: Files, tmp_path: Path) -> None:
+def test_an_incomplete_part_prevents_the_marker(plain: Files, tmp_path: Path) -> None:
     directory = CheckpointDirectory(plain, "job", 1)
     told = directory.write(1, 1, ALL, taken(some(100)))
     (tmp_path / RUN / next(n for n in os.listdir(tmp_path / RUN) if n.endswith("safetensors"))).write_bytes(b"short")
@@ -379,13 +379,13 @@ def test_a_cut_whose_base_is_damaged_is_not_used(plain: Files, tmp_path: Path) -
     assert len(CheckpointDirectory(plain, "job").chain(second)) == 2
     cut_short(next(path for path in (tmp_path / first).iterdir() if path.name.endswith("safetensors")))
     found = CheckpointDirectory(plain, "job").find()
-    assert not found.cuts and len(found.refused) == 2 and "it needs ps/job/cut-0000000001" in found.refused[0]
+    assert not found.cuts and len(found.refused) == 2 and "its base ps/job/cut-0000000001" in found.refused[0]
 
 
 # --- how many stay ---------------------------------------------------------------------------------------------------
 
 
-def test_old_ones_go_but_not_those_that_are_needed(plain: Files, tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted_unless_needed(plain: Files, tmp_path: Path) -> None:
     growing = Growing(plain, 2)
     growing.train(500)
     for _ in range(6):
@@ -447,7 +447,7 @@ def test_writing_keeps_the_pace(plain: Files) -> None:
         clock[0] += seconds
 
     directory = CheckpointDirectory(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
-    told = Told.decode(directory.write(1, 1, ALL, taken(some(20_000))))
+    told = PartReport.decode(directory.write(1, 1, ALL, taken(some(20_000))))
     assert sum(waits) == pytest.approx(told.bytes / 1e6, rel=0.1)
 
 

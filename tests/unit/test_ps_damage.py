@@ -14,7 +14,7 @@ from ps.protocol.frames import Op as FrameOp
 from ps.rows import Op
 from ps.spec import Damaged, Optimizer, Rule, TableSpec
 from ps.store.damage import LARGEST, LARGEST_SQUARED, TOGETHER, DamagedPush, check
-from tests.unit.ps_bench import Bench, Master
+from tests.unit.ps_fixture import Bench, Master
 from tests.unit.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
 KEYS = np.arange(1000)

@@ -7,7 +7,7 @@ import pytest
 
 from edl.errors import PsError, SettingError
 from ps.client import dense
-from tests.unit.ps_bench import SGD, Bench
+from tests.unit.ps_fixture import SGD, Bench
 
 
 def test_named_arrays_in_blocks() -> None:
@@ -20,7 +20,10 @@ def test_named_arrays_in_blocks() -> None:
         np.array_equal(back[name], arrays[name]) and back[name].shape == np.shape(arrays[name]) for name in arrays
     )
     assert not blocks.unpack(blocks.pack({"b": np.float32(1)}))["a"].any()
-    for wrong, text in (({"d": 1}, "not among"), ({"a": np.zeros((5, 3))}, r"\(5, 3\), declared was \(3, 5\)")):
+    for wrong, text in (
+        ({"d": 1}, "not among"),
+        ({"a": np.zeros((5, 3))}, r"\(5, 3\), but was declared with \(3, 5\)"),
+    ):
         with pytest.raises(PsError, match=text):
             blocks.pack(wrong)
     with pytest.raises(SettingError):
@@ -29,7 +32,7 @@ def test_named_arrays_in_blocks() -> None:
         dense.Blocks({"a": (3,)}, dim=2000)
 
 
-def test_dense_parameters_are_those_of_whoever_came_first() -> None:
+def test_dense_parameters_are_those_of_the_first_trainer() -> None:
     blocks = dense.Blocks({"weight": (30, 40), "bias": (40,)}, dim=64)
     bench = Bench([blocks.spec("net", SGD)]).start(2)
     try:

@@ -1,4 +1,4 @@
-"""What is new is all that is said: orders and memberships put together again, and what a change costs the Master."""
+"""Orders and memberships sent as differences are reassembled; the Master's cost of a change."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ps.coordinator.machine import PlacementMachine
 from ps.protocol import messages
 from ps.protocol.deltas import counted, members_after, orders_after, orders_changed
 from ps.spec import TableSpec
-from tests.unit.ps_bench import Bench, Master
-from tests.unit.ps_rig import Rig
+from tests.unit.ps_cluster_fixture import Cluster
+from tests.unit.ps_fixture import Bench, Master
 
 CHART = messages.PlacementMap(3, 1, (messages.Server(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8))
 A, B, C = (messages.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
@@ -87,7 +87,7 @@ def test_a_crowd_is_counted_once_the_gathering_is_over() -> None:
 
 
 def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
-    one = Rig().started("p", "q")
+    one = Cluster().started("p", "q")
     one.say("p", messages.OrdersPlease(0))
     one.world("a")
     sent: list[Any] = []
@@ -100,7 +100,7 @@ def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
     assert sent[0].members == one.machine.state.members()
 
 
-def test_a_trainer_that_missed_a_word_asks_for_everything() -> None:
+def test_a_trainer_that_missed_a_message_requests_the_full_state() -> None:
     bench = Bench().start(1)
     try:
         master = Master(bench)

@@ -14,7 +14,7 @@ KEYS = np.arange(500, dtype=np.int64)
 
 
 def table(**eviction: int) -> TableSpec:
-    """With counters for rows."""
+    """A table with counters as rows."""
     return TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(**eviction))  # type: ignore[arg-type]
 
 

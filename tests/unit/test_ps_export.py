@@ -28,7 +28,7 @@ ROWS = {"user": rows_of(USER, KEYS), DENSE.name: rows_of(DENSE, np.arange(50))}
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """A checkpoint of two pservers."""
+    """Write a checkpoint of two pservers."""
     directories = [CheckpointDirectory(open_files(str(tmp_path / "saved")), "job", one) for one in (1, 2)]
     told = [one.write(3, 1, own, taken(ROWS)) for one, own in zip(directories, split(2), strict=True)]
     return str(tmp_path / "saved" / json.loads(finish(directories, 3, told, '{"step": 70}'))["run"])
@@ -82,7 +82,7 @@ def test_keys_without_rows(tmp_path: Path, run: str) -> None:
         model.lookup("user", asked, missing="none")
     with pytest.raises(PsError, match="there is no table item in this export; there are user, wide"):
         model.lookup("item", asked)
-    with pytest.raises(PsError, match="whole numbers that fit int64, not float64"):
+    with pytest.raises(PsError, match="integers that fit into int64, not float64"):
         model.lookup("user", [0.5])
     with pytest.raises(PsError, match="not uint64"):
         model.lookup("user", np.array([2**63], np.uint64))
@@ -117,7 +117,7 @@ def test_the_command(tmp_path: Path, run: str) -> None:
     assert f"user: {len(KEYS):,} rows" in done.output and out in done.output
     assert list(ps.export.open(out).tables) == ["user"]
     for arguments, text in (
-        ([job, out], "is there already"),
+        ([job, out], "already exists"),
         ([run, str(tmp_path / "b"), "--table", "items"], "no such table; there are user, wide"),
         ([str(tmp_path), str(tmp_path / "c")], "must end in ps/<job>"),
     ):
@@ -159,13 +159,13 @@ def test_one_that_was_broken_off_is_none(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="is damaged"):
         ps.export.write(tmp_path / "out", [USER], rows)
-    with pytest.raises(CheckpointError, match="not an export that is complete"):
+    with pytest.raises(CheckpointError, match="not a complete export"):
         ps.export.open(tmp_path / "out")
     assert not list((tmp_path / "out").iterdir()), "nothing half-written is left"
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_files_that_are_not_whole(tmp_path: Path, run: str, format: str) -> None:
+def test_incomplete_files(tmp_path: Path, run: str, format: str) -> None:
     ps.export.export_cut(run, tmp_path / "out", format=format)
     path = tmp_path / "out" / f"user.{format}"
     data = path.read_bytes()
@@ -176,7 +176,7 @@ def test_files_that_are_not_whole(tmp_path: Path, run: str, format: str) -> None
     with pytest.raises(CheckpointError, match=r"user\.\w+ is damaged"):
         ps.export.open(tmp_path / "out")
     (tmp_path / "out" / "export.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="not what edl writes"):
+    with pytest.raises(CheckpointError, match="does not have edl's format"):
         ps.export.open(tmp_path / "out")
 
 

@@ -83,7 +83,7 @@ def test_steps_go_in_order() -> None:
     assert one.push(2, 1, 21) == (Apply(0, (10,), 1.0), Apply(1, (11, 21), 0.5))
 
 
-def test_a_step_that_another_pserver_has_applied_waits_for_nobody() -> None:
+def test_a_step_that_another_pserver_has_applied_does_not_wait() -> None:
     one = two()
     assert one.push(1, 5, 10, complete=True) == (Apply(5, (10,), 0.5),)
     assert one.push(1, 6, 11) == ()
@@ -107,13 +107,13 @@ def test_a_new_history_begins_anew() -> None:
     assert one.push(2, 0, 20) == (Apply(0, (11, 20), 0.5),)
 
 
-def test_async_pushes_wait_for_nobody() -> None:
+def test_async_pushes_do_not_wait() -> None:
     one = barrier(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC)
     assert one.push(1, 5, 10) == (Apply(5, (10,), 1.0),)
     assert one.may_pull(1, 100) is May.GO
 
 
-def test_nobody_gets_further_ahead_than_the_bound() -> None:
+def test_no_trainer_gets_further_ahead_than_the_bound() -> None:
     one = barrier(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC, staleness=2)
     assert one.may_pull(1, 2) is May.GO
     assert one.may_pull(1, 3) is May.WAIT

@@ -14,7 +14,7 @@ from ps.net.caller import Reply
 from ps.protocol import messages
 from ps.protocol.frames import Op
 from ps.spec import Optimizer, Rule, TableSpec
-from tests.unit.ps_bench import PLAIN, WIDE, Bench, Master
+from tests.unit.ps_fixture import PLAIN, WIDE, Bench, Master
 
 KEYS = np.arange(200)
 GEO = Training(Mode.GEO, geo_steps=3)

@@ -1,4 +1,4 @@
-"""What becomes of damaged frames, garbage, and peers that are slow, silent or not who they say they are."""
+"""Damaged frames, garbage, and peers that are slow, silent or impersonated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_damaged_answer_is_refused(where: str) -> None:
 
 
 def test_an_answer_to_another_question_is_refused() -> None:
-    with impostor(pack(Op.OK, 99, check=True)) as server, pytest.raises(DamagedFrame, match="nobody has asked"):
+    with impostor(pack(Op.OK, 99, check=True)) as server, pytest.raises(DamagedFrame, match="was never sent"):
         call(server).request(Op.PULL, b"", deadline_s=LONG_S)
 
 
@@ -85,7 +85,7 @@ def test_a_wrong_secret_is_refused_by_either_side(caplog: pytest.LogCaptureFixtu
             assert (refusal.op, refusal.json()["kind"]) == (Op.REFUSED, "token")
             with pytest.raises(HungUp):
                 connection.idle(now_s() + LONG_S)
-        assert "closing the connection of somebody unknown: refused (token): wrong secret" in messages(caplog)
+        assert "closing the connection of an unauthenticated peer: refused (token): wrong secret" in messages(caplog)
         assert made.endpoint.peers == () and made.left == []
 
 
@@ -131,8 +131,8 @@ def test_nothing_large_is_taken_from_strangers() -> None:
 def test_a_request_that_is_none_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     with echo(limits=Limits(body_bytes=1000)) as made:
         for data, why in (
-            (pack(Op.OK, 5, check=True), "OK is no request"),
-            (pack(Op.HELLO, 5, check=True), "HELLO is no request"),
+            (pack(Op.OK, 5, check=True), "OK is not a request"),
+            (pack(Op.HELLO, 5, check=True), "HELLO is not a request"),
             (pack(Op.PUSH, 5, b"", [memoryview(bytes(1001))], check=True), "a body of 1001 bytes"),
         ):
             with introduced(made.tcp)[0] as raw:

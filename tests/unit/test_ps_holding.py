@@ -1,4 +1,4 @@
-"""What a pserver does about its orders, event by event."""
+"""How a pserver carries out its orders, event by event."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def take(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
 
 
 def said(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
-    return [effect.word for effect in take(effects, Say) if isinstance(effect.word, kind)]
+    return [effect.message for effect in take(effects, Say) if isinstance(effect.message, kind)]
 
 
 def step(bucket_machine: BucketMachine, version: int, *roles: Role, **more: object) -> tuple[Effect, ...]:
@@ -98,7 +98,7 @@ def test_older_orders_change_nothing() -> None:
     assert one.version == 5
 
 
-def test_a_copy_is_waited_for_from_its_image_on_and_told_when_all_is_there() -> None:
+def test_pushes_wait_for_a_copy_from_its_image_on_and_synced_is_sent_when_complete() -> None:
     one = BucketMachine("servers/1", buckets=1)
     effects = step(one, 1, (1, 0, 2, 0, 1))
     assert take(effects, Feed) == [Feed((0,), (2,), ())]
@@ -159,7 +159,7 @@ def test_a_mark_from_before_pushes_waited_says_nothing() -> None:
     assert said(bucket_machine.step(MarkAcked(2, late.number)), messages.Synced)
 
 
-def test_a_stream_that_breaks_while_a_copy_catches_up_is_told_of() -> None:
+def test_a_stream_that_breaks_while_a_copy_catches_up_is_reported() -> None:
     bucket_machine = with_backup()
     step(bucket_machine, 3, (1, 2, 2, 0, 3), training=Training(replication=Replication.ASYNC))
     effects = bucket_machine.step(LineLost(2))
@@ -270,7 +270,7 @@ def test_a_giver_whose_stream_broke_says_so() -> None:
     assert said(effects, messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
 
 
-def test_a_stream_that_breaks_behind_the_release_is_told_of() -> None:
+def test_a_stream_that_breaks_behind_the_release_is_reported() -> None:
     one = with_backup()
     step(one, 3, (2, 1, 0, 1, 3))
     assert said(one.step(LineLost(2)), messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
@@ -305,7 +305,7 @@ def test_it_is_said_again_with_all_orders_until_it_is_heard() -> None:
     assert said(one.step(MasterLine()), messages.Unsynced)
 
 
-def test_who_was_told_to_be_in_step_is_waited_for_until_that_is_taken_back() -> None:
+def test_pushes_wait_for_a_follower_in_step_until_revoked() -> None:
     one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
@@ -315,7 +315,7 @@ def test_who_was_told_to_be_in_step_is_waited_for_until_that_is_taken_back() -> 
     assert take(step(one, 3, (1, 0, 2, 0, 3)), Feed) == [Feed((0,), (), ())]
 
 
-def test_a_copy_that_was_not_told_of_is_begun_anew_with_the_stream() -> None:
+def test_an_unreported_copy_restarts_with_the_stream() -> None:
     one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
     assert take(one.step(LineLost(2)), Feed) == [Feed((0,), (), ())]
@@ -400,7 +400,7 @@ def test_a_restored_bucket_is_served_when_it_is_loaded() -> None:
     assert said(effects, messages.Took) == [messages.Took(1, ((0, 1),))]
 
 
-def test_a_stale_word_from_nobody_changes_nothing() -> None:
+def test_a_stale_message_from_an_unknown_sender_changes_nothing() -> None:
     one = with_backup()
     for event in (ImageAcked(9, 1, (0,)), MarkAcked(9, 1), LineLost(9), LineMade(9), Restored(1, (0,))):
         assert one.step(event) == ()

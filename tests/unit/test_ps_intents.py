@@ -84,7 +84,7 @@ def test_long_texts_of_many_trainers_fit_into_a_frame() -> None:
     assert len(pack_head({"items": heads})) < MOST_HEAD // 4
     body = memoryview(b"".join(bytes(memoryview(one).cast("B")) for one in arrays))
     assert [one for _, one in unpack(heads, body) if isinstance(one, Piece)][-1].intents == many[-1].intents
-    with pytest.raises(ProtocolError, match="ends early"):
+    with pytest.raises(ProtocolError, match="is truncated"):
         list(unpack(heads, body[:-8]))
 
 

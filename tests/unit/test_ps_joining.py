@@ -1,4 +1,4 @@
-"""What a trainer says to the Master and hears of it: joining, charts, stops for checkpoints, what is said again."""
+"""Messages between a trainer and the Master: joining, placement maps, stops for checkpoints, repetitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
 from ps.spec import Optimizer, TableSpec
 from ps.wait import BoundedWait
-from tests.unit.ps_bench import PATIENCE_S, PLAIN, Bench, Master
+from tests.unit.ps_fixture import PATIENCE_S, PLAIN, Bench, Master
 
 KEYS = np.arange(100)
 ONES = np.ones((100, 4), np.float32)
@@ -93,7 +93,9 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
 def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps.wait.QUIET_S", 0.2)
     told: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(master_session, "BoundedWait", lambda what, **given: BoundedWait(what, tell=told.put, **given))
+    monkeypatch.setattr(
+        master_session, "BoundedWait", lambda what, **given: BoundedWait(what, notify=told.put, **given)
+    )
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)
@@ -150,7 +152,7 @@ def test_another_table_of_the_same_name_is_refused(bench: Bench, master: Master)
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)
     master.tell(messages.Refused("table", "table plain: dim 4 here, 8 there"))
-    with pytest.raises(PsError, match="refuses this trainer's tables: table plain: dim 4 here, 8 there"):
+    with pytest.raises(PsError, match="refused this trainer's tables: table plain: dim 4 here, 8 there"):
         doing.end()
 
 
@@ -160,7 +162,7 @@ def test_tables_that_are_defined_later(bench: Bench, master: Master) -> None:
     client.define(more)
     client.define(PLAIN)
     assert client.tables["more"] == more and len(master.joins) == 2
-    with pytest.raises(PsError, match=r"another table plain: dim 5 here, 4 there"):
+    with pytest.raises(PsError, match=r"table plain is already defined differently: dim 5 here, 4 there"):
         client.define(TableSpec("plain", 5, PLAIN.optimizer, PLAIN.initial))
     master.deaf = True
     doing = Doing(lambda: client.define(TableSpec("last", 3)))
@@ -179,11 +181,11 @@ def test_a_learning_rate_is_the_master_s_matter(bench: Bench, master: Master) ->
     for factor, table in ((-1, ""), (float("nan"), ""), (1, "none")):
         with pytest.raises(PsError):
             client.set_lr(factor, table)
-    with pytest.raises(PsError, match="without a Master"):
+    with pytest.raises(PsError, match="needs a Master"):
         bench.client().set_lr(1)
 
 
-def test_charts_of_the_past_change_nothing(bench: Bench, master: Master) -> None:
+def test_outdated_placement_maps_change_nothing(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     old = master.charted()
     bench.move(slice(0, 4096), 2)
@@ -200,7 +202,7 @@ def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     master.tell(master.charted(history=2))
     for call in (lambda: client.pull("plain", KEYS), lambda: client.push({}), client.boundary, client.begin):
-        with pytest.raises(RolledBack, match=r"history 2.*begin anew.*launcher restarts"):
+        with pytest.raises(RolledBack, match=r"history 2.*must restart.*launcher does that"):
             call()
     assert RolledBack.worker_status == BEGIN_ANEW
 
@@ -217,7 +219,7 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
     client = bench.joined(master)
     master.number = 6
     master.tell(master.joined())
-    with pytest.raises(RolledBack, match="counts trainer 5 as gone"):
+    with pytest.raises(RolledBack, match="considers trainer 5 lost"):
         client.pull("plain", KEYS)
     other = bench.joined(Master(bench))
     other._session._heard(messages.encode(messages.Refused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
@@ -225,7 +227,7 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
         other.push({})
 
 
-def test_whoever_waits_for_a_pserver_hears_of_it(bench: Bench, master: Master) -> None:
+def test_callers_that_wait_for_a_pserver_are_notified(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     bench.pservers[1].faults.append(lambda frame, head: Reply.no(Op.MOVED, chart=1, text="not yet"))
     doing = Doing(lambda: client.pull("plain", KEYS))
@@ -239,7 +241,7 @@ def test_whoever_waits_for_a_pserver_hears_of_it(bench: Bench, master: Master) -
 
 
 def listening(client: Client) -> list[str]:
-    """What its callbacks have been asked."""
+    """Names of the callbacks that were called."""
     asked: list[str] = []
 
     def name(one: str) -> dict[str, str]:
@@ -304,7 +306,7 @@ def test_nobody_stands_for_ever(
     master.tell(messages.Halt(4))
     client.boundary()
     client.push({"plain": (KEYS, ONES)})
-    assert "checkpoint 4: this trainer goes on" in capsys.readouterr().err
+    assert "no decision about checkpoint 4" in capsys.readouterr().err
 
 
 def test_data_that_cannot_be_named_and_values_that_are_no_json(
@@ -323,7 +325,7 @@ def test_data_that_cannot_be_named_and_values_that_are_no_json(
     assert master.expect(messages.DataNamed).ledgers == ()
     master.tell(messages.GoOn(4))
     doing.end()
-    assert "checkpoint 4, so it will be without them: no ledger" in capsys.readouterr().err
+    assert "checkpoint 4; it will not contain them: no ledger" in capsys.readouterr().err
     client.on_cut(value=lambda: {1, 2})
     master.tell(messages.Halt(5))
     with pytest.raises(PsError, match="not JSON"):
@@ -345,9 +347,9 @@ def test_a_checkpoint_on_demand(bench: Bench, master: Master) -> None:
     doing = Doing(client.save)
     ask = master.expect(messages.Save).ask
     master.tell(messages.Refused("save", "the disk is full", ask))
-    with pytest.raises(PsError, match="no checkpoint: the disk is full"):
+    with pytest.raises(PsError, match="no checkpoint was written: the disk is full"):
         doing.end()
-    with pytest.raises(PsError, match="without a Master"):
+    with pytest.raises(PsError, match="needs a Master"):
         bench.client().save()
 
 
@@ -450,7 +452,7 @@ def test_differences_are_exchanged_before_a_cut(bench: Bench) -> None:
     doing.end()
 
 
-def test_a_word_that_cannot_be_read_disturbs_nothing(bench: Bench, master: Master, capsys: Any) -> None:
+def test_an_unreadable_message_is_ignored(bench: Bench, master: Master, capsys: Any) -> None:
     client = bench.joined(master)
     master.tell(messages.Refused("word", "what do you mean?"))
     assert "what do you mean?" in capsys.readouterr().err

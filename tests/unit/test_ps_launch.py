@@ -37,7 +37,7 @@ STORE, JOB = "--rdzv-endpoint=h:2379", "--rdzv-id=j"
 
 
 def read(tmp_path: Path, *arguments: str, source: str = "import edl.torch.ps as ps\n") -> LaunchSettings:
-    """Of a script that uses pservers of edl's own, unless ``source`` says otherwise."""
+    """Settings for a script that uses edl's own pservers, unless ``source`` does otherwise."""
     script = tmp_path / "train.py"
     script.write_text(source)
     return launching.read(f"--log-dir={tmp_path}", *arguments, str(script))
@@ -122,7 +122,7 @@ def test_a_host_that_is_only_named_for_pservers_trains_nothing(tmp_path: Path) -
     assert read(tmp_path, "--run-mode=ps").slots == 1
 
 
-def test_a_launcher_of_pservers_alone() -> None:
+def test_a_launcher_with_only_pservers() -> None:
     options = ["--role=pserver", STORE, JOB, "--servers-per-node=2", "--pserver-memory=3G", "--shutdown-timeout=8"]
     parameters = program.run.make_context("edl-run", list(options)).params
     settings = settings_of(ResolvedOptions(parameters))
@@ -181,7 +181,7 @@ def test_a_launcher_of_pservers_needs_to_know_where_the_job_is(arguments: list[s
         settings_of(ResolvedOptions(parameters))
 
 
-def test_a_missing_package_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     pservers.check_packages()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r"needs numpy and xxhash. Run: pip install 'edl\[ps\]'"):
@@ -192,7 +192,7 @@ def test_a_missing_package_is_told_before_anything_starts(monkeypatch: pytest.Mo
 
 
 class FakeProcess:
-    """What ``HelperProcess`` shows of a pserver."""
+    """A fake ``HelperProcess`` of a pserver."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -225,7 +225,7 @@ class FakeProcess:
 
 
 class FakePservers(Pservers):
-    """Real keys, no real processes."""
+    """Pservers with real keys and fake processes."""
 
     def __init__(self, count: int, shutdown_s: float = 20.0) -> None:
         super().__init__(
@@ -346,7 +346,7 @@ async def test_those_that_drain_end_by_themselves(a: Bench, b: Bench) -> None:
 
 
 @on_bench(1)
-async def test_nobody_drains_into_nobody(bench: Bench) -> None:
+async def test_drains_need_a_target(bench: Bench) -> None:
     bench.helpers.drain()
     await bench.until(lambda: bench.keys()["a-1"].get("draining"), "its key says so")
     await bench.helpers.drained()

@@ -22,7 +22,7 @@ from ps.net.caller import Endpoint, Peer, Reply
 from ps.net.master_lines import HelperLines, MasterLinesDeps
 from ps.protocol.frames import Frame, Op
 from ps.protocol.handshake import MASTER
-from tests.unit.master_bench import KEYS, Agent, Bench, play
+from tests.unit.master_fixture import KEYS, Agent, Bench, play
 
 SECRET = "a secret"
 HOST = "127.0.0.1"
@@ -121,8 +121,8 @@ async def real(holds: Callable[[], bool]) -> None:
     await asyncio.wait_for(look(), PATIENCE_S)
 
 
-def test_words_go_both_ways_with_the_token() -> None:
-    async def scene() -> None:
+def test_messages_pass_both_ways_with_the_token() -> None:
+    async def scenario() -> None:
         with pserver() as server:
             ear = Ear()
             lines = lines_for(ear)
@@ -135,11 +135,11 @@ def test_words_go_both_ways_with_the_token() -> None:
             lines.close()
             await real(lambda: server.masters[0].gone)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_other_helpers_and_bad_keys_get_no_line() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         log: list[str] = []
         ear = Ear()
         lines = lines_for(ear, log=log)
@@ -148,14 +148,17 @@ def test_other_helpers_and_bad_keys_get_no_line() -> None:
         lines.put("ps/servers/n1-2", b'{"host": "h", "port": 0, "secret": "s"}')
         lines.send(NAME, "lost")
         assert ear.told == []
-        assert [line.split(":")[0] for line in log] == [f"no line to {NAME}", "no line to ps/servers/n1-2"]
+        assert [line.split(":")[0] for line in log] == [
+            f"cannot connect to {NAME}",
+            "cannot connect to ps/servers/n1-2",
+        ]
         lines.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_a_refused_port_is_a_death_and_a_new_process_another_line() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         ear = Ear()
         lines = lines_for(ear)
         with pserver() as server:
@@ -175,11 +178,11 @@ def test_a_refused_port_is_a_death_and_a_new_process_another_line() -> None:
         assert len(ear.told) == told
         lines.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_a_refusal_is_told_once() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         asked: list[int] = []
         log: list[str] = []
 
@@ -197,13 +200,13 @@ def test_a_refusal_is_told_once() -> None:
         assert ear.told == [("down", NAME, True)]
         lines.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_a_silent_pserver_counts_as_down_but_not_as_dead() -> None:
     """Frozen: the kernel still takes connections and bytes for it."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         frozen = asyncio.Event()
         answers: list[asyncio.StreamWriter] = []
 
@@ -237,11 +240,11 @@ def test_a_silent_pserver_counts_as_down_but_not_as_dead() -> None:
             for one in answers:
                 one.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_a_deposed_master_and_a_wrong_secret_are_refused_with_one_line_of_log() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         with pserver() as server, pserver(secret="another") as stranger:
             server.newest = 8
             log: list[str] = []
@@ -256,14 +259,14 @@ def test_a_deposed_master_and_a_wrong_secret_are_refused_with_one_line_of_log() 
             assert server.masters == stranger.masters == []
             lines.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 # --- in a Master -----------------------------------------------------------------------------------------------------
 
 
 class Placement:
-    """A service that has lines: sends what it is told to, and keeps what it hears."""
+    """A service with connections: sends on request, and records what it receives."""
 
     name = "ps"
 
@@ -297,7 +300,7 @@ async def master(bench: Bench, service: Placement) -> tuple[MasterShell, asyncio
 
 
 def test_a_service_hears_of_its_lines_and_sends_over_them() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         with pserver() as server:
             early, late = KEYS.helper("ps", "servers/n1-1"), KEYS.helper("ps", "servers/n1-2")
             bench.store.write_now([Put(early, server.key)])
@@ -314,11 +317,11 @@ def test_a_service_hears_of_its_lines_and_sends_over_them() -> None:
             assert not server.masters[0].gone
         await real(lambda: service.events[-1] == sv.LineDown("servers/n1-1", True))
 
-    play(scene)
+    play(scenario)
 
 
 def test_nothing_is_sent_that_is_not_kept() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         with pserver() as server:
             service = Placement()
             await master(bench, service)
@@ -330,11 +333,11 @@ def test_nothing_is_sent_that_is_not_kept() -> None:
             assert heard == [[], []]
             assert KEYS.service("ps", "sent") in bench.stored()
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_master_that_is_replaced_lets_go_of_its_lines() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         with pserver() as server:
             bench.store.write_now([Put(KEYS.helper("ps", "servers/n1-1"), server.key)])
             service = Placement()
@@ -343,11 +346,11 @@ def test_a_master_that_is_replaced_lets_go_of_its_lines() -> None:
             run.cancel()
             await real(lambda: server.masters[0].gone)
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_service_that_fails_ends_the_job() -> None:
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         service = Placement()
         shell, run = await master(bench, service)
         agent = Agent(bench, shell, bench.register("a"))
@@ -364,4 +367,4 @@ def test_a_service_that_fails_ends_the_job() -> None:
         assert (await run).reason == why
         assert why in bench.said
 
-    play(scene)
+    play(scenario)

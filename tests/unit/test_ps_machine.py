@@ -15,20 +15,20 @@ from edl.wire.messages import Settings
 from ps.protocol import messages
 from ps.server.bucket_machine import SERVED, BucketMachine
 from ps.spec import TableSpec
-from tests.unit.ps_rig import TABLE, Rig
+from tests.unit.ps_cluster_fixture import TABLE, Cluster
 
 FOUND = messages.Found(7, (messages.FoundCut("cut-7", 7, 50, (TABLE,), '{"values": {"a/0": "1"}}'),))
 
 
-def rig(*names: str, training: Training | None = None) -> Rig:
-    return Rig(training).started(*(names or ("p", "q")))
+def cluster(*names: str, training: Training | None = None) -> Cluster:
+    return Cluster(training).started(*(names or ("p", "q")))
 
 
 # --- pservers --------------------------------------------------------------------------------------------------------
 
 
 def test_it_waits_for_the_least_and_a_moment_for_more() -> None:
-    one = Rig(Training(servers=(2, 4)))
+    one = Cluster(Training(servers=(2, 4)))
     one.add("p")
     one.pass_time(5.0)
     assert one.machine.state.stage == "new"
@@ -41,28 +41,28 @@ def test_it_waits_for_the_least_and_a_moment_for_more() -> None:
 
 
 def test_it_does_not_wait_when_the_most_are_there() -> None:
-    one = Rig(Training(servers=(1, 2)))
+    one = Cluster(Training(servers=(1, 2)))
     one.add("p")
     one.add("q")
     assert set(one.machine.state.grid.owner) == {1, 2}
 
 
 def test_pservers_above_the_most_are_spares() -> None:
-    one = rig("p", "q", "r", training=Training(servers=(1, 2)))
+    one = cluster("p", "q", "r", training=Training(servers=(1, 2)))
     assert one.machine.state.grid.holders() == {1, 2}
     one.kill("p")
     assert one.machine.state.grid.holders() == {2, 3}
 
 
 def test_every_bucket_is_served_by_its_owner_only() -> None:
-    one = rig("p", "q", "r")
+    one = cluster("p", "q", "r")
     for bucket in range(one.buckets):
         serving = [h.number for h in one.bucket_machines.values() if h.allowed[bucket] == SERVED]
         assert serving == [one.machine.state.grid.owner[bucket]]
 
 
 def test_a_newcomer_gets_its_share_while_all_goes_on() -> None:
-    one = rig()
+    one = cluster()
     one.add("r")
     owned = [list(one.machine.state.grid.owner).count(number) for number in (1, 2, 3)]
     assert sorted(owned) == [2, 3, 3]
@@ -70,7 +70,7 @@ def test_a_newcomer_gets_its_share_while_all_goes_on() -> None:
 
 
 def test_who_leaves_is_sent_away_when_it_has_nothing_any_more() -> None:
-    one = rig("p", "q", "r")
+    one = cluster("p", "q", "r")
     one.drain("q")
     leaver = one.bucket_machines["servers/q"]
     assert leaver.orders is not None and leaver.orders.drain and leaver.orders.go
@@ -80,25 +80,25 @@ def test_who_leaves_is_sent_away_when_it_has_nothing_any_more() -> None:
 
 
 def test_the_last_one_cannot_leave() -> None:
-    one = rig("p", training=Training(servers=(1, 2)))
+    one = cluster("p", training=Training(servers=(1, 2)))
     one.drain("p")
-    assert "servers/p cannot leave: no other pserver is there to take the buckets" in one.notes
+    assert "servers/p cannot leave: there is no other pserver to take its buckets" in one.notes
     assert one.machine.state.grid.holders() == {1}
 
 
 def test_a_death_loses_nothing_that_has_a_copy() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     one.trainer("a")
     one.kill("p")
     assert set(one.machine.state.grid.owner) == {2}
     assert one.machine.state.history == 1
     assert not one.failed
-    assert "1 of at least 2 pservers are left; nothing is lost, and it goes on" in one.notes
+    assert "1 of at least 2 pservers are left; no data is lost, continuing" in one.notes
 
 
 def test_a_refused_line_is_a_death_and_a_broken_one_is_not() -> None:
-    one = rig()
+    one = cluster()
     one.feed(sv.LineDown("servers/p", False))
     assert set(one.machine.state.servers) == {1, 2}
     one.feed(sv.LineDown("servers/p", True))
@@ -106,7 +106,7 @@ def test_a_refused_line_is_a_death_and_a_broken_one_is_not() -> None:
 
 
 def test_a_process_that_comes_back_empty_is_another_one() -> None:
-    one = rig("p", "q", "r")
+    one = cluster("p", "q", "r")
     one.bucket_machines["servers/p"] = BucketMachine("servers/p", buckets=one.buckets)
     one.feed(sv.LineUp("servers/p"))
     one.say("p", one.bucket_machines["servers/p"].hello())
@@ -115,30 +115,30 @@ def test_a_process_that_comes_back_empty_is_another_one() -> None:
 
 
 def test_what_is_said_before_hello_counts_for_nothing() -> None:
-    one = rig()
+    one = cluster()
     one.feed(sv.LineDown("servers/p", False))
     one.say("p", messages.Unsynced(10**6, 2, ((0, 8),)))
     assert one.machine.state.grid.in_motion() == 0
 
 
 def test_nonsense_is_noted() -> None:
-    one = rig()
+    one = cluster()
     one.feed(sv.Heard("servers/p", "nonsense"))
     one.feed(sv.KeyPut("servers/x", b"nonsense"))
     assert "not a message of the parameter servers" in one.notes[-2]
-    assert "holds no pserver" in one.notes[-1]
+    assert "does not describe a pserver" in one.notes[-1]
 
 
 def test_without_pservers_it_fails_in_the_end_and_says_why() -> None:
-    one = Rig(Training(servers=(2, 4)))
+    one = Cluster(Training(servers=(2, 4)))
     one.add("p")
     one.pass_time(700.0)
-    assert "1 of at least 2 pservers have come in 600 s" in one.failed
+    assert "1 of at least 2 pservers have connected within 600 s" in one.failed
 
 
 @pytest.mark.parametrize("replication", [Replication.SYNC, Replication.NONE])
 def test_lost_rows_without_a_checkpoint_end_the_job(replication: Replication) -> None:
-    one = rig(training=Training(servers=(1, 4), replication=replication))
+    one = cluster(training=Training(servers=(1, 4), replication=replication))
     one.world("a")
     one.trainer("a")
     one.kill("p")
@@ -147,18 +147,18 @@ def test_lost_rows_without_a_checkpoint_end_the_job(replication: Replication) ->
         one.kill("q")
         one.add("r")
     one.pass_time(5.0)
-    assert "took" in one.failed and "there is no complete checkpoint" in one.failed
+    assert "was the only holder" in one.failed and "there is no complete checkpoint" in one.failed
 
 
 def test_empty_buckets_are_no_loss() -> None:
-    one = rig(training=Training(servers=(1, 4), replication=Replication.NONE))
+    one = cluster(training=Training(servers=(1, 4), replication=Replication.NONE))
     one.kill("p")
     assert set(one.machine.state.grid.owner) == {2}
     assert one.machine.state.history == 1
 
 
 def test_hot_buckets_are_spread() -> None:
-    one = rig("p", "q", "r")
+    one = cluster("p", "q", "r")
     load = messages.Load(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
     before = one.machine.state.grid.owner[0], one.machine.state.grid.owner[1]
     one.say("p", load)
@@ -170,7 +170,7 @@ def test_hot_buckets_are_spread() -> None:
 
 
 def test_trainers_are_let_in_when_every_bucket_has_an_owner() -> None:
-    one = Rig()
+    one = Cluster()
     one.world("a")
     one.tell("a", messages.Join("n", (TABLE,)))
     assert one.heard("a", messages.Joined) == []
@@ -181,7 +181,7 @@ def test_trainers_are_let_in_when_every_bucket_has_an_owner() -> None:
 
 
 def test_the_same_process_gets_the_same_number() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     assert one.trainer("a", "n") == 1
     one.tell("a", messages.Join("n", (TABLE,)))
@@ -189,7 +189,7 @@ def test_the_same_process_gets_the_same_number() -> None:
 
 
 def test_another_process_in_the_slot_takes_its_place() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     one.trainer("a", "n")
     assert one.trainer("a", "m") == 2
@@ -201,7 +201,7 @@ def test_another_process_in_the_slot_takes_its_place() -> None:
 
 
 def test_the_epoch_counts_those_that_have_begun() -> None:
-    one = rig()
+    one = cluster()
     one.world("a", "b")
     one.trainer("a")
     number = one.trainer("b")
@@ -215,7 +215,7 @@ def test_the_epoch_counts_those_that_have_begun() -> None:
 
 
 def test_a_world_without_its_node_ends_a_trainer_and_no_other() -> None:
-    one = rig()
+    one = cluster()
     one.world("a", "b")
     one.trainer("a")
     one.trainer("b")
@@ -228,7 +228,7 @@ def test_a_world_without_its_node_ends_a_trainer_and_no_other() -> None:
 
 
 def test_a_trainer_whose_connections_broke_is_gone() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     number = one.trainer("a")
     one.say("p", messages.TrainerLost(number))
@@ -236,7 +236,7 @@ def test_a_trainer_whose_connections_broke_is_gone() -> None:
 
 
 def test_the_first_definition_of_a_table_counts() -> None:
-    one = rig()
+    one = cluster()
     one.world("a", "b")
     one.trainer("a")
     one.tell("b", messages.Join("b", (TableSpec("users", 16),)))
@@ -249,8 +249,8 @@ def test_the_first_definition_of_a_table_counts() -> None:
     assert set(one.machine.state.tables) == {"users", "items"}
 
 
-def test_a_chart_is_told_to_whoever_has_an_older_one() -> None:
-    one = rig()
+def test_a_newer_placement_map_is_sent_to_clients_with_an_older_one() -> None:
+    one = cluster()
     one.world("a")
     one.trainer("a")
     told = len(one.heard("a", messages.Charted))
@@ -260,8 +260,8 @@ def test_a_chart_is_told_to_whoever_has_an_older_one() -> None:
     assert len(one.heard("a", messages.Charted)) == told + 1
 
 
-def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
-    one = rig()
+def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
+    one = cluster()
     one.world("a")
     number = one.trainer("a")
     one.say("p", messages.Load(0, 0, 0, 0, 0, 0, 99, 0.0))
@@ -287,26 +287,26 @@ def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
 
 
 def test_nonsense_is_answered() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     one.trainer("a")
     one.feed(sv.Said(Caller(NodeId("a"), 0), Round(1), "nonsense"))
     assert one.heard("a", messages.Refused)[-1].kind == "word"
     one.tell("a", messages.Followed(1))
-    assert "nothing that a trainer says" in one.heard("a", messages.Refused)[-1].text
+    assert "not a message that a trainer sends" in one.heard("a", messages.Refused)[-1].text
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def halted(one: Rig, *nodes: str) -> None:
+def halted(one: Cluster, *nodes: str) -> None:
     for node in nodes:
         cut = one.heard(node, messages.Halt)[-1].cut
         one.tell(node, messages.AtCut(cut, 10, f'"{node}"'))
 
 
 def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
-    one = rig()
+    one = cluster()
     one.world("a", "b")
     one.trainer("a")
     one.trainer("b")
@@ -321,7 +321,7 @@ def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
 
 
 def test_who_dies_on_the_way_to_the_boundary_is_left_out() -> None:
-    one = rig()
+    one = cluster()
     one.world("a", "b")
     one.trainer("a")
     one.trainer("b")
@@ -333,7 +333,7 @@ def test_who_dies_on_the_way_to_the_boundary_is_left_out() -> None:
 
 
 def test_who_does_not_stop_is_named() -> None:
-    one = rig()
+    one = cluster()
     one.world("a", "b")
     one.trainer("a")
     one.trainer("b")
@@ -342,12 +342,12 @@ def test_who_does_not_stop_is_named() -> None:
     one.pass_time(61.0)
     refused = one.heard("a", messages.Refused)[-1]
     assert (refused.kind, refused.ask) == ("save", 1)
-    assert "b/0 came to no boundary in time" in refused.text
+    assert "b/0 reached no step boundary in time" in refused.text
     assert one.heard("a", messages.GoOn)
 
 
-def test_a_pserver_that_dies_in_the_middle_gives_the_checkpoint_up() -> None:
-    one = rig("p", "q", "r")
+def test_a_checkpoint_is_abandoned_when_a_pserver_dies() -> None:
+    one = cluster("p", "q", "r")
     one.world("a")
     one.trainer("a")
     one.cuts = False
@@ -358,11 +358,11 @@ def test_a_pserver_that_dies_in_the_middle_gives_the_checkpoint_up() -> None:
     one.kill("r")
     assert one.machine.cuts.phase == ""
     assert one.heard("a", messages.GoOn)
-    assert "servers/r is gone" in one.heard("a", messages.Refused)[-1].text
+    assert "servers/r was lost" in one.heard("a", messages.Refused)[-1].text
 
 
 def test_buckets_keep_still_until_the_mark() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     one.trainer("a")
     one.tell("a", messages.Save(1))
@@ -375,7 +375,7 @@ def test_buckets_keep_still_until_the_mark() -> None:
 
 
 def test_nobody_begins_between_the_last_boundary_and_the_mark() -> None:
-    one = rig()
+    one = cluster()
     one.world("a", "b")
     one.trainer("a")
     one.tell("a", messages.Save(1))
@@ -387,7 +387,7 @@ def test_nobody_begins_between_the_last_boundary_and_the_mark() -> None:
 
 
 def test_checkpoints_by_the_clock() -> None:
-    one = rig(training=Training(servers=(2, 4), save_every_s=30.0))
+    one = cluster(training=Training(servers=(2, 4), save_every_s=30.0))
     one.world("a")
     one.trainer("a")
     one.pass_time(31.0)
@@ -395,7 +395,7 @@ def test_checkpoints_by_the_clock() -> None:
 
 
 def test_a_new_job_goes_on_from_the_newest_checkpoint() -> None:
-    one = Rig()
+    one = Cluster()
     one.found = FOUND
     one.started("p", "q")
     one.world("a")
@@ -412,8 +412,8 @@ def test_a_new_job_goes_on_from_the_newest_checkpoint() -> None:
     assert one.heard("a", messages.Halt) == [messages.Halt(8)], "numbers in the directory are not used again"
 
 
-def test_a_lost_bucket_takes_everybody_back() -> None:
-    one = rig("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
+def test_a_lost_bucket_rolls_all_trainers_back() -> None:
+    one = cluster("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
     one.world("a")
     one.trainer("a", "n")
     one.found = FOUND
@@ -426,7 +426,7 @@ def test_a_lost_bucket_takes_everybody_back() -> None:
 
 
 def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
-    one = rig("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
+    one = cluster("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
     one.world("a")
     number = one.trainer("a", "n")
     one.feed(sv.SettingsHold(Settings(number=1, factor=2.0)))
@@ -439,7 +439,7 @@ def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
 
 
 def test_a_damaged_checkpoint_is_passed_over() -> None:
-    one = Rig()
+    one = Cluster()
     older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
     one.found = messages.Found(7, (*FOUND.cuts, older))
     one.bad = {"cut-7"}
@@ -449,7 +449,7 @@ def test_a_damaged_checkpoint_is_passed_over() -> None:
 
 
 def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> None:
-    one = Rig()
+    one = Cluster()
     one.found = messages.Found(7, (replace(FOUND.cuts[0], tables=(TABLE,)),))
     one.world("a", "b")
     one.tell("a", messages.Join("a", (TableSpec("users", 16),)))  # before anybody knows of a checkpoint
@@ -467,7 +467,7 @@ def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> No
 
 
 def test_no_pserver_hears_of_tables_before_a_checkpoint_has_been_looked_for() -> None:
-    one = Rig()
+    one = Cluster()
     one.world("a")
     one.tell("a", messages.Join("a", (TableSpec("users", 16),)))
     one.add("p")
@@ -480,7 +480,7 @@ def test_no_pserver_hears_of_tables_before_a_checkpoint_has_been_looked_for() ->
 
 
 def test_a_pserver_that_cannot_restore_any_checkpoint_discards_none() -> None:
-    one = Rig()
+    one = Cluster()
     older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
     one.found, one.bad, one.lasting = messages.Found(7, (*FOUND.cuts, older)), {"cut-7"}, True
     one.add("p")
@@ -489,8 +489,8 @@ def test_a_pserver_that_cannot_restore_any_checkpoint_discards_none() -> None:
     assert "cut-7 cannot be restored" in one.failed and one.machine.state.found == (*FOUND.cuts, older)
 
 
-def test_who_waits_to_be_let_in_is_told_for_what() -> None:
-    one = Rig()
+def test_trainers_that_wait_for_admission_learn_the_reason() -> None:
+    one = Cluster()
     one.world("a")
     one.add("p")
     one.tell("a", messages.Join("a", (TABLE,)))
@@ -499,7 +499,7 @@ def test_who_waits_to_be_let_in_is_told_for_what() -> None:
 
 
 def test_a_checkpoint_that_can_never_be_is_not_to_be_asked_for_again() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     one.cuts = False
     one.tell("a", messages.Save(1))
@@ -514,13 +514,13 @@ def test_a_checkpoint_that_can_never_be_is_not_to_be_asked_for_again() -> None:
 
 
 def test_when_no_checkpoint_can_be_used_the_job_does_not_begin_anew() -> None:
-    one = Rig()
-    one.found = messages.Found(7, (), ("cut-7: its marker is damaged",))
+    one = Cluster()
+    one.found = messages.Found(7, (), ("cut-7: its manifest is damaged",))
     one.add("p")
     one.add("q")
     one.pass_time(2.0)
-    assert "cut-7: its marker is damaged" in one.failed
-    other = Rig()
+    assert "cut-7: its manifest is damaged" in one.failed
+    other = Cluster()
     other.found, other.bad = FOUND, {"cut-7"}
     other.add("p")
     other.add("q")
@@ -532,14 +532,14 @@ def test_when_no_checkpoint_can_be_used_the_job_does_not_begin_anew() -> None:
 
 
 def test_the_next_master_knows_everything_that_was_told() -> None:
-    one = rig("p", "q", "r")
+    one = cluster("p", "q", "r")
     one.world("a")
     number = one.trainer("a", "n")
     one.tell("a", messages.SetLr(number, messages.LrHold(5, 0.5)))
     before = one.machine
     after = one.new_machine()
-    assert after.chart().owner == before.chart().owner
-    assert after.chart().version == before.chart().version, "nothing has changed"
+    assert after.placement().owner == before.placement().owner
+    assert after.placement().version == before.placement().version, "nothing has changed"
     assert after.state.people.trainers == before.state.people.trainers
     assert (after.state.lr, after.state.tables) == (before.state.lr, before.state.tables)
     one.tell("a", messages.Join("n", (TABLE,)))
@@ -547,7 +547,7 @@ def test_the_next_master_knows_everything_that_was_told() -> None:
 
 
 def test_pservers_that_died_without_a_master_are_missed() -> None:
-    one = rig("p", "q", "r")
+    one = cluster("p", "q", "r")
     del one.bucket_machines["servers/q"]
     one.new_machine()
     one.pass_time(3.0)
@@ -556,7 +556,7 @@ def test_pservers_that_died_without_a_master_are_missed() -> None:
 
 
 def test_a_checkpoint_does_not_outlive_its_master() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     one.trainer("a")
     one.tell("a", messages.Save(1))
@@ -567,31 +567,31 @@ def test_a_checkpoint_does_not_outlive_its_master() -> None:
     assert one.heard("a", messages.Halt)[-1] == messages.Halt(2)
 
 
-def test_what_cannot_be_read_ends_the_job() -> None:
-    one = rig()
+def test_an_unreadable_state_ends_the_job() -> None:
+    one = cluster()
     one.store["chart"] = b"{}"
     one.new_machine()
-    assert "cannot be used" in one.failed
+    assert "is unusable" in one.failed
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_tells_what_people_want_to_know() -> None:
-    one = Rig()
+def test_the_report_shows_progress() -> None:
+    one = Cluster()
     assert "waiting for at least 2" in one.machine.report()[0].text
     one.started("p", "q")
     one.world("a")
     one.trainer("a")
     one.say("p", messages.Load(1000, 2 << 20, 0, 0, 0, 0, 5, 0.3))
     texts = [progress.text for progress in one.machine.report()]
-    assert texts[0] == "2 pservers, all copies in step"
+    assert texts[0] == "2 pservers, all copies in sync"
     assert texts[1] == "servers/p: 4 buckets, 4 copies, 1,000 rows, 2 MiB, copies 0.3 s behind"
     assert texts[3] == "1 trainers: a/0"
 
 
 def test_the_report_says_when_there_are_no_copies() -> None:
-    one = rig("p", training=Training(servers=(1, 2)))
-    assert "no copies: there is one pserver only" in one.machine.report()[0].text
-    two = rig(training=Training(servers=(1, 2), replication=Replication.NONE))
+    one = cluster("p", training=Training(servers=(1, 2)))
+    assert "no copies: there is only one pserver" in one.machine.report()[0].text
+    two = cluster(training=Training(servers=(1, 2), replication=Replication.NONE))
     assert "no copies (replication none)" in two.machine.report()[0].text

@@ -1,4 +1,4 @@
-"""What a store says of its memory, against what the kernel says of the process that has it."""
+"""A store's own account of its memory, compared with the kernel's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not SMAPS.exists() or chosen() != "numba", reaso
 
 
 def filled(*arguments: object) -> dict[str, int]:
-    """See ``ps_memory.py``."""
+    """Run ``ps_memory.py`` in a process of its own and return its figures."""
     command = [sys.executable, str(Path(__file__).with_name("ps_memory.py")), "numba", *map(str, arguments)]
     found: dict[str, int] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
     return found

@@ -1,4 +1,4 @@
-"""What both frameworks share: one push a step, when a trainer counts, how it joins."""
+"""Code shared by both frameworks: one push per step, joining, and when a trainer counts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Recorder(Local):
 
 
 class Vector:
-    """Two parameters."""
+    """A dense module of two parameters."""
 
     def __init__(self, name: str = "dense", every: int = 1) -> None:
         self.name, self.every = name, every
@@ -188,7 +188,7 @@ def test_begin_and_rest_together(said: list[str]) -> None:
     one.forget()
 
 
-def test_who_waits_for_data_is_waited_for_by_nobody(part: Part, said: list[str]) -> None:
+def test_trainers_that_wait_for_data_hold_up_no_other_trainer(part: Part, said: list[str]) -> None:
     part.declare(spec())
     trainers.trainers.opening()
     part.pull("t", keys(1), insert=True)
@@ -257,7 +257,7 @@ def test_after_leaving_nothing_more(part: Part, said: list[str]) -> None:
     part.leave()
     part.leave()
     assert said.count("leave") == 1
-    with pytest.raises(StateError, match="takes no more part"):
+    with pytest.raises(StateError, match="has left the parameter servers"):
         part.step()
 
 
@@ -330,7 +330,7 @@ def test_lr_by_table_and_step() -> None:
     assert [pushed("t"), pushed("t"), pushed("t"), pushed("u")] == [0.25, 0.25, 0.5, 0.25]
     with pytest.raises(SettingError):
         local.set_lr(float("nan"))
-    with pytest.raises(PsError, match="there is no table x; there are t, u"):
+    with pytest.raises(PsError, match="there is no table x; the defined tables are: t, u"):
         local.set_lr(1.0, "x")
 
 
@@ -338,7 +338,7 @@ def test_wrong_shapes_are_refused() -> None:
     local = Local([spec("t")])
     with pytest.raises(PsError, match="2 keys need 2 values each"):
         local.push({"t": (keys(1, 2), np.ones((1, 2), np.float32))})
-    with pytest.raises(PsError, match="no checkpoint"):
+    with pytest.raises(PsError, match="checkpoints need a launcher"):
         local.save()
 
 

@@ -22,7 +22,7 @@ GRADS = np.random.default_rng(4).standard_normal((STEPS, len(KEYS), DIM)).astype
 
 
 def trained(kernels: str, optimizer: Optimizer, grads: np.ndarray = GRADS) -> tuple[np.ndarray, np.ndarray]:
-    """Weights before and after."""
+    """Weights before and after training."""
     store = store_of(kernels, TableSpec("t", DIM, optimizer, FIRST))
     before = pull(store, KEYS)
     for step, one in enumerate(grads):

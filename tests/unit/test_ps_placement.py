@@ -1,4 +1,4 @@
-"""Who should hold what: even, with few moves, copies on other hosts."""
+"""Placement of buckets: even, with few moves, copies on other hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sites(*machines: str, leaving: tuple[int, ...] = ()) -> list[Site]:
 def settle(
     grid: Grid, where: list[Site], motion: int = BUCKETS, copies: bool = True, lagging: bool = False
 ) -> tuple[int, int]:
-    """Plan until nothing moves, with pservers that do at once what they are told; returns (copies made, rounds)."""
+    """Plan until nothing moves, with pservers that follow at once; returns (copies made, rounds)."""
     made = rounds = 0
     while True:
         grid.touched.clear()
@@ -205,7 +205,7 @@ def test_the_giver_takes_back_when_the_new_owner_dies() -> None:
     assert grid.roles(0) == (1, 0, 0, 0)
 
 
-def test_words_about_what_has_changed_since_do_not_count() -> None:
+def test_outdated_messages_do_not_count() -> None:
     grid = Grid(2)
     for bucket in range(2):
         grid.put(bucket, 1, 0, 2)

@@ -1,4 +1,4 @@
-"""What a pserver process tells its launcher."""
+"""Messages of a pserver process to its launcher."""
 
 from __future__ import annotations
 

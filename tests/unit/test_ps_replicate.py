@@ -43,7 +43,7 @@ KEYS = list(range(3000))
 
 @pytest.fixture(autouse=True)
 def tidied() -> Iterator[None]:
-    """Nothing stays open."""
+    """Close what the test left open."""
     yield
     tidy()
 
@@ -59,11 +59,11 @@ class Pair:
         self.plan = Plan(self.places, {1: ALL}, joining={2: ALL}, training=training, members=members)
 
     def begin(self) -> None:
-        """Both have their orders."""
+        """Send orders to both."""
         self.all(self.plan)
 
     def all(self, plan: Plan) -> None:
-        """Orders to all that live."""
+        """Send orders to all live pservers."""
         self.plan = plan
         for number in plan.places:
             self.bosses[number].tell(plan.orders(number))
@@ -81,12 +81,12 @@ class Pair:
         self.all(self.plan.next(joining={}, backup={2: ALL}, changed=ALL))
 
     def kill(self, number: int) -> None:
-        """As if the process had died; the others hear of it."""
+        """Kill a pserver, and notify the others."""
         self.servers[number].stop()
 
 
 def count(one: Server, keys: list[int]) -> list[float]:
-    """Of each key, as the store has it."""
+    """Counter of each key, from the store."""
     found: dict[int, float] = {}
     for bucket in {bucket_of(key) for key in keys}:
         rows = one.store.image(bucket).rows.get("counts")
@@ -128,7 +128,7 @@ def test_nothing_acknowledged_is_lost_with_the_owner() -> None:
 
 
 def count_up(one: Server) -> bool:
-    """Wakes those who wait for a pusher that nobody notifies for."""
+    """Notify waiting threads shortly after, in place of the usual notification."""
     timer = threading.Timer(0.05, lambda: notify(one))
     timer.daemon = True
     timer.start()
@@ -383,7 +383,7 @@ def test_streams_that_are_full_hold_pushes_up() -> None:
     trainer = Trainer(places[1])
     assert trainer.push(1, COUNTS, KEYS, patience_s=0.3).op is Op.WAIT
     answer = trainer.push(2, COUNTS, KEYS, patience_s=0.3)
-    assert answer.op is Op.BUSY and "copies lag behind" in answer.head["text"] and answer.head["after_s"] > 0
+    assert answer.op is Op.BUSY and "replicas lag behind" in answer.head["text"] and answer.head["after_s"] > 0
     held.set()
     assert trainer.push(2, COUNTS, KEYS).op is Op.OK
 
@@ -392,7 +392,7 @@ def test_streams_that_are_full_hold_pushes_up() -> None:
 
 
 def pieces() -> list[Piece]:
-    """Of a push of two trainers."""
+    """The pieces of a push of two trainers."""
     store = Store(kernels="numpy")
     store.define(COUNTS)
     store.define(SGD)
@@ -443,7 +443,7 @@ def test_a_part_of_a_piece() -> None:
 
 
 class Owner:
-    """Of a stream: makes images of one size, and counts."""
+    """The sending side of a stream: creates images of one size, and counts them."""
 
     def __init__(self, where: At) -> None:
         self.where = where
@@ -495,7 +495,7 @@ class Owner:
 
 @pytest.fixture
 def listening() -> Iterator[Callable[..., At]]:
-    """Somebody who takes streams."""
+    """Creates endpoints that accept streams."""
     endpoints = []
 
     def make(handler: Callable[[Peer, Frame], Reply], port: int = 0) -> At:

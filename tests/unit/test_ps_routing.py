@@ -96,7 +96,7 @@ def test_several_parts_in_one_sub_request_and_none_too_large() -> None:
     assert sum(len(one.items) for one in huge) >= 1000  # a key at least
 
 
-def test_what_was_refused_is_split_by_the_newer_chart() -> None:
+def test_refused_requests_are_split_by_the_newer_placement_map() -> None:
     keys = [np.arange(100), np.arange(100, 150)]
     newer = a_route(np.arange(BUCKETS) % 3 + 1, version=2)
     places = np.array([3, 5, 99])
@@ -108,20 +108,20 @@ def test_what_was_refused_is_split_by_the_newer_chart() -> None:
             assert (newer.owner[hashing.buckets_of(keys[part][where])] == one.server).all()
 
 
-def test_whoever_is_not_listed_is_dead() -> None:
+def test_unlisted_pservers_count_as_dead() -> None:
     route = a_route(np.arange(BUCKETS) % 3 + 1, SERVERS[:2])
     assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
     assert not (route.owner == 3).any()
-    assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "nobody" in route.name(0)
+    assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "not assigned" in route.name(0)
     assert Route(PlacementMap()).owners == (0,) and Route(PlacementMap()).clocked == ()
 
 
-def test_a_fixed_chart() -> None:
-    route = Route(routing.fixed_chart([("a", 1), ("b", 2), ("c", 3)]))
+def test_a_fixed_placement() -> None:
+    route = Route(routing.fixed_placement([("a", 1), ("b", 2), ("c", 3)]))
     assert [int((route.owner == number).sum()) for number in (1, 2, 3)] == [1366, 1365, 1365]
     for wrong in ([], [SERVERS[0], SERVERS[0]], [Server(0, "x", "h", 1)]):
         with pytest.raises((PsError, SettingError)):
-            routing.fixed_chart(wrong)
+            routing.fixed_placement(wrong)
 
 
 def test_buckets_in_messages() -> None:

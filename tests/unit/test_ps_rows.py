@@ -51,7 +51,7 @@ def test_what_is_cut_off_is_refused(cut: int) -> None:
 
 
 def test_foreign_bytes_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="not rows"):
+    with pytest.raises(ProtocolError, match="not encoded rows"):
         decode(b"x" * 64)
 
 

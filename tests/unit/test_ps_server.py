@@ -1,4 +1,4 @@
-"""A pserver over real sockets: what it serves, what it refuses and in which words, who waits for whom."""
+"""A pserver over real sockets: answers, refusals and their texts, and waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Made = Callable[..., tuple[Server, Boss, Plan]]
 
 @pytest.fixture(autouse=True)
 def tidied() -> Iterator[None]:
-    """Nothing stays open."""
+    """Close what the test left open."""
     yield
     tidy()
 
@@ -47,7 +47,7 @@ def made() -> Made:
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    """All at once; their results."""
+    """Run the calls in parallel and return their results."""
     results: list[Any] = [None] * len(calls)
 
     def run(index: int) -> None:
@@ -155,12 +155,16 @@ def test_several_tables_in_one_request(made: Made) -> None:
 
 
 REFUSED = [
-    ({"parts": [["nothing", 1, "f4", 0, 2]]}, "table", "no table 'nothing'; those defined are: counts, sgd"),
-    ({"parts": [["counts", 1, "f4", 0, 3]]}, "dim", "table counts: rows have 2 numbers, 3 were given"),
-    ({"parts": [["counts", 1, "f8", 0, 2]]}, "dtype", "table counts: rows can travel as f4, f2, bf16, not as 'f8'"),
-    ({"parts": [["counts", 2, "f4", 0, 2]]}, "word", "announces more than its body"),
+    ({"parts": [["nothing", 1, "f4", 0, 2]]}, "table", "no table 'nothing'; the defined tables are: counts, sgd"),
+    ({"parts": [["counts", 1, "f4", 0, 3]]}, "dim", "table counts: rows have 2 numbers, the request has 3"),
+    (
+        {"parts": [["counts", 1, "f8", 0, 2]]},
+        "dtype",
+        "table counts: the number format of rows is one of f4, f2, bf16, not 'f8'",
+    ),
+    ({"parts": [["counts", 2, "f4", 0, 2]]}, "word", "announces more data than the body"),
     ({"parts": [["counts", -1, "f4", 0, 2]]}, "word", "not the head of a part"),
-    ({"parts": [["counts", 0, "f4", 0, 2]]}, "word", "its body has 8 bytes, its head announces 0"),
+    ({"parts": [["counts", 0, "f4", 0, 2]]}, "word", "the body has 8 bytes, the head announces 0"),
     ({"parts": 5}, "word", "a list of at most"),
     ({"parts": [["counts", 1, "f4", 0, 2]], "step": -1}, "word", "step -1"),
 ]
@@ -179,11 +183,13 @@ def test_pushes_that_make_no_sense(made: Made) -> None:
     trainer = Trainer(place(one))
     wide = TableSpec("sgd", 5)
     answer = trainer.push(1, wide, [1])
-    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "dim") and "4 numbers, 5 were given" in answer.head["text"]
+    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "dim") and "4 numbers, the request has 5" in answer.head[
+        "text"
+    ]
     answer = trainer.push(1, SGD, [1], op="multiply")
     assert answer.head["kind"] == "word" and "'multiply'" in answer.head["text"]
     answer = trainer.push(1, SGD, [1], trainer=2)
-    assert answer.op is Op.REFUSED and "in the name of 2" in answer.head["text"]
+    assert answer.op is Op.REFUSED and "must not push as 2" in answer.head["text"]
     answer = trainer.push(1, SGD, [1], scale=float("inf"))
     assert answer.op is Op.REFUSED
     assert trainer.ask(Op.STREAM, {}).json()["kind"] == "word"
@@ -295,7 +301,7 @@ def test_sync_steps_are_averages(made: Made) -> None:
     assert [answer.op for answer in results] == [Op.OK, Op.OK]
     assert trainers[0].pull(SGD, [7], step=6)[0, 0] == 18
     assert trainers[2].push(6, SGD, [7], step=5).op is Op.STALE
-    with pytest.raises(Denied, match="counts as gone"):
+    with pytest.raises(Denied, match="considered lost"):
         Trainer(place(one), 3)
 
 
@@ -309,7 +315,7 @@ def test_one_bad_push_of_a_step_does_not_spoil_the_others(made: Made) -> None:
     assert trainers[0].pull(SGD, [7], step=1)[0, 0] == 1
 
 
-def test_nobody_gets_too_far_ahead(made: Made) -> None:
+def test_no_trainer_gets_too_far_ahead(made: Made) -> None:
     one, _, _ = made({"training": Training(Mode.ASYNC, staleness=2), "members": (1, 2)})
     fast, slow = Trainer(place(one), 1), Trainer(place(one), 2)
     for step in range(3):
@@ -421,7 +427,7 @@ def test_scan_and_statistics(made: Made) -> None:
     assert told["load"]["pushes"] == 1
 
 
-def test_a_trainer_that_is_gone_without_a_word(made: Made) -> None:
+def test_a_trainer_that_vanishes_silently(made: Made) -> None:
     one, boss, _ = made({"members": (1, 2)})
     Trainer(place(one), 1).caller.close()
     staying = [Trainer(place(one), 2), Trainer(place(one), 2)]
@@ -438,7 +444,7 @@ def test_masters(made: Made) -> None:
     newer = Boss(place(one), token=5)
     assert newer.heard(messages.Hello).version == 1
     until(boss.news, lambda: boss.over, "the old line to end")
-    with pytest.raises(Denied, match="token 5 rules"):
+    with pytest.raises(Denied, match="newer Master, with token 5"):
         Boss(place(one), token=4)
     newer.tell(replace(plan.next(members=(9,)).orders(1), token=3))  # of a Master that was replaced
     until(newer.news, lambda: newer.over, "the line to end")

@@ -6,17 +6,17 @@ from edl.job_records import Replication, Training
 from edl.master import service as sv
 from ps.coordinator.state import Limits
 from ps.protocol import messages
-from tests.unit.ps_rig import Rig
+from tests.unit.ps_cluster_fixture import Cluster
 
 SILENT_S = Limits().silent_s
 
 
-def rig(*names: str, training: Training | None = None) -> Rig:
-    return Rig(training).started(*(names or ("p", "q")))
+def cluster(*names: str, training: Training | None = None) -> Cluster:
+    return Cluster(training).started(*(names or ("p", "q")))
 
 
 def test_who_is_silent_is_not_waited_for_where_others_have_all_it_has() -> None:
-    one = rig()
+    one = cluster()
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(SILENT_S - 0.5)
     assert set(one.machine.state.servers) == {1, 2}
@@ -27,7 +27,7 @@ def test_who_is_silent_is_not_waited_for_where_others_have_all_it_has() -> None:
 
 
 def test_a_line_that_is_made_again_in_time_changes_nothing() -> None:
-    one = rig()
+    one = cluster()
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(SILENT_S - 0.5)
     one.say("p", one.bucket_machines["servers/p"].hello())
@@ -36,7 +36,7 @@ def test_a_line_that_is_made_again_in_time_changes_nothing() -> None:
 
 
 def test_a_master_that_reaches_nobody_buries_nobody() -> None:
-    one = rig()
+    one = cluster()
     for name in ("servers/p", "servers/q"):
         one.feed(sv.LineDown(name, False))
     one.pass_time(10 * SILENT_S)
@@ -44,14 +44,14 @@ def test_a_master_that_reaches_nobody_buries_nobody() -> None:
 
 
 def test_who_has_what_nobody_else_has_is_waited_for() -> None:
-    one = rig(training=Training(replication=Replication.NONE))
+    one = cluster(training=Training(replication=Replication.NONE))
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(10 * SILENT_S)
     assert set(one.machine.state.servers) == {1, 2}
 
 
 def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:
-    one = rig()
+    one = cluster()
     one.world("a")
     number = one.trainer("a")
     one.feed(sv.LineDown("servers/p", False))

@@ -1,4 +1,4 @@
-"""What a table may be, and how a difference between two is told."""
+"""Validation of tables, and the description of differences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ps.spec import Admission, Eviction, Initial, Optimizer, Rule, TableSpec
         (lambda: TableSpec("t", 5000), "dim of table t=5000"),
         (lambda: TableSpec("t", 8, dense=True), "rows of table t"),
         (lambda: TableSpec("t", 8, rows=3), "rows of table t"),
-        (lambda: TableSpec("t", 8, dense=True, rows=3, eviction=Eviction(most_rows=1)), "neither admission"),
+        (lambda: TableSpec("t", 8, dense=True, rows=3, eviction=Eviction(most_rows=1)), "cannot have admission"),
         (lambda: Optimizer(lr=float("nan")), "lr=nan"),
         (lambda: Optimizer(momentum=1.0), "momentum=1"),
         (lambda: Optimizer(lr_power=0.5), "lr_power"),
@@ -47,7 +47,7 @@ def test_the_learning_rate_may_differ() -> None:
     assert TableSpec("t", 8).difference(TableSpec("t", 8, Optimizer(lr=1.0))) == ""
 
 
-def test_differences_are_told_one_by_one() -> None:
+def test_differences_are_reported_one_by_one() -> None:
     told = TableSpec("t", 16).difference(TableSpec("t", 8, Optimizer(Rule.ADAM)))
     assert "dim 16 here, 8 there" in told
     assert "optimizer.rule sgd here, adam there" in told

@@ -22,13 +22,13 @@ NORMAL = TableSpec("t", 5, Optimizer(Rule.ADAGRAD, lr=0.1), Initial(Start.NORMAL
 
 
 def by_key(rows: Rows) -> dict[int, tuple[object, ...]]:
-    """Everything about each row."""
+    """All fields of each row, by key."""
     parts = (rows.keys, rows.weights, rows.state, rows.frequency, rows.updates, rows.seen)
     return {key: tuple(one) for key, *one in zip(*(array.tolist() for array in parts), strict=True)}
 
 
 def everything(store: Store, table: str = "t") -> dict[int, tuple[object, ...]]:
-    """All rows of a table."""
+    """All rows of a table, by key."""
     found: dict[int, tuple[object, ...]] = {}
     for bucket in range(BUCKETS):
         rows = store.image(bucket).rows.get(table)
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused(kernels: str) -> None:
         push(store, [1, 2], np.ones((2, 3)))
     with pytest.raises(PsError, match="no table x"):
         store.push([Push(1, 1, [Part("x", keys_of(1), np.ones((1, 2), np.float32))])], step=1)
-    with pytest.raises(PsError, match=r"dense table d has the keys 0 to 2, not 3"):
+    with pytest.raises(PsError, match=r"dense table d has keys 0 to 2, not 3"):
         store.push([Push(1, 1, [Part("d", keys_of(3), np.ones((1, 2), np.float32))])], step=1)
     with pytest.raises(PsError, match="float32 array"):
         store.pull("t", keys_of(1), np.empty((1, 3), np.float32), step=1)
@@ -322,7 +322,7 @@ def test_only_what_changed_since_a_mark(kernels: str) -> None:
 
 
 @both_kernels
-def test_what_has_gone_since_a_mark_is_told(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_removed_since_a_mark_are_reported(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(unseen_steps=5))
     store = store_of(kernels, spec)
     push(store, MANY[:1000], 1.0, step=1)

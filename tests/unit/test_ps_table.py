@@ -1,4 +1,4 @@
-"""Who gets a row, and how arrays grow."""
+"""Admission of rows, and growth of arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = np.arange(2000, dtype=np.int64)
 
 
 def table(**admission: float) -> TableSpec:
-    """With counters for rows."""
+    """A table with counters as rows."""
     return TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, admission=Admission(**admission))  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_a_view_that_was_kept_stays_good(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def resident(slab: Slab, begin: int, size: int) -> float:
-    """How much of this part of a slab is in memory, 0 .. 1; a slab that begins with its mapping."""
+    """Resident share of this part of a slab, 0 to 1. The slab must begin with its mapping."""
     known = np.zeros(size // mmap.PAGESIZE, np.uint8)
     place = known.__array_interface__["data"][0]
     at = ctypes.c_void_p(slab.address + begin)
@@ -155,7 +155,7 @@ def test_a_large_slab_moves_without_being_copied(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many slots went into the next index, at each call."""
+    """Number of slots entered into the next index, at each call."""
     fast = pytest.importorskip("ps.store.kernels.fast")
     counts: list[int] = []
     rebuild = fast.loops.rebuild

@@ -161,13 +161,13 @@ def test_half_precision() -> None:
 
 def test_bad_input_is_named() -> None:
     embedding = ps.Embedding("t", 2, optimizer=ps.SGD(1.0))
-    with pytest.raises(SettingError, match=r"keys of table \w+.*float32.*whole numbers"):
+    with pytest.raises(SettingError, match=r"keys of table \w+.*float32.*integers"):
         embedding(torch.tensor([1.0]))
     with pytest.raises(SettingError, match="must be None, sum or mean"):
         ps.Embedding("u", 2, combiner="max")
     with pytest.raises(SettingError, match="dim 3 here, 2 there"):
         ps.Embedding("t", 3, optimizer=ps.SGD(1.0))
-    with pytest.raises(SettingError, match="no parameters that are trained"):
+    with pytest.raises(SettingError, match="no trainable parameters"):
         ps.Dense(nn.ReLU())
     with pytest.raises(SettingError, match="must be at least 1"):
         ps.Dense(nn.Linear(1, 1), every=0)

@@ -125,7 +125,7 @@ def test_nothing_stays_open(kind: str) -> None:
 
 def test_a_body_that_nobody_has_lent_is_refused() -> None:
     lent = pack(Op.OK, 2, b"", [memoryview(bytes(100))], check=True, lent=True)
-    with impostor(lent) as server, pytest.raises(DamagedFrame, match="nobody has asked for"):
+    with impostor(lent) as server, pytest.raises(DamagedFrame, match="was not requested"):
         call(server).request(Op.PULL, b"", deadline_s=LONG_S)
 
 
@@ -134,7 +134,7 @@ def test_only_memory_that_stays_is_borrowed() -> None:
     borrowed = Borrowed()
     file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, 1000)
-    with pytest.raises(ProtocolError, match="could be taken away"):
+    with pytest.raises(ProtocolError, match="not sealed against shrinking"):
         borrowed.take(file)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)
@@ -151,7 +151,7 @@ def test_only_memory_that_stays_is_borrowed() -> None:
     assert bytes(borrowed.body(5)) == b"hello"
 
 
-def test_what_lies_in_lent_memory_is_told_by_where_it_lies() -> None:
+def test_shared_memory_is_referenced_by_its_position() -> None:
     lent = Lent()
     assert not lent.holds([memoryview(b"abc")])
     room = lent.room(1000)
@@ -164,7 +164,7 @@ def test_what_lies_in_lent_memory_is_told_by_where_it_lies() -> None:
 # --- words and connections -------------------------------------------------------------------------------------------
 
 
-def test_the_server_knows_how_long_somebody_waits() -> None:
+def test_the_server_knows_how_long_a_caller_waits() -> None:
     with echo() as made, contextlib.closing(call(made.tcp)) as caller:
         assert caller.request(Op.PULL, b"patience", deadline_s=17.5).json() == {"patience_s": 17.5}
 
@@ -180,7 +180,7 @@ def test_errors_of_a_handler_are_answers(caplog: pytest.LogCaptureFixture) -> No
         assert caller.request(Op.PULL, b"on", deadline_s=LONG_S).head == b"on"
 
 
-def test_words_come_unasked() -> None:
+def test_messages_arrive_unasked() -> None:
     with echo() as made, contextlib.closing(call(made.tcp)) as caller:
         heard: list[tuple[Op, int, bytes, bytes]] = []
         caller.heard = lambda frame: heard.append((frame.op, frame.request, frame.head, bytes(frame.body)))
@@ -257,7 +257,7 @@ def test_waiting_for_acknowledgements_in_vain_breaks_nothing() -> None:
         assert line.receive(deadline_s=LONG_S).request == number
 
 
-def test_whoever_waits_is_woken_when_the_line_is_given_up() -> None:
+def test_waiting_callers_are_woken_when_the_connection_is_aborted() -> None:
     with echo() as made:
         line = call(made.tcp, Hello(SERVER, 2))
         failed: list[Exception] = []
@@ -272,14 +272,14 @@ def test_whoever_waits_is_woken_when_the_line_is_given_up() -> None:
         thread.start()
         line.abort()
         thread.join(LONG_S)
-        assert isinstance(failed[0], Unreachable) and "given up" in str(failed[0])
+        assert isinstance(failed[0], Unreachable) and "aborted" in str(failed[0])
         made.until(lambda: len(made.lost) == 1)
 
 
 # --- deadlines, deaths -----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(kind: str) -> None:
+def test_a_server_that_does_not_answer_fails_at_the_deadline(kind: str) -> None:
     with echo() as made:
         caller = call(place(made, kind))
         begun_s = now_s()
@@ -287,7 +287,7 @@ def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(kind: str) ->
             caller.request(Op.PULL, b"wait", deadline_s=0.05)
         assert now_s() - begun_s >= 0.05
         assert caller.broken
-        with pytest.raises(Unreachable, match="the connection is over"):
+        with pytest.raises(Unreachable, match="the connection is closed"):
             caller.request(Op.PULL, b"", deadline_s=LONG_S)
         peer = made.seen[0][0]
         made.until(lambda: peer.gone)  # seen by who works for it still
@@ -295,7 +295,7 @@ def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(kind: str) ->
         made.until(lambda: made.lost == [peer] and made.left == [peer])
 
 
-def test_a_server_that_takes_nothing_is_given_up_at_the_deadline(kind: str) -> None:
+def test_a_server_that_accepts_nothing_fails_at_the_deadline(kind: str) -> None:
     with echo() as made:
         caller = call(place(made, kind))
         number = caller.send(Op.PULL, b"wait", deadline_s=LONG_S)
@@ -371,7 +371,7 @@ def test_a_peer_that_creeps_is_closed(caplog: pytest.LogCaptureFixture) -> None:
         raw.sendall(pack(Op.PUSH, 5, b"head", [memoryview(bytes(1000))], check=True)[:20])
         made.until(lambda: len(made.lost) == 1)
         assert raw.recv(10) == b""
-        late = "no answer in time: nothing came, with 36 bytes still to come"
+        late = "no answer in time: nothing was received, 36 bytes missing"
         assert messages(caplog) == [f"closing the connection of trainer 3 (n1/0): {late}"]
 
 

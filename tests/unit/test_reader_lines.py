@@ -152,7 +152,7 @@ def test_types_of_csv_are_those_of_its_beginning_or_given(tmp_path: Path) -> Non
     found = read_all(manifest, options=Options(types={"n": "float64"}))
     assert found.schema.field("m").type == pa.string()  # nothing was found at the beginning
     assert found.column("n")[-1].as_py() == 0.5
-    with pytest.raises(SettingError, match="no type of pyarrow"):
+    with pytest.raises(SettingError, match="is not a pyarrow type"):
         open_reader("csv", options=Options(types={"n": "flaot"}))
 
 
@@ -174,9 +174,9 @@ def test_keys_of_json_lines(tmp_path: Path) -> None:
     assert read_all(manifest, ["a"]).num_rows == 200_001  # who names columns does not want the others
 
 
-def test_json_lines_that_are_none(tmp_path: Path) -> None:
+def test_invalid_json_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": \n')
-    with pytest.raises(DataError, match=r"a\.jsonl: is no JSON lines"):
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be parsed as JSON lines"):
         scan(str(tmp_path / "a.jsonl"))
 
 

@@ -68,7 +68,7 @@ def test_a_script_is_needed_unless_it_only_reads() -> None:
         program.run.main(args=["--role=reader", STORE, JOB, "train.py"], standalone_mode=False)
 
 
-def test_a_missing_package_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     check_packages(1)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     check_packages(0)

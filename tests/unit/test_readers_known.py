@@ -105,7 +105,7 @@ def test_a_job_without_readers_hears_nothing() -> None:
     assert job.key(KeyGone("readers/a-1")) == []
 
 
-def test_an_opening_that_has_to_wait_is_told_when_it_is_answered() -> None:
+def test_a_delayed_open_request_is_answered_later() -> None:
     job = Job()
     job.key(key(FIRST))
     assert job.open(B) == []  # nobody has registered the data yet
@@ -120,7 +120,7 @@ def test_processes_of_the_next_round_are_told_again() -> None:
     assert job.open(A) == [(A, ["a-1"])]
 
 
-def test_a_key_that_says_nothing_useful_is_left_out_with_a_note() -> None:
+def test_an_invalid_key_is_ignored_with_a_note() -> None:
     job = Job()
     job.open(A)
     job.notes.clear()
@@ -133,7 +133,7 @@ def test_a_key_that_says_nothing_useful_is_left_out_with_a_note() -> None:
     ):
         assert job.key(KeyPut("readers/x", value)) == []
     assert len(job.notes) == 5
-    assert "reader x is not used" in job.notes[0]
+    assert "ignoring reader x" in job.notes[0]
     assert job.key(KeyPut("something/else", b"")) == []
 
 

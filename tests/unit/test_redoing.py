@@ -1,4 +1,4 @@
-"""What a trainer says about its last push, as others read it."""
+"""A trainer's record of its last push, as other trainers read it."""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ class Bench:
         return [entry.key for entry in self.store.read_now("").entries]
 
 
-def play(scene: Callable[[Bench], Coroutine[None, None, None]]) -> None:
+def play(scenario: Callable[[Bench], Coroutine[None, None, None]]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(scene(Bench()), 5)
+        await asyncio.wait_for(scenario(Bench()), 5)
 
     asyncio.run(limited())
 
@@ -96,17 +96,17 @@ async def refused(work: Awaitable[object]) -> str:
 
 class TestAgree:
     def test_the_first_writes_settings_and_secret(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             first = bench.registration()
             await first.agree()
             assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == SPEC
             assert len(first.token) == 32
             assert (bench.value(KEYS.token) or b"").decode() == first.token
 
-        play(scene)
+        play(scenario)
 
     def test_the_second_takes_them_over(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             first, second = bench.registration(), bench.registration()
             await first.agree()
             revision = bench.store.revision
@@ -114,10 +114,10 @@ class TestAgree:
             assert second.token == first.token
             assert bench.store.revision == revision
 
-        play(scene)
+        play(scenario)
 
     def test_two_at_once_have_one_secret(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             class Racing(MemoryStore):
                 """Another launcher is faster between this one's look and its write."""
 
@@ -137,10 +137,10 @@ class TestAgree:
             assert faster.token
             assert slower.token == faster.token
 
-        play(scene)
+        play(scenario)
 
     def test_each_job_has_its_own_secret(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             first = bench.registration()
             await first.agree()
             bench.store.write_now([Delete(KEYS.prefix, prefix=True)])
@@ -148,10 +148,10 @@ class TestAgree:
             await second.agree()
             assert second.token != first.token
 
-        play(scene)
+        play(scenario)
 
     def test_other_settings_than_those_of_a_living_job_are_a_conflict(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().agree()
             bench.leave_key("b", 5001)
             bench.leave_key("c", 5002)
@@ -164,10 +164,10 @@ class TestAgree:
             assert "another --rdzv-id" in message
             assert bench.store.revision == before
 
-        play(scene)
+        play(scenario)
 
     def test_a_job_whose_launchers_are_all_dead_is_replaced_before_their_leases_end(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             old = bench.registration()
             await old.agree()
             for port in (5001, 5002):
@@ -180,10 +180,10 @@ class TestAgree:
             assert bench.store.read_now(KEYS.nodes).entries == ()
             assert bench.said == []
 
-        play(scene)
+        play(scenario)
 
     def test_launchers_that_do_not_answer_get_the_time_of_their_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             monkeypatch.setattr(asyncio, "sleep", bench.pass_time)
             await bench.registration().agree()
             bench.leave_key("b", 5001)
@@ -193,10 +193,10 @@ class TestAgree:
             assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
             assert bench.said == ["job my-job has launchers that do not answer: waiting for the end of their leases"]
 
-        play(scene)
+        play(scenario)
 
     def test_one_that_does_not_answer_but_renews_its_lease_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             async def pass_time(seconds: float) -> None:
                 bench.store.renew_now(lease)
                 bench.clock.advance(seconds)
@@ -207,10 +207,10 @@ class TestAgree:
             bench.hosts.silent.add(5001)
             assert "is running with other settings" in await refused(bench.registration(OTHER_SPEC).agree())
 
-        play(scene)
+        play(scenario)
 
     def test_what_a_dead_job_left_is_replaced(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             old = bench.registration()
             await old.agree()
             leftovers = [KEYS.record, KEYS.world, KEYS.scale, KEYS.journal_entry(1), KEYS.journal_entry(2)]
@@ -224,20 +224,20 @@ class TestAgree:
             assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
             assert new.token != old.token
 
-        play(scene)
+        play(scenario)
 
     def test_the_same_settings_go_on_with_what_a_dead_job_left(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             old, new = bench.registration(), bench.registration()
             await old.agree()
             bench.store.write_now([Put(KEYS.record, b"kept")])
             await new.agree()
             assert bench.value(KEYS.record) == b"kept"
 
-        play(scene)
+        play(scenario)
 
     def test_a_node_whose_launcher_did_not_hear_of_the_end_does_not_start_the_job_again(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             outcome = Finish(1, "worker 3 failed")
             lease = bench.store.grant_now(10)
             mine = Put(KEYS.launcher(NodeId("a")), b"", lease)
@@ -249,21 +249,21 @@ class TestAgree:
             bench.clock.advance(10)
             await bench.registration().agree()
 
-        play(scene)
+        play(scenario)
 
     @pytest.mark.parametrize("others", [[], ["b", "ab"]])
     def test_anybody_else_begins_a_new_job_after_an_end(self, others: list[str]) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             lease = bench.store.grant_now(10)
             names = [Put(KEYS.launcher(NodeId(name)), b"", lease) for name in others]
             bench.store.write_now([Put(KEYS.farewell, plain.dumps(Finish(0, "done")), lease), *names])
             await bench.registration().agree()
             assert bench.keys() == [KEYS.spec, KEYS.token], "nobody is told of the end of the one before"
 
-        play(scene)
+        play(scenario)
 
     def test_who_has_left_in_good_order_begins_a_new_job(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             before = bench.registration()
             await before.agree()
             await before.join(info("a"))
@@ -274,10 +274,10 @@ class TestAgree:
             await again.agree()
             assert again.token != before.token
 
-        play(scene)
+        play(scenario)
 
     def test_a_new_job_waits_until_the_launchers_of_the_ended_one_are_gone(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             before, new = bench.registration(), bench.registration()
             await before.agree()
             other = Put(KEYS.node(NodeId("b")), plain.dumps(info("b")), bench.store.grant_now(TTL_S))
@@ -290,10 +290,10 @@ class TestAgree:
             assert new.token != before.token
             assert bench.keys() == [KEYS.spec, KEYS.token]
 
-        play(scene)
+        play(scenario)
 
     def test_a_node_of_a_job_that_ended_while_all_launchers_died_hears_how(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             before, after = bench.registration(), bench.registration()
             await before.agree()
             await before.join(info("a"))
@@ -303,18 +303,18 @@ class TestAgree:
             assert after.token == before.token
             assert bench.value(KEYS.record) == b"ended", "its Master goes on from there"
 
-        play(scene)
+        play(scenario)
 
     def test_the_end_of_a_job_with_a_longer_name_is_not_ours(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.write_now([Put(KEYS.farewell + "-2", plain.dumps(Finish(0, "done")))])
             await bench.registration().agree()
             assert bench.value(KEYS.spec) is not None
 
-        play(scene)
+        play(scenario)
 
     def test_gives_up_when_others_never_stop_changing_them(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             class Restless(MemoryStore):
                 async def write(
                     self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
@@ -324,12 +324,12 @@ class TestAgree:
             message = await refused(bench.registration(store=Restless(bench.clock)).agree())
             assert "keep changing its settings" in message
 
-        play(scene)
+        play(scenario)
 
 
 class TestJoin:
     def test_takes_a_name_on_a_lease(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             joining = bench.registration()
             named = await joining.join(info("a"))
             assert named == dataclasses.replace(info("a"), incarnation=joining.lease)
@@ -340,10 +340,10 @@ class TestJoin:
             bench.clock.advance(TTL_S)
             assert bench.keys() == [KEYS.launcher(NodeId("a"))], "it has not left in good order"
 
-        play(scene)
+        play(scenario)
 
     def test_a_living_namesake_is_a_conflict(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("a", port=5000))
             late = bench.registration()
             message = await refused(late.join(info("a", port=6000)))
@@ -354,10 +354,10 @@ class TestJoin:
             assert late.lease == 0
             assert list(bench.store._leases) == [1]  # the one of the first; the late one's was given back
 
-        play(scene)
+        play(scenario)
 
     def test_a_dead_namesake_is_cleared_before_its_lease_ends(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             dead = await bench.registration().join(info("a", port=5000))
             bench.hosts.dead = {5000}
             named = await bench.registration().join(info("a", port=6000))
@@ -365,7 +365,7 @@ class TestJoin:
             assert plain.loads(NodeInfo, entry.value) == named
             assert dead.incarnation not in bench.store._leases
 
-        play(scene)
+        play(scenario)
 
     @pytest.mark.parametrize("what", ["name", "place"])
     def test_a_silent_predecessor_is_followed_when_its_lease_ends(
@@ -373,7 +373,7 @@ class TestJoin:
     ) -> None:
         """Its host is gone, or its launcher is frozen: nothing refuses, and nothing answers."""
 
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("a", port=5000, node_rank=2))
             bench.hosts.silent = {5000}
             monkeypatch.setattr(asyncio, "sleep", bench.pass_time)
@@ -386,10 +386,10 @@ class TestJoin:
             (said,) = bench.said
             assert said.endswith(", which does not answer: waiting for the end of its lease")
 
-        play(scene)
+        play(scenario)
 
     def test_a_silent_predecessor_that_keeps_its_lease_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             first = await bench.registration().join(info("a", port=5000))
             bench.hosts.silent = {5000}
 
@@ -402,10 +402,10 @@ class TestJoin:
             assert message.endswith("It has not answered for 11 s, but it keeps its lease: it lives")
             assert list(bench.store._leases) == [first.incarnation]
 
-        play(scene)
+        play(scenario)
 
     def test_a_silent_predecessor_that_answers_again_is_a_conflict(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("a", port=5000))
             bench.hosts.silent = {5000}
 
@@ -416,10 +416,10 @@ class TestJoin:
             message = await refused(bench.registration().join(info("a", port=6000)))
             assert "a living launcher at 10.0.0.1:5000" in message
 
-        play(scene)
+        play(scenario)
 
     def test_ones_own_former_life_is_cleared_without_asking(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             joining = bench.registration()
             first = await joining.join(info("a"))
             second = await joining.join(first)
@@ -428,10 +428,10 @@ class TestJoin:
             assert bench.hosts.asked == []
             assert list(bench.store._leases) == [second.incarnation]
 
-        play(scene)
+        play(scenario)
 
     def test_names_that_only_begin_alike_do_not_meet(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("node-1"))
             await bench.registration().join(info("node-12", port=6000))
             await bench.registration().join(info("node", port=7000))
@@ -441,10 +441,10 @@ class TestJoin:
             assert bench.hosts.asked == [7000]
             assert len(bench.store.read_now(KEYS.nodes).entries) == 3
 
-        play(scene)
+        play(scenario)
 
     def test_a_place_that_a_living_node_asked_for_is_taken(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("a", port=5000, node_rank=2))
             late = bench.registration()
             message = await refused(late.join(info("b", port=6000, node_rank=2)))
@@ -452,29 +452,29 @@ class TestJoin:
             assert "its own rank, or none" in message
             assert list(bench.store._leases) == [1]
 
-        play(scene)
+        play(scenario)
 
     def test_a_dead_nodes_place_is_free(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("a", port=5000, node_rank=2))
             bench.hosts.dead = {5000}
             named = await bench.registration().join(info("b", port=6000, node_rank=2))
             assert named.node_rank == 2
 
-        play(scene)
+        play(scenario)
 
     def test_ones_own_place_is_free_after_a_restart(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("a", node_rank=2))
             named = await bench.registration().join(info("a", node_rank=2))
             (entry,) = bench.store.read_now(KEYS.nodes).entries
             assert plain.loads(NodeInfo, entry.value) == named
             assert bench.hosts.asked == []
 
-        play(scene)
+        play(scenario)
 
     def test_other_places_and_none_at_all_are_free(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             await bench.registration().join(info("a", port=5000, node_rank=2))
             await bench.registration().join(info("b", port=6000, node_rank=1))
             await bench.registration().join(info("c", port=7000))
@@ -482,20 +482,20 @@ class TestJoin:
             assert bench.hosts.asked == []
             assert len(bench.store.read_now(KEYS.nodes).entries) == 4
 
-        play(scene)
+        play(scenario)
 
     def test_a_store_that_is_away_is_said_so(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             bench.store.available = False
             with pytest.raises(StoreUnavailable):
                 await bench.registration().join(info("a"))
 
-        play(scene)
+        play(scenario)
 
 
 class TestKeep:
     def test_renews_three_times_in_a_life_and_ends_with_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             pauses: list[float] = []
 
             async def pass_time(seconds: float) -> None:
@@ -512,10 +512,10 @@ class TestKeep:
             assert pauses == [TTL_S / 3] * 10
             assert renewed == [float(second) for second in range(10)]
 
-        play(scene)
+        play(scenario)
 
     def test_a_lease_that_has_run_out_is_noticed_at_once(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             joining = bench.registration()
             await joining.join(info("a"))
             bench.clock.advance(TTL_S)
@@ -523,10 +523,10 @@ class TestKeep:
             await joining.keep(lambda _: renewed.append("renewed"), lambda: None)
             assert renewed == []
 
-        play(scene)
+        play(scenario)
 
     def test_asks_again_soon_while_the_store_is_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             pauses: list[float] = []
 
             async def pass_time(seconds: float) -> None:
@@ -545,13 +545,13 @@ class TestKeep:
             assert pauses == [RETRY_S] * 5 + [TTL_S / 3] * 2
             assert len(renewed) == 2
 
-        play(scene)
+        play(scenario)
 
     def test_a_store_that_refuses_by_now_counts_as_one_that_is_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A password has changed; said once."""
         monkeypatch.setattr(registration_module, "RETRY_S", 0)
 
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             class Strict(MemoryStore):
                 async def renew_lease(self, lease: int) -> float:
                     raise StoreRefused("wrong password")
@@ -565,26 +565,26 @@ class TestKeep:
             await end(keeping)
             assert bench.said == ["the lease is not renewed: wrong password"]
 
-        play(scene)
+        play(scenario)
 
 
 class TestLeave:
     def test_gives_the_name_back(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             joining = bench.registration()
             await joining.join(info("a"))
             await joining.leave()
             assert bench.keys() == []
             assert bench.store._leases == {}
 
-        play(scene)
+        play(scenario)
 
     def test_without_a_lease_or_a_store_is_no_error(self) -> None:
-        async def scene(bench: Bench) -> None:
+        async def scenario(bench: Bench) -> None:
             joining = bench.registration()
             await joining.leave()
             await joining.join(info("a"))
             bench.store.available = False
             await joining.leave()
 
-        play(scene)
+        play(scenario)

@@ -1,4 +1,4 @@
-"""A worker's words to the Master's services, through the real worker server and the real link."""
+"""Messages of a worker to the Master's services, through the real worker server and the real link."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Relay:
         return await asyncio.to_thread(self.heard.get, True, PATIENCE_S)
 
 
-def play(scene: Callable[[Relay], Coroutine[Any, Any, None]]) -> None:
+def play(scenario: Callable[[Relay], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         relay = Relay()
         try:
-            await asyncio.wait_for(scene(relay), PATIENCE_S)
+            await asyncio.wait_for(scenario(relay), PATIENCE_S)
         finally:
             relay.worker_server.close()
 
@@ -66,7 +66,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("body", ["short", LONG])
 def test_words_go_both_ways(body: str) -> None:
-    async def scene(relay: Relay) -> None:
+    async def scenario(relay: Relay) -> None:
         link = await relay.connect()
         link.call("data", body, 7)
         await until(lambda: relay.said != [])
@@ -75,11 +75,11 @@ def test_words_go_both_ways(body: str) -> None:
         assert await relay.hears() == body
         await asyncio.to_thread(link.close)
 
-    play(scene)
+    play(scenario)
 
 
 def test_words_for_others_are_not_heard() -> None:
-    async def scene(relay: Relay) -> None:
+    async def scenario(relay: Relay) -> None:
         link = await relay.connect()
         link.call("data", "hello", 1)
         await until(lambda: relay.said != [])
@@ -89,11 +89,11 @@ def test_words_for_others_are_not_heard() -> None:
         assert await relay.hears() == "mine"
         await asyncio.to_thread(link.close)
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_new_master_is_told() -> None:
-    async def scene(relay: Relay) -> None:
+    async def scenario(relay: Relay) -> None:
         link = await relay.connect()
         link.call("data", "hello", 1)
         await until(lambda: relay.said != [])
@@ -101,11 +101,11 @@ def test_a_new_master_is_told() -> None:
         assert await relay.hears() is None
         await asyncio.to_thread(link.close)
 
-    play(scene)
+    play(scenario)
 
 
 def test_long_words_leak_no_descriptors() -> None:
-    async def scene(relay: Relay) -> None:
+    async def scenario(relay: Relay) -> None:
         link = await relay.connect()
         link.call("data", LONG, 1)
         await until(lambda: len(relay.said) == 1)
@@ -119,4 +119,4 @@ def test_long_words_leak_no_descriptors() -> None:
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
         await asyncio.to_thread(link.close)
 
-    play(scene)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""What a launcher leaves behind of a failed job, and where."""
+"""Reports that a launcher writes about a failed job."""
 
 from __future__ import annotations
 

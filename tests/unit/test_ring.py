@@ -44,11 +44,11 @@ class Ranks:
         self.each(lambda ring: ring.connect(10))
 
     def each(self, work: Callable[[Ring], Any]) -> list[Any]:
-        """What each rank's call returned; raises what the first one raised."""
+        """Results of all ranks' calls. Raises the first exception."""
         return [future.result(20) for future in [self._threads.submit(work, ring) for ring in self.rings]]
 
     def errors(self, work: Callable[[Ring], Any]) -> list[BaseException | None]:
-        """What each rank's call raised."""
+        """Exceptions of all ranks' calls."""
         return [future.exception(20) for future in [self._threads.submit(work, ring) for ring in self.rings]]
 
     def close(self) -> None:

@@ -103,14 +103,14 @@ def test_unknown_names_and_mixed_formats(tree: Path) -> None:
     lines(tree / "b/README")
     said: list[str] = []
     scan(f"{tree}/b", say=said.append)
-    assert said == [f"1 file left out, since their names do not say their format: {tree}/b/README"]
-    with pytest.raises(DataError, match=r"README: its name does not say its format\. Give format="):
+    assert said == [f"1 file skipped, because their names do not show their format: {tree}/b/README"]
+    with pytest.raises(DataError, match=r"README: its name does not show its format\. Set format="):
         scan(f"{tree}/b/*")
     assert len(scan(f"{tree}/b/*", "text").files) == 3
     pq.write_table(pa.table({"a": [1]}), tree / "b/1.parquet")
     with pytest.raises(DataError, match=r"several formats: parquet \(.*1\.parquet\), text \(.*\.txt\)"):
         scan(f"{tree}/b")
-    with pytest.raises(DataError, match=r"\.txt: is text by its name, and format=parquet"):
+    with pytest.raises(DataError, match=r"\.txt: is text by its name, but format=parquet"):
         scan(f"{tree}/b/*.*", "parquet")
     assert len(scan(f"{tree}/b/*.txt", "text").files) == 2
 
@@ -218,18 +218,18 @@ def test_what_is_known_is_not_opened_again(tmp_path: Path) -> None:
     assert [Path(path).name for path, _ in found.paths_and_sizes()] == ["b.txt", "c.txt"]
     assert known.seen == {str(tmp_path / "a.txt")}
     lines(tmp_path / "a.txt", 50)
-    with pytest.raises(DataError, match=r"1 file of another length than when they were listed: .*a\.txt"):
+    with pytest.raises(DataError, match=r"1 file whose size has changed since they were listed: .*a\.txt"):
         scan(str(tmp_path), known=known)
 
 
-def test_few_files_are_looked_at_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_files_are_scanned_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(300):
         lines(tmp_path / f"{number}.txt")
     monkeypatch.setattr(scanning, "AHEAD", 4)
     monkeypatch.setattr(scanning, "SAY_EVERY", 100)
     said: list[str] = []
     assert len(scan(str(tmp_path), say=said.append)) == 300
-    assert said == [f"{n} of 300 files looked at" for n in (100, 200, 300)]
+    assert said == [f"{n} of 300 files scanned" for n in (100, 200, 300)]
 
 
 def test_a_scan_does_not_run_ahead_of_who_takes_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,13 @@ LIMIT_S = 20.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its times are tested on a fake clock (test_reconcile.py); here the real one runs."""
+    """Shorten the real clock's periods; test_reconcile.py tests them on a fake clock."""
     for name in ("LOOK_S", "FIRST_RETRY_S", "SAME_AGAIN_S", "END_RETRY_S"):
         monkeypatch.setattr(reconcile, name, 0.05)
 
 
 class FakeMaster:
-    """Takes every wish; its world is whoever is there, up to the size that is wanted."""
+    """A Master that accepts every request; its world is all present nodes, up to the desired size."""
 
     def __init__(self, scheduler: MemoryScheduler) -> None:
         self.scheduler = scheduler

@@ -1,4 +1,4 @@
-"""Pservers that run the script: which lines mean them, how many there are, and what they are told."""
+"""Pservers that run the script: command lines that start them, their number, and their environment."""
 
 from __future__ import annotations
 

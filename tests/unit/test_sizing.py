@@ -1,4 +1,4 @@
-"""What becomes of each wish, judged by what is known."""
+"""Decisions on requests for a new size."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class _Nvml:
     """Four GPUs, as pynvml has them."""
 
     class NVMLError(Exception):
-        """What goes wrong there."""
+        """Fake error of NVML."""
 
     def __init__(self, broken: str = "") -> None:
         self.broken = broken

@@ -42,7 +42,7 @@ def small() -> bytearray:
 
 
 def changed(buffer: bytearray, edit: Any) -> bytes:
-    """The same with another header."""
+    """The same snapshot with another header."""
     start = snapshot.header_bytes(bytes(buffer))
     header = json.loads(buffer[8:start])
     edit(header)

@@ -1,4 +1,4 @@
-"""What cannot be restored on every worker from one of them is refused before the first step."""
+"""A state that cannot be restored on every worker from one of them is refused before the first step."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 class Store:
-    """Answers once it is served."""
+    """A store that answers from a given time on."""
 
     def __init__(self, answers_at: int) -> None:
         self.asked = 0

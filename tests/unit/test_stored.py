@@ -1,4 +1,4 @@
-"""What of a job lies in the store, and in how large pieces it gets there."""
+"""Keys of a job in the store, and sizes of the writes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def interrupted(names: str = "ab") -> Wishing:
 
 
 def asked(rule: Wishing) -> dict[str, int]:
-    """Whom this step has told to rest, and which commit to write, 0 for none."""
+    """Nodes that this step suspends, each with the commit to write, or 0."""
     tells = [effect for effect in rule.effects if isinstance(effect, ev.Tell)]
     return {tell.node: tell.message.save.commit for tell in tells if isinstance(tell.message, Idle)}
 

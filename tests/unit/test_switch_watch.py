@@ -62,7 +62,7 @@ class Files:
         self.touched = False
 
 
-class Scene:
+class Setup:
     def __init__(self) -> None:
         self.files = Files()
         self.state = running(world())
@@ -81,12 +81,12 @@ class Scene:
         return [message for message in found if isinstance(message, Asked)]
 
 
-def play(act: Callable[[Scene], Coroutine[None, None, None]]) -> None:
+def play(act: Callable[[Setup], Coroutine[None, None, None]]) -> None:
     async def main() -> None:
-        scene = Scene()
-        task = asyncio.ensure_future(scene.watch.run())
+        scenario = Setup()
+        task = asyncio.ensure_future(scenario.watch.run())
         try:
-            await asyncio.wait_for(act(scene), 30)
+            await asyncio.wait_for(act(scenario), 30)
             assert not task.done(), task
         finally:
             task.cancel()
@@ -96,101 +96,101 @@ def play(act: Callable[[Scene], Coroutine[None, None, None]]) -> None:
 
 class TestSave:
     def test_asks_once_for_a_file(self) -> None:
-        async def act(scene: Scene) -> None:
-            await scene.polls()
-            assert scene.posted == []
-            scene.files.present.add(SAVE)
-            await scene.polls(5)
-            assert scene.asked == [SAVE]
+        async def act(scenario: Setup) -> None:
+            await scenario.polls()
+            assert scenario.posted == []
+            scenario.files.present.add(SAVE)
+            await scenario.polls(5)
+            assert scenario.asked == [SAVE]
 
         play(act)
 
     def test_clears_the_file_once_a_newer_commit_is_kept(self) -> None:
-        async def act(scene: Scene) -> None:
-            await scene.polls()
-            scene.progress[0] = 12
-            scene.files.present.add(SAVE)
-            await scene.polls()
-            scene.watch.kept(Version(2, 12))  # was on its way before
-            await scene.polls()
-            assert scene.files.cleared == 0
-            scene.watch.kept(Version(2, 13))
-            await scene.polls()
-            assert (scene.files.cleared, scene.files.present) == (1, set())
-            scene.watch.kept(Version(2, 14))
-            await scene.polls()
-            assert scene.files.cleared == 1
+        async def act(scenario: Setup) -> None:
+            await scenario.polls()
+            scenario.progress[0] = 12
+            scenario.files.present.add(SAVE)
+            await scenario.polls()
+            scenario.watch.kept(Version(2, 12))  # was on its way before
+            await scenario.polls()
+            assert scenario.files.cleared == 0
+            scenario.watch.kept(Version(2, 13))
+            await scenario.polls()
+            assert (scenario.files.cleared, scenario.files.present) == (1, set())
+            scenario.watch.kept(Version(2, 14))
+            await scenario.polls()
+            assert scenario.files.cleared == 1
 
         play(act)
 
     def test_progress_of_a_round_before_does_not_count(self) -> None:
-        async def act(scene: Scene) -> None:
-            scene.progress[0] = 30
-            scene.files.present.add(SAVE)
-            await scene.polls()
-            scene.watch.kept(Version(2, 10))
-            await scene.polls()
-            assert scene.files.cleared == 1
+        async def act(scenario: Setup) -> None:
+            scenario.progress[0] = 30
+            scenario.files.present.add(SAVE)
+            await scenario.polls()
+            scenario.watch.kept(Version(2, 10))
+            await scenario.polls()
+            assert scenario.files.cleared == 1
 
         play(act)
 
     def test_a_file_that_was_touched_meanwhile_asks_again(self) -> None:
-        async def act(scene: Scene) -> None:
-            scene.files.present.add(SAVE)
-            await scene.polls()
-            scene.files.touched = True
-            scene.watch.kept(Version(2, 13))
-            await scene.polls()
-            assert (scene.files.cleared, scene.asked) == (1, [SAVE, SAVE])
+        async def act(scenario: Setup) -> None:
+            scenario.files.present.add(SAVE)
+            await scenario.polls()
+            scenario.files.touched = True
+            scenario.watch.kept(Version(2, 13))
+            await scenario.polls()
+            assert (scenario.files.cleared, scenario.asked) == (1, [SAVE, SAVE])
 
         play(act)
 
     def test_a_file_that_comes_back_asks_again(self) -> None:
-        async def act(scene: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             for _ in range(2):
-                scene.files.present.add(SAVE)
-                await scene.polls()
-                scene.files.present.clear()
-                await scene.polls()
-            assert scene.asked == [SAVE, SAVE]
-            scene.watch.kept(Version(2, 99))
-            await scene.polls()
-            assert scene.files.cleared == 0  # nobody asks any more
+                scenario.files.present.add(SAVE)
+                await scenario.polls()
+                scenario.files.present.clear()
+                await scenario.polls()
+            assert scenario.asked == [SAVE, SAVE]
+            scenario.watch.kept(Version(2, 99))
+            await scenario.polls()
+            assert scenario.files.cleared == 0  # nobody asks any more
 
         play(act)
 
     def test_asks_again_in_the_next_round_if_nothing_came_of_it(self) -> None:
-        async def act(scene: Scene) -> None:
-            scene.files.present.add(SAVE)
-            await scene.polls()
-            scene.state = running(world(5, era=3))
-            await scene.polls()
-            assert scene.asked == [SAVE, SAVE]
+        async def act(scenario: Setup) -> None:
+            scenario.files.present.add(SAVE)
+            await scenario.polls()
+            scenario.state = running(world(5, era=3))
+            await scenario.polls()
+            assert scenario.asked == [SAVE, SAVE]
 
         play(act)
 
     def test_waits_for_a_world_in_training(self) -> None:
-        async def act(scene: Scene) -> None:
-            ready, scene.state = scene.state, dataclasses.replace(scene.state, phase=AgentPhase.IDLE)
-            scene.files.present.add(SAVE)
-            await scene.polls()
-            scene.state = dataclasses.replace(ready, workers=(Worker(0, Rank(0), born=Round(4)),))
-            await scene.polls()
-            assert scene.asked == []
-            scene.state = ready
-            await scene.polls()
-            assert scene.asked == [SAVE]
+        async def act(scenario: Setup) -> None:
+            ready, scenario.state = scenario.state, dataclasses.replace(scenario.state, phase=AgentPhase.IDLE)
+            scenario.files.present.add(SAVE)
+            await scenario.polls()
+            scenario.state = dataclasses.replace(ready, workers=(Worker(0, Rank(0), born=Round(4)),))
+            await scenario.polls()
+            assert scenario.asked == []
+            scenario.state = ready
+            await scenario.polls()
+            assert scenario.asked == [SAVE]
 
         play(act)
 
     def test_only_the_node_that_writes_asks(self) -> None:
-        async def act(scene: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             mine = Member(NodeId("a"), Incarnation(1), "h", 1, Rank(1), (1, 2))
             other = world(first="b")
-            scene.state = running(dataclasses.replace(other, members=(*other.members, mine)))
-            scene.files.present |= {SAVE, KILL}
-            await scene.polls()
-            assert scene.asked == [KILL]
+            scenario.state = running(dataclasses.replace(other, members=(*other.members, mine)))
+            scenario.files.present |= {SAVE, KILL}
+            await scenario.polls()
+            assert scenario.asked == [KILL]
 
         play(act)
 
@@ -198,27 +198,27 @@ class TestSave:
 class TestMaster:
     @pytest.mark.parametrize("request_", [SAVE, KILL])
     def test_is_told_when_it_is_in_reach_and_again_when_it_was_not(self, request_: Asked) -> None:
-        async def act(scene: Scene) -> None:
-            there = scene.state
-            scene.state = away = dataclasses.replace(there, connected=False)
-            scene.files.present.add(request_)
-            await scene.polls()
-            assert scene.asked == []
-            scene.state = there
-            await scene.polls()
-            scene.state = away
-            await scene.polls()
-            scene.state = there
-            await scene.polls()
-            assert scene.asked == [request_, request_]
+        async def act(scenario: Setup) -> None:
+            there = scenario.state
+            scenario.state = away = dataclasses.replace(there, connected=False)
+            scenario.files.present.add(request_)
+            await scenario.polls()
+            assert scenario.asked == []
+            scenario.state = there
+            await scenario.polls()
+            scenario.state = away
+            await scenario.polls()
+            scenario.state = there
+            await scenario.polls()
+            assert scenario.asked == [request_, request_]
 
         play(act)
 
     def test_is_told_to_end_also_while_no_world_runs(self) -> None:
-        async def act(scene: Scene) -> None:
-            scene.state = dataclasses.replace(scene.state, phase=AgentPhase.IDLE, world=None, workers=())
-            scene.files.present.add(KILL)
-            await scene.polls(5)
-            assert scene.asked == [KILL]
+        async def act(scenario: Setup) -> None:
+            scenario.state = dataclasses.replace(scenario.state, phase=AgentPhase.IDLE, world=None, workers=())
+            scenario.files.present.add(KILL)
+            await scenario.polls(5)
+            assert scenario.asked == [KILL]
 
         play(act)

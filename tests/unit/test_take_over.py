@@ -1,4 +1,4 @@
-"""Changes of the world that outlive a Master, and nodes that leave while nobody rules."""
+"""Changes of the world across a change of the Master, and nodes that leave meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attach(rule: Wishing, name: str, *, underway: bool = True) -> None:
 
 
 def held(rule: Wishing) -> str:
-    """Who was asked to hold."""
+    """Nodes that were asked to hold."""
     return "".join(sorted(e.node for e in rule.effects if isinstance(e, ev.Tell) and isinstance(e.message, Hold)))
 
 

@@ -20,18 +20,18 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> Non
 
 
 def test_the_owner_is_told_of_a_chore_that_fails() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         told: asyncio.Queue[Exception] = asyncio.Queue()
         BackgroundTasks(told.put_nowait).begin(fails())
         assert str(await told.get()) == "a mistake"
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_without_an_owner_that_listens_the_event_loop_is() -> None:
     seen: list[dict[str, Any]] = []
 
-    async def scene() -> None:
+    async def scenario() -> None:
         told = asyncio.Event()
 
         def handler(_: object, context: dict[str, Any]) -> None:
@@ -42,13 +42,13 @@ def test_without_an_owner_that_listens_the_event_loop_is() -> None:
         BackgroundTasks().begin(fails())
         await told.wait()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert str(seen[0]["exception"]) == "a mistake"
     assert "background task" in seen[0]["message"]
 
 
 def test_one_that_is_dropped_has_not_failed() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         failures: list[Exception] = []
         background = BackgroundTasks(failures.append)
         background.begin(asyncio.Event().wait())  # type: ignore[arg-type]
@@ -58,4 +58,4 @@ def test_one_that_is_dropped_has_not_failed() -> None:
         await asyncio.sleep(0)
         assert failures == []
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Which connections are a group's."""
+"""Finding the connections of a process group."""
 
 from __future__ import annotations
 

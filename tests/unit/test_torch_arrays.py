@@ -1,4 +1,4 @@
-"""Tensors to bytes and back."""
+"""Conversion of tensors to bytes and back."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_buffers_of_another_size_are_refused(size: int) -> None:
 
 
 class FakeStream:
-    """Copies happen at once."""
+    """A stream on which copies complete at once."""
 
     def __init__(self, device: object = None) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What becomes of torch's collectives is known, whatever a script makes of it."""
+"""edl tracks torch's collectives, whatever a script does with them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
 
 
 def held_by_torch() -> int | None:
-    """Work whose results nobody has waited for, as far as torch tells."""
+    """Number of unawaited works that torch holds, or None if unknown."""
     return None if _held_by_torch is None else _held_by_torch()
 
 
@@ -56,14 +56,14 @@ def fail(*arguments: Any, **named: Any) -> Any:
 
 
 class Complete:
-    """Work that nobody has waited for."""
+    """Unawaited work."""
 
     def is_completed(self) -> bool:
         return True
 
 
 class OnDevice(dist.Work):
-    """As NCCL's: to wait for it is to let the streams wait."""
+    """Work like NCCL's: waiting for it blocks only the streams."""
 
     waited: list[str] = []  # noqa: RUF012
 

@@ -28,7 +28,7 @@ def test_older_versions_need_it(version: str, needed: bool) -> None:
 
 
 class Gloo:
-    """What a call of torch's would have made."""
+    """The result that torch's call would have."""
 
     def __init__(self) -> None:
         self.made: list[str] = []

@@ -1,4 +1,4 @@
-"""What edl relies on inside torch, and how it reads torch's errors."""
+"""Internals of torch that edl relies on, and its reading of torch's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What edl does with NCCL's backends. These are fakes: no line that calls a backend here has seen a card."""
+"""edl's calls of NCCL backends. The backends are fakes: no call here has run on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 
 class Backend:
-    """As torch's: making the communicator waits for all peers, and ``abort`` frees whoever waits."""
+    """Like torch's: creating the communicator waits for all peers, and ``abort`` releases all waiters."""
 
     def __init__(self, peers_are_there: bool = True) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""What was restored belongs to the script: its memory is overwritten afterwards, and nothing changes."""
+"""Restored torch states own their memory: overwriting the source changes nothing."""
 
 from __future__ import annotations
 

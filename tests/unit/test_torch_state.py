@@ -1,4 +1,4 @@
-"""What of modules, optimizers and generators is kept, and that nothing keeps the snapshot's memory."""
+"""State of modules, optimizers and generators is kept, and no part keeps the snapshot's memory alive."""
 
 from __future__ import annotations
 

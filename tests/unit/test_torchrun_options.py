@@ -129,7 +129,7 @@ WRITTEN = {
 
 @dataclass(frozen=True)
 class Effect:
-    """What an option does: a command line with it, and what that makes of the settings."""
+    """Effect of an option: a command line with it, and the resulting settings."""
 
     more: tuple[str, ...]
     of: Callable[[LaunchSettings], object]
@@ -519,7 +519,7 @@ BAD: list[tuple[list[str], str]] = [
 
 
 def complaint(arguments: list[str], env: Mapping[str, str] | None = None) -> str:
-    """What the launcher would print."""
+    """Error message of the launcher."""
     with pytest.raises((EdlError, click.ClickException)) as refused:
         if arguments == ["--nnodes"]:
             program.run.make_context("edl-run", with_both_spellings(arguments))

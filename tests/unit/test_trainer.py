@@ -35,7 +35,7 @@ def attached(worker: Worker) -> Trainer:
 
 
 class Seats:
-    """What a trainer hears."""
+    """Places that a trainer receives."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []

@@ -59,7 +59,7 @@ def held(array: Any, **plain: Any) -> Held:
 
 
 def together(*ranks: Held) -> list[list[Difference]]:
-    """What each rank finds when they compare."""
+    """Differences that each rank finds in a comparison."""
     barrier = threading.Barrier(len(ranks))
     handed: dict[int, bytes] = {}
     found: dict[int, list[Difference]] = {}
@@ -143,7 +143,7 @@ class Ranks:
             worker.close()
 
     def all(self, work: Callable[[int], object]) -> list[BaseException | None]:
-        """How it ended on each rank."""
+        """Exception of each rank, or None."""
         ends: list[BaseException | None] = [None] * len(self.workers)
 
         def run(rank: int) -> None:

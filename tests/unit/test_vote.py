@@ -63,7 +63,7 @@ def voters() -> Iterator[Callable[..., list[Voter]]]:
 
 
 def kept(one: Trainer, versions: list[tuple[int, int]]) -> bool:
-    """Whether these are kept, once the agent has read what was said to it."""
+    """True if the agent keeps exactly these versions, once it has read all messages."""
     for _ in range(int(PATIENCE_S / 0.01)):
         if one.agent.versions() == versions:
             return True

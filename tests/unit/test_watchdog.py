@@ -39,7 +39,7 @@ def test_what_blocks_the_loop_is_named_and_a_frozen_process_is_told_from_it(
     monkeypatch.setattr(watchdog, "FROZEN_S", -1.0 if frozen else 1000.0)
     said: list[str] = []
 
-    async def scene() -> None:
+    async def scenario() -> None:
         told = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -54,7 +54,7 @@ def test_what_blocks_the_loop_is_named_and_a_frozen_process_is_told_from_it(
         finally:
             watch.end()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     text = said[0]
     if frozen:
         assert text.startswith("this launcher has stood still for ")
@@ -66,12 +66,12 @@ def test_what_blocks_the_loop_is_named_and_a_frozen_process_is_told_from_it(
 def test_a_loop_that_answers_is_not_mentioned(looked: threading.Event) -> None:
     said: list[str] = []
 
-    async def scene() -> None:
+    async def scenario() -> None:
         watch = LoopWatch(said.append, limit_s=10.0)
         for _ in range(100):
             await asyncio.sleep(0)
         watch.end()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert said == []
     assert not looked.is_set()

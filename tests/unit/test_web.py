@@ -15,14 +15,14 @@ from edl.web.settings import Limits
 from edl.wire.messages import Purpose
 from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
 from tests.unit.fake_master import JOB
-from tests.unit.web_bench import TOKEN, Scene, head, play
+from tests.unit.web_fixture import TOKEN, Setup, head, play
 
 JOB_PATH = f"/v1/jobs/{JOB}"
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 def test_the_size_is_read_and_written_as_a_scale() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         read = await on.ask("GET", "JOB/scale")
         assert (read.code, read.json["spec"], read.json["status"]["replicas"]) == (200, {"replicas": 3}, 3)
         scale = read.json
@@ -36,11 +36,11 @@ def test_the_size_is_read_and_written_as_a_scale() -> None:
         assert (await on.ask("PUT", "JOB/scale", scale)).code == 409, "it has changed since it was read"
         assert (await on.ask("PATCH", "JOB/scale", {"spec": {"replicas": 4}})).code == 200, "so it is already"
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_part_of_a_scale_changes_that_part() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         patched = await on.ask("PATCH", "JOB/scale", json.dumps({"spec": {"replicas": 2}}), headers=MERGE)
         assert (patched.code, patched.json["spec"]["replicas"]) == (202, 2)
         assert (await on.ask("PATCH", "JOB/scale", {})).code == 200
@@ -52,11 +52,11 @@ def test_a_part_of_a_scale_changes_that_part() -> None:
         assert (await on.ask("PATCH", "JOB/scale", key)).code == 202
         assert (await on.ask("PATCH", "JOB/scale", {**key, "spec": {"replicas": 4}})).json["spec"]["replicas"] == 1
 
-    play(scene)
+    play(scenario)
 
 
 def test_every_wish_reaches_the_master() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         by = "HTTP, 127.0.0.1"
         bounds = {"minimum": 2, "maximum": 6, "resourceVersion": "40"}
         drain = {"nodes": ["node-c", "node-c"], "deadlineSeconds": 30, "checkpoint": "must", "reason": "disk"}
@@ -81,15 +81,15 @@ def test_every_wish_reaches_the_master() -> None:
         assert (await on.ask("POST", "JOB/stop")).code == 202
         assert [(one.purpose, one.by) for one in on.master.asked] == [(Purpose.SAVE, f"{by}: now"), (Purpose.KILL, by)]
 
-    play(scene)
+    play(scenario)
 
 
 def test_files_for_a_data_set_reach_its_service() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         added = await on.ask(
             "POST", "JOB/data/train/files", {"files": ["/data/*"], "when": "next-epoch", "reason": "17"}
         )
-        assert (added.code, added.json["message"]) == (202, "order 1 for data train: a worker looks at 1 pattern")
+        assert (added.code, added.json["message"]) == (202, "order 1 for data train: a worker will scan 1 pattern")
         (asked,) = on.master.asked
         assert (asked.purpose, asked.by) == (Purpose.DATA, "HTTP, 127.0.0.1: 17")
         assert json.loads(asked.wish) == {"dataset": "train", "files": ["/data/*"], "when": "next-epoch"}
@@ -100,11 +100,11 @@ def test_files_for_a_data_set_reach_its_service() -> None:
             assert (await on.ask("POST", "JOB/data/train/files", body)).code == 400
         assert (await on.ask("POST", "JOB/data/a%20b/files", {"files": ["x"]})).code == 404
 
-    play(scene)
+    play(scenario)
 
 
 def test_the_job_with_its_conditions() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         job = (await on.ask("GET", "JOB")).json
         holds = {one["type"]: one["status"] for one in job["status"]["conditions"]}
         assert holds == {
@@ -118,7 +118,7 @@ def test_the_job_with_its_conditions() -> None:
         assert [node["name"] for node in job["status"]["nodes"]] == on.master.names
         assert job["status"]["checkpoint"] == {"commit": 120, "era": 2, "where": "/ckpt/commit-120"}
 
-    play(scene)
+    play(scenario)
 
 
 REFUSED: list[tuple[int, str, str, object, dict[str, str]]] = [
@@ -168,7 +168,7 @@ REFUSED: list[tuple[int, str, str, object, dict[str, str]]] = [
 
 
 def test_what_is_refused_is_refused_with_its_reason() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         before = on.master.scale
         for code, method, path, body, headers in REFUSED:
             reply = await on.ask(method, path, body, headers=headers)
@@ -184,11 +184,11 @@ def test_what_is_refused_is_refused_with_its_reason() -> None:
         on.master.scale = type(before)(**{**{n: getattr(before, n) for n in before.__slots__}, "suspended": True})
         assert (await on.ask("POST", "JOB/checkpoint")).code == 422
 
-    assert play(scene).log[1:] == [], "nothing of it is a defect"
+    assert play(scenario).log[1:] == [], "nothing of it is a defect"
 
 
 def test_addresses_in_other_forms() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for method, path, code in (
             ("OPTIONS", "*", 404),
             ("GET", f"http://other{JOB_PATH}/scale", 200),
@@ -208,7 +208,7 @@ def test_addresses_in_other_forms() -> None:
 
 
 def test_another_launcher_rules() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.url = "https://10.0.0.7:8443"
         reply = await on.ask("PUT", "JOB/scale?dry=1", {"spec": {"replicas": 2}})
         assert (reply.code, reply.headers["Location"]) == (307, f"https://10.0.0.7:8443/v1/jobs/{JOB}/scale?dry=1")
@@ -216,11 +216,11 @@ def test_another_launcher_rules() -> None:
         assert (await on.ask("GET", "/openapi.json")).code == 200
         assert (await on.ask("GET", "/readyz", token=None)).code == 200
 
-    play(scene, rules=False)
+    play(scenario, rules=False)
 
 
 def test_nobody_rules() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for url in (None, "", on.web.url):
             on.url = url
             reply = await on.ask("GET", "JOB/scale")
@@ -232,11 +232,11 @@ def test_nobody_rules() -> None:
         on.web.rule(on.master)
         assert (await on.ask("GET", "JOB/scale")).code == 503, "elected, but it has not taken over yet"
 
-    play(scene, rules=False)
+    play(scenario, rules=False)
 
 
 def test_a_wish_that_the_store_does_not_take_is_left_to_its_fate() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.store.clear()
         reply = await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 2}})
         assert (reply.code, reply.headers["Retry-After"]) == (503, "1")
@@ -244,11 +244,11 @@ def test_a_wish_that_the_store_does_not_take_is_left_to_its_fate() -> None:
         await asyncio.sleep(0)
         assert (await on.ask("GET", "JOB/scale")).json["spec"]["replicas"] == 2, "it is in the Master's hands"
 
-    play(scene, limits=Limits(master_s=0.05))
+    play(scenario, limits=Limits(master_s=0.05))
 
 
 def test_wishes_do_not_heap_up_while_the_store_is_away() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.store.clear()
         for nodes in (1, 2, 3):
             assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": nodes}})).code == 503
@@ -257,34 +257,34 @@ def test_wishes_do_not_heap_up_while_the_store_is_away() -> None:
         await asyncio.sleep(0.01)
         assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 3}})).code == 202
 
-    play(scene, limits=Limits(master_s=0.05, asking=2))
+    play(scenario, limits=Limits(master_s=0.05, asking=2))
 
 
 def test_the_master_is_replaced_meanwhile() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         async def fenced(wish: object) -> None:
             raise FencedOut("another Master has been elected")
 
         on.master.wish = fenced  # type: ignore[assignment, method-assign]
         assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 2}})).code == 503
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_defect_is_logged_and_not_shown() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.defect = RuntimeError("in the engine room")
         reply = await on.ask("GET", "JOB/scale")
         assert reply.code == 500 and "engine" not in reply.text and "Traceback" not in reply.text
         on.master.defect = None
         assert (await on.ask("GET", "JOB/scale")).code == 200
 
-    log = "\n".join(play(scene).log)
+    log = "\n".join(play(scenario).log)
     assert "in the engine room" in log and TOKEN not in log
 
 
 def test_what_is_no_http_is_answered_in_short_and_not_logged() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for sent in (b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", head("GET", "JOB/scale", "X: " + "y" * 20_000)):
             reader, writer = await on.raw(sent)
             answer = await reader.read()
@@ -292,11 +292,11 @@ def test_what_is_no_http_is_answered_in_short_and_not_logged() -> None:
             assert b"Traceback" not in answer
             writer.close()
 
-    assert len(play(scene).log) == 1
+    assert len(play(scenario).log) == 1
 
 
 def test_the_history() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.note("node-joined", "b")
         reply = await on.ask("GET", "JOB/events")
         assert reply.headers["Content-Type"].startswith("application/x-ndjson")
@@ -307,11 +307,11 @@ def test_the_history() -> None:
         stream = await on.ask("GET", "JOB/events", headers={**accept, "Last-Event-ID": "1"})
         assert re.fullmatch(r"id: 2\nevent: node-joined\ndata: \{.*\}\n\n", stream.text)
 
-    play(scene)
+    play(scenario)
 
 
 def test_the_history_as_it_happens() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.endless = True
         where = f"{on.web.url}/v1/jobs/{JOB}/events?follow=true"
         async with on.session.get(where, headers={"Authorization": f"Bearer {TOKEN}"}) as stream:
@@ -323,14 +323,14 @@ def test_the_history_as_it_happens() -> None:
             on.master.close()
             assert await stream.content.read() in (b"", b"\n"), "it ends with the Master"
 
-    play(scene, limits=Limits(heartbeat_s=0.01))
+    play(scenario, limits=Limits(heartbeat_s=0.01))
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.name}")
 def test_without_a_token_nothing_is_readable(route: Route) -> None:
     path = route.path.format(job=JOB, node="node-a", dataset="train")
 
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.url = "http://10.0.0.7:1"
         for rules in (True, False):
             on.web.rule(on.master if rules else None)
@@ -346,4 +346,4 @@ def test_without_a_token_nothing_is_readable(route: Route) -> None:
             assert route.public or "this token is not one of the job's" in wrong.text
         assert on.master.wishes == [] and on.master.asked == []
 
-    assert TOKEN not in "\n".join(play(scene).log)
+    assert TOKEN not in "\n".join(play(scenario).log)

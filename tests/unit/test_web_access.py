@@ -17,7 +17,7 @@ from edl.web.front import Web, WebDeps
 from edl.web.routes import ROUTES
 from edl.web.settings import HttpSettings
 from tests.unit.fake_master import JOB
-from tests.unit.web_bench import HOST, TOKEN, Scene, play
+from tests.unit.web_fixture import HOST, TOKEN, Setup, play
 
 FULL, READ = "full-" + "f" * 20, "read-" + "r" * 20
 
@@ -30,24 +30,24 @@ def files(tmp_path: Path) -> HttpSettings:
 
 
 def test_files_name_the_tokens(files: HttpSettings) -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         assert (await on.ask("GET", "JOB/scale", token=TOKEN)).code == 401, "the job's own does not count any more"
         for token in (FULL, "another-full-token"):
             assert (await on.ask("PATCH", "JOB/scale", {}, token=token)).code == 200
         assert (await on.ask("GET", "JOB/scale", token="# of the operators")).code == 401
 
-    play(scene, files)
+    play(scenario, files)
 
 
 def test_a_token_that_may_only_look(files: HttpSettings) -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for route in ROUTES:
             path = route.path.format(job=JOB, node="node-a", dataset="train")
             reply = await on.ask(route.method, path, token=READ)
             assert reply.code == (200 if route.method == "GET" else 403), f"{route.method} {route.path}"
         assert on.master.wishes == [] and on.master.asked == []
 
-    play(scene, files)
+    play(scenario, files)
 
 
 def test_a_file_that_changes_is_read_again(files: HttpSettings) -> None:
@@ -59,7 +59,7 @@ def test_a_file_that_changes_is_read_again(files: HttpSettings) -> None:
     def remove() -> None:
         path.unlink()
 
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         async def codes(*tokens: str) -> list[int]:
             on.now_s += 1.5
             return [(await on.ask("GET", "JOB/scale", token=token)).code for token in tokens]
@@ -75,7 +75,7 @@ def test_a_file_that_changes_is_read_again(files: HttpSettings) -> None:
         write("")
         assert await codes("a-new-token") == [401], "an empty one does"
 
-    log = "\n".join(play(scene, files).log)
+    log = "\n".join(play(scenario, files).log)
     assert log.count("has changed") == 2 and log.count("cannot read") == 2
     assert "a-new-token" not in log and FULL not in log and "too many" not in log
 
@@ -123,36 +123,36 @@ def settings(folder: Path, *, mutual: bool = False) -> HttpSettings:
 
 @openssl
 def test_tls(made: Path) -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         assert on.web.url.startswith("https://")
         assert (await on.ask("GET", "JOB/scale")).code == 200
         assert (await on.ask("GET", "JOB/scale", token=None)).code == 401
         _, writer = await on.raw(b"GET / HTTP/1.1\r\n\r\n")
         writer.close()
 
-    play(scene, settings(made), tls=of(made))
+    play(scenario, settings(made), tls=of(made))
 
 
 @openssl
 def test_a_certificate_stands_for_a_token(made: Path) -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         assert (await on.ask("PATCH", "JOB/scale", {"spec": {"replicas": 2}}, token=None)).code == 202
         assert on.master.wishes[0].by == "HTTP, client at 127.0.0.1"
         assert (await on.ask("GET", "JOB/scale", token="wrong-token")).code == 401, "a token that is sent counts"
         page = {"Origin": "http://elsewhere"}
         assert (await on.ask("POST", "JOB/stop", token=None, headers=page)).code == 401, "browsers send theirs unasked"
 
-    play(scene, settings(made, mutual=True), tls=of(made, "client"))
+    play(scenario, settings(made, mutual=True), tls=of(made, "client"))
 
 
 @openssl
 @pytest.mark.parametrize("client", ["", "stranger"])
 def test_without_the_right_certificate_there_is_no_connection(made: Path, client: str) -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         with pytest.raises(aiohttp.ClientError):
             await on.ask("GET", "/healthz")
 
-    play(scene, settings(made, mutual=True), tls=of(made, client))
+    play(scenario, settings(made, mutual=True), tls=of(made, client))
 
 
 @openssl
@@ -160,7 +160,7 @@ def test_a_certificate_that_changes_is_read_again(made: Path, tmp_path: Path) ->
     for suffix in ("pem", "key"):
         shutil.copy(made / f"stranger.{suffix}", tmp_path / f"server.{suffix}")
 
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         with pytest.raises(aiohttp.ClientError):
             await on.ask("GET", "JOB/scale")
         shutil.copy(made / "server.pem", tmp_path / "server.pem")
@@ -171,7 +171,7 @@ def test_a_certificate_that_changes_is_read_again(made: Path, tmp_path: Path) ->
         on.web.refresh()
         assert (await on.ask("GET", "JOB/scale")).code == 200
 
-    play(scene, settings(tmp_path), tls=of(made))
+    play(scenario, settings(tmp_path), tls=of(made))
 
 
 # --- where it listens ------------------------------------------------------------------------------------------------

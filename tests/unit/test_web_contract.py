@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.fake_master import JOB
-from tests.unit.web_bench import TOKEN, Scene, play
+from tests.unit.web_fixture import TOKEN, Setup, play
 
 pytestmark = pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis needs Python 3.11")
 
@@ -33,7 +33,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
     config.write_text(CONFIG)
     found: list[tuple[int, str]] = []
 
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         await on.ask("GET", "/healthz")
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
         command += [f"{on.web.url}/openapi.json", f"--header=Authorization: Bearer {TOKEN}", "--seed=7", *options]
@@ -45,7 +45,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
         found.append((process.returncode, said.decode()))
         assert len(on.master.wishes) > 20, "it has reached the Master"
 
-    on = play(scene, limit_s=600)
+    on = play(scenario, limit_s=600)
     assert on.log[1:] == [], "no defect was logged"
     return found[0]
 

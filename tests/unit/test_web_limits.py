@@ -1,4 +1,4 @@
-"""What somebody may do to the HTTP interface without harm to the job: floods, large bodies, slow clients."""
+"""Attacks on the HTTP interface that must not harm the job: floods, large bodies, slow clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from edl.web.access import RateLimit, peer_of
 from edl.web.settings import Limits
-from tests.unit.web_bench import Scene, head, play
+from tests.unit.web_fixture import Setup, head, play
 
 LARGE = 100 * 1000 * 1000
 
@@ -27,18 +27,18 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_large_body_is_refused_without_being_read() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for line in ("Content-Length: 100000000", "Content-Length: 1048577"):
             reader, writer = await on.raw(head("PUT", "JOB/scale", line, "Content-Type: application/json"))
             answer = await reader.read()  # nothing of it has been sent
             assert status_of(answer) == 413 and b"Connection: close" in answer
             writer.close()
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_large_body_without_a_length_is_read_up_to_the_bound() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         chunked = head("PUT", "JOB/scale", "Transfer-Encoding: chunked", "Content-Type: application/json")
         _, writer = await on.raw(chunked)
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
@@ -57,11 +57,11 @@ def test_a_large_body_without_a_length_is_read_up_to_the_bound() -> None:
         writer.close()
         assert on.master.wishes == []
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_client_that_waits_is_told_to_go_on_only_when_it_may() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         body, expect = b'{"spec": {"replicas": 2}}', "Expect: 100-continue"
         typed = (f"Content-Length: {len(body)}", "Content-Type: application/json", expect)
         reader, writer = await on.raw(head("PUT", "JOB/scale", *typed))
@@ -74,31 +74,31 @@ def test_a_client_that_waits_is_told_to_go_on_only_when_it_may() -> None:
             assert status_of(await reader.read()) == 401
             writer.close()
 
-    play(scene)
+    play(scenario)
 
 
 def test_a_body_that_does_not_come() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         typed = ("Content-Length: 50", "Content-Type: application/json")
         reader, writer = await on.raw(head("PUT", "JOB/scale", *typed) + b'{"spec"')
         assert status_of(await reader.read()) == 408
         writer.close()
 
-    play(scene, limits=Limits(body_s=0.02))
+    play(scenario, limits=Limits(body_s=0.02))
 
 
 def test_a_body_that_breaks_off() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         _, writer = await on.raw(head("PUT", "JOB/scale", "Content-Length: 50", "Content-Type: application/json"))
         writer.write_eof()
         writer.close()
         assert (await on.ask("GET", "JOB/scale")).code == 200
 
-    assert len(play(scene).log) == 1
+    assert len(play(scenario).log) == 1
 
 
 def test_heads_that_never_end_are_closed() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for sent in (b"", b"GET / HTTP/1.1\r\nHost: h\r\nX-", head("GET", "JOB/scale") + b"GET / HT"):
             reader, writer = await on.raw(sent)
             answer = b""
@@ -108,11 +108,11 @@ def test_heads_that_never_end_are_closed() -> None:
             assert answer.count(b"HTTP/1.1") == (b"Bearer" in sent)
             writer.close()
 
-    play(scene, limits=Limits(idle_s=0.02))
+    play(scenario, limits=Limits(idle_s=0.02))
 
 
 def test_only_so_many_connections_of_one_peer() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         assert (await on.ask("GET", "/healthz")).code == 200  # one is open now
         kept = [await on.raw() for _ in range(3)]
         more = [await on.raw() for _ in range(20)]
@@ -124,11 +124,11 @@ def test_only_so_many_connections_of_one_peer() -> None:
         for _, writer in kept:
             writer.close()
 
-    play(scene, limits=Limits(connections_each=4))
+    play(scenario, limits=Limits(connections_each=4))
 
 
 def test_only_so_many_streams() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.endless = True
         streams = [await on.raw(head("GET", "JOB/events?follow=true")) for _ in range(2)]
         for reader, _ in streams:
@@ -141,11 +141,11 @@ def test_only_so_many_streams() -> None:
         await until(lambda: not on.master.followers)
         assert (await on.ask("GET", "JOB/events?follow=true")).code == 200, "who goes makes room at once"
 
-    play(scene, limits=Limits(streams=2))
+    play(scenario, limits=Limits(streams=2))
 
 
 def test_a_stream_that_nobody_reads_is_let_go() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.endless = True
         reader, writer = await on.raw(head("GET", "JOB/events?follow=true"))
         await reader.readuntil(b"\r\n\r\n")
@@ -160,13 +160,13 @@ def test_a_stream_that_nobody_reads_is_let_go() -> None:
         await until(lambda: not on.master.followers)
         writer.close()
 
-    play(scene, limits=Limits(send_s=0.05))
+    play(scenario, limits=Limits(send_s=0.05))
 
 
 def test_a_flood_is_answered_in_short() -> None:
     """Whoever asks too often gets 429 without a look at token or body; others are not concerned."""
 
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         codes = [(await on.ask("GET", "JOB/scale")).code for _ in range(30)]
         assert codes == [200] * 10 + [429] * 20
         reply = await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 2}})
@@ -177,11 +177,11 @@ def test_a_flood_is_answered_in_short() -> None:
         codes = [(await on.ask("GET", "JOB/scale")).code for _ in range(10)]
         assert codes == [200] * 5 + [429] * 5
 
-    play(scene, limits=Limits(rate=10, burst=10))
+    play(scenario, limits=Limits(rate=10, burst=10))
 
 
 def test_a_flood_of_pipelined_requests_takes_no_memory() -> None:
-    async def scene(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         await on.ask("GET", "JOB/scale")
         tracemalloc.start()
         _, writer = await on.raw()
@@ -195,7 +195,7 @@ def test_a_flood_of_pipelined_requests_takes_no_memory() -> None:
         assert held < 20_000_000
         writer.transport.abort()
 
-    play(scene, limits=Limits(rate=10, burst=10))
+    play(scenario, limits=Limits(rate=10, burst=10))
 
 
 def test_the_count_of_peers_is_bounded() -> None:

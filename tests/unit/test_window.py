@@ -1,4 +1,4 @@
-"""What all ranks make of what each of them has ready."""
+"""The joint result that all ranks compute from each rank's prepared data."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_an_offer_comes_through(offer: Offer) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b'["more",0,1,"",0]', b'["more",0,1,"",0,[[1,2]]]', b'["odd",0,1,"",0,[]]']
 )
-def test_what_is_no_offer_is_refused(data: bytes) -> None:
-    with pytest.raises(DataError, match="do all workers run the same loop"):
+def test_invalid_offers_are_refused(data: bytes) -> None:
+    with pytest.raises(DataError, match="Do all workers run the same loop"):
         decode(data)
 
 
@@ -80,7 +80,7 @@ def test_dropping_ends_with_the_first_that_has_nothing() -> None:
 
 
 @pytest.mark.parametrize("tail", [Tail.PAD, Tail.JOIN])
-def test_an_epoch_is_over_when_the_master_says_so_and_nobody_has_anything(tail: Tail) -> None:
+def test_an_epoch_ends_when_the_master_says_so_and_no_worker_has_records(tail: Tail) -> None:
     assert not plan([Offer((), Supply.DRY), Offer((), Supply.DRY)], tail).over
     assert plan([Offer((), Supply.DRY), Offer((), Supply.FINISHED)], tail).over
     assert not plan([Offer(ready(1), Supply.MORE), Offer((), Supply.FINISHED)], tail).over
@@ -92,7 +92,7 @@ def test_the_first_pattern_is_everybodys() -> None:
 
 
 def test_steps_cut_differently_are_refused() -> None:
-    with pytest.raises(DataError, match=r"different numbers of micro-batches: \[1, 2\]"):
+    with pytest.raises(DataError, match=r"different numbers of micro-batches per step: \[1, 2\]"):
         plan([Offer(ready(1), Supply.MORE), Offer(ready(1), Supply.MORE, micros=2)], Tail.PAD)
 
 

@@ -1,4 +1,4 @@
-"""What is sent arrives as it was, and what nobody may send is refused."""
+"""Messages arrive unchanged, and invalid ones are refused."""
 
 from __future__ import annotations
 

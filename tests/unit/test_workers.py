@@ -109,12 +109,12 @@ class Bench:
         self.group = WorkerGroup(self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, Local(), self.said.append)
 
 
-def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None:
+def play(bench: Bench, scenario: Callable[[], Coroutine[None, None, None]]) -> None:
     before = set(os.listdir("/proc/self/fd"))
 
     async def whole() -> None:
         try:
-            await scene()
+            await scenario()
         finally:
             bench.processes.end_all()
             for pid in (1000, 1001):
@@ -128,7 +128,7 @@ def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None
 def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         bench.group.meet_at("edl-worker-server")
         assert await bench.group.start_ahead(Round(2), (1,), (0, 1)) == []
         environment = bench.processes.environments[1001]
@@ -143,7 +143,7 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
         assert environment["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "attempt_2_ahead" / "1" / "error.json")
         assert seat.environment["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "attempt_2" / "1" / "error.json")
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_paddle_is_sent_to_gloo_only_where_it_runs_on_the_cpu(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_paddle_is_sent_to_gloo_only_where_it_runs_on_the_cpu(tmp_path: Path) ->
 def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         assert await bench.group.start(WORLD, (0, 1)) == []
         assert [bench.processes.environments[pid]["RANK"] for pid in (1000, 1001)] == ["1", "2"]
         environment = bench.processes.environments[1001]
@@ -168,38 +168,38 @@ def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
         assert bench.group.place(1001) == (Round(3), 1)
         assert bench.group.place(7) is None
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_signals_reach_those_named_or_all(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         await bench.group.signal(15, (1,))
         await bench.group.signal(9, ())
         assert bench.processes.signals == [(1001, 15), (1000, 9), (1001, 9)]
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_signals_for_workers_are_passed_to_all_and_cores_belong_to_slots(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.group._deps = dataclasses.replace(bench.group._deps, cores=((0,), (1, 3)))
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         await bench.group.forward(10)
         assert bench.processes.forwarded == [(1000, 10), (1001, 10)]
         assert bench.processes.given == {1000: (0, (0,)), 1001: (1, (1, 3))}
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_stacks_are_written_before_anything_else_happens_one_worker_after_the_other(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.stacks = {1000: b"Thread 1\n", 1001: b"Thread 2\n"}
         await bench.group.dump_stacks()
@@ -207,7 +207,7 @@ def test_stacks_are_written_before_anything_else_happens_one_worker_after_the_ot
         assert [watched.output_bytes for watched in bench.group.watched().values()] == [9, 9]
         assert ["local rank 0" in bench.said[0], "local rank 1" in bench.said[1]] == [True, True]
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_a_worker_that_writes_no_stacks_is_not_waited_for_for_long(
@@ -216,32 +216,32 @@ def test_a_worker_that_writes_no_stacks_is_not_waited_for_for_long(
     bench = Bench(tmp_path)
     monkeypatch.setattr(workers_module, "_STACKS_BEGIN_S", 0.2)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.stacks = {1001: b"Thread 2\n"}
         await asyncio.wait_for(bench.group.dump_stacks(), 10)
         assert bench.processes.dumped == [1000, 1001]
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_who_looks_for_hangs_sees_processes_and_their_output(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         assert bench.group.watched() == {0: Watched(1000, 0), 1: Watched(1001, 0)}
         bench.processes.write(1001, stdout=b"a line\n", stderr=b"and\n")
         await asyncio.sleep(0.05)
         assert bench.group.watched() == {0: Watched(1000, 0), 1: Watched(1001, 11)}
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_a_bad_end_comes_with_the_last_words(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         text = b'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: Connection closed by peer\n'
         bench.processes.write(1001, stderr=text)
@@ -254,13 +254,13 @@ def test_a_bad_end_comes_with_the_last_words(tmp_path: Path) -> None:
         assert bench.group.place(1001) is None
         assert bench.group.ended(1001, 1) is None
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_the_error_file_knows_better(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         await bench.group.done(DEADLINE_S)
         (tmp_path / "attempt_2" / "0" / "error.json").write_text('{"message": "from the file"}')
@@ -269,7 +269,7 @@ def test_the_error_file_knows_better(tmp_path: Path) -> None:
         assert ended is not None
         assert ended.exception == "from the file"
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_one_that_the_kernel_has_killed_for_lack_of_memory_is_told_from_others(
@@ -277,7 +277,7 @@ def test_one_that_the_kernel_has_killed_for_lack_of_memory_is_told_from_others(
 ) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         monkeypatch.setattr(OutOfMemory, "look", lambda self: "out of memory: the kernel has killed a process")
         killed, stopped = (bench.group.ended(1000 + rank, -number) for rank, number in ((0, 9), (1, 15)))
@@ -285,24 +285,24 @@ def test_one_that_the_kernel_has_killed_for_lack_of_memory_is_told_from_others(
         assert killed.exception == "out of memory: the kernel has killed a process"
         assert stopped.exception == "", "no kernel sends this one"
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_a_good_end_has_no_last_words(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1000, stderr=b"ValueError: only a log line\n")
         assert bench.group.ended(1000, 0) == WorkerEnded(Round(3), 0, 0)
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     bench = Bench(tmp_path, redirect_all=1, tee_all=2)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1001, stdout=b"to the file\n", stderr=b"to both\n")
         bench.group.ended(1001, 0)
@@ -311,7 +311,7 @@ def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.
         assert (folder / "stdout.log").read_bytes() == b"to the file\n"
         assert (folder / "stderr.log").read_bytes() == b"to both\n"
 
-    play(bench, scene)
+    play(bench, scenario)
     shown = capfdbinary.readouterr()
     assert shown.out == b""
     assert shown.err == b"[default2@b]:to both\n"
@@ -321,12 +321,12 @@ def test_a_worker_that_cannot_be_created_is_an_end(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.processes.fail_at = "1"
 
-    async def scene() -> None:
+    async def scenario() -> None:
         ends = await bench.group.start(WORLD, (0, 1))
         assert ends == [WorkerEnded(Round(3), 1, CANNOT_START, exception="no more processes")]
         assert bench.group.place(1000) == (Round(3), 0)
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 @pytest.mark.parametrize("pipes", [0, 1, 2, 3])
@@ -342,20 +342,20 @@ def test_so_is_one_for_whose_output_there_is_no_pipe(
         made[0] += 1
         return real()
 
-    async def scene() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr(os, "pipe", scarce)
         ends = await bench.group.start(WORLD, (0, 1))
         assert [end.slot for end in ends] == ([1] if pipes >= 2 else [0, 1])
         assert {end.exit_code for end in ends} == {CANNOT_START}
         assert "Too many open files" in ends[0].exception
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_the_end_of_a_workers_output_is_noticed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         before = set(os.listdir("/proc/self/fd"))
         await bench.group.start(WORLD, (0, 1))
         bench.processes.end_all()
@@ -363,17 +363,17 @@ def test_the_end_of_a_workers_output_is_noticed(tmp_path: Path) -> None:
             await asyncio.sleep(0)
         assert set(os.listdir("/proc/self/fd")) == before
 
-    play(bench, scene)
+    play(bench, scenario)
 
 
 def test_a_folder_that_cannot_be_made_does_not_stop_training(tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"")
     bench = Bench(tmp_path / "taken")
 
-    async def scene() -> None:
+    async def scenario() -> None:
         assert await bench.group.start(WORLD, (0, 1)) == []
         await bench.group.done(DEADLINE_S)
         assert len(bench.said) == 2
         assert "training goes on" in bench.said[0]
 
-    play(bench, scene)
+    play(bench, scenario)

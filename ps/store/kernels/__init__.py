@@ -1,6 +1,7 @@
-"""The loops over keys and rows: compiled by numba (``fast``), or in numpy (``plain``) where numba is missing.
+"""The kernels, loops over keys and rows: compiled by numba (``fast``), or in numpy (``plain``) without numba.
 
-Both do the same: first weights agree bit by bit, updates up to the order of a sum. ``EDL_PS_KERNELS`` chooses.
+Both give the same results: initial weights agree bit by bit, updates except for the order of summation.
+``EDL_PS_KERNELS`` selects one.
 """
 
 from __future__ import annotations
@@ -24,38 +25,40 @@ NAMES = {"numba": "fast", "numpy": "plain"}
 
 
 class Kernels(Protocol):
-    """A module of kernels. Ranges of shards are held under their locks by the caller."""
+    """Interface of a kernel module. The caller holds the locks of the shards that it passes."""
 
     NAME: str
 
     def warm(self) -> None:
-        """Compile or load all of them now, so that no request waits for it."""
+        """Compile or load all kernels now, so that no request has to wait for it."""
         ...
 
     def shard_tables(self, layout: Layout) -> ShardTables:
-        """Empty ones."""
+        """New, empty shard tables."""
         ...
 
     def adopt(self, shard_tables: ShardTables) -> ShardTables:
-        """The same rows, in the same slots, for these kernels. Those of others are of no more use."""
+        """Take over rows, keeping their slots, from other kernels' shard tables, which become invalid."""
         ...
 
     def split(self, keys: NDArray[np.int64], parts: int = 64) -> Split:
-        """Keys by ranges of shards: so many, a power of two up to 64."""
+        """Group keys into ``parts`` ranges of shards, a power of two up to 64."""
         ...
 
     def find(self, shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
-        """Fill ``split.slots`` for the shards ``first .. last-1`` (one a range); how many keys have no row (-1)."""
+        """Fill ``split.slots`` for the shards ``first .. last-1``, one per range. Returns the number of keys without a
+        row (slot -1)."""
         ...
 
     def pull(
         self, shard_tables: ShardTables, split: Split, part: int, out: NDArray[np.float32], step: int,
         times: NDArray[np.uint32] | None,
     ) -> int:  # fmt: skip
-        """Find the keys of one range of shards, and copy rows to where each key was; first weights without a row.
+        """Find one range's keys and copy rows, or initial weights, to the keys' original places. Returns the number of
+        keys without a row.
 
-        Unless ``step`` is negative, it becomes the last-seen step of each row found, and its frequency goes up by
-        ``times`` (in the order in which the keys came; ``None``: 1 each).
+        Unless ``step`` is negative, sets the last-seen step of each row found and adds ``times`` to its frequency (in
+        the original order of keys; None: 1 each).
         """
         ...
 
@@ -63,30 +66,31 @@ class Kernels(Protocol):
         self, shard_tables: ShardTables, split: Split, first: int, last: int, values: NDArray[np.float32], rule: int,
         numbers: NDArray[np.float64], nesterov: bool, step: int, mark: int,
     ) -> tuple[list[NDArray[np.int64]], int]:  # fmt: skip
-        """Sum the values of each row and let the rule take them; slots of -1 are left out.
+        """Sum the values of each row and apply the rule; slots of -1 are skipped.
 
-        Gives the slots of rows changed, shard by shard, and how many rows or values were damaged.
+        Returns the slots of changed rows by shard, and the number of damaged rows or values.
         """
         ...
 
     def first(self, layout: Layout, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """First weights of keys."""
+        """Initial weights of keys."""
         ...
 
 
 def chosen(name: str = "") -> str:
-    """``numba`` or ``numpy``: as asked for by name or by ``EDL_PS_KERNELS``, else numba where it is installed."""
+    """``numba`` or ``numpy``: by ``name``, else by ``EDL_PS_KERNELS``, else numba if installed. Raises ``SettingError``
+    and ``PsError``."""
     wanted = name or environment().get(SETTING, "")
     if wanted and wanted not in NAMES:
         raise SettingError(SETTING, wanted, f"must be one of {', '.join(NAMES)}")
     there = importlib.util.find_spec("numba") is not None
     if wanted == "numba" and not there:
-        raise PsError(f"{SETTING}=numba, but numba is not installed. Install edl[ps], or say {SETTING}=numpy")
+        raise PsError(f"{SETTING}=numba, but numba is not installed. Install edl[ps], or set {SETTING}=numpy")
     return wanted or ("numba" if there else "numpy")
 
 
 def at_once(name: str = "") -> str:
-    """The same, but ``numpy`` as long as those of numba would have to be compiled first."""
+    """Like ``chosen``, but ``numpy`` while numba's kernels would have to be compiled first."""
     from ps.store.kernels.ready import ready
 
     wanted = chosen(name)
@@ -94,5 +98,5 @@ def at_once(name: str = "") -> str:
 
 
 def kernels(name: str = "") -> Kernels:
-    """Those asked for by name or by ``EDL_PS_KERNELS``; else numba's, and numpy's where numba is not installed."""
+    """The kernel module selected by ``chosen``."""
     return importlib.import_module(f"ps.store.kernels.{NAMES[chosen(name)]}")

@@ -1,4 +1,4 @@
-"""What a trainer does with the keys and gradients of a batch, compiled by numba; in numpy: ``ps/client/dedup.py``."""
+"""numba kernels for a trainer's batches; the numpy versions are in ``ps/client/dedup.py``."""
 
 # mypy: allow-untyped-calls
 
@@ -88,7 +88,8 @@ def _sum(values: NDArray[np.float32], inverse: NDArray[np.int32], out: NDArray[n
 def unite(
     keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int32], list[int]]:
-    """Distinct keys by owner, how often each occurs, where each key of the batch is among them, bounds of owners."""
+    """Distinct keys grouped by owner, their counts, the index of each key of the batch among them, and the owners'
+    bounds."""
     count = len(keys)
     size = 1 << max(4, (2 * count - 1).bit_length())
     distinct, counts = np.empty(count, np.int64), np.empty(count, np.uint32)
@@ -101,14 +102,14 @@ def unite(
 
 
 def sum_rows(values: NDArray[np.float32], inverse: NDArray[np.int32], count: int) -> NDArray[np.float32]:
-    """Rows that go to the same place, added up."""
+    """Sum the rows with the same target index."""
     out = np.zeros((count, values.shape[1]), np.float32)
     _sum(values, inverse, out)
     return out
 
 
 def warm() -> None:
-    """Compile or load all of it."""
+    """Compile or load all functions."""
     keys = np.arange(8, dtype=np.int64)
     distinct, _, inverse, _ = unite(keys, np.zeros(1 << (64 - BUCKET_SHIFT), np.int16), 1)
     sum_rows(np.ones((8, 2), np.float32), inverse, len(distinct))

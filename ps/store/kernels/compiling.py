@@ -1,4 +1,4 @@
-"""All kernels at once, compiled where ``ready`` keeps them."""
+"""Compiles all kernels into the directory given by ``ready``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from ps.store.kernels import ready
 
 
 def compile_all() -> Path | None:
-    """Compile what is missing, in this process; one at a time on a machine. Where it is; None: nowhere."""
+    """Compile missing kernels in this process; processes on a machine take turns. Returns the directory; None if none
+    is writable."""
     place = ready.folder()
     with ready.alone(place):
         if place is None or not (place / ready.MARK).exists():
-            from ps.store.kernels import batches, fast  # compiles most of it, or loads it
+            from ps.store.kernels import batches, fast  # importing compiles or loads most of it
 
             fast.warm()
             batches.warm()

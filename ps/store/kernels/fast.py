@@ -1,12 +1,13 @@
-"""The kernels, compiled by numba.
+"""The kernels compiled by numba.
 
-A shard table's index is an open-addressing table of 32-bit entries: a slot (plus one) above seven more bits of the
-key's hash; 0 is empty. The key itself is only compared in the row's counters, which are needed anyway. Addresses and
-sizes of a shard table lie in a block of ``FIELDS`` numbers; a table's 64 blocks are one array, so that a call covers
-many shards. All functions run without the GIL and are told addresses only: they have one signature each, compiled
-before anybody waits.
+A shard table's index is an open-addressing hash table of 32-bit entries: slot plus one, above seven more bits of the
+key's hash; 0 is empty. The full key is compared in the row's counters, which are needed anyway. A shard table's
+addresses and sizes are in a block of ``FIELDS`` numbers; a table's 64 blocks form one array, so one call covers many
+shards. All functions release the GIL and take addresses only: each has one signature, compiled before any request
+waits.
 
-Each loop over keys has several stages that run some keys apart: each asks for the memory that the next one needs.
+Loops over keys are pipelined: several stages work on keys some distance apart, and each prefetches the memory that the
+next one needs.
 """
 
 # mypy: allow-untyped-calls
@@ -34,20 +35,20 @@ NAME = "numba"
 LOAD = 0.7
 FEWEST = 64
 STEP = 2**0.5
-"""An index grows by this factor: between 0.5 and 0.7 of it are in use."""
+"""An index grows by this factor, so that 50 to 70 % of it are in use."""
 EARLY, LARGE = 0.66, 1 << 14
-"""From this load on, the next index of one that has so many entries is filled, some slots at each call: it would take 8
-ms for 300,000 rows, and ever longer."""
+"""From this load on, the next index of a shard table with at least this many entries is filled incrementally: at once
+it would take 8 ms for 300,000 rows, and more for larger ones."""
 Floats = NDArray[np.float32]
 
 
 def at(array: NDArray[Any]) -> int:
-    """Where an array lies."""
+    """Address of an array's data."""
     return int(array.__array_interface__["data"][0])
 
 
 class FastShardTable(ShardTable):
-    """See ``ShardTable``."""
+    """``ShardTable`` with a compiled index."""
 
     def __init__(self, layout: Layout, number: int, block: NDArray[np.int64]) -> None:
         super().__init__(layout, number)
@@ -56,13 +57,13 @@ class FastShardTable(ShardTable):
         self._at = at(block)
         self._map = np.zeros(0, np.uint32)
         self._next, self._entered = np.zeros(0, np.uint32), 0
-        """The index that comes after this one, and how many slots, from the first, are in it."""
+        """The next index, and the number of leading slots already entered into it."""
         self._free = np.zeros(0, np.int32)
-        # Shards grow at different sizes, or a table of even keys would grow in all of them at once.
+        # Shards grow at different sizes; otherwise a table with evenly spread keys would grow in all of them at once.
         self._uneven = STEP ** (int(f"{number:06b}"[::-1], 2) / SHARDS)
 
     def adopt(self, other: ShardTable) -> None:
-        """This shard table, which is empty, takes the rows of another one over, with their slots."""
+        """Take over the rows of another shard table, keeping their slots. This one must be empty."""
         self._rows = other._rows
         block, meta = self._block, self.meta
         vacant = np.flatnonzero(meta[: other.top, CHANGED] == FREE).astype(np.int32)
@@ -74,38 +75,38 @@ class FastShardTable(ShardTable):
 
     @property
     def top(self) -> int:
-        """Slots that have ever been used."""
+        """Number of slots ever used."""
         return int(self._block[TOP])
 
     @property
     def vacant(self) -> int:
-        """Of those, how many have no row."""
+        """Number of those slots without a row."""
         return int(self._block[VACANT])
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return int(self._block[USED])
 
     def _capacity(self, rows: int) -> int:
-        """Of an index for so many rows."""
+        """Capacity of an index for this many rows."""
         wanted = max(rows / LOAD, 1.0)
         steps = np.ceil(np.log(max(wanted / (FEWEST * self._uneven), 1.0)) / np.log(STEP))
         return int(FEWEST * self._uneven * STEP**steps) + 1
 
     def room(self, more: int) -> None:
-        """Place for so many more rows, also in the index."""
+        """Make room for ``more`` rows, in the index as well."""
         super().room(more)
         block = self._block
         block[ROWS] = self._rows.address
         if self.vacant:
-            self._next = np.zeros(0, np.uint32)  # rows have gone that may be in it, and slots in it will be used again
+            self._next = np.zeros(0, np.uint32)  # removed rows may be in it, and slots in it will be reused
         size = self._next_size(more)
         if size:
             self._enter(size, more)
 
     def _next_size(self, more: int) -> int:
-        """Entries of the index that must be begun for so many more rows; 0: that need not be."""
+        """Entries of the next index if it must be filled for this many more rows; 0 if not."""
         needed, fits = self.rows + more, LOAD * len(self._map)
         ahead = len(self._map) >= LARGE and not self.vacant
         if needed <= (EARLY * len(self._map) if ahead else fits):
@@ -113,7 +114,7 @@ class FastShardTable(ShardTable):
         return self._capacity(max(needed, int(fits) + 1))
 
     def _enter(self, size: int, more: int) -> None:
-        """Some slots go into the next index, so that all are there when this one is full; then it takes over."""
+        """Enter some slots into the next index, so that it is complete when the present one is full; then switch."""
         if len(self._next) < size:
             self._next, self._entered = zeros(size, np.uint32), 0
         left, behind = LOAD * len(self._map) - self.rows, self.top - self._entered
@@ -125,13 +126,13 @@ class FastShardTable(ShardTable):
             self._block[MAP], self._block[CAP] = at(self._map), len(self._map)
 
     def find(self, keys: NDArray[np.int64]) -> Slots:
-        """The slot of each key, -1 where there is none."""
+        """The slot of each key; -1 without a row."""
         slots = np.empty(len(keys), np.int64)
         loops.seek(self._at, len(keys), at(_straight(keys)), at(slots))
         return slots
 
     def insert(self, keys: NDArray[np.int64], mark: int, step: int) -> Slots:
-        """The slot of each key; those that have none get a new row with its first weights."""
+        """The slot of each key; keys without a row get a new one with initial weights."""
         keys = _straight(keys)
         slots = np.empty(len(keys), np.int64)
         self.room(len(keys))
@@ -143,13 +144,13 @@ class FastShardTable(ShardTable):
         return slots
 
     def count(self, slots: Slots, times: NDArray[np.uint32] | None, step: int) -> None:
-        """These rows, which may repeat, were pulled in this step, so often each (``None``: once)."""
+        """Count a pull of these rows, which may repeat, in this step. ``times``: occurrences; None: 1 each."""
         slots = np.ascontiguousarray(slots, np.int64)
         often = None if times is None else np.ascontiguousarray(times, np.uint32)
         loops.count(self._at, len(slots), at(slots), 0 if often is None else at(often), step)
 
     def remove(self, slots: Slots) -> None:
-        """These rows go."""
+        """Remove these rows."""
         needed = self.vacant + len(slots)
         if needed > len(self._free):
             larger = np.empty(max(needed, 2 * len(self._free)), np.int32)
@@ -160,22 +161,22 @@ class FastShardTable(ShardTable):
         loops.remove(self._at, len(slots), at(slots))
 
     def within(self, buckets: NDArray[np.bool_]) -> Slots:
-        """The slots of rows whose keys belong to these buckets."""
+        """Slots of the rows whose keys belong to these buckets."""
         slots = np.empty(self.rows, np.int64)
         return slots[: loops.within(self._at, at(np.ascontiguousarray(buckets)), at(slots))]
 
     def bytes(self) -> int:
-        """Memory in use."""
+        """Memory in use, in bytes."""
         return self._rows.bytes(self.top) + self._map.nbytes + self._next.nbytes + self._free.nbytes
 
     def bytes_for(self, more: int) -> int:
-        """At most what so many more rows take."""
+        """Upper bound of the bytes that ``more`` rows take."""
         index = max(0, 4 * self._next_size(more) - self._next.nbytes)
         return self._rows.bytes_for(self.top, max(0, more - self.vacant)) + index
 
 
 class FastShardTables(ShardTables):
-    """See ``ShardTables``."""
+    """``ShardTables`` with one array of blocks."""
 
     def __init__(self, layout: Layout) -> None:
         self.blocks = np.zeros((SHARDS, FIELDS), np.int64)
@@ -184,13 +185,13 @@ class FastShardTables(ShardTables):
 
 
 class Arena(threading.local):
-    """Memory that a thread uses again and again."""
+    """Reusable scratch memory of a thread."""
 
     def __init__(self) -> None:
         self._bytes = [np.zeros(0, np.uint8) for _ in range(3)]
 
     def take(self, which: int, size: int) -> int:
-        """The address of so many bytes, with anything in them; it begins with a line of memory."""
+        """Address of at least ``size`` bytes of undefined content, aligned to a cache line."""
         if len(self._bytes[which]) < size + LINE:
             self._bytes[which] = np.empty(size + size // 4 + LINE, np.uint8)
         return -(-at(self._bytes[which]) // LINE) * LINE
@@ -200,27 +201,27 @@ _arena = Arena()
 
 
 def warm() -> None:
-    """Everything was compiled when this module was imported; run it once all the same.
+    """Run everything once; it was compiled when this module was imported.
 
-    numba leaves 100,000 objects behind; the collector, which took 60 to 140 ms for them now and then, is told to leave
-    them alone.
+    numba leaves 100,000 objects behind. They are frozen, because the garbage collector would otherwise spend 60 to 140
+    ms on them from time to time.
     """
     shard_table = shard_tables(Layout.of(loops.EXAMPLE))
     keys = np.arange(8, dtype=np.int64)
     parts = split(keys, 1)
     pull(shard_table, parts, 0, np.empty((8, loops.EXAMPLE.dim), np.float32), -1, None)
-    if not gc.get_freeze_count():  # once a process
+    if not gc.get_freeze_count():  # once per process
         gc.collect()
         gc.freeze()
 
 
 def shard_tables(layout: Layout) -> ShardTables:
-    """Empty ones."""
+    """New, empty shard tables."""
     return FastShardTables(layout)
 
 
 def adopt(shard_tables: ShardTables) -> ShardTables:
-    """The same rows, in the same slots, for these kernels."""
+    """Take over rows, keeping their slots."""
     found = FastShardTables(shard_tables.layout)
     for mine, other in zip(found.all, shard_tables.all, strict=True):
         if other.top and isinstance(mine, FastShardTable):
@@ -229,7 +230,7 @@ def adopt(shard_tables: ShardTables) -> ShardTables:
 
 
 def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
-    """Keys by ranges of shards."""
+    """Group keys into ranges of shards."""
     count = len(keys)
     found = Split(
         np.empty(count, np.int64),
@@ -245,7 +246,7 @@ def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
 
 
 def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
-    """Fill ``split.slots``."""
+    """Fill ``split.slots``; return the number of keys without a row."""
     low, high = int(split.starts[first]), int(split.starts[last])
     return int(loops.find(_blocks(shard_tables), low, high, at(split.keys), at(split.slots)))
 
@@ -253,7 +254,7 @@ def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
 def pull(
     shard_tables: ShardTables, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None
 ) -> int:
-    """Fill ``split.slots``, and rows, or first weights, to where each key was."""
+    """Fill ``split.slots``, and copy rows or initial weights to the keys' original places."""
     layout, counts = shard_tables.layout, 0 if times is None else at(times)
     return int(
         loops.pull(
@@ -273,7 +274,7 @@ def apply(
     shard_tables: ShardTables, split: Split, first: int, last: int, values: Floats, rule: int, numbers:
     NDArray[np.float64], nesterov: bool, step: int, mark: int,
 ) -> tuple[list[Slots], int]:  # fmt: skip
-    """Sum the values of each row and let the rule take them."""
+    """Sum the values of each row and apply the rule."""
     layout = shard_tables.layout
     starts = split.starts[first : last + 1]
     longest = int(np.diff(starts).max())
@@ -290,7 +291,7 @@ def apply(
 
 
 def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:
-    """First weights of keys."""
+    """Initial weights of keys."""
     keys = _straight(keys)
     out = np.empty((len(keys), layout.dim), np.float32)
     loops.first(len(keys), at(keys), at(out), layout.dim, layout.start, layout.scale, _seed(layout))

@@ -1,6 +1,6 @@
-"""The compiled functions behind ``fast`` that find, make and copy rows: plain loops over addresses.
+"""The compiled functions behind ``fast`` that find, create and copy rows: plain loops over addresses.
 
-numba counts in int64 unless told otherwise, and mixing it with uint64 gives floats: every hash constant is a uint64.
+numba uses int64 unless told otherwise, and mixing it with uint64 yields floats, so every hash constant is a uint64.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -31,26 +31,26 @@ from ps.store.kernels.pointers import (
     words,
 )
 
-# Numbers of a shard table's block.
+# Fields of a shard table's block.
 MAP, CAP, ROWS, STRIDE, TOP, FREE_AT, VACANT, USED = range(8)
 HEAD = 24
-"""Bytes of a row's counters; its weights follow, then its state."""
+"""Bytes of a row's counters; weights follow, then state."""
 FREQUENCY, UPDATES, SEEN, CHANGED = 2, 3, 4, 5
-"""Counters, as uint32; the first two are the key."""
+"""Indices of a row's counters as uint32; the first two are the key."""
 FIELDS = 16
 EXAMPLE = TableSpec("example", 8)
 AHEAD = 24
-"""Keys between the stages of a lookup."""
+"""Distance of a lookup's stages, in keys."""
 TOGETHER = 16
-"""Keys that go through a stage of a pull together."""
+"""Keys per batch of a pull's stage."""
 NEAR = 10
-"""Keys between asking for an entry and making one."""
+"""Distance between prefetching an index entry and writing it, in keys."""
 FLYING = 40
-"""Lines of memory that are asked for ahead of their use."""
+"""Cache lines prefetched ahead of their use."""
 TAG_BITS = 7
 TAGS = (1 << TAG_BITS) - 1
 IN_SHARD = 48
-"""Bits of a place or slot, below the number of its shard."""
+"""Bits of a place or slot; the shard's number is above them."""
 
 _U = np.uint64
 _GOLDEN, _R32, _R40 = _U(GOLDEN), _U(32), _U(40)
@@ -132,7 +132,7 @@ def _begin(out, key, dim, start, scale, seed):
 
 @compiled("void(int64,int64,int64,int64,int64,float64,int64)")
 def first(count, keys, out, dim, start, scale, seed):
-    """First weights of keys, in order."""
+    """Initial weights of keys, in order."""
     key = longs(keys)
     for i in range(count):
         _begin(out + 4 * dim * i, key[i], dim, start, scale, seed)
@@ -143,7 +143,7 @@ def first(count, keys, out, dim, start, scale, seed):
 
 @compiled("void(int64,int64,int64,int64,int64,int64,int64,int64)")
 def split(keys, count, parts, sorted_keys, order, starts, counts, scratch):
-    """A counting sort into ``parts`` ranges of shards (a power of two), which also counts the keys of each bucket."""
+    """Counting sort of keys into ``parts`` ranges of shards (a power of two); also counts the keys of each bucket."""
     key, ordered, place = longs(keys), longs(sorted_keys), longs(order)
     begin, number, part = longs(starts), words(counts), octets(scratch)
     size = BUCKETS // parts
@@ -175,7 +175,7 @@ def split(keys, count, parts, sorted_keys, order, starts, counts, scratch):
 
 @compiled(forceinline=True)
 def _probe(block, key):
-    """The place of a key's entry in the index; if it has none, minus one minus the place where it belongs."""
+    """Place of a key's index entry; without one, -1 minus the place where it belongs."""
     entry, capacity, rows, stride = words(block[MAP]), block[CAP], block[ROWS], block[STRIDE]
     mixed = mix(np.uint64(key))
     place, tag = _home(mixed, capacity), _tag(mixed)
@@ -192,7 +192,7 @@ def _probe(block, key):
 
 @compiled(forceinline=True)
 def _guess(index, capacity, place, tag):
-    """The first slot from a place on with the right tag, nearly always the right one; -1 if there is none."""
+    """The first slot from ``place`` on with the right tag, which is nearly always correct; -1 if there is none."""
     entry = words(index)
     found = np.int64(entry[place])
     while found != 0 and (found & TAGS) != tag:
@@ -205,7 +205,7 @@ def _guess(index, capacity, place, tag):
 
 @compiled(forceinline=True)
 def _sure(block, guess, key):
-    """The right slot, -1 if there is none."""
+    """Verify a guessed slot and search if it is wrong; -1 if the key has none."""
     if guess < 0 or longs(block[ROWS] + block[STRIDE] * guess)[0] == key:
         return guess
     place = _probe(block, key)
@@ -214,7 +214,7 @@ def _sure(block, guess, key):
 
 @compiled("void(int64,int64,int64,int64)")
 def seek(block_at, count, keys, slots):
-    """The slots of keys in one shard table, -1 for those that have none."""
+    """The slots of keys in one shard table; -1 without a row."""
     block, key, slot = longs(block_at), longs(keys), longs(slots)
     for i in range(count):
         place = _probe(block, key[i]) if block[CAP] else -1
@@ -223,7 +223,7 @@ def seek(block_at, count, keys, slots):
 
 @compiled("void(int64,int64,int64,int64,int64)")
 def rebuild(block_at, index, capacity, begin, end):
-    """Enter these slots into a larger index, which has those before them."""
+    """Enter the slots ``begin .. end-1`` into a larger index that already has those before."""
     block = longs(block_at)
     entry, rows, stride = words(index), block[ROWS], block[STRIDE]
     for i in range(begin, end + AHEAD):
@@ -242,7 +242,7 @@ def rebuild(block_at, index, capacity, begin, end):
 
 @compiled("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64,int64,float64)")
 def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scale, seed, accumulated, accumulator):
-    """Slots of keys, new ones for those that have none. There is room."""
+    """The slots of keys, with new rows for those that have none. There must be room."""
     block = longs(block_at)
     key, slot, free = longs(keys), longs(slots), integers(block[FREE_AT])
     entry, capacity = words(block[MAP]), block[CAP]
@@ -275,7 +275,7 @@ def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scal
 
 @compiled("void(int64,int64,int64)")
 def remove(block_at, count, slots):
-    """Rows go; entries behind theirs move up, so that no search ends too early."""
+    """Remove rows; later index entries of the same chain move up so that no search ends too early."""
     block = longs(block_at)
     slot, free = longs(slots), integers(block[FREE_AT])
     entry, capacity = words(block[MAP]), block[CAP]
@@ -304,7 +304,7 @@ def remove(block_at, count, slots):
 
 @compiled("int64(int64,int64,int64)")
 def within(block_at, buckets, slots):
-    """The slots of rows in some buckets; how many."""
+    """Collect the slots of rows in the given buckets; return their number."""
     block = longs(block_at)
     wanted, slot = octets(buckets), longs(slots)
     rows, stride = block[ROWS], block[STRIDE]
@@ -322,7 +322,7 @@ def within(block_at, buckets, slots):
 
 @compiled(forceinline=True)
 def _mixed(blocks, low, high, key, slot):
-    """Mix keys, and ask for the entries where their searches begin."""
+    """Hash keys and prefetch the index entries where their searches start."""
     for i in range(low, high):
         mixed = mix(np.uint64(key[i]))
         block = longs(blocks + 8 * FIELDS * np.int64(mixed >> _SHARD))
@@ -332,7 +332,7 @@ def _mixed(blocks, low, high, key, slot):
 
 @compiled(forceinline=True)
 def _guessed(blocks, low, high, slot, size):
-    """From mixed keys to shards and slots (plus one), nearly always the right ones; ask for so much of their rows."""
+    """Turn hashes into shards and guessed slots (plus one), and prefetch ``size`` bytes of each row."""
     for i in range(low, high):
         mixed = np.uint64(slot[i])
         shard = np.int64(mixed >> _SHARD)
@@ -349,7 +349,8 @@ def _guessed(blocks, low, high, slot, size):
 
 @compiled("int64(int64,int64,int64,int64,int64)")
 def find(blocks, low, high, keys, slots):
-    """The slots of ``keys[low:high]`` in any shards; how many have none. In short loops, as in ``pull``."""
+    """Find the slots of ``keys[low:high]`` in any shards; return the number of keys without one. Pipelined like
+    ``pull``."""
     key, slot, missing = longs(keys), longs(slots), 0
     for begin in range(low, high + 2 * TOGETHER, TOGETHER):
         _mixed(blocks, begin, min(begin + TOGETHER, high), key, slot)
@@ -363,11 +364,11 @@ def find(blocks, low, high, keys, slots):
 
 @compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
 def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, scale, seed):
-    """Find rows of any shards and copy them, or first weights, to where their keys were; count them unless ``step`` is
-    negative. Keys are taken in the order in which they came, so that ``out`` is written nearly from front to back.
+    """Find rows in any shards and copy them, or initial weights, to the keys' original places; count the pulls unless
+    ``step`` is negative. Keys are processed in their original order, so ``out`` is written almost sequentially.
 
-    Some keys go through a stage together, while what others need for the next one is on its way: three short loops
-    keep more of it on the way than one loop with three stages.
+    A batch of keys goes through a stage while the memory for other batches is being fetched: three short loops keep
+    more fetches in flight than one loop with three stages.
     """
     key, place, slot = longs(keys), longs(order), longs(slots)
     wide, missing = 4 * dim, 0
@@ -396,7 +397,7 @@ def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, sc
 
 @compiled("void(int64,int64,int64,int64,int64)")
 def count(block_at, number, slots, times, step):
-    """Rows, which may repeat, were pulled."""
+    """Count pulls of rows, which may repeat."""
     block, slot = longs(block_at), longs(slots)
     for i in range(number):
         counter = words(block[ROWS] + block[STRIDE] * slot[i])

@@ -1,4 +1,4 @@
-"""``ps.hashing`` for compiled functions."""
+"""``ps.hashing`` for use in compiled functions."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -15,7 +15,7 @@ _R30, _R27, _R31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 @compiled(forceinline=True)
 def mix(value):
-    """``splitmix64`` of a uint64."""
+    """The splitmix64 hash of a uint64."""
     value = value + _GOLDEN
     value = (value ^ (value >> _R30)) * _FIRST
     value = (value ^ (value >> _R27)) * _SECOND

@@ -1,7 +1,7 @@
-"""The normal distribution's quantiles by Acklam's rational approximation (relative error below 1.2e-9).
+"""Constants of Acklam's rational approximation of the normal quantile function (relative error below 1.2e-9).
 
-Only additions, multiplications, divisions and square roots are used, in one fixed order, so that both kernels and all
-machines get the same bits; a C library's logarithm would not do.
+It uses only additions, multiplications, divisions and square roots in a fixed order, so that both kernels give the same
+bits on all machines; a C library's logarithm would not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ C = (-7.784894002430293e-3, -3.223964580411365e-1, -2.400758277161838, -2.549732
      2.938163982698783)  # fmt: skip
 D = (7.784695709041462e-3, 3.224671290700398e-1, 2.445134137142996, 3.754408661907416)
 TAIL = 0.02425
-"""Probability below which (and above one minus it) the formula of the tails holds."""
+"""The tail formula applies below this probability and above one minus it."""
 LN2 = 0.6931471805599453
 UNIT = 2.0**-32

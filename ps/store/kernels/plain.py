@@ -1,4 +1,4 @@
-"""The kernels in numpy: the same results, an order of magnitude slower. A dict from keys to slots is the index."""
+"""The kernels in numpy: the same results, an order of magnitude slower. The index is a dict from keys to slots."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ps.store.shard_table import CHANGED, FREQUENCY, SEEN, UPDATES, ShardTable, 
 
 NAME = "numpy"
 ENTRY_BYTES = 100
-"""Of a dict entry with its two numbers, about."""
+"""Approximate size of a dict entry with its two integers."""
 Floats = NDArray[np.float32]
 
 
 class PlainShardTable(ShardTable):
-    """See ``ShardTable``."""
+    """``ShardTable`` with a dict as index."""
 
     def __init__(self, layout: Layout, number: int) -> None:
         super().__init__(layout, number)
@@ -32,25 +32,25 @@ class PlainShardTable(ShardTable):
 
     @property
     def top(self) -> int:
-        """Slots that have ever been used."""
+        """Number of slots ever used."""
         return self._top
 
     @property
     def vacant(self) -> int:
-        """Of those, how many have no row."""
+        """Number of those slots without a row."""
         return len(self._free)
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return len(self._index)
 
     def find(self, keys: NDArray[np.int64]) -> Slots:
-        """The slot of each key, -1 where there is none."""
+        """The slot of each key; -1 without a row."""
         return np.fromiter(map(self._index.get, keys.tolist(), repeat(-1)), np.int64, len(keys))
 
     def insert(self, keys: NDArray[np.int64], mark: int, step: int) -> Slots:
-        """The slot of each key; those that have none get a new row with its first weights."""
+        """The slot of each key; keys without a row get a new one with initial weights."""
         self.room(len(keys))
         found = np.empty(len(keys), np.int64)
         fresh: list[int] = []
@@ -77,37 +77,37 @@ class PlainShardTable(ShardTable):
         return self._top - 1
 
     def remove(self, slots: Slots) -> None:
-        """These rows go."""
+        """Remove these rows."""
         for key in self.keys[slots].tolist():
             del self._index[key]
         self.meta[slots, CHANGED] = rules.FREE
         self._free.extend(slots.tolist())
 
     def bytes(self) -> int:
-        """Memory in use."""
+        """Memory in use, in bytes."""
         return self._rows.bytes(self.top) + len(self._index) * ENTRY_BYTES
 
     def bytes_for(self, more: int) -> int:
-        """At most what so many more rows take."""
+        """Upper bound of the bytes that ``more`` rows take."""
         return self._rows.bytes_for(self.top, max(0, more - len(self._free))) + more * ENTRY_BYTES
 
 
 def warm() -> None:
-    """Nothing to compile."""
+    """Do nothing: there is nothing to compile."""
 
 
 def shard_tables(layout: Layout) -> ShardTables:
-    """Empty ones."""
+    """New, empty shard tables."""
     return ShardTables(layout, [PlainShardTable(layout, number) for number in range(SHARDS)])
 
 
 def adopt(shard_tables: ShardTables) -> ShardTables:
-    """Nobody changes to slower ones."""
-    raise NotImplementedError("the kernels in numpy take over from no others")
+    """Not supported: no process switches to slower kernels."""
+    raise NotImplementedError("the numpy kernels cannot take over from others")
 
 
 def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
-    """Keys by ranges of shards."""
+    """Group keys into ranges of shards."""
     buckets = (mixed(keys) >> np.uint64(BUCKET_SHIFT)).astype(np.int64)
     mine = buckets // (BUCKETS // parts)
     order = np.argsort(mine, kind="stable")
@@ -117,7 +117,7 @@ def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
 
 
 def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
-    """Fill ``split.slots``."""
+    """Fill ``split.slots``; return the number of keys without a row."""
     missing = 0
     for shard in range(first, last):
         low, high = split.starts[shard], split.starts[shard + 1]
@@ -130,7 +130,7 @@ def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
 def pull(
     shard_tables: ShardTables, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None
 ) -> int:
-    """Fill ``split.slots``, and rows, or first weights, to where each key was."""
+    """Fill ``split.slots``, and copy rows or initial weights to the keys' original places."""
     missing = 0
     for shard, places in split.by_shard(part):
         slots, order = shard_tables[shard].find(split.keys[places]), split.order[places]
@@ -149,7 +149,7 @@ def apply(
     shard_tables: ShardTables, split: Split, first: int, last: int, values: Floats, rule: int, numbers:
     NDArray[np.float64], nesterov: bool, step: int, mark: int,
 ) -> tuple[list[Slots], int]:  # fmt: skip
-    """Sum the values of each row and let the rule take them."""
+    """Sum the values of each row and apply the rule."""
     changed: list[Slots] = []
     damaged = 0
     for shard in range(first, last):
@@ -172,7 +172,7 @@ def apply(
 
 
 def _summed(slots: Slots, values: Floats, treatment: int, limit: np.float32) -> tuple[Slots, Floats, int]:
-    """Unique slots, their sums, and how many rows were left out or values replaced."""
+    """Unique slots, their sums, and the number of skipped rows or replaced values."""
     damaged = 0
     if treatment == rules.CLIP:
         damaged = int(values.size - np.count_nonzero(np.abs(values) <= limit))
@@ -191,7 +191,7 @@ def _summed(slots: Slots, values: Floats, treatment: int, limit: np.float32) -> 
 
 
 class _Update:
-    """One shard's rows that get a gradient: the numbers as float32, the gradient clipped and decayed."""
+    """One shard's rows that get a gradient: hyperparameters as float32, gradient scaled, clipped and decayed."""
 
     def __init__(
         self, shard_table: ShardTable, slots: Slots, grads: Floats, numbers: NDArray[np.float64], nesterov: bool
@@ -214,14 +214,14 @@ class _Update:
         return grads + number["weight_decay"] * self.weights if number["weight_decay"] > 0 else grads
 
     def done(self, weights: Floats, *state: Floats) -> None:
-        """Write them back; the row has had one more update."""
+        """Write weights and state back and count the update."""
         self.shard_table.weights[self.slots] = weights
         if state:
             self.shard_table.state[self.slots] = np.concatenate(state, axis=1) if len(state) > 1 else state[0]
         self.shard_table.meta[self.slots, UPDATES] += np.uint32(1)
 
     def halves(self) -> tuple[Floats, Floats]:
-        """The two arrays of a state that has two."""
+        """The two arrays of a two-part state."""
         return self.state[:, : self.shard_table.layout.dim], self.state[:, self.shard_table.layout.dim :]
 
 
@@ -287,7 +287,7 @@ _RULES = {
 
 
 def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:
-    """First weights of keys."""
+    """Initial weights of keys."""
     shape = (len(keys), layout.dim)
     if layout.start < 2:
         return np.full(shape, layout.scale if layout.start == 1 else 0.0, np.float32)
@@ -302,7 +302,7 @@ def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:
 
 
 first_weights = first
-"""For functions whose parameters are called ``first``."""
+"""Alias for functions with a parameter named ``first``."""
 
 
 def _polynomial(factors: tuple[float, ...], x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -313,7 +313,7 @@ def _polynomial(factors: tuple[float, ...], x: NDArray[np.float64]) -> NDArray[n
 
 
 def _quantile(number: NDArray[Any]) -> NDArray[Any]:
-    """Of the normal distribution, at ``(number + 0.5) / 2**32``."""
+    """Quantile of the normal distribution at ``(number + 0.5) / 2**32``."""
     upper = number >= 2.0**31
     tail = np.where(upper, 4294967295.0 - number, number)
     low = (tail + 0.5) * normal.UNIT

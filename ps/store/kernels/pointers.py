@@ -1,4 +1,4 @@
-"""Memory by address inside compiled functions, as C would have it: no bounds, no wrapped indices, no array headers."""
+"""C-like access to memory by address in compiled functions: no bounds checks, negative indices or array headers."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -19,14 +19,14 @@ _folder = ready.folder()
 if _folder is not None:
     _config: Any = numba.config
     _config.CACHE_DIR = str(_folder)
-intrinsic: Any = typed_intrinsic  # called without the typing context, which its types do not know
+intrinsic: Any = typed_intrinsic  # called without the typing context, which its annotations do not cover
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(signature: str = "", **options: Any) -> Callable[[F], F]:
-    """``numba.njit`` as all kernels want it: without the GIL, division as in C, kept on disk where that is possible.
+    """``numba.njit`` with the settings of all kernels: no GIL, C division, cached on disk if possible.
 
-    With a signature it is compiled, or loaded from disk, at once.
+    With a signature, the function is compiled or loaded from the cache at once.
     """
 
     def compile_it(function: F) -> F:
@@ -35,7 +35,7 @@ def compiled(signature: str = "", **options: Any) -> Callable[[F], F]:
         njit: Any = numba.njit
         try:
             made: F = njit(*arguments, cache=True, **settings)(function)
-        except RuntimeError:  # no folder can be written to; compiled anew in each process
+        except RuntimeError:  # no writable cache directory: compiled in each process
             made = njit(*arguments, **settings)(function)
         return made
 
@@ -68,8 +68,8 @@ def _prefetching(write: int) -> Any:
             pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
             function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-            told = [ir.Constant(number, write), ir.Constant(number, 3), ir.Constant(number, 1)]
-            builder.call(function, [builder.inttoptr(arguments[0], pointer), *told])
+            flags = [ir.Constant(number, write), ir.Constant(number, 3), ir.Constant(number, 1)]
+            builder.call(function, [builder.inttoptr(arguments[0], pointer), *flags])
             return context.get_dummy_value()
 
         return types.void(types.int64), make
@@ -80,25 +80,26 @@ def _prefetching(write: int) -> Any:
 soon_read = _prefetching(0)
 soon_written = _prefetching(1)
 LINE = 64
-"""Bytes of memory that are fetched together."""
+"""Size of a cache line in bytes."""
 
 
 @compiled(forceinline=True)
 def soon_all_read(address, size):
-    """``soon_read`` of each line of so many bytes; they may begin in the middle of one."""
+    """Prefetch all cache lines of a range for reading."""
     for line in range(address & -LINE, address + size, LINE):
         soon_read(line)
 
 
 @compiled(forceinline=True)
 def soon_all_written(address, size):
-    """``soon_written`` of each line of so many bytes."""
+    """Prefetch all cache lines of a range for writing."""
     for line in range(address & -LINE, address + size, LINE):
         soon_written(line)
 
 
 BLOCK = 16
-"""Numbers worked on at a time, as one vector: the compiler makes none of loops over memory that may overlap."""
+"""Numbers processed as one vector. Explicit, because the compiler does not vectorise loops over possibly overlapping
+memory."""
 _VECTOR = ir.VectorType(ir.FloatType(), BLOCK)
 
 
@@ -120,7 +121,7 @@ def _spread(builder: Any, number: Any) -> Any:
 
 @intrinsic
 def copy_block(typing_context: Any, source: Any, target: Any) -> Any:
-    """``target = source``."""
+    """``target = source`` for one block."""
 
     def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _store(builder, _load(builder, arguments[0]), arguments[1])
@@ -131,7 +132,7 @@ def copy_block(typing_context: Any, source: Any, target: Any) -> Any:
 
 @intrinsic
 def add_block(typing_context: Any, source: Any, target: Any) -> Any:
-    """``target += source``."""
+    """``target += source`` for one block."""
 
     def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         total = builder.fadd(_load(builder, arguments[1]), _load(builder, arguments[0]))
@@ -143,7 +144,7 @@ def add_block(typing_context: Any, source: Any, target: Any) -> Any:
 
 @intrinsic
 def adagrad_block(typing_context: Any, weights: Any, totals: Any, grads: Any, lr: Any, eps: Any) -> Any:
-    """``totals += grads ** 2; weights -= lr * grads / (sqrt(totals) + eps)``."""
+    """``totals += grads ** 2; weights -= lr * grads / (sqrt(totals) + eps)`` for one block."""
 
     def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         weight, total, grad = (_load(builder, address) for address in arguments[:3])
@@ -162,7 +163,7 @@ def adagrad_block(typing_context: Any, weights: Any, totals: Any, grads: Any, lr
 
 @compiled(forceinline=True)
 def copy(source, target, dim):
-    """``target = source``."""
+    """``target = source`` for ``dim`` floats."""
     end = 4 * (dim & -BLOCK)
     for begin in range(0, end, 4 * BLOCK):
         copy_block(source + begin, target + begin)
@@ -173,7 +174,7 @@ def copy(source, target, dim):
 
 @compiled(forceinline=True)
 def add(source, target, dim):
-    """``target += source``."""
+    """``target += source`` for ``dim`` floats."""
     end = 4 * (dim & -BLOCK)
     for begin in range(0, end, 4 * BLOCK):
         add_block(source + begin, target + begin)

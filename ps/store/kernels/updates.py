@@ -1,6 +1,6 @@
 """The compiled function behind ``fast`` that sums gradients and updates rows, with the rules.
 
-``numbers``: as in ``ps.store.rules.NUMBERS``, as doubles; rules calculate in float32.
+``numbers``: doubles in the order of ``ps.store.rules.NUMBERS``; rules compute in float32.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -47,7 +47,7 @@ def _clean(value, limit):
 
 @compiled()
 def _cleaned(source, target, dim, fresh, limit):
-    """Add what is left of damaged values, or begin with it; how many were replaced."""
+    """Add, or start with, values whose damaged elements are replaced; return the number of replacements."""
     given, total = floats(source), floats(target)
     replaced = 0
     for j in range(dim):
@@ -59,9 +59,9 @@ def _cleaned(source, target, dim, fresh, limit):
 
 @compiled(forceinline=True)
 def _unite(low, high, order, slots, values, dim, rule, treatment, limit, touched, table, where, sums):
-    """The different slots of one shard into ``touched``, and where each one's gradient lies: an address.
+    """Collect the distinct slots of one shard in ``touched``, and the address of each one's summed gradient.
 
-    A single one stays where it is; several are summed. Gives how many there are, and how many values were replaced.
+    A single gradient stays in place; several are summed. Returns the number of slots and of replaced values.
     """
     slot, place, mine, entry, source = longs(slots), longs(order), longs(touched), integers(table), longs(where)
     bits = 4
@@ -108,14 +108,14 @@ def _unite(low, high, order, slots, values, dim, rule, treatment, limit, touched
 
 @compiled(forceinline=True)
 def _plain(numbers):
-    """Whether gradients are taken as they are: neither decayed nor clipped nor scaled."""
+    """True if gradients are used unchanged: not decayed, clipped or scaled."""
     number = doubles(numbers)
     return number[8] == 0 and number[9] == 0 and number[10] == 0 and number[11] == 1
 
 
 @compiled()
 def _prepare(gradient, weights, dim, numbers, into):
-    """Scaled, clipped, decayed."""
+    """Scale, clip and decay a gradient."""
     given, weight, out = floats(gradient), floats(weights), floats(into)
     scale, decay = _number(numbers, 11), _number(numbers, 8)
     most, longest = _number(numbers, 9), _number(numbers, 10)
@@ -248,7 +248,7 @@ def apply(
     blocks, shard, last, starts, order, slots, values, dim, state_dim, rule, numbers, nesterov, treatment, corrections,
     corrected, step, mark, touched, begins, table, where, sums,
 ):  # fmt: skip
-    """Sum the values of each row, and update it; see ``Kernels.apply``. Gives how much was damaged."""
+    """Sum the values of each row and update it; see ``Kernels.apply``. Returns the number of damaged rows or values."""
     begin, done, source = longs(starts), longs(begins), longs(where)
     plain, limit = _plain(numbers) or rule == rules.ASSIGN, _number(numbers, 12)
     wide, damaged, total = 4 * dim, 0, 0

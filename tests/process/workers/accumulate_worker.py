@@ -27,7 +27,7 @@ WIDTH = 5
 
 
 class Torch:
-    """What the commands need of torch."""
+    """The operations of torch that the commands use."""
 
     def __init__(self) -> None:
         import torch
@@ -46,7 +46,7 @@ class Torch:
         torch = self.torch
 
         class Tired(nn.Module):  # type: ignore[misc, name-defined]
-            """What it gives depends on how often it was asked."""
+            """A module whose output depends on the number of calls."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -80,7 +80,7 @@ class Torch:
 
 
 class Paddle:
-    """The same of Paddle."""
+    """The operations of Paddle that the commands use."""
 
     def __init__(self) -> None:
         import paddle
@@ -99,7 +99,7 @@ class Paddle:
         paddle = self.paddle
 
         class Tired(nn.Layer):  # type: ignore[misc, name-defined]
-            """What it gives depends on how often it was asked."""
+            """A layer whose output depends on the number of calls."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -137,7 +137,7 @@ class Paddle:
 
 
 class Worker:
-    """What the commands do."""
+    """Implements the commands."""
 
     def __init__(self, kit: Any) -> None:
         self.kit = kit
@@ -179,7 +179,7 @@ class Worker:
         return worst
 
     def noise(self, steps: int) -> list[float]:
-        """What AdaScale has measured after so many steps, as every worker knows it."""
+        """The noise scale that AdaScale measures after this many steps; equal on all workers."""
         kit, model = self.kit, self.kit.model("float32", normal=False)
         parallel, noise = kit.edl.parallel(model), AdaScale()
         for seed in range(steps):

@@ -44,7 +44,7 @@ parallel = edl.parallel(model)
 
 
 def pause_s() -> float:
-    """How long to wait after each step: as the test says meanwhile."""
+    """Pause after each step in seconds, as set by the test."""
     try:
         return float((options.folder / "pace").read_text())
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def epochs(options: argparse.Namespace) -> int:
-    """How many. A file may say so while the job runs, at least an epoch ahead."""
+    """Number of epochs. A file can raise it while the job runs, at least an epoch ahead."""
     file = options.folder / "epochs"
     return int(file.read_text()) if file.exists() else int(options.epochs)
 
@@ -59,11 +59,11 @@ class Book:
         self._records.close()
 
     def records(self, commit: int, epoch: int, records: Sequence[int]) -> None:
-        """These are in this commit."""
+        """Log the records of a commit."""
         line = {"era": self._era, "commit": commit, "epoch": epoch, "records": list(records)}
         self._records.write(json.dumps(line) + "\n")
 
     def step(self, commit: int) -> None:
-        """For the harness."""
+        """Log a step for the test."""
         line = {"t": time.monotonic(), "step": commit, "round": self._round, **self._fixed}
         self._steps.write(json.dumps(line) + "\n")

@@ -31,7 +31,7 @@ PLACES = (0, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run; the JSON that comes with descriptors for the status and for standard input, output and error."""
+    """The program to run: JSON that is sent with descriptors for status, stdin, stdout and stderr."""
 
     module: str
     """As after ``python -m``; empty for a script."""
@@ -105,7 +105,7 @@ def run_script(path: str, arguments: list[str]) -> NoReturn:
 
 
 def run_module(name: str, arguments: list[str]) -> None:
-    """As ``python -m NAME ARGUMENTS…``."""
+    """Run a module like ``python -m NAME ARGUMENTS…``."""
     sys.argv = ["-m", *arguments]
     sys.path[0] = os.getcwd()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -138,7 +138,7 @@ class Forker:
                     return order
 
     def _fork(self, order: Order, descriptors: list[int]) -> bool:
-        """True in the child."""
+        """Fork. Returns True in the child."""
         status, *streams = descriptors
         if order.mark and self._mark is not None:
             self._mark.show(order.mark[1])

@@ -45,7 +45,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Any) -> Any:
-        """Adds to the stream."""
+        """Add attention and feed-forward output to the residual stream."""
         mask = torch.triu(torch.full((x.shape[1], x.shape[1]), float("-inf")), 1)
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, normed, attn_mask=mask, need_weights=False)[0]
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next token."""
+    """A small language model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, x: Any) -> Any:
-        """Logits."""
+        """Logits of the next tokens."""
         return self.head(self.blocks(self.drop(self.tokens(x) + self.places.weight[: x.shape[1]])))
 
 

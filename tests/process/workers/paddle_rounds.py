@@ -59,7 +59,7 @@ class Net(nn.Layer):  # type: ignore[misc]
 
 
 class Worker:
-    """What the commands do."""
+    """Implements the commands."""
 
     def __init__(self) -> None:
         self.rank = self.size = 0
@@ -172,7 +172,7 @@ class Worker:
         return sorted(took)[times // 2]
 
     def used(self) -> list[int]:
-        """Descriptors, threads, resident KiB."""
+        """Number of descriptors and threads, and resident memory in KiB."""
         with open("/proc/self/statm") as statm:
             pages = int(statm.read().split()[1])
         return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), pages * 4]

@@ -25,7 +25,7 @@ COUNT = TableSpec("count", 2, Optimizer(Rule.ADD), Initial(Start.ZEROS))
 
 
 class Data(Loader):
-    """Of numpy."""
+    """A ``Data`` class that returns numpy arrays."""
 
     def _make_context(self) -> WorkerContext:
         return IndependentContext()

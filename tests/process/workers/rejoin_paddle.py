@@ -72,7 +72,7 @@ def tensors(value: object) -> Iterator[Any]:
 
 
 def harm(rank: int) -> None:
-    """What a faulty device does: one weight of one rank is wrong from here on."""
+    """Simulate a faulty device: change one weight of one rank."""
     once = options.folder / "harmed"
     if options.harm == f"{state.step}:{rank}" and not once.exists():
         once.touch()
@@ -83,7 +83,7 @@ def harm(rank: int) -> None:
 
 
 def result() -> str:
-    """What the model has come to."""
+    """Step, sum and norm of the trained model, as JSON."""
     numbers = np.concatenate([value.numpy().ravel() for value in model.state_dict().values()])
     return json.dumps({"step": state.step, "sum": float(numbers.sum()), "norm": float(np.linalg.norm(numbers))})
 

@@ -35,11 +35,11 @@ WEIGHTS = 64
 
 
 class PeerGone(Exception):
-    """What a collective raises."""
+    """Raised by a collective after the loss of a peer."""
 
 
 class Numbers:
-    """``edl.worker.framework.Arrays`` of ``array("d")``."""
+    """``edl.worker.framework.Arrays`` for ``array("d")``."""
 
     def is_array(self, value: object) -> bool:
         return isinstance(value, array)
@@ -88,7 +88,7 @@ class Group:
             raise PeerGone(f"no group: {error}") from error
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What each rank gives, in the order of the ranks; all give equally much."""
+        """All-gather of equally many bytes, by rank."""
         head = self._rank.to_bytes(2, "big")
         try:
             if self._rank == 0:
@@ -150,7 +150,7 @@ class Group:
 
 
 class Plain:
-    """``edl.worker.framework.Framework``."""
+    """``edl.worker.framework.Framework`` without any framework."""
 
     name = "plain"
 
@@ -182,7 +182,7 @@ class Plain:
 
 
 class Model:
-    """Something with parameters."""
+    """A model with parameters."""
 
     def __init__(self) -> None:
         self.weights = array("d", bytes(8 * WEIGHTS))

@@ -73,7 +73,7 @@ def tensors(value: object) -> Iterator[Any]:
 
 
 def harm(rank: int) -> None:
-    """What a faulty device does: one weight of one rank is wrong from here on."""
+    """Simulate a faulty device: change one weight of one rank."""
     once = options.folder / "harmed"
     if options.harm == f"{state.step}:{rank}" and not once.exists():
         once.touch()
@@ -82,7 +82,7 @@ def harm(rank: int) -> None:
 
 
 def result() -> str:
-    """What the model has come to."""
+    """Step, sum and norm of the trained model, as JSON."""
     numbers = torch.cat([value.flatten() for value in model.state_dict().values() if value.is_floating_point()])
     return json.dumps({"step": state.step, "sum": float(numbers.sum()), "norm": float(numbers.norm())})
 

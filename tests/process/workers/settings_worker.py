@@ -21,7 +21,7 @@ edl: Any = importlib.import_module(f"edl.{options.framework}")
 
 
 def together() -> None:
-    """What keeps the ranks in step."""
+    """A barrier of all ranks."""
     if options.framework == "torch":
         torch = importlib.import_module("torch")
         torch.distributed.all_reduce(torch.ones(1))

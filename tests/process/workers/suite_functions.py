@@ -11,5 +11,5 @@ def ten_and_rank() -> int:
 
 
 def fail() -> None:
-    """Always."""
+    """Raise an error."""
     raise RuntimeError("on purpose")

@@ -1,4 +1,4 @@
-"""Leaves a file named after its rank in FOLDER, with what it was told and given in it; then ends with STATUS."""
+"""Writes its arguments and environment to a file named after its rank in FOLDER, then exits with STATUS."""
 
 import json
 import os

@@ -194,10 +194,10 @@ class Traffic:
 
 
 class Echo(grpc.GenericRpcHandler):
-    """Answers with what it was told."""
+    """Returns each request as the response."""
 
     def service(self, details: Any) -> Any:
-        """Whatever the method."""
+        """Accept any method."""
         return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
 
 

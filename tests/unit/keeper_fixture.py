@@ -74,7 +74,7 @@ class FakeCheckpointStorage:
 
 
 class Worker:
-    """What a worker does with what it is given."""
+    """A worker that writes commits into the buffers that it receives."""
 
     def __init__(self, keeper: Keeper, slot: int = 0, stream: str = STATE) -> None:
         self.keeper = keeper

@@ -13,7 +13,7 @@ from data_service.loader import trainers
 from data_service.loader.trainers import Trainers
 from data_service.loader.worker_context import RankAssignment
 from edl.errors import DataError, SettingError
-from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
+from tests.unit.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
 
 RECORDS = 600
 
@@ -159,7 +159,7 @@ def test_the_first_one_dies_before_it_has_listed_the_shards(bench: Bench, files:
     assert sorted(found) == list(range(RECORDS))
 
 
-def test_a_stale_word_is_said_again_when_the_place_is_known(bench: Bench, files: str) -> None:
+def test_a_stale_message_is_repeated_when_the_place_is_known(bench: Bench, files: str) -> None:
     bench.begin(1)
     data = make(bench, files)
     steps = iter(data)
@@ -301,7 +301,7 @@ def test_settling_waits_for_the_master(bench: Bench, files: str) -> None:
     assert settled.wait(LIMIT_S) and ledger_records(bench) == 8
 
 
-def test_a_wait_that_only_this_worker_can_end_is_told(
+def test_a_wait_that_only_this_worker_can_end_is_reported(
     bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("data_service.loader.independent.SAY_S", 0.05)
@@ -323,10 +323,10 @@ def test_a_wait_that_only_this_worker_can_end_is_told(
     text = ""
     for _ in range(600):
         text += capsys.readouterr().err
-        if "do not count yet" in text:
+        if "did not acknowledge" in text:
             break
         assert not ended.wait(0.05)
-    assert "data set d: no batch is left but 1 that were handed out here" in text
+    assert "data set d: no batches left except 1 which this worker received" in text
     data.done()
     assert ended.wait(LIMIT_S)
 

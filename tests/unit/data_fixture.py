@@ -28,7 +28,7 @@ LIMIT_S = 30.0
 
 
 class Board(Dispatcher):
-    """One worker's line."""
+    """The connection of one worker."""
 
     def __init__(self, bench: Bench, slot: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Bench:
         """Whether a word is lost on its way."""
 
     def begin(self, size: int) -> None:
-        """A world of this size."""
+        """Begin a round with this many workers."""
         if self.round:
             self.broken = self.round
             self._step(WorldEnded(Round(self.round), "test"))
@@ -76,7 +76,7 @@ class Bench:
         return World(Round(self.round), (Member(NODE, Incarnation(0), "h", self.size, Rank(0), ()),), 0)
 
     def end(self) -> None:
-        """The round is broken."""
+        """Break the round."""
         self.broken = self.round
         self.barrier.abort()
 
@@ -119,7 +119,7 @@ class Bench:
                     self.failed(text)
 
     def gather(self, rank: int, data: bytes) -> list[bytes]:
-        """A collective."""
+        """Simulate an all-gather of bytes."""
         barrier = self.barrier
         try:
             self.parts[rank] = data
@@ -132,7 +132,7 @@ class Bench:
 
 
 class BenchContext:
-    """``data_service.loader.worker_context.Post`` on a bench."""
+    """A ``data_service.loader.worker_context.Post`` that is connected to a ``Bench``."""
 
     def __init__(self, bench: Bench, slot: int, environment: Mapping[str, str] | None = None) -> None:
         self.bench = bench
@@ -178,7 +178,7 @@ class BenchContext:
 
 
 class ArrayData(Loader):
-    """``Data`` of numpy."""
+    """A ``Data`` class that returns numpy arrays."""
 
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
         self.bench_post = BenchContext(bench, slot, named.pop("environment", None))
@@ -192,7 +192,7 @@ class ArrayData(Loader):
 
 
 def write_ipc(path: Path, first: int, count: int) -> None:
-    """Records with an ``id`` each."""
+    """Write an Arrow file with consecutive values in the column ``id``."""
     table = pa.table({"id": np.arange(first, first + count), "x": np.arange(count, dtype=np.float32)})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
@@ -219,13 +219,13 @@ def on_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
 
 @dataclass
 class Lineage:
-    """What a training has committed: by commit, its epoch and the records of its step; and the state there."""
+    """Committed progress of a training run: per commit, its epoch, the records of its step, and the state."""
 
     steps: list[tuple[int, list[int]]] = field(default_factory=list)
     state: dict[str, Any] | None = None
 
     def epochs(self) -> dict[int, list[int]]:
-        """Records by epoch, in order."""
+        """Records by epoch, in order of consumption."""
         found: dict[int, list[int]] = {}
         for epoch, records in self.steps:
             found.setdefault(epoch, []).extend(records)

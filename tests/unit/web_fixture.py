@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """An HTTP response."""
 
     code: int
     headers: Mapping[str, str]
@@ -34,8 +34,8 @@ class Reply:
 
 
 @dataclass
-class Scene:
-    """A launcher's HTTP side and somebody who asks it."""
+class Setup:
+    """A launcher's HTTP server and a client."""
 
     web: Web
     master: FakeMaster
@@ -60,7 +60,7 @@ class Scene:
             return Reply(answer.status, answer.headers, await answer.text())
 
     async def raw(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare connection."""
+        """Open a raw connection."""
         port = int(self.web.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection(HOST, port)
         writer.write(sent)
@@ -76,16 +76,16 @@ def head(method: str, path: str, *lines: str, token: str = TOKEN) -> bytes:
 
 
 def play(
-    scene: Callable[[Scene], Coroutine[None, None, None]],
+    scenario: Callable[[Setup], Coroutine[None, None, None]],
     settings: HttpSettings | None = None,
     limits: Limits | None = None,
     *,
     rules: bool = True,
     tls: ssl.SSLContext | None = None,
     limit_s: float = 60.0,
-) -> Scene:
-    """Runs a scene; what goes wrong where only the event loop sees it counts as well."""
-    made: list[Scene] = []
+) -> Setup:
+    """Runs a scenario; what goes wrong where only the event loop sees it counts as well."""
+    made: list[Setup] = []
 
     async def whole() -> None:
         problems: list[str] = []
@@ -98,13 +98,13 @@ def play(
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls if tls is not None else True)
         ) as session:
-            made.append(Scene(web, master, log, session, problems=problems))
+            made.append(Setup(web, master, log, session, problems=problems))
             web.listen(HOST)
             web.begin(lambda: made[0].url)
             if rules:
                 web.rule(master)
             try:
-                await asyncio.wait_for(scene(made[0]), limit_s)
+                await asyncio.wait_for(scenario(made[0]), limit_s)
             finally:
                 await web.leave()
         await asyncio.sleep(0)

@@ -35,7 +35,7 @@ Fault = Callable[[Frame, dict[str, Any]], Reply | None]
 
 
 class Pserver:
-    """Serves what it is told to, without copies or gates. ``faults`` look at each request first."""
+    """A pserver with programmable behavior, without copies or gates. ``faults`` see each request first."""
 
     def __init__(self, number: int, tables: Sequence[TableSpec]) -> None:
         self.number = number
@@ -61,7 +61,7 @@ class Pserver:
 
     @property
     def server(self) -> messages.Server:
-        """As charts name it; reached over TCP."""
+        """Its entry in a placement map; reached over TCP."""
         return messages.Server(self.number, f"ps-{self.number}", "127.0.0.1", self.endpoint.port)
 
     def seen(self, op: Op) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ class Pserver:
         return [head for kind, head in list(self.heads) if kind is op]
 
     def stop(self) -> None:
-        """As if its process had died."""
+        """Stop serving, like a process that died."""
         self.endpoint.stop()
 
     def _left(self, peer: Peer) -> None:
@@ -150,7 +150,7 @@ class Bench:
     clients: list[Client] = field(default_factory=list)
 
     def start(self, count: int) -> Bench:
-        """So many."""
+        """Start this many pservers."""
         for number in range(1, count + 1):
             self.add(number)
         self.deal((np.arange(BUCKETS) * count // BUCKETS + 1).astype(np.int16))
@@ -162,13 +162,13 @@ class Bench:
         return self.pservers[number]
 
     def deal(self, owner: NDArray[np.int16]) -> None:
-        """Who serves which bucket, at the start."""
+        """Set the initial owners of all buckets."""
         self.owner = owner.copy()
         for number, one in self.pservers.items():
             one.allowed[:] = owner == number
 
     def move(self, buckets: slice | NDArray[np.intp], to: int, *, tell: bool = True) -> None:
-        """Live: rows go along. ``tell``: pservers send the new chart with MOVED."""
+        """Move buckets with their rows. ``tell``: pservers attach the new placement map to MOVED."""
         chosen = np.arange(BUCKETS)[buckets]
         for bucket in chosen.tolist():
             old, new = self.pservers.get(int(self.owner[bucket])), self.pservers[to]
@@ -185,30 +185,30 @@ class Bench:
             one.charted = messages.encode(self.charted()) if tell else ""
 
     def chart(self, *, without: Sequence[int] = (), history: int = 1) -> messages.PlacementMap:
-        """As it is now."""
+        """The current placement map."""
         servers = tuple(one.server for number, one in self.pservers.items() if number not in without)
         return messages.PlacementMap(self.version, history, servers, messages.pack(self.owner.tolist()))
 
     def charted(self, **options: Any) -> messages.Charted:
-        """The same, as a word."""
+        """The current placement map as a message."""
         return messages.Charted(0, self.chart(**options), 1, ())
 
     def client(self, **options: Any) -> Client:
-        """Without a Master."""
+        """A client without a Master."""
         options = {"deadline_s": PATIENCE_S, **options}
-        client = Client.direct((), tables=self.tables, secret=SECRET, chart=self.chart(), **options)
+        client = Client.direct((), tables=self.tables, secret=SECRET, placement=self.chart(), **options)
         self.clients.append(client)
         return client
 
     def joined(self, master: Master, **options: Any) -> Client:
-        """With one."""
+        """A client that joined through a Master."""
         options = {"deadline_s": PATIENCE_S, **options}
         client = Client.join(master, lambda: 1, tables=self.tables, **options)
         self.clients.append(client)
         return client
 
     def stop(self) -> None:
-        """Everything."""
+        """Stop all clients and pservers."""
         for client in self.clients:
             client.close()
         for one in self.pservers.values():
@@ -233,7 +233,7 @@ class Master:
         self._heard: Callable[[str | None], None] = lambda text: None
 
     def call(self, service: str, body: str, number: int) -> None:
-        """Of ``Link``."""
+        """Send a request to the Master, as ``Link`` does."""
         assert service == "ps"
         self.rounds.append(number)
         word = messages.decode(body)
@@ -241,22 +241,22 @@ class Master:
             self.said.put(word)
 
     def listen(self, service: str, heard: Callable[[str | None], None]) -> None:
-        """Of ``Link``."""
+        """Register a listener for messages of the Master, as ``Link`` does."""
         self._heard = heard
 
     def expect(self, kind: type[Any]) -> Any:
-        """The next word of this kind; others are passed over."""
+        """The next message of this kind; others are skipped."""
         while True:
             word = self.said.get(timeout=PATIENCE_S)
             if isinstance(word, kind):
                 return word
 
     def tell(self, word: Any) -> None:
-        """Say something to the trainer."""
+        """Send a message to the trainer."""
         self._heard(messages.encode(word))
 
     def lose(self) -> None:
-        """What the trainer said may be lost."""
+        """Break the connection: earlier messages of the trainer may be lost."""
         self._heard(None)
 
     def joined(self) -> messages.Joined:
@@ -267,7 +267,7 @@ class Master:
         )  # fmt: skip
 
     def charted(self, **options: Any) -> messages.Charted:
-        """The present chart and members."""
+        """The current placement map and members."""
         return replace(self.bench.charted(**options), members=self.members)
 
     def _answered(self, word: Any) -> bool:

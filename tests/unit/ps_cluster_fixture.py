@@ -1,4 +1,4 @@
-"""The real placement machine with real holdings, words delivered at once: what happens when nothing is slow."""
+"""The real placement machine with real bucket machines, and messages delivered at once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TABLE = TableSpec("users", 8)
 Kind = TypeVar("Kind")
 
 
-class Rig:
-    """A job."""
+class Cluster:
+    """A job with a placement machine, pservers and trainers."""
 
     def __init__(self, training: Training | None = None, *, buckets: int = 8, **limits: Any) -> None:
         self.training = training or Training(servers=(2, 4))
@@ -53,7 +53,7 @@ class Rig:
         self.machine = self.new_machine()
 
     def new_machine(self) -> PlacementMachine:
-        """A Master takes over."""
+        """Replace the Master."""
         self.machine = PlacementMachine(self.training, buckets=self.buckets, limits=self.limits)
         self.wake_s = 0.0
         self._do(self.machine.load(dict(self.store), self.now_s))
@@ -87,7 +87,7 @@ class Rig:
         self.feed(sv.KeyGone(key))
 
     def say(self, name: str, word: Any) -> None:
-        """A pserver says something."""
+        """Deliver a message of a pserver to the Master."""
         self.feed(sv.Heard(f"servers/{name}", messages.encode(word)))
 
     def _effects(self, name: str, effects: tuple[hd.Effect, ...]) -> None:
@@ -112,7 +112,7 @@ class Rig:
                     self._effects(name, bucket_machine.step(hd.Restored(cut.number, buckets)))
 
     def members(self, node: str) -> list[str]:
-        """Who counts, by all that this trainer has been told."""
+        """Members of the job, according to all messages that this trainer received."""
         epoch, found = 0, tuple[messages.Member, ...]()
         for caller, word in self.told:
             if caller.node != node:
@@ -149,11 +149,11 @@ class Rig:
         self.feed(sv.WorldBegan(World(Round(number), members, 0)))
 
     def tell(self, node: str, word: Any) -> None:
-        """A trainer says something."""
+        """Deliver a message of a trainer to the Master."""
         self.feed(sv.Said(Caller(NodeId(node), 0), Round(1), messages.encode(word)))
 
     def heard(self, node: str, kind: type[Kind]) -> list[Kind]:
-        """What a trainer was told."""
+        """Messages of this kind that a trainer received."""
         return [word for caller, word in self.told if caller.node == node and isinstance(word, kind)]
 
     def trainer(self, node: str, nonce: str = "", tables: tuple[TableSpec, ...] = (TABLE,)) -> int:
@@ -203,7 +203,7 @@ class Rig:
             if isinstance(effect, sv.Send) and effect.name in self.bucket_machines:
                 self._orders(effect.name, messages.decode(effect.body))
 
-    def started(self, *names: str) -> Rig:
+    def started(self, *names: str) -> Cluster:
         """Pservers are there and buckets are placed."""
         for name in names:
             self.add(name)

@@ -1,5 +1,4 @@
-"""What the fork server's tests share: a place to run scripts through ``ForkServerProcesses``, and waits with
-deadlines."""
+"""Fixtures for the fork server's tests: runs scripts through ``ForkServerProcesses`` and waits with deadlines."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def base_environment(**more: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one worker ended."""
+    """Exit code and output of a worker."""
 
     code: int
     out: str
@@ -124,7 +123,7 @@ def script_bench(folder: Path, standby: Standby, text: str, *arguments: str, slo
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run a test's coroutine."""
+    """Run a coroutine of a test."""
     return asyncio.run(main)
 
 

@@ -1,4 +1,4 @@
-"""How often a step asks the pservers: once for all rows, once with all gradients; the same numbers as one by one."""
+"""Round trips per step: one for all rows, one with all gradients; the same numbers as one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ps.protocol.frames import Op
 from ps.protocol.requests import push as pushed
 from ps.rows import Part as Pushed
 from ps.spec import Damaged, Initial, Optimizer, Rule, Start, TableSpec
-from tests.unit.ps_bench import Bench
+from tests.unit.ps_fixture import Bench
 from tests.unit.ps_servers import ALL, Boss, Plan, Trainer, place, server, tidy
 from tests.unit.test_ps_module import Vector
 

@@ -53,7 +53,7 @@ def kill(member: EtcdMember, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 async def persistently(call: Callable[[], Awaitable[Any]]) -> Any:
-    """As a caller does it that may repeat: until the store answers."""
+    """Retry the call until the store answers, as a caller may for idempotent operations."""
     while True:
         try:
             return await call()

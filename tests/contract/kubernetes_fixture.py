@@ -107,7 +107,7 @@ SET = CASES[0]
 
 
 @dataclasses.dataclass
-class Rig:
+class Setup:
     """A fake API server with one object in it, and an adapter for that."""
 
     server: Server
@@ -124,7 +124,7 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(case: Case, folder: Path, *, controllers: bool = False, **conf: str) -> AsyncIterator[Rig]:
+async def setup(case: Case, folder: Path, *, controllers: bool = False, **conf: str) -> AsyncIterator[Setup]:
     server = Server(Store(), {TOKEN: RULES})
     url = await server.start()
     server.store.create(case.resource, "default", case.given())
@@ -135,7 +135,7 @@ async def rig(case: Case, folder: Path, *, controllers: bool = False, **conf: st
     made = Controllers(server.store)
     task = asyncio.ensure_future(made.run()) if controllers else None
     try:
-        yield Rig(server, made, scheduler, token_file)
+        yield Setup(server, made, scheduler, token_file)
     finally:
         await scheduler.close()
         if task is not None:

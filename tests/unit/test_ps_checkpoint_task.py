@@ -26,7 +26,7 @@ from tests.unit.ps_servers import COUNTS
 
 
 class CheckpointTaskDeps:
-    """Of a carrier and of a marking: nobody can be reached."""
+    """Dependencies without any reachable peer."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []
@@ -50,7 +50,7 @@ class CheckpointTaskDeps:
 
 @pytest.fixture
 def bucket_shell() -> Iterator[BucketShell]:
-    """Its keeper does not run: effects are carried out by the test."""
+    """A bucket shell without its thread: the test carries out effects."""
     one = BucketShell(h.BucketMachine("a"), Store(kernels="numpy"), CheckpointTaskDeps(), SystemClock())
     yield one
     one.stop()

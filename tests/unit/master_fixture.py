@@ -125,7 +125,7 @@ class Bench:
         return [entry.key for entry in self.store.read_now("").entries]
 
     async def failure(self, task: asyncio.Future[Any]) -> BaseException | None:
-        """What a task that is expected to fail ends with."""
+        """The exception of a task that is expected to fail, or None."""
         await until(task.done)
         self._tasks.remove(task)
         return task.exception()
@@ -186,7 +186,7 @@ async def turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-def play(scene: Callable[[Bench], Coroutine[None, None, None]]) -> None:
+def play(scenario: Callable[[Bench], Coroutine[None, None, None]]) -> None:
     """Also what goes wrong where only the event loop sees it counts."""
     problems: list[str] = []
 
@@ -194,7 +194,7 @@ def play(scene: Callable[[Bench], Coroutine[None, None, None]]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
         bench = Bench()
         try:
-            await asyncio.wait_for(scene(bench), 10)
+            await asyncio.wait_for(scenario(bench), 10)
         finally:
             await bench.end()
 

@@ -90,7 +90,7 @@ class Task:
 
     @property
     def exit_code(self) -> str:
-        """``STATUS:SIGNAL``."""
+        """The job's exit code as ``STATUS:SIGNAL``."""
         return self.fields["ExitCode"]
 
 
@@ -202,7 +202,7 @@ class Slurm:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For daemons and for clients."""
+        """Environment for Slurm's daemons and clients."""
         return {"PATH": os.environ["PATH"] + os.pathsep + FOLDERS, "SLURM_CONF": str(self.conf), "LANG": "C"}
 
     def call(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
@@ -251,7 +251,7 @@ class Slurm:
         return self.task(number)
 
     def output(self, number: int) -> str:
-        """What a job of ``submit`` has written."""
+        """The output of a job started by ``submit``."""
         log = self.folder / f"job-{number}.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
