@@ -248,7 +248,7 @@ def test_a_worker_that_goes_while_it_waits(begun: bool, caplog: pytest.LogCaptur
         size = worker.fill(h(2), 2)
         waiting = asyncio.create_task(worker.say(h(2), size))
         if begun:
-            await until(lambda: "waits with its next commit" in caplog.text)
+            await until(lambda: "waits before its next commit" in caplog.text)
         keeper.forget_worker(0)
         assert isinstance(await waiting, Refusal)
         keeper.restored(1)

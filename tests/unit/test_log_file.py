@@ -115,7 +115,7 @@ class TestFile:
             file.close()
 
         play(scene)
-        missing = "[edl: 3 lines are missing here, the disk had no room for them]"
+        missing = "[edl: 3 lines are missing here, the disk had no space for them]"
         assert (tmp_path / "stdout.log").read_text().splitlines() == ["1", missing, "5"]
         assert took == [2, 2], "what is not written does not count"
 

@@ -279,10 +279,10 @@ def test_one_that_the_kernel_has_killed_for_lack_of_memory_is_told_from_others(
 
     async def scene() -> None:
         await bench.group.start(WORLD, (0, 1))
-        monkeypatch.setattr(OutOfMemory, "look", lambda self: "out of memory: the kernel has killed a process")
+        monkeypatch.setattr(OutOfMemory, "look", lambda self: "out of memory: the kernel killed a process")
         killed, stopped = (bench.group.ended(1000 + rank, -number) for rank, number in ((0, 9), (1, 15)))
         assert killed is not None and stopped is not None
-        assert killed.exception == "out of memory: the kernel has killed a process"
+        assert killed.exception == "out of memory: the kernel killed a process"
         assert stopped.exception == "", "no kernel sends this one"
 
     play(bench, scene)

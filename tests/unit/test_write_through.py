@@ -50,7 +50,7 @@ def test_a_full_disk_costs_the_checkpoint_and_leaves_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     written = write_through.write(str(tmp_path), 2, 7, fill)
-    assert "no room is left" in written.error and str(tmp_path) in written.error
+    assert "no space is left" in written.error and str(tmp_path) in written.error
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

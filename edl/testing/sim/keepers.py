@@ -342,8 +342,8 @@ class SimKeeper:
             self._owed.written(version)
             self.finish(version)
         else:
-            self._owed.failed(wanted, "it is not held any more")
-            self.owner.tell_agent(ag.Report(Kept(wanted, "", "it is not held any more")))
+            self._owed.failed(wanted, "it is no longer in memory")
+            self.owner.tell_agent(ag.Report(Kept(wanted, "", "it is no longer in memory")))
         self._save()
 
     def flush_saves(self, round: Round, told: bool = False) -> None:
