@@ -21,7 +21,7 @@ def private_stdout() -> TextIO:
 
 
 def at_sigterm(leave: Callable[[], None]) -> None:
-    """Call ``leave`` once, in a thread of its own, when SIGTERM arrives; later signals are ignored. Call this from the
+    """Call ``leave`` once, on a separate thread, when SIGTERM arrives; later signals are ignored. Call this from the
     main thread.
 
     A Python signal handler only runs when the main thread executes bytecode again: if the signal arrives just before

@@ -140,7 +140,7 @@ def test_a_job_trains_on_beside_a_full_store_and_goes_on_when_there_is_room(tmp_
 
         until(warned, "edl status to say what the Master waits for", DEADLINE_S)
         text = job.cli("status").stdout
-        assert "changes of the world have waited" in text and "training goes on" in text
+        assert "world changes have waited" in text and "training continues" in text
         assert job.seen() == before
         asyncio.run(_make_room(etcd.member))
         after = job.wait_world(2, after=before.round)

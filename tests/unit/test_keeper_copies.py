@@ -67,7 +67,7 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
         assert there.holdings()[-1] == h(4)
 
     run(test)
-    assert [record.message[:26] for record in caplog.records if record.levelname == "WARNING"] == [
+    assert [record.message[:30] for record in caplog.records if record.levelname == "WARNING"] == [
         "State: cannot copy to node b: "
     ]
 

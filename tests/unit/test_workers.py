@@ -374,6 +374,6 @@ def test_a_folder_that_cannot_be_made_does_not_stop_training(tmp_path: Path) -> 
         assert await bench.group.start(WORLD, (0, 1)) == []
         await bench.group.done(DEADLINE_S)
         assert len(bench.said) == 2
-        assert "training goes on" in bench.said[0]
+        assert "training continues" in bench.said[0]
 
     play(bench, scene)

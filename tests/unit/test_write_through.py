@@ -68,5 +68,5 @@ def test_a_complete_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     folder = tmp_path / snapshot.folder_name(2, 7)
     folder.mkdir()
     (folder / "DONE").write_text("{}\n}\n")
-    assert "is complete already" in write_through.write(str(tmp_path), 2, 7, fill).error
+    assert "is already complete" in write_through.write(str(tmp_path), 2, 7, fill).error
     assert os.listdir(folder) == ["DONE"]

@@ -11,7 +11,7 @@ from edl.wire.messages import Attach, Failure, NodeInfo, World
 
 
 class AgentPhase(enum.Enum):
-    """What a node is doing."""
+    """The phases of a node."""
 
     WARMING = "warming"
     """The fork server is importing the framework; no worker can be started yet."""
@@ -30,7 +30,7 @@ class AgentPhase(enum.Enum):
 
 
 class WorkerStatus(enum.Enum):
-    """What one worker is doing."""
+    """The phases of a worker."""
 
     STARTING = "starting"
     """Started ahead of a world; has not reached its waiting point yet."""
@@ -95,7 +95,7 @@ class Outcome:
     reason: str
     failures: tuple[Failure, ...] = ()
     drained: bool = False
-    """It left a job in good order, and the job continues without it."""
+    """It left the job gracefully, and the job continues without it."""
     save: bool = True
     """Save the newest commit before the launcher exits, unless the job has succeeded."""
 

@@ -1,5 +1,5 @@
-"""Low-priority threads for work beside training. Such work may never end, such as a write to a network file system
-whose server is down."""
+"""Low-priority threads for work in parallel with training, which may never end, such as a write to a network file
+system whose server is down."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IOPRIO_IDLE = 3 << 13
 
 
 async def in_thread(name: str, work: Callable[[], T], begin: Callable[[], None] | None = None) -> T:
-    """Run ``work`` in a thread of its own, which does not keep the process alive. It continues when the caller is
+    """Run ``work`` on a separate thread, which does not keep the process alive. It continues when the caller is
     cancelled. ``begin`` is called first in that thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

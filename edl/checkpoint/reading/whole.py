@@ -64,7 +64,7 @@ def _given(found: dict[str, Any], folder: str, state: Callable[..., State], into
         try:
             taking._load_object(name, obj, found.pop(name))
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{name} does not take what {folder} holds of it: {error}") from error
+            raise CheckpointError(f"{name} does not fit {folder}: {error}") from error
     return found
 
 
