@@ -420,7 +420,10 @@ class TestSet:
         with pytest.raises(UsageError, match="all done"):
             checked(outcome, Purpose.SET)
         lost = SetReader("edl set (me)").cut_off("the Master has gone")
-        assert (lost.ok, lost.text) == (False, "the Master has gone before anything was changed. Look with edl status")
+        assert (lost.ok, lost.text) == (
+            False,
+            "the Master has gone before the settings were changed. Look with edl status",
+        )
 
     def test_history_of_others_is_passed_over(self) -> None:
         reader = SetReader("edl set (me)")

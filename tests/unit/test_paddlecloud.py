@@ -88,15 +88,15 @@ def test_what_others_write_is_seen_and_junk_is_not() -> None:
         await watch.aclose()  # type: ignore[attr-defined]
 
     rig = play(scene)
-    assert f"PaddleCloud ({KEY}) holds 'three', which is no number of nodes: 2 stay wanted" in rig.said
-    assert f"PaddleCloud ({KEY}) holds 'four', which is no number of nodes: 1 stay wanted" in rig.said
+    assert f"PaddleCloud ({KEY}) holds 'three', which is not a number of nodes; keeping 2" in rig.said
+    assert f"PaddleCloud ({KEY}) holds 'four', which is not a number of nodes; keeping 1" in rig.said
 
 
 def test_junk_is_told_of_as_long_as_it_stands_there() -> None:
     async def scene(rig: Rig) -> None:
         rig.write(b"2:4")
         size = await rig.cloud.current()
-        assert (size.nodes, size.detail) == (2, "the key holds '2:4', which is no number of nodes")
+        assert (size.nodes, size.detail) == (2, "the key holds '2:4', which is not a number of nodes")
         await rig.cloud.current()
         rig.write(b"4")
         assert await rig.cloud.current() == Size(4)
@@ -253,7 +253,7 @@ def test_on_the_command_line() -> None:
     options = {"scheduler": "paddlecloud", "scheduler_conf": "", "scale_owner": "", "standalone": False}
     wanted = wanted_from(options)
     assert wanted is not None and wanted.owner is Owner.EXTERNAL
-    with pytest.raises(SettingError, match="says nothing without paddlejob=NAME"):
+    with pytest.raises(SettingError, match="has no effect without paddlejob=NAME"):
         wanted_from({**options, "scheduler_conf": "namespace=ml"})
     assert {"server", "paddlejob", "namespace"} <= set(KINDS["paddlecloud"].conf)
 
