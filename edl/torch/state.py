@@ -93,7 +93,7 @@ class State(core.State):
             contents._compare(meta, kept, values, objects, self._values)
             unknown = sorted(values - self._values.keys() - {SEED})
             if unknown:
-                self._note(f"the checkpoint has values that this script's state does not have: {', '.join(unknown)}")
+                self._note(f"ignoring values in the checkpoint that this script's state lacks: {', '.join(unknown)}")
 
         meta, values = _shards().load_sharded(self._shared(), folder, compare, self._loading)
         for name in self._values.keys() & values.keys():

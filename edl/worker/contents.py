@@ -198,7 +198,7 @@ class Contents:
                 self._values[name] = self._load_value(name, self._values[name], plain)
         unknown = sorted(values.keys() - self._values.keys() - {SEED})
         if unknown:
-            self._note(f"ignoring values in the snapshot that this script's state does not have: {', '.join(unknown)}")
+            self._note(f"ignoring values in the snapshot that this script's state lacks: {', '.join(unknown)}")
 
     @contextlib.contextmanager
     def _loading(self, name: str, meta: Meta) -> Iterator[None]:

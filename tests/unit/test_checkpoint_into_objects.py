@@ -354,7 +354,7 @@ def test_values_are_taken_as_from_memory(tmp_path: Path, capsys: pytest.CaptureF
         state._restore_sharded(str(folder))
         assert state.scale is scale and float(scale.detach()) == 3
         assert (state.epoch, state.new) == (4, 7)
-        assert "ignoring values in the snapshot that this script's state does not have: gone" in capsys.readouterr().err
+        assert "ignoring values in the checkpoint that this script's state lacks: gone" in capsys.readouterr().err
         other = State(sharded=True, scale=torch.zeros(2, requires_grad=True))
         with pytest.raises(CheckpointError, match=r"state\.scale does not fit commit 1 \(era 1\)"):
             other._restore_sharded(str(folder))

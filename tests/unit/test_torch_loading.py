@@ -239,7 +239,7 @@ def test_tied_weights_stay_tied() -> None:
 
 def test_a_module_without_memory_is_refused() -> None:
     memory = Memory(State(model=torch.nn.Linear(2, 2)))
-    with pytest.raises(StateError, match=r"state\.model cannot take .* weight is on the meta device.*to_empty"):
+    with pytest.raises(StateError, match=r"state\.model cannot load .* weight is on the meta device.*to_empty"):
         memory.restore(State(model=torch.nn.Linear(2, 2, device="meta")))
     with pytest.raises(StateError, match=r"state\.model\.weight: .*meta device"):
         Memory(State(model=torch.nn.Linear(2, 2, device="meta")))

@@ -154,7 +154,7 @@ def test_stages_of_the_same_names_are_never_taken_for_one_another(tmp_path: Path
     folder = stages(tmp_path, same_names=True)
     with (
         playing(2, 3),
-        pytest.raises(CheckpointError, match=r"model\.layer\.weight is not the same for workers 0 and 1"),
+        pytest.raises(CheckpointError, match=r"model\.layer\.weight differs between workers 0 and 1"),
     ):
         load_sharded({"model": stage(0, True, 0.0)}, str(folder))
     again = stages(tmp_path / "again", same_names=True, value=lambda _: 3.0)
@@ -251,7 +251,7 @@ def _empty(folder: Path) -> Path:
 
 def test_a_program_says_whose_when_workers_had_different_ones(tmp_path: Path) -> None:
     folder = stages(tmp_path, same_names=True)
-    with pytest.raises(CheckpointError, match=r"model\.layer\.weight is not the same for workers 0 and 1"):
+    with pytest.raises(CheckpointError, match=r"model\.layer\.weight differs between workers 0 and 1"):
         load_checkpoint(folder)
     assert load_checkpoint(folder, worker=1)["model"]["layer.weight"].sum() == 8
     other = stages(tmp_path / "other", same_names=False)
