@@ -89,7 +89,7 @@ def outcome(event: str, launcher: Launcher, job: Job, world: World, struck_s: fl
     end_s = struck_s + WINDOW_S
     after = [*world.gaps(struck_s, end_s), world.silence(end_s)]
     if job.steps.newest() is not world:
-        return Outcome(event, launcher.name, note="training was interrupted: the world was formed anew", load=load)
+        return Outcome(event, launcher.name, note="training was interrupted: a new world was formed", load=load)
     values = {
         "median step": median_gap(world, struck_s - WINDOW_S, struck_s),
         f"longest gap, {WINDOW_S:g} s before": max(world.gaps(struck_s - WINDOW_S, struck_s)),

@@ -201,7 +201,7 @@ class Ruling(Protocol):
         ...
 
     async def wish(self, wish: Wish) -> Granted:
-        """Submit a wish; returns when it is in the store or has been refused."""
+        """Submit a request; returns when it is in the store or has been refused."""
         ...
 
     async def changed(self) -> None:

@@ -192,7 +192,7 @@ def _quota(python: str) -> None:
         before, store = job.wait_running(2), _store(job)
         with stranger.at_work(_keeps_full, store):
             job.wait(lambda: _room_said(job) or None, "a store that is full", PATIENCE_S)
-            step("S5: new keys for ever: nothing is old, and room that is made is taken at once", _room_said(job))
+            step("S5: endless new keys: none is old, and freed space is used up at once", _room_said(job))
             step("the job", _trains(job, before))
             began = job.kill_worker(before.pids(0)[-1])
             warned = job.wait(lambda: _warnings(job) or None, "a word of the Master's", PATIENCE_S)
@@ -265,8 +265,8 @@ def _with_a_disk(launcher: Told) -> Iterator[tuple[Job, Callable[[bool], None], 
             stack.enter_context(_mounted(folder))
             freeze, how = functools.partial(_fsfreeze, folder), FROZEN
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"  (no file system can be mounted here: {error}. Files that take for ever to open stand for it)")
-            freeze, how = functools.partial(_block, folder), "log files that take for ever to open"
+            print(f"  (no file system can be mounted here: {error}. Files that never finish opening are used instead)")
+            freeze, how = functools.partial(_block, folder), "log files that never finish opening"
         for node in range(2):
             job.start(node)
         yield job, freeze, how

@@ -25,7 +25,7 @@ def described() -> str:
     """A description of the stranger."""
     if os.geteuid() == 0:
         return f"user {NOBODY} (nobody), without groups"
-    return f"the SAME user {os.geteuid()}: only root can be somebody else. Run as root to see what others get"
+    return f"the SAME user {os.geteuid()}: only root can act as another user. Run as root to see what others can access"
 
 
 def _become() -> None:

@@ -329,7 +329,7 @@ def show(outcome: Outcome, calm: Outcome | None) -> bool:
     """Print the results; returns whether they are as good as required."""
     table = Table(title="A pserver job through everything")
     table.add_column("event")
-    for heading in ("nobody made a step", "longest pause of one", "of each that lived through it", "note"):
+    for heading in ("no trainer made a step", "longest pause of one", "of each that lived through it", "note"):
         table.add_column(heading, justify="right")
     good = outcome.lost == outcome.doubled == 0
     for whose, span in [(one, span) for one in (calm, outcome) if one is not None for span in one.spans]:

@@ -56,7 +56,7 @@ class SaveReader:
         self._commit: int | None = None
 
     def take(self, entry: JournalEntry) -> Outcome | None:
-        """The outcome when the commit is complete, or cannot become so any more."""
+        """The outcome when the commit is complete, or can no longer be completed."""
         number = saving(entry)
         if number is not None:
             self._commit = number if self._commit is None else self._commit

@@ -53,7 +53,7 @@ def _lines(status: JobStatus) -> list[str]:
     """Lines about the state and the services, as far as the job has any."""
     lines = scale_lines(status.scale)
     if any(node.underway for node in status.nodes):
-        began = f"from {_commit(status.restored)}" if status.restored.commit else "anew"
+        began = f"from {_commit(status.restored)}" if status.restored.commit else "without a checkpoint"
         lines.append(f"State: era {status.era}, began {began}")
     if status.saved.commit:
         where = f" in {status.saved_in}" if status.saved_in else ""
@@ -90,7 +90,7 @@ def scale_lines(scale: ScaleView) -> list[str]:
     lines = [line]
     if scale.generation:
         held = "" if scale.observed >= scale.generation else f", {scale.observed} reached"
-        lines.append(f"Wish {scale.generation}{held}, revision {scale.revision}")
+        lines.append(f"Request {scale.generation}{held}, revision {scale.revision}")
     if scale.suspended:
         lines.append("Suspended: no training until edl resume")
     if scale.waiting:

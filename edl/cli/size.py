@@ -147,7 +147,7 @@ COMMANDS = (scale, drain, cordon, uncordon, suspend, resume, token)
 
 
 class _Asking:
-    """The wish of one command, and waiting for its outcome."""
+    """The request of one command, and waiting for its outcome."""
 
     def __init__(self, where: Where, as_json: bool, wait: bool) -> None:
         self._where, self._as_json, self._wait = where, as_json, wait
@@ -199,7 +199,7 @@ class _Asking:
         await self.ask(wish, lambda granted: suspended(granted.generation, wanted=wanted))
 
     async def ask(self, wish: Wish, goal: Callable[[Granted], Goal]) -> None:
-        """Submit one wish and wait for its outcome."""
+        """Submit one request and wait for its outcome."""
         from edl.cli import wishing
 
         async with self._client() as client:

@@ -26,7 +26,7 @@ PATIENCE = 120
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a wish."""
+    """The outcome of a request."""
 
     ok: bool
     text: str
@@ -34,12 +34,12 @@ class Result:
     revision: int = 0
     generation: int = 0
     done: bool = False
-    """The command waited, and the status shows that the wish is fulfilled."""
+    """The command waited, and the status shows that the request is fulfilled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The progress of a wish according to one status."""
+    """The progress of a request according to one status."""
 
     over: bool
     text: str
@@ -58,7 +58,7 @@ class Asker(Protocol):
         ...
 
     async def wish(self, wish: Wish) -> Granted:
-        """Submit a wish; returns the Master's answer."""
+        """Submit a request; returns the Master's answer."""
         ...
 
 
@@ -66,7 +66,7 @@ Connect = Callable[[], AbstractAsyncContextManager[Asker]]
 
 
 async def ask(client: Asker, wish: Wish) -> Granted:
-    """Submit a wish. Raises ``UsageError`` when it is refused."""
+    """Submit a request. Raises ``UsageError`` when it is refused."""
     granted = await client.wish(wish)
     if not granted.ok:
         raise UsageError(granted.text)
@@ -221,7 +221,7 @@ def suspended(generation: int, *, wanted: bool) -> Goal:
 
 
 def _otherwise(scale: ScaleView, generation: int, how: str) -> Seen:
-    """The result when the status contradicts the wish: it was reversed by another request, or the Master has not
+    """The result when the status contradicts the request: it was reversed by another request, or the Master has not
     confirmed it yet."""
     if scale.generation < generation:
         return Seen(False, "the Master has not confirmed the request yet")

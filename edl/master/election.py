@@ -156,7 +156,7 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
         case Registered():
             registered = dataclasses.replace(state, registered=True)
             if state.role is Role.FOLLOWER and not state.token:
-                return _stand(registered, Token(0), "nobody rules")
+                return _stand(registered, Token(0), "there is no Master")
             return ElectionDecision(registered, (), "registered")
         case Unregistered():
             return _resign(dataclasses.replace(state, registered=False), "this launcher's lease ended")
@@ -177,7 +177,7 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
         vacant = dataclasses.replace(state, ruler=None, token=Token(0))
         if state.role is Role.FOLLOWER and state.registered:
             return _stand(vacant, Token(0), "the last Master is gone")
-        return ElectionDecision(vacant, (), "nobody rules")
+        return ElectionDecision(vacant, (), "there is no Master")
     if state.role is Role.MASTER and event.token != state.token:
         known = dataclasses.replace(state, ruler=event.ruler, token=event.token)
         deposed = _resign(known, f"{event.ruler.node} rules now")
@@ -203,7 +203,7 @@ def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecis
     if not state.token and state.registered:
         # The store was unreachable, or the winner's key (possibly our own) has not been seen yet, or has come and gone:
         # try again.
-        return _stand(follower, Token(0), "nobody is known to rule: trying again")
+        return _stand(follower, Token(0), "no Master is known: trying again")
     return ElectionDecision(follower, (), "another launcher was faster")
 
 
@@ -214,7 +214,7 @@ def _stand(state: ElectionState, depose: Token, reason: str) -> ElectionDecision
 def _retire(state: ElectionState) -> ElectionDecision:
     """Step down, and run for election again as soon as the store answers."""
     if state.role is not Role.MASTER:
-        return ElectionDecision(state, (), "not the Master any more")
+        return ElectionDecision(state, (), "no longer the Master")
     reason = "out of touch with the store and with a node: another Master may rule"
     standing = _stand(state, state.token, reason)
     return ElectionDecision(standing.state, (StepDown(reason), *standing.effects), reason)

@@ -401,8 +401,8 @@ def _note_state(turn: Turn, restore: Restore) -> None:
     """Record it when the next world begins from an earlier commit than the last one had."""
     lost = turn.record.newest
     if restore.version < lost:
-        begins = f"from commit {restore.version.commit}" if restore.version.commit else "anew"
-        turn.note(Kind.STATE, f"no node has commit {lost.commit} any more: the next world begins {begins}")
+        begins = f"from commit {restore.version.commit}" if restore.version.commit else "from scratch"
+        turn.note(Kind.STATE, f"commit {lost.commit} is lost on all nodes: the next world begins {begins}")
     turn.write(newest=restore.version)
 
 

@@ -70,7 +70,7 @@ def wished(policy: HyperPolicy, wish: str) -> HyperPolicy:
     for item in wish.split():
         name, _, text = item.partition("=")
         if name == "logical-ranks":
-            raise SettingError(name, text, "cannot be changed in a running job", "Start the job anew with another one")
+            raise SettingError(name, text, "cannot be changed in a running job", "Start a new job with another value")
         if name not in NAMES:
             raise SettingError(name, text, f"no such setting. Known: {', '.join(NAMES)}")
         field, read = NAMES[name]

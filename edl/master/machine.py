@@ -236,7 +236,7 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
         turn.update(entry, status=NodeStatus.WARMING, due_s=turn.now_s + turn.spec.timeouts.warming_s)
     missed = world is not None and turn.record.phase is Phase.RUNNING and 0 < attach.seen_round < world.round
     if turn.spec.independent and world is not None and missed and member is None:
-        # Its workers train on unless they learn that they have no place any more.
+        # Its workers train on unless they learn that they no longer have a place.
         turn.tell(turn.nodes[entry.info.node], StartRound(world, turn.record.reason))
 
 

@@ -48,7 +48,7 @@ class News:
         self._next = asyncio.Event()
 
     def close(self) -> None:
-        """End all waits: nothing will change any more."""
+        """End all waits, since there will be no more changes."""
         self._over = True
         self.tell()
 

@@ -118,7 +118,7 @@ class Facts:
     lowest: int = 0
     """Minimum number of nodes for a world; 0: the lower bound."""
     over: str = ""
-    """Why no request is accepted any more; empty if requests are accepted."""
+    """Why requests are no longer accepted; empty if requests are accepted."""
     owner: str = ""
     """The scheduler that owns the size; empty if none does."""
     saves: bool = True
@@ -305,7 +305,7 @@ def _storeless(facts: Facts, going: frozenset[str]) -> str:
     if left == facts.keepers or len(left) >= needed:
         return ""
     kept = f"leaves {count(len(left))} with a member of the job's store, and {needed} of {facts.members} are needed"
-    return f"{kept}: the job would end with it. Use edl cordon, which lets the launcher stay, or an etcd of its own"
+    return f"{kept}: the job would end with it. Use edl cordon, which keeps the launcher, or a separate etcd"
 
 
 def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
@@ -336,7 +336,7 @@ def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
         return _known(sizing, f"{node} is {'' if excluded else 'not '}cordoned")
     others = tuple(one for one in sizing.cordoned if one.node != node)
     if not wish.cordoned:
-        return _accepted(dataclasses.replace(sizing, cordoned=others), f"{node} not cordoned any more")
+        return _accepted(dataclasses.replace(sizing, cordoned=others), f"{node} no longer cordoned")
     short = _short(sizing, facts, frozenset((node,)))
     if short:
         return _refused(sizing, f"cordoning {node} {short}")

@@ -208,7 +208,7 @@ def changes(turn: Turn, entries: Sequence[NodeEntry]) -> str:
         used, places = set(member.used if member is not None else ()), set(turn.places(entry))
         for slot in sorted(used - places):
             one = rules.dropped_here(turn.record.dropped, entry.info, slot)
-            why = f" dropped: {one.why}" if one is not None else " not needed any more"
+            why = f" dropped: {one.why}" if one is not None else " no longer needed"
             said.append(f"slot {slot} of {entry.info.node}{why}")
         said += [f"slot {slot} of {entry.info.node} takes part" for slot in sorted(places - used)]
     return "; ".join(said)

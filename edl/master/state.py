@@ -1,4 +1,4 @@
-"""The Master's state. ``Record`` survives it in the store; the next Master learns the rest anew."""
+"""The Master's state. ``Record`` survives it in the store; the next Master collects the rest again."""
 
 from __future__ import annotations
 

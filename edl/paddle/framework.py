@@ -30,7 +30,7 @@ class PaddleFramework:
         place = framework._current_expected_place_()
         if place.is_cpu_place():
             return ""
-        return f"paddle trains on {place} here, and its communicators cannot be formed anew in one process"
+        return f"paddle trains on {place} here, and its communicators cannot be formed again in the same process"
 
     def prepare(self, seat: Seat) -> Ring:
         """The ring of this round, not connected yet."""

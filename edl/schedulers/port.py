@@ -12,7 +12,7 @@ class Owner(enum.Enum):
     """Who decides how many nodes there are."""
 
     MASTER = "master"
-    """The Master: users send wishes to it, and it asks the scheduler."""
+    """The Master: users send requests to it, and it asks the scheduler."""
     EXTERNAL = "external"
     """The scheduler's users; the Master follows and never asks for nodes."""
 

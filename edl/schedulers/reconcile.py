@@ -2,7 +2,7 @@
 
 Level-triggered: each step compares what the job wants with what the scheduler intends to provide, and takes the next
 single step between them. Nothing is planned ahead, so a new Master begins with a query and reaches the same decisions.
-At most one call to the scheduler and one wish to the Master are under way at a time. While the scheduler does not
+At most one call to the scheduler and one request to the Master are under way at a time. While the scheduler does not
 answer, the job continues with the nodes it has.
 
 With ``Owner.MASTER`` the scheduler is asked for additional nodes at once, and nodes are given back only when they are
@@ -30,7 +30,7 @@ LAST_RETRY_S = 30.0
 REFUSED_S = 60.0
 """Pause in seconds after a permanent error: it may have been fixed."""
 UNHEARD_S = 5.0
-"""Pause in seconds after a wish that the Master could not accept: the store may be unreachable."""
+"""Pause in seconds after a request that the Master could not accept: the store may be unreachable."""
 DOOMED_AGAIN_S = 10.0
 """Pause in seconds after the Master refused to drain doomed nodes: replacements may have joined."""
 SAME_AGAIN_S = 1.0
@@ -78,14 +78,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The Master's answer to the wish under way."""
+    """The Master's answer to the request under way."""
 
     granted: Granted
 
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The Master could not accept the wish under way, or did not answer."""
+    """The Master could not accept the request under way, or did not answer."""
 
     text: str
 
@@ -130,7 +130,7 @@ Call = Current | Ask | Release
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Submit a wish to the Master. ``Replied`` or ``Unheard`` follows."""
+    """Submit a request to the Master. ``Replied`` or ``Unheard`` follows."""
 
     wish: Wish
 
@@ -185,7 +185,7 @@ class State:
     doomed_s: float = 0.0
     """The Master is not told about them before this time."""
     urgent: bool = False
-    """Whether the wish under way is about doomed nodes."""
+    """Whether the request to the Master under way is about doomed nodes."""
     sent_away: frozenset[str] = frozenset()
     """Nodes that have been told to leave, until they have left."""
     surplus: frozenset[str] = frozenset()
@@ -193,7 +193,7 @@ class State:
     told: tuple[int, int, int] | None = None
     """Size and bounds when the Master was last told the size."""
     hush_s: float = 0.0
-    """The Master has refused a wish: none is submitted before this time, except for doomed nodes."""
+    """The Master has refused a request: none is submitted before this time, except for doomed nodes."""
     refusal: str = ""
     explained: str = ""
     finished: bool = False
@@ -385,7 +385,7 @@ class _Turn:
         return Drain(tuple(names), self.state.about.name, reason, min(leads, default=0.0), Care.TRY)
 
     def _resize(self, job: Job) -> Resize | None:
-        """The scheduler's size as a wish, if the Master does not know it."""
+        """The scheduler's size as a request, if the Master does not know it."""
         if self.state.size is None or self.state.size.nodes < 1:
             return None  # the nodes are being removed anyway
         nodes = self.state.size.nodes
@@ -394,7 +394,7 @@ class _Turn:
         return Resize(nodes, self.state.about.name, f"{self.state.about.name} has {nodes} nodes", external=True)
 
     def _told(self, nodes: int) -> tuple[int, int, int]:
-        assert self.state.job is not None  # noqa: S101 - set before any wish
+        assert self.state.job is not None  # noqa: S101 - set before any request
         return nodes, self.state.job.minimum, self.state.job.maximum
 
     def _next_call(self, job: Job, plan: Plan | None) -> Call | None:

@@ -112,9 +112,9 @@ class Reconciler:
         except asyncio.TimeoutError:
             self._unheard(f"the Master has not answered for {WISH_LIMIT_S:g} s: its store may be unreachable")
         except Exception as error:  # noqa: BLE001 - as in _call
-            self._unheard(f"the Master could not accept the wish: {type(error).__name__}: {error}")
+            self._unheard(f"the Master could not accept the request: {type(error).__name__}: {error}")
         else:
-            self._show()  # first: a node may have become a member before the wish was processed
+            self._show()  # first: a node may have become a member before the request was processed
             self._events.put_nowait(rc.Replied(granted))
 
     def _unheard(self, text: str) -> None:

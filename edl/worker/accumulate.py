@@ -150,7 +150,7 @@ class Way(Protocol):
         ...
 
     def close(self) -> None:
-        """Clean up: no micro-batch is in progress any more, for whatever reason."""
+        """Clean up after the last micro-batch, even after an error."""
         ...
 
 

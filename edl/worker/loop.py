@@ -100,7 +100,7 @@ def _check(session: Session, state: State) -> None:
     if session.training:
         raise StateError("a function decorated with run was called inside another one; call the plain function")
     if session.state is not None and session.state is not state:
-        raise StateError("one State for each process: run was called with another one before")
+        raise StateError("only one State per process is supported: run was called with another one before")
 
 
 def _join(session: Session, state: State) -> None:

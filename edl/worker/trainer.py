@@ -21,7 +21,7 @@ class Trainer:
     """One per process; created by ``attach``."""
 
     def __init__(self, session: Session) -> None:
-        """Returns once this worker has its first place. Raises ``SystemExit(0)`` when it is told to stop instead."""
+        """Wait for this worker's first place. Raises ``SystemExit(0)`` when it receives a stop request instead."""
         self._session = session
         self._heard: Heard = _nothing
         session.enter_alone()

@@ -512,7 +512,7 @@ class TestStatus:
             assert part in text, text
 
     def test_of_a_new_state(self) -> None:
-        assert "State: era 1, began anew" in shown(dataclasses.replace(STATUS, era=1))
+        assert "State: era 1, began without a checkpoint" in shown(dataclasses.replace(STATUS, era=1))
 
     def test_of_a_plain_script(self) -> None:
         plain = dataclasses.replace(VIEW, underway=False, how="")

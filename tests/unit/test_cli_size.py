@@ -385,7 +385,16 @@ def test_the_size_in_the_status() -> None:
     )  # fmt: skip
     text = "\n".join(scale_lines(view))
     for part in (
-        *("4 of 6 wanted", "2 to 8", "units of 2", "kim: night", "Wish 5, 4 reached", "edl resume", "node-d", "slurm"),
+        *(
+            "4 of 6 wanted",
+            "2 to 8",
+            "units of 2",
+            "kim: night",
+            "Request 5, 4 reached",
+            "edl resume",
+            "node-d",
+            "slurm",
+        ),
         *("2 nodes have not come", "12.3 s", "8 nodes (it scales)"),
     ):
         assert part in text

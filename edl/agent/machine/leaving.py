@@ -49,7 +49,7 @@ def depart(turn: Turn, order: Depart) -> None:
 
 
 def leave(turn: Turn, outcome: Outcome, why: str, deadline_s: float, number: int = SIGTERM) -> None:
-    """Leave in good order. ``deadline_s``: seconds available, 0 for ``--shutdown-timeout``. ``number``: the signal for
+    """Leave gracefully. ``deadline_s``: seconds available, 0 for ``--shutdown-timeout``. ``number``: the signal for
     workers that cannot be held at a step boundary."""
     state = turn.state
     if state.phase is AgentPhase.LEAVING:

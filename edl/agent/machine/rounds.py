@@ -52,7 +52,7 @@ def admitted(turn: Turn, world: World) -> Member | None:
         return None
     turn.set(seen_round=world.round)
     if state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
-        return None  # not ready any more; the Master learns it from the next Ready, which names the newest round seen
+        return None  # no longer ready; the Master learns it from the next Ready, which names the newest round seen
     if state.idling and any(worker.ending for worker in state.alive):
         return None  # its waiting workers are being ended
     return member
@@ -88,7 +88,7 @@ def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Wo
     place = dataclasses.replace(place, born=old.born)
     if old.ending or _is_elsewhere(turn, old, local_rank):
         numbers = f"its device has another number: local rank {old.bound} became {local_rank}"
-        return dataclasses.replace(place, how="started anew" if old.ending else f"restarted ({numbers})", anew=True)
+        return dataclasses.replace(place, how="started again" if old.ending else f"restarted ({numbers})", anew=True)
     return dataclasses.replace(
         place, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how, bound=old.bound
     )

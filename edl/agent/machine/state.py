@@ -153,7 +153,7 @@ class AgentState:
     word_by_s: float | None = None
     """Deadline for the Master's answer to a leaving node, even if its workers have ended."""
     drained_exit_code: int = 0
-    """Exit status of a launcher that left in good order while the job continues."""
+    """Exit status of a launcher that left gracefully while the job continues."""
     idling: bool = False
     """No worker waits here for a world, until the next world or until the Master asks for some."""
     kill_at_s: float | None = None

@@ -94,7 +94,7 @@ class Turn:
         self.exit_if_empty()
 
     def exit_if_empty(self) -> None:
-        """Exit once no worker is left and the Master's answer is not awaited any more."""
+        """Exit when no worker is left and no answer of the Master is awaited."""
         if (
             self.state.word_by_s is None
             and self.state.phase is AgentPhase.LEAVING

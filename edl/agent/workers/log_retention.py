@@ -54,7 +54,7 @@ class LogPieces:
         return 0 < self._most_bytes < self._total
 
     def part(self, folder: str, path: str, size: int) -> None:
-        """Make ``size`` bytes of a round a piece of its own, which no longer grows."""
+        """Make ``size`` bytes of a round a separate piece, which no longer grows."""
         self.begin(folder)
         self._pieces[folder].size -= size
         self._pieces[path] = _Piece(size, folder)

@@ -138,7 +138,7 @@ class OutputStream:
                 self._plan.console.flush()
             except (BlockingIOError, OSError, ValueError) as error:
                 self._plan = dataclasses.replace(self._plan, console=None)
-                self._warn(f"cannot write worker output to the console any more ({error})")
+                self._warn(f"stopped writing worker output to the console ({error})")
         self._file.write(lines)
         if self._plan.filters:
             self._filtered.write([self._plan.prefix + line for line in selected(lines, self._plan.filters)])

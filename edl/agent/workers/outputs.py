@@ -236,7 +236,7 @@ class Outputs:
         return Bounds(self._room, self._part_bytes, took, parted) if self._room is not None else UNBOUNDED
 
     def log_dir(self, files: WorkerFiles) -> str:
-        """The log folder that a worker is told (``PADDLE_LOG_DIR``)."""
+        """The log folder passed to a worker (``PADDLE_LOG_DIR``)."""
         return self._plan.links or files.folder
 
     def open(self, files: WorkerFiles, environment: Mapping[str, str]) -> Output:

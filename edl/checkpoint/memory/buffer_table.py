@@ -107,7 +107,7 @@ class _Buffer:
     making: bool = False
     """Allocated ahead and not ready yet; pinned by the allocating thread."""
     doomed: bool = False
-    """Belongs to no stream any more; freed when its last reader releases it."""
+    """No longer belongs to a stream; freed when its last reader releases it."""
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ class BufferTable:
             sums[buffer.stream.use] += buffer.capacity
         return Usage(self._limit, sums[Use.WORKER], sums[Use.REPLICA], sums[Use.LOADED])
 
-    # --- what is not needed any more ---------------------------------------------------------------------------------
+    # --- discarding snapshots ----------------------------------------------------------------------------------------
 
     def drop(self, stream: Stream) -> None:
         """Forget all snapshots of a stream. Pinned ones are freed when their readers release them."""

@@ -236,7 +236,7 @@ class Keeper:
         else:
             loan = self._snapshot_pool.borrow_own(slot, stream, version)
             if loan is None:
-                raise CheckpointError(f"slot {slot} has no values of its own of {version}")
+                raise CheckpointError(f"slot {slot} has no separate values of {version}")
         if worker.gone:
             loan.release()
             raise CheckpointError("the worker is gone")

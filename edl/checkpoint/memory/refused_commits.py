@@ -8,14 +8,14 @@ from edl.checkpoint.memory.buffer_table import Stream
 
 
 class Refusals:
-    """Calls ``tell(why)`` when the first current reason changes; empty when there is none any more."""
+    """Calls ``tell(why)`` when the first current reason changes; empty when there is none left."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._why: dict[Stream, str] = {}
 
     def note(self, line: Stream, why: str) -> None:
-        """Note the outcome of a stream's request for a buffer; empty: it got one, or needs none any more."""
+        """Note the outcome of a stream's request for a buffer; empty: it got one, or no longer needs one."""
         before = self._first()
         if why:
             self._why[line] = why

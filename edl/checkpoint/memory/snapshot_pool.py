@@ -371,7 +371,7 @@ class SnapshotPool:
         with self._lock:
             return self._buffer_table.usage()
 
-    # --- what is not needed any more ---------------------------------------------------------------------------------
+    # --- discarding snapshots ----------------------------------------------------------------------------------------
 
     def outgrown(self, stream: Stream) -> None:
         """Drop older loaded state after a worker has committed."""

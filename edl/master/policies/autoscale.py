@@ -84,7 +84,7 @@ NOTHING_LEARNT = Learnt()
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """State that each Master builds anew: the current measurement, and times in seconds of its clock."""
+    """State that each Master collects itself: the current measurement, and times in seconds of its clock."""
 
     round: int = 0
     nodes: int = 0

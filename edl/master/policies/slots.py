@@ -41,7 +41,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A slot in which no worker is started any more."""
+    """A slot that no longer gets a worker."""
 
     node: NodeId
     host: str
