@@ -95,7 +95,7 @@ class _Whole:
             for stored, memory in copies[1:]:
                 if memory != copies[0][1]:
                     raise CheckpointError(
-                        f"{self._folder.path}: {where[1:]} is not the same for workers {copies[0][0].shard} and "
+                        f"{self._folder.path}: {where[1:]} differs between workers {copies[0][0].shard} and "
                         f"{stored.shard}, and is not sharded: choose a worker, such as worker=0"
                     )
         return found
