@@ -154,7 +154,7 @@ def test_objects_that_cannot_be_resized(tmp_path: Path) -> None:
 
     over = [{"type": "Complete", "status": "True"}]
     run(story(CASES[1], lambda job: job["spec"].pop("completionMode"), "only Indexed can resize"))
-    run(story(CASES[1], lambda job: job["status"].update(conditions=over), "is over .Complete."))
+    run(story(CASES[1], lambda job: job["status"].update(conditions=over), "has ended .Complete."))
     tasks = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}]
     run(story(CASES[2], lambda job: job["spec"].update(tasks=tasks), "no task worker .tasks: a, b."))
     run(story(CASES[3], lambda job: job["spec"].pop("worker"), "has no spec.worker"))
