@@ -1,1 +1,1 @@
-"""Side-by-side measurements of edl and of the launchers people use today. Start with ``benchmarks/README.md``."""
+"""Side-by-side measurements of edl and of other launchers in use today. Start with ``benchmarks/README.md``."""

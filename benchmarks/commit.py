@@ -1,11 +1,11 @@
-"""What a commit costs a worker, what its background work costs training, and how fast copies travel.
+"""Measures what a commit costs a worker, what the agent's background work costs training, and how fast copies travel.
 
     python -m benchmarks.commit --size 1000 --runs 7
 
-The agent is a process of its own with the real keeper, as in a job. A commit is the header and the copy of all arrays
-into the agent's memory file, and its announcement; beside it stands a plain copy of the same arrays. The first two
-commits use new buffers and stand apart. Then training steps are timed with and without the agent computing checksums,
-writing to the disk and copying to another node.
+The agent is a separate process with the real keeper, as in a job. A commit is the header, the copy of all arrays into
+the agent's memory file, and its announcement; it is compared with a plain copy of the same arrays. The first two
+commits use new buffers and are reported separately. Then training steps are timed with and without the agent computing
+checksums, writing to the disk and copying to another node.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _answer(agent: socket.socket, grant: Grant | Refusal) -> None:
 
 
 class Numpy:
-    """Arrays of numpy, copied one after the other."""
+    """NumPy arrays, copied one after the other."""
 
     name = "numpy"
 
@@ -154,7 +154,7 @@ class Torch:
 
 
 class Worker:
-    """A worker's side of commits."""
+    """The worker's side of commits."""
 
     def __init__(self, agent: socket.socket, kind: Any, size: int) -> None:
         self.agent = agent
@@ -192,7 +192,7 @@ class Worker:
             self.granted.set()
 
     def commit(self, save: bool = False) -> float:
-        """Seconds that training stood still."""
+        """Make one commit; returns the seconds that training stood still."""
         assert self.granted.wait(60)
         self.granted.clear()
         assert self.grant is not None
@@ -217,7 +217,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def commits(worker: Worker, runs: int) -> list[Outcome]:
-    """Commits and plain copies in turn."""
+    """Measure commits and plain copies in turn."""
     kind = worker.kind
     event = f"{kind.name}: copy of the state"
     kind.plain()
@@ -232,7 +232,7 @@ def commits(worker: Worker, runs: int) -> list[Outcome]:
 
 
 def training(worker: Worker, runs: int) -> list[Outcome]:
-    """Steps alone and steps beside the agent's work, in turn."""
+    """Measure steps without and with the agent's background work, in turn."""
     side = 256
     while timed(partial(_step, side)) < STEP_S:
         side = side * 5 // 4
@@ -260,7 +260,7 @@ def _step(side: int) -> None:
 
 
 def travel(port: int, size: int, runs: int) -> list[Outcome]:
-    """Copies to another process over loopback; the checksum on this side is computed before."""
+    """Measure copies to another process over loopback; the sender computes the checksum beforehand."""
     mine = SnapshotPool(NodeId("bench"), JOB, 4 * size, lambda: None)
     copies = TcpCopies(NodeId("bench"), lambda: TOKEN, SystemClock())
     outcomes = []
@@ -292,7 +292,7 @@ def _told(process: subprocess.Popen[bytes], near: socket.socket) -> None:
 
 
 def _as_peer(descriptor: int, limit_bytes: int) -> None:
-    """Another node: takes copies until the socket ends."""
+    """Run as another node: receive copies until the socket ends."""
     told = socket.socket(fileno=descriptor)
     snapshot_pool = SnapshotPool(NodeId("peer"), JOB, limit_bytes, lambda: None)
     copies = TcpCopies(NodeId("peer"), lambda: TOKEN, SystemClock())

@@ -1,8 +1,8 @@
-"""What a commit of many small tensors costs beside ``state_dict()``, in CPU time of the worker.
+"""Measures what a commit of many small tensors costs compared with ``state_dict()``, in CPU time of the worker.
 
     python -m benchmarks.commit_tensors --framework torch
 
-The copy goes into memory of this process, without an agent. To compare with another checkout, run this file with its
+The copy goes into memory of this process, without an agent. To compare with another checkout, run this file with that
 folder in ``PYTHONPATH``, in turn.
 """
 

@@ -1,14 +1,13 @@
-"""How the Master's work grows with the nodes of a job.
+"""Measures how the Master's work grows with the number of nodes of a job.
 
     python -m benchmarks.growth --nodes 50,100,200,300,1000
 
 A real Master (its shell, its election, its leases) on a real etcd serves real streams. The nodes are light: one process
-holds them all, each with a stream of its own that answers as a launcher does and trains nothing. For each number of
-nodes: how long until all are attached, until the first and the last has been told to start, until the others have been
-told to start again after one is lost, and until all are attached to the next Master after this one is gone; the CPU
-time that the Master spent on each, the longest time for which its event loop did nothing else, and what it wrote.
-
-The nodes share the machine with the Master, so times are those of two programs on these cores; CPU times are the
+runs them all, each with its own stream that answers as a launcher does but trains nothing. For each number of nodes it
+measures how long it takes until all are attached, until the first and the last have been told to start, until the
+others have been told to start again after one is lost, and until all are attached to the next Master after this one has
+died; the CPU time that the Master spent on each, the longest time for which its event loop was blocked, and how much it
+wrote. The nodes share the machine with the Master, so times are those of two programs on these cores; CPU times are the
 Master's own.
 """
 
@@ -59,7 +58,8 @@ SETTLE_S = 1.0
 IDLE_S = 10.0
 MINUTE_S = 60.0
 LOOK_S, SELDOM_S = 0.02, 0.25
-"""Between two looks at how late the event loop is. They cost 1.5 % of a core: fewer while idle cost is measured."""
+"""Seconds between two checks of the event loop's lag. They cost 1.5 % of a core, so there are fewer while idle cost is
+measured."""
 AT_ONCE = 100
 """Keys of nodes in one transaction."""
 
@@ -68,8 +68,8 @@ AT_ONCE = 100
 
 
 def light(data: bytes) -> MasterMessage:
-    """A message of the Master, without the members of its world: each launcher makes them on its own host, and all of
-    the nodes here share one core. ``decoding_s`` measures what that leaves out."""
+    """A message of the Master without the members of its world: each launcher decodes them on its own host, but all
+    nodes here share one core. ``decoding_s`` measures what that leaves out."""
     envelope = edl_pb2.FromMaster.FromString(data)
     if envelope.WhichOneof("body") != "start_round":
         return codec.decode_master(data)
@@ -78,7 +78,7 @@ def light(data: bytes) -> MasterMessage:
 
 
 def decoding_s(infos: Sequence[NodeInfo]) -> float:
-    """Seconds for which one launcher decodes the start of such a world: the median of five times."""
+    """Seconds that one launcher needs to decode the start of such a world: the median of five measurements."""
     members = tuple(
         Member(info.node, info.incarnation, info.host, info.slots, Rank(8 * index), (1, 2))
         for index, info in enumerate(infos)
@@ -94,7 +94,7 @@ def decoding_s(infos: Sequence[NodeInfo]) -> float:
 
 
 class LightConnection(Connection):
-    """See ``light``."""
+    """Decodes messages without their members; see ``light``."""
 
     decode = staticmethod(light)
 
@@ -123,19 +123,19 @@ class Node:
             await asyncio.sleep(pauses.next())
 
     def say(self, connection: Connection) -> None:
-        """What a launcher says when it has attached."""
+        """Send the messages of a launcher that has attached."""
         connection.send(Attach(self.info, self._round, self._running, False))
         if not self._running:
             self.ready(connection)
         self.attached.set()
 
     def ready(self, connection: Connection) -> None:
-        """No worker runs here."""
+        """Report that no worker is running here."""
         self._running = Round(0)
         connection.send(Ready(self._round, (1, 2)))
 
     def start(self, number: Round) -> None:
-        """Workers run here."""
+        """Report that workers are running here."""
         self._round = self._running = number
         self._seen(number, time.monotonic())
 
@@ -167,7 +167,7 @@ def _all_there(times: Sequence[float], nodes: int) -> bool:
 
 
 def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
-    """All nodes; says what it is asked."""
+    """Run all nodes; answers the requests of the main process."""
     asyncio.run(_nodes(pipe, infos, port))
 
 
@@ -195,7 +195,7 @@ async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
 
 
 class CountingStore(EtcdStore):
-    """Counts what is written."""
+    """Counts what is written to the store."""
 
     writes = written_bytes = 0
 
@@ -207,7 +207,7 @@ class CountingStore(EtcdStore):
 
 @dataclass
 class Spent:
-    """Between two moments."""
+    """Resources spent between two times."""
 
     seconds: float
     cpu_s: float
@@ -218,7 +218,7 @@ class Spent:
 
 @dataclass
 class Meter:
-    """CPU time, event loop and store of this process."""
+    """Measures CPU time, event loop and store of this process."""
 
     store: CountingStore
     lag_s: float = 0.0
@@ -226,19 +226,19 @@ class Meter:
     _since: tuple[float, float, int, int] = (0.0, 0.0, 0, 0)
 
     async def watch(self) -> None:
-        """Measure how late the event loop is."""
+        """Measure the event loop's lag."""
         while True:
             due_s = time.monotonic() + self.look_s
             await asyncio.sleep(self.look_s)
             self.lag_s = max(self.lag_s, time.monotonic() - due_s)
 
     def begin(self) -> None:
-        """From here on."""
+        """Start a measurement."""
         self.lag_s = 0.0
         self._since = (time.monotonic(), time.process_time(), self.store.writes, self.store.written_bytes)
 
     def spent(self, until_s: float | None = None) -> Spent:
-        """Since ``begin``."""
+        """The resources spent since ``begin``."""
         begun_s, cpu_s, writes, size = self._since
         return Spent(
             (until_s or time.monotonic()) - begun_s,
@@ -250,7 +250,7 @@ class Meter:
 
 
 class Masters:
-    """One launcher's part in elections, again and again."""
+    """One launcher's part in repeated elections."""
 
     def __init__(self, store: CountingStore, server: MasterServer, port: int, spec: JobSpec) -> None:
         self._store, self._server, self._port, self._spec = store, server, port, spec
@@ -261,7 +261,7 @@ class Masters:
         self.shell: MasterShell | None = None
 
     async def begin(self) -> None:
-        """Be elected."""
+        """Wait to be elected."""
         deps = MasterDeps(
             *(self._store, SystemClock(), JobKeys(JOB), self._spec, MASTER, refuses, self._heard, wall_clock_s)
         )
@@ -272,7 +272,7 @@ class Masters:
         await _until(lambda: self.shell is not None and self.shell.serving)
 
     async def end(self) -> None:
-        """As if the launcher had died: its key goes with its lease."""
+        """End as if the launcher had died: its key is deleted with its lease."""
         for task in (self._running, self._keeping):
             assert task is not None
             task.cancel()
@@ -303,7 +303,7 @@ class Masters:
 
 @dataclass
 class Result:
-    """Of one number of nodes."""
+    """The results for one number of nodes."""
 
     nodes: int
     phases: dict[str, Spent] = field(default_factory=dict)
@@ -316,7 +316,7 @@ class Result:
 
 
 Ask = Callable[..., Any]
-"""Asks the process of the nodes for something; see ``_nodes``."""
+"""Sends a request to the process of the nodes; see ``_nodes``."""
 
 
 @contextlib.asynccontextmanager
@@ -339,7 +339,7 @@ async def _nodes_beside(infos: Sequence[NodeInfo], port: int) -> AsyncIterator[A
 
 
 async def _look(result: Result, meter: Meter, port: int) -> None:
-    """What a question costs, and doing nothing."""
+    """Measure the cost of a status request, and of doing nothing."""
     client = MasterClient(HOST, port, SECRET, timeout_s=60.0)
     asked_s = time.monotonic()
     await client.status()
@@ -353,7 +353,7 @@ async def _look(result: Result, meter: Meter, port: int) -> None:
 
 
 async def _endure(masters: Masters, meter: Meter, ask: Ask, minutes: int, keys: JobKeys) -> None:
-    """A node is lost each minute, and in the middle of it all the Master."""
+    """Lose a node each minute, and once, in the middle, the Master."""
     for minute in range(1, minutes + 1):
         meter.begin()
         began_s = time.monotonic()
@@ -379,14 +379,14 @@ async def _endure(masters: Masters, meter: Meter, ask: Ask, minutes: int, keys: 
 
 
 async def _register(store: EtcdStore, keys: JobKeys, infos: Sequence[NodeInfo]) -> None:
-    """A new job, and the keys of its nodes."""
+    """Register a new job and the keys of its nodes."""
     await store.write([Delete(keys.prefix, prefix=True)])
     for begin in range(0, len(infos), AT_ONCE):
         await store.write([Put(keys.node(info.node), plain.dumps(info)) for info in infos[begin : begin + AT_ONCE]])
 
 
 async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
-    """All that is measured with so many nodes. ``minutes``: of losses afterwards."""
+    """All measurements with this number of nodes. ``minutes``: duration of the losses afterwards."""
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
     spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=LEASE_S))
     result, meter = Result(count), Meter(store)
@@ -411,7 +411,7 @@ async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
         result.last_start_s = last_s - first_s
         await asyncio.sleep(SETTLE_S)
         meter.begin()
-        victim.close()  # it is proved dead as soon as its stream ends
+        victim.close()  # it is known to be dead as soon as its stream ends
         await ask("lose")
         await store.write([Delete(keys.node(infos[-1].node))])
         _, last_s = await ask("started", Round(2))
@@ -436,7 +436,7 @@ async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line a number of nodes and phase."""
+    """One line per number of nodes and phase."""
     lines = ["nodes  phase     seconds  CPU s  longest lag s  writes  kB written"]
     for one in results:
         for phase, spent in one.phases.items():
@@ -452,7 +452,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def exponents(results: Sequence[Result]) -> str:
-    """By which power of the number of nodes a figure grows: the slope of its logarithm."""
+    """The power of the number of nodes with which a figure grows: the slope of its logarithm."""
     if len(results) < 2:
         return ""
     sizes = [math.log(one.nodes) for one in results]

@@ -1,10 +1,10 @@
-"""Does training notice when edl's Master dies? The Master's node is killed while it is only a spare.
+"""Measures whether training notices the death of edl's Master, whose node is killed while it is only a spare.
 
     python -m benchmarks.master_failover --runs 3
 
-The job may have two nodes and gets four, so two are spares. Whoever is Master by chance is very likely a member of
-the world at first; such a Master is killed and replaced by a fresh node until a spare is elected. Then that one is
-killed, and the gaps between the workers' steps around that moment are compared with those just before.
+The job may have two nodes and gets four, so two are spares. At first the Master is usually a member of the world; then
+it is killed and replaced by a new node, until a spare is elected. Then that one is killed, and the gaps between the
+workers' steps around that time are compared with those just before.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ SPARES = 2
 ATTEMPTS = 8
 WINDOW_S = 5.0
 SETTLE_S = 2.0
-"""After the last change and the last status call, before the quiet window begins."""
+"""Pause in seconds after the last change and the last status call, before the quiet window begins."""
 
 
 def spare_master(job: Job) -> tuple[int, World]:
-    """Make a spare the Master: ``(its node, the running world)``. Raises ``NotReached`` when luck does not come."""
+    """Wait until a spare is the Master; returns ``(its node, the running world)``. Raises ``NotReached`` after too many
+    tries."""
     for _ in range(ATTEMPTS):
         world = job.wait_running(MEMBERS)
         master = master_node(job)
@@ -47,20 +48,20 @@ def spare_master(job: Job) -> tuple[int, World]:
 
 
 def wait_new_master(job: Job, old: int) -> None:
-    """Until ``edl status`` names another node. Called after the measured window only: it costs CPU."""
+    """Wait until ``edl status`` shows another node. Called only after the measured window, since it costs CPU time."""
     deadline_s = time.monotonic() + job.launcher.deadline_s
     while time.monotonic() < deadline_s:
         try:
             if master_node(job) != old:
                 return
         except NotReached:
-            pass  # between two Masters
+            pass  # there is no Master at the moment
         time.sleep(0.5)
     raise NotReached("no new Master was elected")
 
 
 def measure(launcher: Launcher, keep: Path | None) -> Outcome:
-    """One failover."""
+    """Measure one failover."""
     load = report.load_average()
     event = "Master killed"
     with launch(launcher, "train_torch.py", (MEMBERS, MEMBERS), etcd_members=3, keep=keep) as job:
@@ -68,7 +69,7 @@ def measure(launcher: Launcher, keep: Path | None) -> Outcome:
             for node in range(MEMBERS + SPARES):
                 job.start(node)
             job.wait_running(MEMBERS)
-            time.sleep(SETTLE_S)  # spares arrive
+            time.sleep(SETTLE_S)  # spares join
             master, world = spare_master(job)
             time.sleep(SETTLE_S + WINDOW_S)
         except NotReached as error:
@@ -84,11 +85,11 @@ def measure(launcher: Launcher, keep: Path | None) -> Outcome:
 
 
 def outcome(event: str, launcher: Launcher, job: Job, world: World, struck_s: float, load: float) -> Outcome:
-    """Gaps of all ranks before and after. A world formed since then means that training did notice."""
+    """Gaps of all ranks before and after. A new world formed since then means that training was affected."""
     end_s = struck_s + WINDOW_S
     after = [*world.gaps(struck_s, end_s), world.silence(end_s)]
     if job.steps.newest() is not world:
-        return Outcome(event, launcher.name, note="training was interrupted: the world was formed anew", load=load)
+        return Outcome(event, launcher.name, note="training was interrupted: a new world was formed", load=load)
     values = {
         "median step": median_gap(world, struck_s - WINDOW_S, struck_s),
         f"longest gap, {WINDOW_S:g} s before": max(world.gaps(struck_s - WINDOW_S, struck_s)),
@@ -100,7 +101,7 @@ def outcome(event: str, launcher: Launcher, job: Job, world: World, struck_s: fl
 @click.command()
 @common_options(default_runs=3)
 def main(**rest: Any) -> None:
-    """Show that the death of the Master does not hold up training. Only edl launchers have a Master."""
+    """Show that the death of the Master does not delay training. Only edl launchers have a Master."""
     common = gather(default_names="edl", **rest)
     if any(not launcher.is_edl for launcher in common.launchers):
         raise click.UsageError("--launchers: only edl and edl-embedded have a Master")

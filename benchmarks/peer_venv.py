@@ -1,9 +1,9 @@
-"""Make a Python that can run ``paddle.distributed.launch`` with etcd, for ``--peer-python``.
+"""Creates a Python that can run ``paddle.distributed.launch`` with etcd, for ``--peer-python``.
 
     python -m benchmarks.peer_venv /tmp/edl-peer
 
-Paddle's elastic mode imports the ``etcd3`` client, last released years ago. It goes into a virtual environment of its
-own, which takes everything else (Paddle, protobuf, grpcio) from the Python this program runs with.
+Paddle's elastic mode imports the ``etcd3`` client, which was last released years ago. It is installed in a separate
+virtual environment, which takes everything else (Paddle, protobuf, grpcio) from the Python that runs this program.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ CHECK = "import etcd3, paddle; print('etcd3', etcd3.__version__, 'and paddle', p
 
 
 def make(folder: Path) -> Path:
-    """The interpreter of a new (or existing) environment in ``folder``."""
+    """Create or reuse an environment in ``folder``; returns its interpreter."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     shown = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = Path(subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip())
     own = sysconfig.get_path("purelib")
     (packages / "shared-packages.pth").write_text(f"{own}\n")
-    # Without its dependencies: they would be second copies of what the shared packages already have.
+    # Without its dependencies, which would duplicate the shared packages.
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES], check=True)
     return python
 

@@ -1,9 +1,9 @@
-"""Seconds from a fault to the moment when training is going on again, edl and a peer in turn.
+"""Measures the seconds from a fault until training continues, for edl and a peer in turn.
 
     python -m benchmarks.recovery --framework torch --runs 5 --events worker,node,join,node-silent
 
-Times are taken from the workers' own step logs: from just before the first signal is sent to the completion of the
-first step by the last rank of the next world.
+Times are taken from the workers' own step logs: from just before the first signal is sent until the last rank of the
+next world has completed its first step.
 """
 
 from __future__ import annotations
@@ -31,22 +31,20 @@ PEERS = {"torch": "edl-rejoin,edl,torchrun-tuned", "paddle": "edl-rejoin,edl,pad
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What came of an event: seconds by metric, and how many steps were made twice."""
+    """The result of an event: seconds by metric, and the number of repeated steps."""
 
     values: dict[str, float]
     redone: int
 
 
 Look = Callable[[Job, World, float], Figures]
-"""From the job, its old world and the time of the strike. Raises ``NotReached``."""
+"""Measures from the job, its old world and the time of the event. Raises ``NotReached``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A fault (or a welcome change); one worker per node.
-
-    ``strike`` does it and returns the monotonic time just before; ``look`` waits for what comes of it.
-    """
+    """A fault or a planned change; one worker per node. ``strike`` causes it and returns the monotonic time just
+    before; ``look`` waits for the outcome."""
 
     name: str
     bounds: tuple[int, int]
@@ -60,27 +58,27 @@ class Event:
 
 
 def kill_a_worker(job: Job, world: World) -> float:
-    """The worker of the last node."""
+    """Kill the worker of the last node."""
     return job.kill_worker(world.pids(max(world.nodes()))[0])
 
 
 def kill_a_node(job: Job, world: World) -> float:
-    """The node started last: never the one that hosts torchrun's store."""
+    """Kill the node started last, which never hosts torchrun's store."""
     return job.kill_node(max(job.nodes))
 
 
 def kill_the_masters_node(job: Job, world: World) -> float:
-    """The node whose launcher is edl's Master."""
+    """Kill the node that runs edl's Master."""
     return job.kill_node(master_node(job))
 
 
 def freeze_a_node(job: Job, world: World) -> float:
-    """SIGSTOP: no connection breaks, nobody answers."""
+    """SIGSTOP: no connection breaks, but nothing answers."""
     return job.freeze_node(max(job.nodes))
 
 
 def add_a_node(job: Job, world: World) -> float:
-    """One more launcher."""
+    """Start one more launcher."""
     return job.start(max(job.nodes) + 1)
 
 
@@ -89,11 +87,11 @@ def drain_a_node(job: Job, world: World) -> float:
     return job.drain_node(max(job.nodes))
 
 
-# --- what comes of it ------------------------------------------------------------------------------------------------
+# --- outcomes --------------------------------------------------------------------------------------------------------
 
 
 def recovery(size: int) -> Look:
-    """The next world has this size."""
+    """Wait until the next world has this size."""
 
     def look(job: Job, old: World, struck_s: float) -> Figures:
         new = job.wait_next(struck_s, size)
@@ -103,7 +101,7 @@ def recovery(size: int) -> Look:
 
 
 def recovery_in_two_steps(size: int) -> Look:
-    """The next world may lack one worker, which comes back later."""
+    """Wait for the next world, which may lack one worker, and for the one with its replacement."""
 
     def look(job: Job, old: World, struck_s: float) -> Figures:
         next_one = job.wait_next(struck_s, size, least=size - 1)
@@ -117,7 +115,7 @@ def recovery_in_two_steps(size: int) -> Look:
 
 
 def recovery_from_silence(size: int) -> Look:
-    """Also without the time until the silence was noticed, which is the lease's."""
+    """Like ``recovery``, and also without the time until the silence is detected, which the lease determines."""
 
     def look(job: Job, old: World, struck_s: float) -> Figures:
         new = job.wait_next(struck_s, size)
@@ -131,7 +129,7 @@ def recovery_from_silence(size: int) -> Look:
 
 
 def planned(size: int, since: str) -> Look:
-    """A change that everybody knew of: how long nobody trained."""
+    """A planned change: how long training paused."""
 
     def look(job: Job, old: World, struck_s: float) -> Figures:
         new = job.wait_next(struck_s, size)
@@ -141,7 +139,7 @@ def planned(size: int, since: str) -> Look:
 
 
 def scale_story(job: Job, old: World, struck_s: float) -> Figures:
-    """From two to four nodes, which has been begun; then down to three and one by draining, and up to four again."""
+    """From two to four nodes, which has been started; then down to three and one by draining, and up to four again."""
     job.start(3)
     job.wait_running(4)
     for leaving, size in (((0,), 3), ((1, 2), 1)):
@@ -181,7 +179,7 @@ EVENTS = {
 
 
 def measure(event: Event, launcher: Launcher, framework: str, keep: Path | None) -> Outcome:
-    """One run: start, let it train, strike, wait for the next world. Never raises for a launcher's failure."""
+    """One run: start, let it train, cause the event, wait for the next world. Never raises for a launcher's failure."""
     load = report.load_average()
     with launch(launcher, launcher.script(framework), event.bounds, keep=keep) as job:
         try:
@@ -203,7 +201,7 @@ def measure(event: Event, launcher: Launcher, framework: str, keep: Path | None)
 
 
 def measure_all(common: Common, framework: str, events: list[Event]) -> list[Outcome]:
-    """All runs, launchers in turn, so that the machine's moods hit them alike."""
+    """All runs, with launchers in turn, so that other load of the machine affects them alike."""
     outcomes: list[Outcome] = []
     for event in events:
         for run in range(common.runs):

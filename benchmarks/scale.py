@@ -1,12 +1,13 @@
-"""Seconds from a wish for another size to the world that has it, and from SIGTERM to the orderly exit.
+"""Measures the seconds from a request for another size to the world that has it, and from SIGTERM to the orderly exit.
 
     python -m benchmarks.scale --runs 10
 
 *started*: nodes are launchers on this host that the Master starts and gives back (``--scheduler=process``), so growing
-includes the start of a launcher and of a worker. *spares*: the launchers are there, and wait. Times are taken from the
-workers' own step logs, up to the completion of the first step by the last rank of the new world. *from command* counts
-from just before ``edl scale`` is started, *from acceptance* from the moment when the wish was in the store, *pause* is
-how long nobody trained. *leave* and *end*: SIGTERM with 30 s grace to one launcher of two, and to both.
+includes the start of a launcher and of a worker. *spares*: the launchers are already there and waiting. Times are taken
+from the workers' own step logs, up to the completion of the first step by the last rank of the new world. *from
+command* counts from just before ``edl scale`` is started, *from acceptance* from the time when the request was in the
+store, and *pause* is how long training paused. *leave* and *end*: SIGTERM with 30 s grace to one launcher of two, and
+to both.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.common.report import Outcome
 from benchmarks.common.steps import World, pause, redone
 
 SIZES = (2, 3, 2, 3, 1)
-"""From one node on."""
+"""Sizes after the initial one node."""
 GRACE_S = 30.0
 
 
@@ -50,7 +51,7 @@ class Scaled(Edl):
 
 
 def ask(job: Job, launcher: Scaled, nodes: int) -> float:
-    """``edl scale``; the monotonic time just before. Raises ``NotReached``."""
+    """Run ``edl scale``; returns the monotonic time just before. Raises ``NotReached``."""
     command = [launcher.python, "-m", "edl.cli", "scale", str(nodes), "--no-wait"]
     command += [f"--rdzv-endpoint={job.plan.endpoint}", f"--rdzv-id={job.plan.job_id}"]
     env = processes.clean_environment({"PYTHONPATH": str(REPOSITORY)})
@@ -62,7 +63,7 @@ def ask(job: Job, launcher: Scaled, nodes: int) -> float:
 
 
 def resize(job: Job, launcher: Scaled, old: World, nodes: int) -> Outcome:
-    """One resize, from a world that trains."""
+    """Measure one resize of a world that trains."""
     load = report.load_average()
     event = f"{old.size} to {nodes}"
     begun_s = ask(job, launcher, nodes)
@@ -75,7 +76,7 @@ def resize(job: Job, launcher: Scaled, old: World, nodes: int) -> Outcome:
 
 
 def resizes(launcher: Scaled, nodes: int, keep: Path | None) -> list[Outcome]:
-    """All resizes, one after the other. ``nodes``: launchers that are started by hand."""
+    """Measure all resizes one after the other. ``nodes``: launchers that are started by hand."""
     found: list[Outcome] = []
     with launch(launcher, launcher.script("torch"), (1, 3), keep=keep) as job:
         try:
@@ -98,7 +99,7 @@ def resizes(launcher: Scaled, nodes: int, keep: Path | None) -> list[Outcome]:
 
 
 def leave(launcher: Scaled, doomed: tuple[int, ...], keep: Path | None) -> Outcome:
-    """SIGTERM to some of two launchers."""
+    """Send SIGTERM to some of two launchers and measure their exit."""
     load = report.load_average()
     event = "leave" if len(doomed) == 1 else "end"
     with launch(launcher, launcher.script("torch"), (1, 2), keep=keep) as job:
@@ -128,7 +129,7 @@ def leave(launcher: Scaled, doomed: tuple[int, ...], keep: Path | None) -> Outco
 
 
 def checkpoint_s(folder: Path, after_s: float) -> float | None:
-    """When the first checkpoint after a moment was complete; both are monotonic times of this host."""
+    """When the first checkpoint after a given time was complete; both are monotonic times of this host in seconds."""
     offset_s = time.time() - time.monotonic()
     times = [path.stat().st_mtime - offset_s for path in folder.glob("commit-*/DONE")]
     return min((at_s for at_s in times if at_s > after_s), default=None)
@@ -137,7 +138,7 @@ def checkpoint_s(folder: Path, after_s: float) -> float | None:
 @click.command()
 @common_options(default_runs=10)
 def main(**rest: Any) -> None:
-    """Measure resizes on request, and leaving in good order. edl only."""
+    """Measure resizes on request, and graceful leaving. edl only."""
     common = gather(default_names="edl-rejoin", **rest)
     python = next((one.python for one in common.launchers if isinstance(one, Edl)), "")
     if not python or len(common.launchers) > 1:

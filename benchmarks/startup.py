@@ -1,9 +1,9 @@
-"""Seconds from the launch command to the first completed step of all ranks, edl and torchrun in turn.
+"""Measures the seconds from the launch command to the first completed step of all ranks, for edl and torchrun in turn.
 
     python -m benchmarks.startup --runs 5
 
-One node on its own, with one and with two workers: ``torchrun --standalone`` against ``edl.launch`` without an
-endpoint. Everything is cold: a new launcher, new workers, an empty folder.
+A single node, with one and with two workers: ``torchrun --standalone`` against ``edl.launch`` without an endpoint.
+Every start is cold: a new launcher, new workers, an empty folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.common.report import Outcome
 
 
 def measure(launcher: Launcher, workers: int, keep: Path | None) -> Outcome:
-    """One start. Never raises for a launcher's failure."""
+    """Measure one start. Never raises for a launcher's failure."""
     event = f"1 node x {workers}"
     load = report.load_average()
     with launch(launcher, launcher.script("torch"), (1, 1), workers_per_node=workers, alone=True, keep=keep) as job:

@@ -1,29 +1,30 @@
-"""Every error edl raises, as one tree, split by who has to act.
+"""The tree of errors that edl raises, divided by who has to act.
 
     EdlError
-    ├── UsageError          the person who typed the command: fix the value named in the message
-    │   ├── SettingError    one setting is out of range or contradicts another
+    ├── UsageError          the user: fix the value named in the message
+    │   ├── SettingError    a setting is out of range or contradicts another
     │   ├── ScriptError     the training script is missing or does not compile
-    │   └── StateError      a script hands over state that cannot be kept, or commits out of step
-    ├── JobConflict         the job: its id, rank or node id is in use by somebody with other settings
+    │   └── StateError      the script's state cannot be saved, or its workers commit out of step
+    ├── JobConflict         the job's id, rank or node id is in use with other settings
     ├── StoreError          the store
-    │   ├── StoreUnavailable    no answer; it may or may not have happened; a retry helps
-    │   │   └── StoreFull       it takes no writes until there is room
-    │   ├── StoreRefused        the store answered "no" (credentials, TLS); a retry does not help
+    │   ├── StoreUnavailable    no answer; the call may or may not have taken effect; retrying helps
+    │   │   └── StoreFull       no writes until space is freed
+    │   ├── StoreRefused        the store rejected the call (credentials, TLS); retrying does not help
     │   ├── LeaseLost           the lease is gone for good; a new one is needed
     │   └── FencedOut           another Master holds the election key; this one must step down
     ├── PortInUse           an address this process must serve is taken
     ├── StateDiffers        ranks that should hold the same parameters do not
-    ├── CheckpointError     what lies in the checkpoint directory cannot be used, or nothing can be written there
-    ├── DataError           a data set changed, is damaged or missing, or its position does not fit it
-    ├── PsError             a parameter server refused, cannot be reached, or has lost what a trainer needs
+    ├── CheckpointError     a checkpoint cannot be used, or the checkpoint directory cannot be written
+    ├── DataError           a data set changed, is damaged or missing, or a saved position does not fit it
+    ├── PsError             a parameter server refused, is unreachable, or lost rows that a trainer needs
+    ├── SchedulerError      a scheduler is unreachable or refused
     ├── Killed              the kill switch is set
-    ├── JobFailed           a job started from Python has failed: names who failed first, and how
+    ├── JobFailed           a job started from Python has failed; names the root cause
     ├── WorkerStartError    a worker process could not be created
-    │   └── StarterLost     the process that creates them is gone
-    └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
+    │   └── StarterLost     the fork server has died
+    └── ProtocolError       a peer violated the protocol; its stream is closed, this process continues
 
-Each carries the exit status a launcher ends with when nobody handles it. ``definite`` says whether the
+Each class carries the launcher's exit status for the case that the error is not handled. ``definite`` says whether the
 failed action is known not to have happened; ``retry_helps`` whether trying again unchanged can succeed.
 """
 
@@ -37,7 +38,7 @@ from edl.exit_codes import ExitCode
 
 
 class EdlError(Exception):
-    """Base of the tree; never raised itself."""
+    """Base of the tree; never raised itself (``TypeError``)."""
 
     exit_code: int = ExitCode.INTERNAL
     definite: ClassVar[bool] = True
@@ -50,13 +51,13 @@ class EdlError(Exception):
 
 
 class UsageError(EdlError):
-    """The command line or the environment asks for something impossible."""
+    """The command line or the environment requests something impossible."""
 
     exit_code = ExitCode.USAGE
 
 
 class SettingError(UsageError):
-    """One setting is wrong: names it, its value (None: is not to be shown), what is allowed, and what to do."""
+    """One setting is wrong: names it, its value (None if it must not be shown), what is allowed, and what to do."""
 
     def __init__(self, setting: str, value: object, allowed: str, advice: str = "") -> None:
         self.setting = setting
@@ -66,7 +67,7 @@ class SettingError(UsageError):
         super().__init__(f"{text}. {advice}" if advice else text)
 
     def renamed(self, setting: str) -> SettingError:
-        """The same about a setting that goes by another name here."""
+        """The same error about a setting that has another name at the caller."""
         return SettingError(setting, self.value, self._allowed, self._advice)
 
 
@@ -75,46 +76,46 @@ class ScriptError(UsageError):
 
 
 class StateError(UsageError):
-    """A script's state holds something that cannot be kept, or its workers commit out of step."""
+    """A script's state cannot be saved, or its workers commit out of step."""
 
 
 class JobConflict(EdlError):
-    """This launcher does not fit the running job of the same id."""
+    """This launcher does not match the running job with the same id."""
 
     exit_code = ExitCode.JOB_CONFLICT
 
 
 class ForeignJob(JobConflict):
-    """The running job of this id is somebody else's, or runs something else."""
+    """The running job with this id has another owner, or runs another script or other versions."""
 
     exit_code = ExitCode.FOREIGN_JOB
 
 
 class StoreError(EdlError):
-    """The store did not do what was asked."""
+    """A call to the store failed."""
 
     exit_code = ExitCode.STORE_UNREACHABLE
 
 
 class StoreUnavailable(StoreError):
-    """No endpoint answered in time. The write may have happened."""
+    """No endpoint answered in time. A write may have taken effect."""
 
     definite = False
     retry_helps = True
 
 
 class StoreFull(StoreUnavailable):
-    """The store answers and reads, and takes no writes until there is room. Nothing was written."""
+    """The store serves reads, but refuses writes until space is freed. Nothing was written."""
 
     definite = True
 
 
 class StoreRefused(StoreError):
-    """The store answered and refused: wrong user, password or certificate."""
+    """The store rejected the call: wrong user, password or certificate."""
 
 
 class LeaseLost(StoreError):
-    """The lease has expired or was revoked; every key on it is gone."""
+    """The lease has expired or was revoked; all keys attached to it are gone."""
 
 
 class FencedOut(StoreError):
@@ -122,48 +123,49 @@ class FencedOut(StoreError):
 
 
 class PortInUse(EdlError):
-    """An address this process has to listen on is taken by another program."""
+    """Another program listens on an address that this process needs."""
 
     exit_code = ExitCode.PORT_IN_USE
 
 
 class StateDiffers(EdlError):
-    """Ranks hold different values where all must be equal: names ranks and tensors."""
+    """Ranks hold different values where all must be equal; names the ranks and tensors."""
 
     exit_code = ExitCode.STATE_DIFFERS
 
 
 class CheckpointError(EdlError):
-    """A checkpoint is damaged, incomplete or another job's, or the checkpoint directory cannot be used."""
+    """A checkpoint is damaged, incomplete or from another job, or the checkpoint directory cannot be used."""
 
     exit_code = ExitCode.CHECKPOINT_UNUSABLE
 
 
 class DataError(EdlError):
-    """A data set is missing, damaged or not the one that a position belongs to: names the file or the difference."""
+    """A data set is missing, damaged, or not the one that a saved position belongs to; names the file or the
+    difference."""
 
     exit_code = ExitCode.USAGE
 
 
 class UnreachableData(DataError):
-    """A file of a data set cannot be reached just now: a full table of descriptors, a lost mount, a network. Nothing is
-    known against the file."""
+    """A data file cannot be reached at the moment: no free file descriptors, a lost mount, a network failure. The file
+    itself may be intact."""
 
 
 class UnsupportedData(UsageError):
-    """Sound data that cannot be handed out like this: names file, column and type, and what to do."""
+    """The data is intact but has a type that cannot be served; names file, column and type, and what to do."""
 
 
 class DataFunctionError(UsageError):
-    """A function of the user's that reads or decodes data has raised."""
+    """A user function that reads or decodes data raised an exception."""
 
 
 class PsError(EdlError):
-    """A parameter server refused, or could not be reached: names table, key or server, and what to do."""
+    """A parameter server refused or is unreachable; names table, key or server, and what to do."""
 
 
 class SchedulerError(EdlError):
-    """A scheduler could not be asked, or refused. ``retry``: whether to try again later."""
+    """A scheduler is unreachable or refused. ``retry``: whether trying again later may succeed."""
 
     exit_code = ExitCode.USAGE
 
@@ -173,32 +175,32 @@ class SchedulerError(EdlError):
 
 
 class Killed(EdlError):
-    """The kill switch is set: the job may not start."""
+    """The kill switch is set, so the job may not start."""
 
     exit_code = ExitCode.KILLED
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """How one worker ended that should not have."""
+    """How one worker failed."""
 
     rank: int
     local_rank: int
     node: str
     round: int
     exit_code: int
-    """Exit status, or minus the signal number."""
+    """Exit status (0 … 255), or the negative signal number."""
     what: str
-    """In words: ``exit status 1``, ``was killed by SIGKILL``."""
+    """As text: ``exit status 1``, ``was killed by SIGKILL``."""
     message: str = ""
-    """Last line of its traceback, when there is one."""
+    """Last line of its traceback; empty without one."""
     traceback: str = ""
-    """All of it; the worker's last lines of stderr where there is none."""
+    """The whole traceback; without one, the last lines of the worker's stderr."""
 
 
 class JobFailed(EdlError):
-    """A job that was started from Python has failed. ``exit_code``: status of its launcher; ``failures``: of workers,
-    the root cause first; none when the job failed for another reason."""
+    """A job started from Python has failed. ``exit_code``: its launcher's exit status. ``failures``: failed workers,
+    root cause first; empty when the job failed for another reason."""
 
     def __init__(self, reason: str, exit_code: int, failures: Sequence[WorkerFailure] = ()) -> None:
         self.reason = reason
@@ -221,8 +223,8 @@ class WorkerStartError(EdlError):
 
 
 class StarterLost(WorkerStartError):
-    """The process that creates workers has ended, and its workers with it: trouble of the node, not of the script."""
+    """The fork server has died, and the workers with it. A problem of the node, not of the script."""
 
 
 class ProtocolError(EdlError):
-    """A peer broke the wire protocol."""
+    """A peer violated the wire protocol."""

@@ -1,4 +1,5 @@
-"""What the shells need from the outside world, as Protocols. Adapters implement them; fakes live in edl.testing.
+"""The interfaces that the shells need from the outside world, as Protocols. Adapters implement them; fakes are in
+edl.testing.
 
 Times are float seconds. Everything that waits is a coroutine and may be cancelled at any await.
 """
@@ -17,29 +18,29 @@ from edl.wire.wishes import Granted, Wish
 
 
 class Clock(Protocol):
-    """Monotonic time inside this process. Never compared between hosts."""
+    """Monotonic time of this process. Values from different hosts must not be compared."""
 
     def now_s(self) -> float:
-        """Seconds since an arbitrary start; never goes back."""
+        """Seconds since an arbitrary start; never decreases."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """One key of the store as it stood when it was read."""
+    """One key of the store as of one read."""
 
     key: str
     value: bytes
     create_revision: int
-    """Store revision at which the key last came into being; the fencing token when the key is an election key."""
+    """Store revision at which the key was last created; the fencing token if the key is an election key."""
     mod_revision: int
     lease: int
-    """Lease the key lives on, 0 for none."""
+    """The lease that the key is attached to; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one key; ``lease`` 0 means it stays until deleted."""
+    """Write one key. With ``lease`` 0 it stays until it is deleted."""
 
     key: str
     value: bytes
@@ -48,7 +49,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete one key, or with ``prefix`` all keys that begin with it. Deleting nothing is no error."""
+    """Delete one key, or with ``prefix`` all keys that begin with it. Deleting a missing key is not an error."""
 
     key: str
     prefix: bool = False
@@ -75,7 +76,7 @@ Condition = CreatedAt | ModifiedAt
 
 
 class ChangeKind(enum.Enum):
-    """What happened to a watched key."""
+    """Whether a watched key was written or deleted."""
 
     PUT = "put"
     DELETE = "delete"
@@ -83,7 +84,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One watched change. ``entry.mod_revision`` is the revision of the change; the value of a DELETE is empty."""
+    """One watched change. ``entry.mod_revision`` is the revision of the change; a DELETE has an empty value."""
 
     kind: ChangeKind
     entry: KeyValue
@@ -98,42 +99,42 @@ class Snapshot:
 
 
 class Store(Protocol):
-    """The one shared memory of a job: etcd v3, or the memory store in tests.
+    """The only shared memory of a job: etcd v3, or the memory store in tests.
 
     Every call raises ``StoreUnavailable`` when no endpoint answers within the store's own time limit, and
-    ``StoreRefused`` when the store answers that it will not (credentials). It never retries a write by itself.
+    ``StoreRefused`` when the store rejects the call (credentials). Writes are never retried automatically.
     """
 
     async def read(self, prefix: str) -> Snapshot:
-        """All keys beginning with ``prefix``, linearizable."""
+        """All keys that begin with ``prefix``; the read is linearizable."""
         ...
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
         """Apply all operations if all conditions hold.
 
-        Returns the store revision of the transaction, or None when a condition failed (nothing was written).
-        Raises ``LeaseLost`` when a put names a lease that is gone.
+        Returns the store revision of the transaction, or None when a condition failed (nothing was written). Raises
+        ``LeaseLost`` when a put names a lease that has expired.
         """
         ...
 
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
-        """Changes under ``prefix`` with revision > ``after_revision``, in order, none missing.
+        """Yields changes under ``prefix`` with revision > ``after_revision``, in order and without gaps.
 
-        Reconnects by itself while the store is away and goes on from the last change seen. Raises ``StoreError``
-        when it cannot know what it missed (the revision was compacted); read again then.
+        Reconnects automatically while the store is unreachable and continues after the last change seen. Raises
+        ``StoreError`` when changes may have been missed (the revision was compacted); read again then.
         """
         ...
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """A new lease; the store may grant a longer time than asked. Returns the lease id, never 0."""
+        """Create a lease. The store may grant a longer time than requested. Returns the lease id, never 0."""
         ...
 
     async def renew_lease(self, lease: int) -> float:
-        """Keep the lease alive; returns the seconds it now has. Raises ``LeaseLost`` when it is gone for good."""
+        """Renew a lease; returns its remaining time in seconds. Raises ``LeaseLost`` when it has expired."""
         ...
 
     async def revoke_lease(self, lease: int) -> None:
-        """End the lease and delete its keys. A lease that is already gone is no error."""
+        """End the lease and delete its keys. A lease that has already expired is not an error."""
         ...
 
     async def close(self) -> None:
@@ -143,62 +144,64 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The election key and the token under which a Master may write."""
+    """The election key and the fencing token under which a Master may write."""
 
     key: str
     token: Token
 
     def condition(self) -> Condition:
-        """Holds exactly as long as this Master has not been replaced."""
+        """The condition that holds exactly until this Master is replaced."""
         return CreatedAt(self.key, self.token)
 
 
 class LineListener(Protocol):
-    """What a line to a helper process has to say, in order for each of them; names are those of their keys, below the
-    prefix of all helpers (``<service>/<name>``). Called from the event loop; returns at once."""
+    """Receives events of the connections to helper processes, in order for each of them. Names are those of their keys,
+    below the prefix of all helpers (``<service>/<name>``). Called from the event loop; must return at once."""
 
     def up(self, name: str) -> None:
-        """The line stands (again): what was sent before may be lost."""
+        """The connection is established (again). Messages sent before may be lost."""
         ...
 
     def down(self, name: str, refused: bool) -> None:
-        """It broke, or could not be made; ``refused``: the port refuses connections, the process is dead."""
+        """The connection broke or could not be made. ``refused``: the port refuses connections, so the process is
+        dead."""
         ...
 
     def heard(self, name: str, body: str) -> None:
-        """The helper says something."""
+        """A message from the helper has arrived."""
         ...
 
 
 class Lines(Protocol):
-    """Lines from a Master to helper processes of its services. Nothing here waits."""
+    """Connections from a Master to helper processes of its services. No method blocks."""
 
     def put(self, name: str, value: bytes) -> None:
-        """A helper's key is there, with this value: keep a line to it. Does nothing for helpers that have none."""
+        """A helper's key exists with this value: keep a connection to it. Does nothing for helpers that have no
+        port."""
         ...
 
     def gone(self, name: str) -> None:
-        """The key is gone: nothing more is told of this helper."""
+        """The key has been deleted: report nothing more about this helper."""
         ...
 
     def send(self, name: str, body: str) -> None:
-        """Say something. Lost when the line is down."""
+        """Send a message. It is lost when there is no connection."""
         ...
 
     def close(self) -> None:
-        """Let go of all lines; nothing more is told."""
+        """Close all connections; nothing more is reported."""
         ...
 
 
 class Ruling(Protocol):
-    """What the Master's shell is to those that work beside it while it rules."""
+    """The interface of the elected Master's shell for components that run beside it."""
 
     def status(self) -> JobStatus:
-        """The job at this moment."""
+        """The current status of the job."""
         ...
 
     async def wish(self, wish: Wish) -> Granted:
-        """Ask for something; returns when it is in the store, or refused."""
+        """Submit a request; returns when it is in the store or has been refused."""
         ...
 
     async def changed(self) -> None:
@@ -206,27 +209,27 @@ class Ruling(Protocol):
         ...
 
     def explain(self, text: str) -> None:
-        """What a scheduler says holds the size up: part of ``ScaleView.waiting`` from now on. Empty: nothing does."""
+        """Set the scheduler's reason why the size is not reached yet, as part of ``ScaleView.waiting``; empty: none."""
         ...
 
 
 class CommandKind(enum.Enum):
-    """How a worker's command line is to be read."""
+    """How to interpret a worker's command line."""
 
     SCRIPT = "script"
-    """A Python file, run as ``__main__`` with ``sys.argv[0]`` its path and its folder first on ``sys.path``."""
+    """A Python file, run as ``__main__`` with its path as ``sys.argv[0]`` and its folder first on ``sys.path``."""
     MODULE = "module"
     """``-m``: a module name."""
     PROGRAM = "program"
     """``--no-python``: any executable."""
     CALL = "call"
-    """A function, from ``edl.launch.api``. The target is the file it is from (empty: none), the argument the private
-    folder in which it lies."""
+    """A function, from ``edl.launch.api``. The target is the file that defines it (empty: none), the argument the
+    private folder in which the pickled function is."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """What each worker of this node runs."""
+    """The command that each worker of this node runs."""
 
     kind: CommandKind
     target: str
@@ -235,11 +238,11 @@ class WorkerCommand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """The process is gone and reaped, and so is its whole process group."""
+    """The process has ended and been reaped, and so has its whole process group."""
 
     pid: int
     code: int
-    """Exit status 0..255, or minus the signal number that ended it."""
+    """Exit status 0..255, or minus the number of the signal that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,21 +254,21 @@ class WorkerSuspended:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResumed:
-    """The process goes on after having been stopped."""
+    """A stopped process has been continued."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerLost:
-    """The helper process that creates workers is gone; every worker it had dies with it. Start it again."""
+    """The helper process that creates workers has died, and all its workers with it. It must be started again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersStopped:
-    """All workers have been killed, or are about to be, for a reason that is none of theirs. Their ends follow."""
+    """All workers have been killed, or are about to be, for a reason unrelated to them. Their exit events follow."""
 
     reason: str
 
@@ -277,10 +280,10 @@ class Processes(Protocol):
     """Creates, signals and watches worker processes. One per agent."""
 
     async def warm(self) -> str:
-        """Bring up whatever makes the next ``spawn`` fast and return a sentence about it for the log.
+        """Prepare for fast ``spawn`` calls, and return a sentence about it for the log.
 
-        Raises ``WorkerStartError`` when the framework cannot be imported or the process dies.
-        Called once at the start and again after ``ForkServerLost``.
+        Raises ``WorkerStartError`` when the framework cannot be imported or the process dies. Called once at the start
+        and again after ``ForkServerLost``.
         """
         ...
 
@@ -289,121 +292,124 @@ class Processes(Protocol):
     ) -> int:
         """Start one worker as leader of its own session with exactly this environment; returns its pid.
 
-        ``local_rank`` takes the place of ``${local_rank}`` in the command's arguments. ``cores``: processor cores that
-        the worker is bound to; empty: all that the launcher has.
-        The two descriptors are duplicated into the worker; the caller closes its own. Raises ``WorkerStartError``.
+        ``local_rank`` replaces ``${local_rank}`` in the command's arguments. ``cores``: processor cores that the worker
+        is bound to; empty: all that the launcher may use. The two descriptors are duplicated into the worker; the
+        caller closes its own. Raises ``WorkerStartError``.
         """
         ...
 
     def entitle(self, until_s: float) -> None:
-        """Workers may run until then, by the monotonic clock. If nothing later is said they are killed then
+        """Allow workers to run until that time of the monotonic clock. Without a later call they are killed then
         (``WorkersStopped``), even if this process is frozen. Before the first call there is no limit."""
         ...
 
     def entitle_aside(self, until_s: float) -> None:
-        """The same from a thread beside the event loop."""
+        """Like ``entitle``, but called from a thread other than the event loop's."""
         ...
 
     async def signal(self, pid: int, number: int) -> None:
-        """Signal the worker's whole process group. A worker that has ended meanwhile is no error."""
+        """Signal the worker's whole process group. A worker that has already ended is not an error."""
         ...
 
     async def dump(self, pid: int) -> None:
-        """Have a worker write the stacks of its threads to its standard error. It goes on as before.
+        """Make a worker write the stacks of its threads to its standard error; it continues running.
 
-        Returns once it has been asked to; where it cannot be, the log says why.
+        Returns after the request has been sent; if that is impossible, the log says why.
         """
         ...
 
     async def forward(self, pid: int, number: int) -> None:
-        """Send a signal to a worker alone, if it has a handler for it. Any other would die; the log says so instead."""
+        """Send a signal to a worker's own process only, if it has a handler for it; any other signal would kill it, so
+        that is logged instead."""
         ...
 
     def events(self) -> AsyncIterator[ProcessEvent]:
-        """What happens to the workers, in order. One consumer."""
+        """Yields events of the workers in order. Only one consumer is allowed."""
         ...
 
     async def close(self) -> None:
-        """SIGKILL whatever is left and end the helper process."""
+        """SIGKILL all remaining workers and end the helper process."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a worker and all that it has started have used so far. Goes back when one of them ends unnoticed."""
+    """Resources used so far by a worker and all its child processes. May decrease when a child process ends between two
+    samples."""
 
     cpu_s: float
     io_bytes: int
-    """Read from and written to files and pipes."""
+    """Bytes read from and written to files and pipes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One name in a folder of a ``Files``."""
+    """One entry of a folder in ``Files``."""
 
     name: str
-    """Last part of its path."""
+    """The last part of its path."""
     size: int
-    """Bytes; 0 for a folder."""
+    """Size in bytes; 0 for a folder."""
     folder: bool = False
 
 
 class Files(Protocol):
-    """Where checkpoints lie: a folder of a file system, or a prefix of an object store.
+    """Where checkpoints are stored: a folder of a file system, or a prefix of an object store.
 
-    Names are relative paths with ``/`` between the parts; ``""`` is the place itself. Everything blocks and may be
-    called from any thread. What goes wrong is an ``OSError`` with its number; whatever a client library raises that is
-    none is made one.
+    Names are relative paths with ``/`` between the parts; ``""`` is the location itself. Every call blocks and may be
+    made from any thread. Failures are raised as ``OSError`` with an errno; other exceptions of a client library are
+    converted to it.
     """
 
     where: str
-    """The place as the user named it, for messages."""
+    """The location as the user wrote it, for messages."""
     remote: bool
-    """A request travels over a network and may cost money: look seldom."""
+    """Requests travel over a network and may cost money, so they should be rare."""
 
     def path(self, name: str) -> str:
-        """The full path or URL of a name, for messages and for tools."""
+        """The full path or URL of a name, for messages and tools."""
         ...
 
     def entries(self, folder: str = "") -> Sequence[FileEntry]:
-        """What lies directly in a folder, sorted by name; nothing when there is no such folder."""
+        """The direct entries of a folder, sorted by name; empty when the folder does not exist."""
         ...
 
     def stamp(self, name: str) -> str:
-        """Empty when there is no such file, else a text that changes when it is written again or touched. One cheap
+        """Empty when the file does not exist, else a text that changes when it is rewritten or touched. Costs one cheap
         request."""
         ...
 
     def read(self, name: str) -> bytes:
-        """A small file. Raises ``FileNotFoundError``."""
+        """The content of a small file. Raises ``FileNotFoundError``."""
         ...
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from there on; returns the bytes that came, fewer only where the file ends."""
+        """Fill the buffer from that offset on; returns the number of bytes read, which is smaller only at the end of
+        the file."""
         ...
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a whole file, and the folders above it. It is durable when this returns.
+        """Write a whole file, and create its parent folders. It is durable when this returns.
 
-        On a file system it appears at once and complete, or not at all; an object store may keep a part of a write that
-        was broken off. A write that raises has left nothing, as far as that can be done.
+        On a file system it appears atomically and complete, or not at all; an object store may keep part of an
+        interrupted write. A write that raises leaves nothing behind, as far as possible.
         """
         ...
 
     def forget(self, name: str) -> None:
-        """Let the next reading of this file come from where it lies, as far as this host can."""
+        """Drop cached data of this file, as far as this host can, so that the next read comes from the storage."""
         ...
 
     def sync(self, folder: str) -> None:
-        """Make durable what others have written into this folder, as far as this host can."""
+        """Make durable what other processes have written into this folder, as far as this host can."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file or an empty folder, durably. One that is not there is no error."""
+        """Remove a file or an empty folder, durably. A missing one is not an error."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Room left for this user; None where nobody knows."""
+        """Free space for this user in bytes; None where it is unknown."""
         ...
 
 
@@ -412,129 +418,132 @@ class Files(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What one node says to another about a snapshot before its bytes."""
+    """Describes a snapshot that one node sends to another; sent before its bytes."""
 
     owner: NodeId
-    """The node whose commit it is."""
+    """The node that made the commit."""
     holding: Holding
     size: int
     crc32: int
     owed: Version = NO_STATE
-    """Commit that the owner's workers saved and that is not written yet: if the owner is lost, whoever has the copy
-    writes it."""
+    """A commit that the owner's workers requested to be saved and that is not written yet: if the owner is lost, a node
+    that has the copy writes it."""
 
 
 class Lent(Protocol):
-    """A snapshot in memory that stays as it is until ``release``."""
+    """A snapshot in memory that does not change until ``release``."""
 
     @property
     def label(self) -> Label:
-        """What it is. The first time this may take as long as reading all of it."""
+        """Describes the snapshot. The first access may take as long as reading all of it."""
         ...
 
     @property
     def descriptor(self) -> int:
-        """The file that begins with it."""
+        """The file descriptor whose content begins with the snapshot."""
         ...
 
     def release(self) -> None:
-        """It may go. Doing it twice does nothing."""
+        """Allow the memory to be reused. A second call does nothing."""
         ...
 
 
 class Arrival(Protocol):
-    """Memory for a snapshot on its way. Nobody sees it before ``accept``."""
+    """Memory for a snapshot that is being received. It is not visible to others before ``accept``."""
 
     @property
     def view(self) -> memoryview:
-        """Exactly as long as the label says."""
+        """A buffer of exactly the size given in the label."""
         ...
 
     def accept(self) -> None:
-        """All bytes are there and have the checksum of the label.
+        """Called when all bytes have arrived and match the label's checksum.
 
-        Raises ``CheckpointError`` when they are not the snapshot the label speaks of; it is discarded then.
+        Raises ``CheckpointError`` when they are not the snapshot that the label describes; it is discarded then.
         """
         ...
 
     def discard(self) -> None:
-        """Nothing will come of it. After ``accept``, or a second time, it does nothing."""
+        """Give up the transfer. After ``accept``, or a second time, it does nothing."""
         ...
 
 
 class SnapshotPool(Protocol):
-    """What a node has and takes. Called from any thread."""
+    """The snapshots that a node has in memory, and those it accepts. Called from any thread."""
 
     def lend(self, version: Version, shard: int) -> Lent | None:
-        """A part of a commit, or None when it is not here."""
+        """One shard of a commit, or None when this node does not have it."""
         ...
 
     def arriving(self, label: Label) -> Arrival | None:
-        """Memory for a copy of another node's commit; None when this very one is here already.
+        """Memory for a copy of another node's commit; None when this node has exactly that commit already.
 
-        Raises ``CheckpointError`` when it cannot be taken, saying why.
+        Raises ``CheckpointError`` with the reason when it cannot be accepted.
         """
         ...
 
 
 class Copies(Protocol):
-    """Snapshots from one node's memory to another's. ``put`` and ``get`` block, for their own time limits at most."""
+    """Copies snapshots from one node's memory to another's. ``put`` and ``get`` block, at most for their own time
+    limits."""
 
     def start(self, snapshot_pool: SnapshotPool, host: str, port: int = 0) -> int:
-        """Serve other nodes from now on; returns the port. Raises ``PortInUse``."""
+        """Start to serve other nodes; returns the port. Raises ``PortInUse``."""
         ...
 
     def put(self, host: str, port: int, lent: Lent) -> None:
-        """Give a copy to the node there. Returns when that node has it complete. Raises ``CheckpointError``."""
+        """Send a copy to that node. Returns when the node has all of it. Raises ``CheckpointError``."""
         ...
 
     def get(
         self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
     ) -> None:
-        """Have the node there send a part of a commit. ``arriving`` finds the memory, as in ``SnapshotPool``.
+        """Fetch one shard of a commit from that node. ``arriving`` provides the memory, as in ``SnapshotPool``.
 
         Returns when it has been accepted. Raises ``CheckpointError``.
         """
         ...
 
     def stop(self) -> None:
-        """End every transfer in both directions and serve no more."""
+        """End all transfers in both directions and stop serving."""
         ...
 
 
 class CheckpointStorage(Protocol):
-    """The checkpoint directory. Every call blocks; they come from several threads."""
+    """The checkpoint directory. Every call blocks; calls come from several threads."""
 
     def write(self, version: Version, snapshot: memoryview, shard: int, shards: int) -> str:
-        """Write a snapshot so that it counts only once it is complete; returns where it lies, empty while other parts
-        of it are missing. Raises ``CheckpointError``."""
+        """Write a snapshot so that it counts only when it is complete. Returns its location, or empty while other
+        shards of the checkpoint are missing. Raises ``CheckpointError``."""
         ...
 
     def complete(self, version: Version, shards: int) -> str | None:
-        """Make a checkpoint count whose parts are all there. Returns where it lies; empty if it counted before, None
-        while parts are missing. Raises ``CheckpointError``."""
+        """Make a checkpoint valid if all its shards are present. Returns its location; empty if it was valid before,
+        None while shards are missing. Raises ``CheckpointError``."""
         ...
 
     def newest(self) -> tuple[Version, bool] | None:
-        """The newest one that is marked as complete, and whether workers have to read it themselves: it lies in shards.
+        """The newest checkpoint that is marked as complete, and whether workers have to read it themselves because it
+        is sharded.
 
         Raises ``CheckpointError`` when the directory cannot be read.
         """
         ...
 
     def load(self, allocate: Callable[[int], memoryview]) -> tuple[Version, bool]:
-        """Check every byte of the newest usable one, and read it into memory that ``allocate`` gives, or leave it to
-        the workers if it lies in shards; returns which it was, and that.
+        """Verify every byte of the newest usable checkpoint and read it into memory from ``allocate``, or leave that to
+        the workers if it is sharded; returns its version and whether it is sharded.
 
-        Each call of ``allocate`` makes the one before void. Raises ``CheckpointError`` that names all refused ones.
+        Each call of ``allocate`` invalidates the buffer of the previous one. Raises ``CheckpointError`` that names all
+        rejected checkpoints.
         """
         ...
 
     def accept(self, version: Version, size: int, crc32: int) -> str:
-        """A worker has written the whole state into the folder of this version: compare its bytes and mark it as
-        complete; returns where it lies. Raises ``CheckpointError``."""
+        """A worker has written the whole state into the folder of this version: verify its bytes and mark it as
+        complete; returns its location. Raises ``CheckpointError``."""
         ...
 
     def verify(self, version: Version) -> None:
-        """Read all of a checkpoint and compare its checksums. Raises ``CheckpointError``."""
+        """Read a whole checkpoint and compare its checksums. Raises ``CheckpointError``."""
         ...

@@ -1,4 +1,4 @@
-"""Tasks and timers of the shells: ended for certain, and none forgotten."""
+"""Background tasks and timers of the shells; none is leaked or lost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ AGAIN_S = 0.1
 
 
 async def end(task: asyncio.Future[Any], limit_s: float = math.inf) -> None:
-    """Cancel a task and wait until it is over, whatever it ends with; no longer than ``limit_s``.
+    """Cancel a task and wait until it has ended, ignoring its result; waits at most ``limit_s`` seconds.
 
-    Cancelling once is not enough: ``asyncio.wait_for`` before Python 3.12 loses a cancellation that meets the end of
-    what it waits for, and the task goes on.
+    One cancellation is not enough: before Python 3.12 ``asyncio.wait_for`` loses a cancellation that coincides with the
+    end of the awaited call, and the task continues.
     """
     loop = asyncio.get_running_loop()
     give_up_s = loop.time() + limit_s
@@ -24,7 +24,7 @@ async def end(task: asyncio.Future[Any], limit_s: float = math.inf) -> None:
 
 
 class Backoff:
-    """Between tries of something that may never succeed: each twice as long as the last one."""
+    """Exponential backoff: each pause is twice the previous one, up to ``longest_s`` seconds."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s = first_s
@@ -32,20 +32,20 @@ class Backoff:
         self._next_s = first_s
 
     def next(self) -> float:
-        """Seconds to wait now."""
+        """Seconds to wait now; doubles the next pause."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
         return pause_s
 
     def reset(self) -> None:
-        """It has succeeded."""
+        """Start again with the first pause, after a success."""
         self._next_s = self._first_s
 
 
 class BackgroundTasks:
-    """Tasks that run beside their owner and end with it. asyncio itself may forget a task that nobody holds.
+    """Tasks that run alongside their owner and end with it. asyncio alone keeps no strong reference to a task.
 
-    ``failed`` is told of an exception that one of them ends with, which none is meant to; unless given, the event
-    loop's handler, which logs it.
+    ``failed`` is called with an exception that ends a task, which indicates a bug. By default the event loop's handler
+    logs it.
     """
 
     def __init__(self, failed: Callable[[Exception], None] | None = None) -> None:
@@ -54,7 +54,7 @@ class BackgroundTasks:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this from now on."""
+        """Start a coroutine as a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -67,17 +67,17 @@ class BackgroundTasks:
         if self._failed is not None:
             self._failed(error)
         else:
-            what = {"message": "a mistake in edl: a background task has failed", "exception": error, "task": task}
+            what = {"message": "a bug in edl: a background task failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(what)
 
     def drop(self) -> None:
-        """Cancel whatever still runs."""
+        """Cancel all tasks that still run."""
         for task in list(self._tasks):
             task.cancel()
 
 
 class Timer:
-    """One timer: setting it again replaces the last setting."""
+    """One timer; setting it again replaces the previous setting."""
 
     def __init__(self, now_s: Callable[[], float], fire: Callable[[], None]) -> None:
         self._now_s = now_s
@@ -85,7 +85,7 @@ class Timer:
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, at_s: float | None) -> None:
-        """Fire at this time; None: never."""
+        """Call ``fire`` at this time (seconds on the ``now_s`` clock); None clears the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

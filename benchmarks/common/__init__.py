@@ -1,1 +1,1 @@
-"""What all benchmark programs share: processes, a private etcd, launchers, step logs, tables."""
+"""Shared by all benchmark programs: processes, a private etcd, launchers, step logs, tables."""

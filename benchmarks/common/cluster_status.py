@@ -1,4 +1,4 @@
-"""Ask a running edl job what it knows, through the commands that users have for it."""
+"""Queries a running edl job with the users' own commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.common.launchers import REPOSITORY, Edl, node_name
 
 
 def _ask(job: Job, word: str) -> tuple[str, str]:
-    """What ``edl WORD --json`` says, and how it complains. Raises ``NotReached``."""
+    """Run ``edl WORD --json`` and return its output and its errors. Raises ``NotReached``."""
     if not isinstance(job.launcher, Edl):
         raise NotReached(f"{job.launcher.name} has no Master")
     command = [job.launcher.python, "-m", "edl.cli", word, "--json"]
@@ -27,7 +27,7 @@ def _ask(job: Job, word: str) -> tuple[str, str]:
 
 
 def master_id(job: Job) -> str:
-    """Node id of the Master. Raises ``NotReached`` when the status command does not say."""
+    """Node id of the Master. Raises ``NotReached`` when the status command does not report one."""
     answer, complaint = _ask(job, "status")
     try:
         master = json.loads(answer)["master"]
@@ -37,7 +37,7 @@ def master_id(job: Job) -> str:
 
 
 def master_node(job: Job) -> int:
-    """Index of the simulated node whose launcher is the Master."""
+    """Index of the simulated node that runs the Master."""
     name = master_id(job)
     for node in job.nodes:
         if node_name(node) == name:
@@ -46,8 +46,8 @@ def master_node(job: Job) -> int:
 
 
 def noticed_s(job: Job, after_s: float, kind: str) -> float | None:
-    """When the job's history has its first event of a kind after a moment. Both are monotonic times of this host; to be
-    asked when nothing is measured any more."""
+    """Time of the first event of a kind in the job's history after a given time. Both are monotonic times of this host
+    in seconds. Call it when nothing is being measured any more."""
     offset_s = time.time() - time.monotonic()
     try:
         answer, _ = _ask(job, "events")

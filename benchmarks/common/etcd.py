@@ -1,6 +1,6 @@
-"""An etcd that belongs to one run: private ports, private data, no fsync, gone afterwards.
+"""An etcd for a single run: private ports, private data, no fsync, deleted afterwards.
 
-It lives outside the simulated nodes, so killing a launcher never kills the store.
+It runs outside the simulated nodes, so killing a launcher never kills the store.
 """
 
 from __future__ import annotations

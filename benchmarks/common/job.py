@@ -1,4 +1,4 @@
-"""One job on simulated nodes: start, watch, strike, and clear away, all within deadlines."""
+"""One job on simulated nodes: start, watch, inject faults, and clean up, all within deadlines."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from benchmarks.common.steps import StepReader, World
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 POLL_S = 0.05
-"""How often the logs are read. The measured times are in the logs, so this adds nothing to them."""
+"""Seconds between two reads of the logs. The measured times are in the logs, so this adds nothing to them."""
 STEPS = 20_000
-"""More than any run needs, few enough that a job nobody ends is over in minutes."""
+"""More steps than any run needs, but few enough that an abandoned job ends within minutes."""
 T = TypeVar("T")
 
 
 class NotReached(Exception):
-    """What was waited for did not come: the deadline passed, or nobody is left who could bring it about."""
+    """The awaited state was not reached: the deadline passed, or all processes that could reach it have ended."""
 
 
 class Job:
-    """Launcher processes of one job. As a context manager it leaves no process behind, however it is left."""
+    """Launcher processes of one job. As a context manager it leaves no process behind, even after an exception."""
 
     def __init__(self, launcher: Launcher, plan: JobPlan) -> None:
         self.launcher = launcher
@@ -48,7 +48,7 @@ class Job:
         self.close()
 
     def start(self, node: int) -> float:
-        """Start the launcher of one node; the monotonic time just before."""
+        """Start the launcher of one node; returns the monotonic time just before."""
         env = processes.clean_environment(
             {
                 "OMP_NUM_THREADS": "1",
@@ -67,7 +67,7 @@ class Job:
         return begun_s
 
     def wait(self, look: Callable[[], T | None], what: str, within_s: float | None = None) -> T:
-        """Poll the step logs until ``look`` returns something. Raises ``NotReached``."""
+        """Poll the step logs until ``look`` returns a result. Raises ``NotReached``."""
         limit_s = within_s or self.launcher.deadline_s
         deadline_s = time.monotonic() + limit_s
         while True:
@@ -91,7 +91,8 @@ class Job:
         return f"the first one's last line: {lines[-1][:200]}" if lines else "the first one said nothing"
 
     def wait_running(self, size: int, steps: int = 15) -> World:
-        """Until the newest world has ``size`` ranks that have all done ``steps`` steps."""
+        """Wait until the newest world has ``size`` ranks that have all completed ``steps`` steps. Raises
+        ``NotReached``."""
 
         def running() -> World | None:
             world = self.steps.newest()
@@ -100,26 +101,26 @@ class Job:
         return self.wait(running, f"a running world of {size}")
 
     def wait_next(self, after_s: float, size: int, least: int = 0) -> World:
-        """The first world of ``size`` (or of ``least`` to ``size``) formed after a moment, once all its ranks have
-        completed a step."""
+        """Wait for the first world of ``size`` ranks (or of ``least`` to ``size``) formed after a given time, in which
+        all ranks have completed a step. Raises ``NotReached``."""
         return self.wait(lambda: self.steps.formed_after(after_s, size, least), f"a new world of {least or size}")
 
     def kill_node(self, node: int) -> float:
-        """SIGKILL launcher, workers and helpers of a node. Monotonic time just before."""
+        """SIGKILL launcher, workers and helpers of a node; returns the monotonic time just before."""
         return processes.send_all(self.run, signal.SIGKILL, node)
 
     def freeze_node(self, node: int) -> float:
-        """SIGSTOP all of a node: its connections stay open, it just does not answer any more."""
+        """SIGSTOP all processes of a node: its connections stay open, but it no longer answers."""
         return processes.send_all(self.run, signal.SIGSTOP, node)
 
     def drain_node(self, node: int) -> float:
-        """SIGTERM to a node's launcher: leave in good order. Monotonic time just before."""
+        """SIGTERM to a node's launcher, which then leaves gracefully; returns the monotonic time just before."""
         begun_s = time.monotonic()
         self.nodes[node].terminate()
         return begun_s
 
     def kill_worker(self, pid: int) -> float:
-        """SIGKILL one worker by the pid it logged, if that process is of this run."""
+        """SIGKILL one worker by the pid that it logged, if that process belongs to this run."""
         for found in processes.find(self.run):
             if found.pid == pid:
                 begun_s = time.monotonic()
@@ -148,10 +149,8 @@ def launch(
     etcd_members: int = 1,
     keep: Path | None = None,
 ) -> Iterator[Job]:
-    """A job ready to ``start`` nodes of, in a fresh folder with a store of its own if it needs one.
-
-    ``keep``: a folder that gets the logs of the run; without it they are deleted.
-    """
+    """A job whose nodes can be started, in a fresh folder and with a private store if it needs one. ``keep``: a folder
+    for the logs of the run; without it they are deleted."""
     folder = Path(tempfile.mkdtemp(prefix=f"edl-bench-{launcher.name}-", dir=keep))
     try:
         with contextlib.ExitStack() as stack:
@@ -176,7 +175,7 @@ def launch(
 
 
 def own_store_endpoint(launcher: Launcher, most_nodes: int) -> str:
-    """Free addresses for a store that the launchers bring: three for edl's embedded etcd where there are enough nodes
-    to host them, one otherwise."""
+    """Free addresses for a store that the launchers run: three for edl's embedded etcd if there are enough nodes to
+    host them, else one."""
     count = 3 if launcher.name in ("edl-embedded", "edl-secret") and most_nodes >= 3 else 1
     return ",".join(f"{processes.LOOPBACK}:{port}" for port in processes.free_store_ports(count))

@@ -1,4 +1,5 @@
-"""How each launcher is called. One small strategy per contender; nothing else in the benchmarks knows their flags."""
+"""How to call each launcher. There is one small strategy per contender; no other module of the benchmarks knows their
+flags."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 TUNED_RENDEZVOUS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-"""torchrun's waits cut down: 1 s for more nodes, and a silent node is dropped after 3 s, as with edl's lease here."""
+"""Shorter waits for torchrun: 1 s for more nodes, and a silent node is dropped after 3 s, as with edl's lease here."""
 
 
 class Meeting(enum.Enum):
-    """Where the nodes of a job find one another."""
+    """How the nodes of a job find one another."""
 
     ETCD = "etcd"
-    """A private etcd that the benchmark starts, outside the nodes."""
+    """A private etcd that the benchmark starts outside the nodes."""
     PORTS = "ports"
     """Free loopback ports; the launchers start the store themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """One job to launch. ``endpoint``: ``host:port[,host:port…]``, empty for a job of one node on its own."""
+    """One job to launch. ``endpoint``: ``host:port[,host:port…]``; empty for a job of a single node."""
 
     job_id: str
     nodes: tuple[int, int]
@@ -47,12 +48,12 @@ class JobPlan:
         return str(self.folder / f"node{node}-logs")
 
     def tail(self) -> list[str]:
-        """The script and what belongs to it: the end of every command line."""
+        """The script and its arguments: the end of every command line."""
         return [str(self.script), *self.script_arguments]
 
 
 class Launcher(Protocol):
-    """A contender."""
+    """The interface of a contender."""
 
     @property
     def name(self) -> str: ...
@@ -62,31 +63,32 @@ class Launcher(Protocol):
 
     @property
     def deadline_s(self) -> float:
-        """After this many seconds a run counts as never recovered; also allowed for the start."""
+        """Seconds after which a run counts as never recovered; also the limit for the start."""
 
     @property
     def is_edl(self) -> bool:
-        """Whether it has a Master to kill, and promises to notice a node that just falls silent."""
+        """Whether it is edl: it has a Master that can be killed, and detects a node that just stops answering."""
 
     def script(self, framework: str) -> str:
-        """File in ``benchmarks/scripts`` that it runs; all of them train the same model."""
+        """Name of its script in ``benchmarks/scripts``; all scripts train the same model."""
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
-        """The command of one node's launcher."""
+        """The command line of one node's launcher."""
 
     def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
-        """What it needs on top of the clean environment."""
+        """Variables that it needs in addition to the clean environment."""
 
 
 def plain_script(framework: str) -> str:
-    """The script that knows no launcher."""
+    """The script that does not use any launcher."""
     return f"train_{framework}.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Edl:
-    """``python -m edl.launch``. ``embedded``: its own etcd members instead of one outside. ``rejoins``: the script uses
-    ``edl.torch`` or ``edl.paddle``, so that workers keep their process. ``secret``: embedded, and closed to others."""
+    """``python -m edl.launch``. ``embedded``: it runs its own etcd members instead of using an external etcd.
+    ``rejoins``: the script uses ``edl.torch`` or ``edl.paddle``, so workers keep their process. ``secret``: embedded,
+    and protected by a secret."""
 
     python: str
     embedded: bool = False
@@ -128,7 +130,7 @@ class Edl:
 
 @dataclass(frozen=True, slots=True)
 class Torchrun:
-    """torchrun with its c10d store on node 0. ``tuned``: everything its command line offers to be faster."""
+    """torchrun with its c10d store on node 0. ``tuned``: with all command-line options that make it faster."""
 
     python: str
     tuned: bool
@@ -153,7 +155,7 @@ class Torchrun:
             command += ["--monitor-interval=0.1"]
         if plan.alone:
             return [*command, "--standalone", *plan.tail()]
-        # All nodes share one host here, where each would claim the store; say who has it, as different hosts would.
+        # All nodes share one host here, so each would claim the store; specify the right one, as different hosts would.
         settings = [f"is_host={'true' if node == 0 else 'false'}"]
         if self.tuned:
             settings.append(TUNED_RENDEZVOUS)
@@ -196,7 +198,7 @@ class PaddleLaunch:
 
 
 def node_name(node: int) -> str:
-    """The id that edl's launcher of a simulated node gets."""
+    """The node id that edl's launcher of a simulated node gets."""
     return f"bench-{node}"
 
 
@@ -209,4 +211,4 @@ LAUNCHERS: dict[str, Callable[[str, str], Launcher]] = {
     "torchrun-default": lambda own, peer: Torchrun(peer, tuned=False),
     "paddle-launch": lambda own, peer: PaddleLaunch(peer),
 }
-"""Contenders by name; made from the Python that runs edl and the one that runs the peers."""
+"""Contenders by name; created from the Python that runs edl and the one that runs the peers."""

@@ -1,4 +1,4 @@
-"""Lines on two logarithmic scales, as SVG: a straight line is a power."""
+"""Draws lines on two logarithmic scales as SVG: a straight line is a power law."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = 'font-family="sans-serif" font-size="12" fill="#333333"'
 
 
 class _Scale:
-    """Values between two bounds, to places between two others."""
+    """Maps values between two bounds to positions between two others."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         self.low, self.high = math.log10(min(values)), math.log10(max(values))
@@ -24,7 +24,7 @@ class _Scale:
         return self._begin + (self._end - self._begin) * (math.log10(value) - self.low) / ((self.high - self.low) or 1)
 
     def marks(self) -> Iterator[float]:
-        """1, 2 and 5 of each power of ten in between."""
+        """1, 2 and 5 times each power of ten in between."""
         for power in range(math.floor(self.low), math.ceil(self.high) + 1):
             for digit in (1, 2, 5):
                 value = digit * 10.0**power
@@ -33,7 +33,8 @@ class _Scale:
 
 
 def draw(lines: Mapping[str, Sequence[Point]], across: str, up: str) -> str:
-    """``lines``: by name, their points; both coordinates are above 0. ``across``, ``up``: what they are."""
+    """Draw the lines. ``lines``: points by name; both coordinates must be above 0. ``across``, ``up``: titles of the
+    axes."""
     points = [point for line in lines.values() for point in line]
     x = _Scale([point[0] for point in points], LEFT, WIDTH - RIGHT)
     y = _Scale([point[1] for point in points], BOTTOM, TOP)

@@ -1,4 +1,4 @@
-"""Command-line options that the benchmark programs have in common."""
+"""Command-line options common to the benchmark programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options of every program."""
+    """Values of the options that every program has."""
 
     runs: int
     launchers: tuple[Launcher, ...]
@@ -27,7 +27,7 @@ class Common:
 
 
 def common_options(default_runs: int) -> Callable[[F], F]:
-    """``--runs --launchers --edl-python --peer-python --json --keep``."""
+    """Add ``--runs --launchers --edl-python --peer-python --json --keep``."""
     existing = click.Path(path_type=Path, file_okay=False)
     options = [
         click.option("--runs", default=default_runs, show_default=True, help="Runs of each launcher and event."),
@@ -56,7 +56,7 @@ def gather(
     json_path: Path | None,
     keep: Path | None,
 ) -> Common:
-    """Checks the values. Also turns SIGTERM into an orderly exit, so that clean-up runs."""
+    """Check the values. Also turns SIGTERM into an orderly exit, so that clean-up runs."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     chosen = [name.strip() for name in (names or default_names).split(",") if name.strip()]
     unknown = [name for name in chosen if name not in LAUNCHERS]

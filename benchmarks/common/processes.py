@@ -1,9 +1,9 @@
-"""Start processes, find everything that came out of them, signal exactly those.
+"""Starts processes, finds all their descendants, and signals exactly those.
 
 Every process of a run inherits two environment variables: a random token of the run and the index of the simulated
-node. Whatever a launcher starts, however often it detaches or is adopted, carries them, so a node or a whole run can
-be ended without ever touching a process of somebody else. Children of a marked process that changed their
-environment are found through their parent. Linux only (``/proc``, pidfd).
+node. All processes that a launcher starts have them, even if they detach or are adopted, so a node or a whole run can
+be ended without ever touching an unrelated process. Children of a marked process that changed their environment are
+found through their parent. Linux only (``/proc``, pidfd).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NODE_MARK = "EDL_BENCH_NODE"
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 _FOREIGN = ("PET_", "PADDLE_", "TORCHELASTIC_", "TORCH_", "EDL_", "FLAGS_", "OMP_", "MASTER_")
-"""Prefixes of variables that would change how a launcher behaves; a run starts without them."""
+"""Prefixes of variables that would change a launcher's behavior; a run starts without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One living process; ``started_ticks`` tells it from a later one with the same pid."""
+    """One running process; ``started_ticks`` distinguishes it from a later one with the same pid."""
 
     pid: int
     parent: int
@@ -40,7 +40,7 @@ class Found:
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without other launchers' settings and proxies, plus ``extra``."""
+    """This process's environment without settings of other launchers and proxies, plus ``extra``."""
     kept = {
         name: value
         for name, value in environment().items()
@@ -50,12 +50,13 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def _die_with_parent() -> None:
-    """Runs in the child before exec: SIGTERM when the benchmark itself is killed, so that nothing outlives it."""
+    """Runs in the child before exec: requests SIGTERM when the benchmark itself is killed, so that no process outlives
+    it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """Start ``command`` in a session of its own, both output streams appended to ``log``."""
+    """Start ``command`` in its own session, with both output streams appended to ``log``."""
     with log.open("ab") as stream:
         return subprocess.Popen(
             list(command),
@@ -70,7 +71,8 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path, folder: Pat
 
 
 def _status(pid: int) -> Found | None:
-    """``None`` when the process is gone or a zombie. Field numbers as in proc_pid_stat(5)."""
+    """The fields of ``/proc/<pid>/stat``; ``None`` when the process has ended or is a zombie. Field numbers as in
+    proc_pid_stat(5)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -95,7 +97,7 @@ def _carries(pid: int, marks: frozenset[bytes]) -> bool:
 
 
 def find(run: str, node: int | None = None) -> list[Found]:
-    """All living processes of a run, or of one simulated node of it, parents first where known."""
+    """All running processes of a run, or of one simulated node of it; parents first where known."""
     marks = {f"{RUN_MARK}={run}".encode()}
     if node is not None:
         marks.add(f"{NODE_MARK}={node}".encode())
@@ -107,7 +109,7 @@ def find(run: str, node: int | None = None) -> list[Found]:
 
 
 def send(target: Found, number: signal.Signals) -> bool:
-    """Signal exactly the process that was found; ``False`` when it is gone, even if its pid lives again."""
+    """Signal exactly the process that was found; ``False`` when it has ended, even if its pid has been reused."""
     try:
         handle = os.pidfd_open(target.pid)
     except ProcessLookupError:
@@ -127,8 +129,8 @@ def send(target: Found, number: signal.Signals) -> bool:
 def send_all(run: str, number: signal.Signals, node: int | None = None) -> float:
     """Signal a whole run or node. Returns the monotonic time just before the first signal was sent.
 
-    Scans again afterwards for processes that were being born meanwhile; a stopped process keeps showing up in the
-    scan, so SIGSTOP is repeated once and no more.
+    Scans again afterwards for processes that were being created meanwhile. A stopped process still appears in the scan,
+    so SIGSTOP is repeated only once.
     """
     targets = find(run, node)
     begun_s = time.monotonic()
@@ -144,7 +146,7 @@ def send_all(run: str, number: signal.Signals, node: int | None = None) -> float
 
 
 def end_run(run: str, within_s: float = 5.0) -> list[int]:
-    """SIGKILL all of a run until nothing is left; the pids that would not go (normally none)."""
+    """SIGKILL all processes of a run until none is left; returns the pids that did not end (normally none)."""
     deadline_s = time.monotonic() + within_s
     while targets := find(run):
         for target in targets:
@@ -156,12 +158,13 @@ def end_run(run: str, within_s: float = 5.0) -> list[int]:
 
 
 _pairs = itertools.islice(itertools.cycle(range(20_000, 32_000, 2)), os.getpid() * 10 % 6_000, None)
-"""Programs that run side by side begin at different ones: a port is free for a moment when its member is killed."""
+"""Programs that run side by side start with different ports, since a port is free for a moment when its member is
+killed."""
 
 
 def free_store_ports(count: int) -> list[int]:
-    """Ports for members of a store, each with the next one for its peers: below those that the kernel gives to
-    connections, which would take them before the members are up."""
+    """Ports for members of a store, each with the next one for its peers. They are below the kernel's ephemeral ports,
+    which might be taken by connections before the members are up."""
     free = (port for port in _pairs if all(_is_free(port + offset) for offset in (0, 1)))
     return list(itertools.islice(free, count))
 
@@ -176,7 +179,7 @@ def _is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody used a moment ago, all different."""
+    """Distinct loopback ports that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in taken:

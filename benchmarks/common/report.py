@@ -1,4 +1,4 @@
-"""Numbers of all runs into one table and, if asked for, one JSON file."""
+"""Combines the numbers of all runs in one table and optionally one JSON file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run of one launcher through one event.
+    """One run of one launcher through one event. ``values``: measured seconds by metric, empty when it never recovered.
 
-    ``values``: measured seconds by metric, empty when it never recovered. ``started`` is ``False`` when the job did not
-    even get to the event: that says nothing about recovery and is counted apart.
+    ``started`` is ``False`` when the job did not even reach the event: that says nothing about recovery and is counted
+    separately.
     """
 
     event: str
@@ -39,7 +39,7 @@ def load_average() -> float:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were taken on."""
+    """A description of the machine."""
     return {
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -50,7 +50,7 @@ def machine() -> dict[str, object]:
 
 
 def seconds(value: float) -> str:
-    """Three significant digits: milliseconds below a second."""
+    """Format seconds with three significant digits; below a second as milliseconds."""
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
@@ -66,7 +66,7 @@ def _rows(outcomes: Sequence[Outcome], own: str) -> list[list[str]]:
         for launcher in dict.fromkeys(one.launcher for one in here):
             mine = [one for one in here if one.launcher == launcher]
             if any(one.values for one in mine) and not any(metric in one.values for one in mine):
-                continue  # what it does not do in this event
+                continue  # not applicable to this event
             rows.append([event, metric, launcher, *_cells(mine, metric, base, launcher == own)])
     return rows
 
@@ -91,8 +91,8 @@ def _cells(mine: Sequence[Outcome], metric: str, base: Sequence[float], is_own: 
 
 
 def show(title: str, outcomes: Sequence[Outcome], own: str = "edl") -> None:
-    """Print the table: medians over the runs that recovered, spread, how many never did, and each median as a
-    multiple of that of ``own``."""
+    """Print the table: medians over the runs that recovered, spread, number of runs that never did, and each median as
+    a multiple of that of ``own``."""
     table = Table(title=title)
     for heading in ("event", "metric", "launcher"):
         table.add_column(heading, no_wrap=True)
@@ -112,12 +112,12 @@ def show(title: str, outcomes: Sequence[Outcome], own: str = "edl") -> None:
 
 
 def progress(text: str) -> None:
-    """One line while the runs go on."""
+    """Print one line of progress."""
     Console(stderr=True, width=150).print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False)
 
 
 def write_json(path: Path | None, title: str, outcomes: Sequence[Outcome], **settings: object) -> None:
-    """Everything measured, run by run, with the machine and the settings; nothing if ``path`` is ``None``."""
+    """Write all measurements, run by run, with the machine and the settings; does nothing if ``path`` is ``None``."""
     if path is None:
         return
     data = {

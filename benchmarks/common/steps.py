@@ -1,6 +1,6 @@
-"""Read the step logs that workers write (``scripts/step_writer.py``) and put them together into worlds.
+"""Reads the step logs that workers write (``scripts/step_writer.py``) and combines them into worlds.
 
-All times are ``time.monotonic()`` of this host, comparable between its processes.
+All times are ``time.monotonic()`` of this host in seconds, comparable between its processes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Step:
 class World:
     """All steps of one formed world, by rank.
 
-    ``formed`` is chosen by rank 0 and handed to all ranks with a broadcast: its monotonic clock in nanoseconds when the
-    group was ready. Two workers with the same value are certainly in the same group.
+    ``formed`` is chosen by rank 0 and broadcast to all ranks: its monotonic clock in nanoseconds when the group was
+    ready. Two workers with the same value are certainly in the same group.
     """
 
     formed: int
@@ -53,7 +53,7 @@ class World:
 
     @property
     def last_s(self) -> float:
-        """When its last step so far was completed, by any rank."""
+        """When its last step so far was completed by any rank."""
         return max(done[-1].t for done in self.steps.values())
 
     @property
@@ -68,11 +68,11 @@ class World:
         return {done[-1].node for done in self.steps.values()}
 
     def pids(self, node: int) -> list[int]:
-        """Workers of a simulated node, by rank."""
+        """Pids of the workers of a simulated node, by rank."""
         return [done[-1].pid for _, done in sorted(self.steps.items()) if done[-1].node == node]
 
     def gaps(self, begin_s: float, end_s: float) -> list[float]:
-        """Seconds between neighbouring steps of the same rank, where the later step is in ``[begin_s, end_s)``."""
+        """Seconds between consecutive steps of the same rank, where the later step is in ``[begin_s, end_s)``."""
         return [
             after.t - before.t
             for done in self.steps.values()
@@ -81,13 +81,13 @@ class World:
         ]
 
     def silence(self, moment_s: float) -> float:
-        """The longest time that a rank had been without a step at a moment: a gap that had not ended by then."""
+        """The longest time that a rank has been without a step at a given time, for gaps that had not ended by then."""
         before = [[step.t for step in done if step.t < moment_s] for done in self.steps.values()]
         return max(moment_s - times[-1] if times else 0.0 for times in before)
 
 
 class StepReader:
-    """Follows all step logs of a folder. ``poll`` reads what is new; ``worlds`` holds everything read so far."""
+    """Follows all step logs of a folder. ``poll`` reads new lines; ``worlds`` contains everything read so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -121,8 +121,8 @@ class StepReader:
         return self.worlds[max(self.worlds)] if self.worlds else None
 
     def formed_after(self, moment_s: float, size: int, least: int = 0) -> World | None:
-        """The first world of ``size`` ranks (or of ``least`` to ``size``) formed after a moment in which every rank has
-        completed a step."""
+        """The first world of ``size`` ranks (or of ``least`` to ``size``) formed after a given time in which every rank
+        has completed a step."""
         for world in self.whole():
             if world.formed_s > moment_s and (least or size) <= world.size <= size:
                 return world
@@ -134,15 +134,15 @@ class StepReader:
 
 
 def pause(old: World, new: World) -> float:
-    """From the last step in one world to the first in the next: the longest such gap of a process that was in both; if
-    there is none, from the last step of anybody to the first one of the last rank."""
+    """From the last step in one world to the first in the next: the longest such gap of a process that was in both. If
+    there is none, from the last step of any rank to the first step of the last rank."""
     last = {done[-1].pid: done[-1].t for done in old.steps.values()}
     gaps = [done[0].t - last[done[0].pid] for done in new.steps.values() if done[0].pid in last]
     return max(gaps, default=new.first_s - old.last_s)
 
 
 def redone(old: World, new: World) -> int:
-    """Steps that somebody had completed in the old world and that are made again in the new one."""
+    """Number of steps that a rank had completed in the old world and that are repeated in the new one."""
     return max(0, old.last_step - new.first_step + 1)
 
 

@@ -1,8 +1,8 @@
-"""Loss curves of one training: left alone, and through 2 → 5 → 1 → 3 workers with two policies. Draws them.
+"""Draws loss curves of one training: undisturbed, and through 2 → 5 → 1 → 3 workers with two policies.
 
     python -m benchmarks.curves --svg docs/loss-curves.svg
 
-The training is ``examples/06-same-curve``. Changes are joins and leaves of nodes in good order.
+The training is ``examples/06-same-curve``. Nodes join and leave gracefully.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACED = Path(__file__).with_name("paced.py")
 SCRIPT = REPOSITORY / "examples" / "06-same-curve" / "train.py"
 DEADLINE_S = 240.0
 SLOW_S = 1.0
-"""Pause after each step while a change is awaited."""
+"""Pause in seconds after each step while a change is awaited."""
 BATCH = 64
 KEPT = (f"--global-batch={BATCH}", "--local-batch=32")
 LINEAR = ("--local-batch=32", "--lr-rule=linear", "--lr-reference=2", "--lr-warmup=20")
@@ -36,7 +36,7 @@ LOGICAL = (f"--global-batch={BATCH}", "--local-batch=32", "--logical-ranks=32")
 
 
 class Job:
-    """Launchers of one run, each a node."""
+    """Launchers of one run, one per node."""
 
     def __init__(self, folder: Path, endpoint: str, options: tuple[str, ...], steps: int) -> None:
         self.folder, self.endpoint, self.options = folder, endpoint, options
@@ -60,13 +60,13 @@ class Job:
             raise RuntimeError(f"processes that SIGKILL did not end: {left}")
 
     def pace(self, seconds: float) -> None:
-        """How long to wait after each step from now on."""
+        """Set the pause after each step, in seconds."""
         fresh = self._pace.with_suffix(".new")
         fresh.write_text(str(seconds))
         fresh.replace(self._pace)
 
     def start(self, name: str, workers: int, nnodes: str = "1:3") -> None:
-        """A node with so many workers."""
+        """Start a node with that many workers."""
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPOSITORY)}
         env = processes.clean_environment({**own, processes.RUN_MARK: self.run, processes.NODE_MARK: name})
         command = [
@@ -77,14 +77,14 @@ class Job:
         self.nodes[name] = processes.start(command, env, self.folder / f"{name}.log", self.folder)
 
     def rows(self) -> list[list[str]]:
-        """What rank 0 has written."""
+        """The rows written by rank 0."""
         if not self.curve.exists():
             return []
         with self.curve.open(newline="") as file:
             return [row for row in csv.reader(file) if len(row) == 5]
 
     def wait(self, holds: Callable[[list[list[str]]], bool], what: str) -> None:
-        """Until it holds of what rank 0 has written."""
+        """Wait until the condition holds for the rows written by rank 0."""
         deadline_s = time.monotonic() + DEADLINE_S
         while not holds(self.rows()):
             if time.monotonic() > deadline_s or all(one.poll() is not None for one in self.nodes.values()):
@@ -93,22 +93,22 @@ class Job:
             time.sleep(0.05)
 
     def wait_world(self, size: int) -> None:
-        """Until a world of this size makes steps."""
+        """Wait until a world of this size makes steps."""
         self.wait(lambda rows: bool(rows) and rows[-1][2] == str(size), f"a world of {size}")
 
     def wait_step(self, step: int) -> None:
-        """Until this one is made."""
+        """Wait until this step has been made."""
         self.wait(lambda rows: bool(rows) and int(rows[-1][0]) >= step, f"step {step}")
 
 
 def alone(job: Job) -> None:
-    """One worker, from the first step to the last."""
+    """Train with one worker from the first step to the last."""
     job.start("alone", 1, nnodes="1")
     job.wait_step(job.steps)
 
 
 def changing(job: Job) -> None:
-    """2, 5, 1, 3 workers, for about a quarter of the steps each."""
+    """Train with 2, 5, 1 and 3 workers, for about a quarter of the steps each."""
     quarter = job.steps // 4
     job.pace(SLOW_S)
     job.start("a", 1)
@@ -129,14 +129,14 @@ def changing(job: Job) -> None:
 
 
 def reach(job: Job, step: int) -> None:
-    """Go on fast to this step, then slowly."""
+    """Train fast up to this step, then slowly."""
     job.pace(0.02)
     job.wait_step(step)
     job.pace(SLOW_S)
 
 
 def measure(way: Callable[[Job], None], options: tuple[str, ...], steps: int) -> Curve:
-    """One run."""
+    """Execute one run."""
     with (
         tempfile.TemporaryDirectory(prefix="edl-curves-") as name,
         PrivateEtcd() as etcd,
@@ -152,7 +152,7 @@ def measure(way: Callable[[Job], None], options: tuple[str, ...], steps: int) ->
 @click.option("--svg", type=click.Path(path_type=Path), help="Where the picture goes.")
 @click.option("--json", "result", type=click.Path(path_type=Path), help="Where the numbers go.")
 def main(steps: int, svg: Path | None, result: Path | None) -> None:
-    """Run, compare, draw."""
+    """Run, compare and draw."""
     curves = {
         "undisturbed": measure(alone, KEPT, steps),
         "kept global batch": measure(changing, KEPT, steps),

@@ -1,4 +1,4 @@
-"""Curves as SVG."""
+"""Draws curves as SVG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = 'font-family="sans-serif" font-size="12" fill="#333333"'
 
 
 def draw(curves: Mapping[str, Sequence[Point]]) -> str:
-    """Losses over samples, on a logarithmic scale, and below the number of workers."""
+    """Draw the losses over samples on a logarithmic scale, and the number of workers below."""
     most = max(samples for curve in curves.values() for samples, _, _ in curve)
     losses = [loss for curve in curves.values() for _, _, loss in curve]
     low, high = math.log10(max(min(losses), 1e-4)), math.log10(max(losses))

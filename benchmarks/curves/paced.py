@@ -1,6 +1,7 @@
-"""Runs the example, with pauses between its steps that the benchmark sets while it runs: joining nodes take their time.
+"""Runs the example with pauses between its steps, which the benchmark changes while it runs, since joining nodes take
+time.
 
-paced.py PACE_FILE SCRIPT ARGUMENTS…
+    paced.py PACE_FILE SCRIPT ARGUMENTS…
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MARK_S = 0.123456
-"""``--step-time`` of the script; sleeping for exactly so long means the pause between two steps."""
+"""``--step-time`` of the script; a sleep of exactly this length is the pause between two steps."""
 
 
 def main() -> None:

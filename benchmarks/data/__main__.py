@@ -10,14 +10,14 @@ PROGRAMS = ("leases", "readers", "remote", "loader", "shuffle")
 
 
 class Programs(click.Group):
-    """Imports only the one that is asked for: each needs other packages."""
+    """Imports only the requested program, since each needs different packages."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """All names."""
+        """The names of all programs."""
         return list(PROGRAMS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Its ``main``."""
+        """The ``main`` of a program."""
         if name not in PROGRAMS:
             return None
         try:

@@ -1,11 +1,12 @@
-"""How fast the Master leases shards: the machine alone, and through its real shell and a gRPC stream for each node.
+"""Measures how fast the Master leases shards: the machine alone, and through its real shell and one gRPC stream per
+node.
 
     python -m benchmarks.data leases --runs 5
 
-The store is in memory: nothing per lease reaches it in mode "steps". Nodes are fake agents in processes of their own,
-which send the next request as soon as an answer is there and report every shard as finished. Recovery: a new machine
-loads what the old one kept, takes over the running world, and answers the first lease. The machine alone is measured in
-CPU time, all else on the wall clock.
+The store is in memory: in mode "steps" no lease is written to it. Nodes are fake agents in separate processes, which
+send the next request as soon as they get an answer and report every shard as finished. Recovery: a new machine loads
+the stored data of the old one, takes over the running world, and answers the first lease. The machine alone is measured
+in CPU time, everything else in wall-clock time.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ GOALS = {
 
 
 def big(shards: int, files: int = 1000) -> Manifest:
-    """So many shards of 65,536 records."""
+    """A data set of that many shards of 65,536 records."""
     builder = ManifestBuilder("ipc")
     for file in range(files):
         builder.file(f"/data/part-{file:05d}.arrow", 1 << 30)
@@ -72,7 +73,7 @@ def big(shards: int, files: int = 1000) -> Manifest:
 
 
 def world_of(nodes: int) -> World:
-    """One worker on each node."""
+    """A world with one worker on each node."""
     members = [Member(NodeId(f"n{i}"), Incarnation(i + 1), "h", 1, Rank(i), (1,)) for i in range(nodes)]
     return World(Round(1), tuple(members), 0)
 
@@ -114,7 +115,7 @@ class Alone:
         return self.do(self.machine.step(Said(Caller(NodeId(f"n{rank}"), 0), Round(1), encode(word)), 1.0))
 
     def rate(self, want: int, over_s: float) -> float:
-        """Leases in a second of CPU time, with the words' text made and read on the Master's side only."""
+        """Leases per second of CPU time, including encoding and decoding of the messages on the Master's side only."""
         hands: list[list[list[int]]] = [[] for _ in range(self.nodes)]
         callers = [Caller(NodeId(f"n{rank}"), 0) for rank in range(self.nodes)]
         spent_s, leases = 0.0, 0
@@ -162,12 +163,12 @@ def alone(shards: int, over_s: float) -> dict[str, float]:
 
 
 async def never_refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """The fake nodes listen nowhere, and live."""
+    """A connection check for fake nodes, which listen nowhere: they always count as alive."""
     return False
 
 
 async def serve(manifest_path: Path, nodes: int, processes: int, want: int, over_s: float) -> dict[str, float]:
-    """A Master, and processes full of agents; what they measured together."""
+    """Run a Master and processes with many agents; returns their combined measurements."""
     clock = SystemClock()
     store = MemoryStore(clock)
     keys = JobKeys(JobId("bench"))
@@ -226,7 +227,7 @@ async def serve(manifest_path: Path, nodes: int, processes: int, want: int, over
 
 
 class Crew:
-    """Agents of one process, each with a stream of its own and one worker."""
+    """The agents of one process, each with its own stream and one worker."""
 
     def __init__(self, port: int, nodes: list[tuple[str, int]], manifest: Path, want: int, over_s: float) -> None:
         self.port, self.nodes, self.want, self.over_s = port, nodes, want, over_s
@@ -320,7 +321,7 @@ def main(runs: int, shards: int, nodes: int, processes: int, over_s: float) -> N
 
 
 def shown(value: float | None) -> str:
-    """A number of the table."""
+    """Format a number for the table."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3f}"

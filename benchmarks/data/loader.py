@@ -1,12 +1,12 @@
-"""End to end: batches of shuffled records as torch tensors, from edl's loader and from two that people use instead.
+"""Measures end to end how fast batches of shuffled records become torch tensors, with edl's loader and two others.
 
     python -m benchmarks.data loader --rows 1000000 --runs 5
 
 All three read the same file of records (a label, 13 floats, 26 ids of 64 bits: 264 bytes) in one process without a
-launcher, in batches of the same size, shuffled, from the page cache; the consumer adds up one column, so that each
-batch is really there. "torch DataLoader" is map-style over the same file in memory, fetched batch by batch
-(`__getitems__`), in this process and with worker processes. "pyarrow.dataset" has no order of its
-own: its batches come as they lie. Contenders take turns; figures are medians of the runs.
+launcher, in batches of the same size, shuffled, from the page cache. The consumer adds up one column, so that each
+batch is really loaded. "torch DataLoader" is map-style over the same file in memory, fetched batch by batch
+(`__getitems__`), in this process and with worker processes. "pyarrow.dataset" does not shuffle: its batches come in
+storage order. Contenders take turns; figures are medians of the runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Batches = Iterator[dict[str, torch.Tensor]]
 
 
 def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
-    """The same records as Arrow IPC and as Parquet."""
+    """Write the same records as Arrow IPC and as Parquet."""
     draw = np.random.default_rng(0)
 
     def packed(values: Any) -> pa.Array:
@@ -60,14 +60,14 @@ def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
 
 
 def own(path: Path, batch: int, **options: Any) -> Batches:
-    """edl's loader, alone."""
+    """edl's loader, without a launcher."""
     data = edl.Data("benchmark", str(path), batch_size=batch, shard_records=SHARD, **options)
     yield from data
     data.close()
 
 
 class Records(Dataset[dict[str, torch.Tensor]]):
-    """Map-style over the mapped file."""
+    """Map-style data set over the mapped file."""
 
     def __init__(self, path: Path) -> None:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks()
@@ -81,13 +81,13 @@ class Records(Dataset[dict[str, torch.Tensor]]):
 
 
 def peer(path: Path, batch: int, workers: int) -> Batches:
-    """torch's loader, at its best: a whole batch is fetched at once, and nothing is left to collate."""
+    """torch's loader in its fastest form: a whole batch is fetched at once, and no collation is needed."""
     records = Records(path)
     yield from DataLoader(records, batch, shuffle=True, num_workers=workers, collate_fn=lambda found: found)
 
 
 def dataset(path: Path, batch: int, kind: str) -> Batches:
-    """pyarrow's own, unshuffled."""
+    """pyarrow's own batches, unshuffled."""
     for found in pads.dataset(path, format=kind).to_batches(batch_size=batch):
         yield {name: torch.from_numpy(_array(found.column(name)).copy()) for name in found.schema.names}
 
@@ -99,7 +99,7 @@ def _array(column: Any) -> Any:
 
 
 def measure(begin: Callable[[], Batches], rows: int) -> tuple[float, float]:
-    """Records and CPU seconds a second; checks that each record has come."""
+    """Records per second, and per second of CPU time; checks that each record has been received."""
     gc.collect()
     began_s, cpu_s, seen, total = time.perf_counter(), time.process_time(), 0, 0.0
     for batch in begin():
@@ -111,7 +111,7 @@ def measure(begin: Callable[[], Batches], rows: int) -> tuple[float, float]:
 
 
 def show(results: dict[str, list[tuple[float, float]]], title: str) -> None:
-    """The table."""
+    """Print the table."""
     table = Table(title=title)
     for heading in ("loader", "records/s, median", "min - max", "CPU", f"ratio to {OWN}"):
         table.add_column(heading, justify="left" if heading == "loader" else "right", no_wrap=True)
@@ -131,7 +131,7 @@ def show(results: dict[str, list[tuple[float, float]]], title: str) -> None:
 @click.option("--runs", default=5, show_default=True, help="Runs of each loader; they take turns.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all runs.")
 def main(rows: int, batch: int, runs: int, json_path: Path | None) -> None:
-    """Samples a second, end to end, beside torch's DataLoader and pyarrow.dataset."""
+    """Samples per second, end to end, compared with torch's DataLoader and pyarrow.dataset."""
     torch.set_num_threads(1)
     results: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="edl-loader-") as folder:

@@ -1,9 +1,9 @@
-"""How fast the readers are: mapped Arrow IPC against Parquet, read by edl and by pyarrow.dataset.
+"""Measures the readers: mapped Arrow IPC against Parquet, read by edl and by pyarrow.dataset.
 
     python -m benchmarks.data readers --rows 1000000 --runs 7
 
 Each run reads the same records shard by shard, in the layout of a click log (a label, 13 floats, 26 ids of 64 bits: 264
-bytes a record), one thread, from the page cache. "Handed over" ends when the arrays are there; "touched" when each
+bytes per record), on one thread, from the page cache. "Handed over" ends when the arrays exist; "touched" when each
 value has been read once. CPU seconds are those of the whole process; contenders take turns.
 """
 
@@ -41,7 +41,7 @@ PEER = "edl, Parquet snappy"
 
 
 def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
-    """The same records in each form; the fast ones are made by the converter."""
+    """Write the same records in each format; the fast ones are made by the converter."""
     draw = np.random.default_rng(0)
     columns: dict[str, Any] = {"label": draw.integers(0, 2, rows).astype(np.float32)}
     for index in range(FLOATS):
@@ -70,7 +70,7 @@ def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
 
 
 def shards_of_edl(folder: Path) -> Iterator[dict[str, Any]]:
-    """As a trainer has them: columns as arrays, one shard after the other."""
+    """Shards as a trainer gets them: columns as arrays, one shard after the other."""
     manifest = scan(str(folder))
     reader = open_reader(manifest.format)
     for index in range(len(manifest)):
@@ -79,13 +79,13 @@ def shards_of_edl(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def shards_of_dataset(folder: Path) -> Iterator[dict[str, Any]]:
-    """What pyarrow has for the purpose."""
+    """Shards read by pyarrow."""
     for batch in pads.dataset(folder, format="parquet").to_batches(batch_size=BATCH, use_threads=False):
         yield to_numpy(pa.Table.from_batches([batch]))
 
 
 def touch(arrays: dict[str, Any]) -> int:
-    """Read each value once; the sum says that all read the same number of bytes."""
+    """Read each value once; the sum shows that all contenders read the same number of bytes."""
     total = 0
     for array in arrays.values():
         np.add.reduce(array.reshape(-1), dtype=array.dtype)
@@ -96,7 +96,7 @@ def touch(arrays: dict[str, Any]) -> int:
 def measure(
     shards: Callable[[Path], Iterable[dict[str, Any]]], folder: Path, touched: bool, rows: int
 ) -> tuple[float, float]:
-    """CPU and wall seconds."""
+    """CPU and wall-clock seconds."""
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
     size = sum(touch(arrays) if touched else sum(a.nbytes for a in arrays.values()) for arrays in shards(folder))
@@ -108,7 +108,7 @@ def measure(
 def show(
     rows: int, runs: int, sizes: dict[str, int], found: dict[tuple[str, bool], list[tuple[float, float]]]
 ) -> float:
-    """Print the table; returns by how much the mapped files are faster than Parquet with every value touched."""
+    """Print the table; returns by what factor the mapped files are faster than Parquet with every value touched."""
     medians = {key: statistics.median(cpu for cpu, _ in values) for key, values in found.items()}
     table = Table(title=f"{rows:,} records of {RECORD_BYTES} bytes, {runs} runs, one thread")
     for heading in ("reader", "file MB", "", "CPU s", "min - max", "wall s", "min - max", "M records/CPU s", "IPC is"):

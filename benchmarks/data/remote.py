@@ -1,4 +1,4 @@
-"""Remote readers on one host: what a shard costs through them, how readers add up, and what a takeover costs.
+"""Measures remote readers on one host: the cost of a shard, how readers add up, and the cost of a takeover.
 
     python -m benchmarks.data.remote [--records=200000] [--readers=1,2] [--secret]
 
@@ -36,7 +36,7 @@ HEAVY = "benchmarks.data.remote:heavy"
 
 
 def heavy(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A decode that costs far more than its bytes: about 40 ns of Python-free arithmetic for each value."""
+    """A decoder that costs far more than reading its bytes: about 40 ns of arithmetic outside Python per value."""
     columns = []
     for column in batch.columns:
         values = column.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -47,7 +47,7 @@ def heavy(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def write(folder: Path, records: int) -> dict[str, Path]:
-    """The same records as Arrow IPC, Parquet and CSV: 1 label, 13 floats, 26 integers."""
+    """Write the same records as Arrow IPC, Parquet and CSV: 1 label, 13 floats, 26 integers."""
     rng = np.random.default_rng(0)
     columns: dict[str, Any] = {"label": rng.integers(0, 2, records)}
     columns |= {f"f{n}": rng.random(records, np.float32) for n in range(13)}
@@ -65,7 +65,7 @@ def write(folder: Path, records: int) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def readers(count: int, authority: str) -> Iterator[tuple[Pool, list[subprocess.Popen[str]]]]:
-    """Reader processes and the pool of them; over TLS, unless ``authority`` is empty."""
+    """Reader processes and a pool of connections to them; over TLS, unless ``authority`` is empty."""
     processes, addresses = [], []
     for number in range(count):
         process = subprocess.Popen(
@@ -91,7 +91,7 @@ def readers(count: int, authority: str) -> Iterator[tuple[Pool, list[subprocess.
 
 
 def read_all(reader: Reader, refs: Sequence[ShardRef], epochs: int) -> tuple[float, float, int]:
-    """Wall seconds, CPU seconds of this process, and bytes of all shards, every value touched."""
+    """Wall-clock seconds, CPU seconds of this process, and bytes of all shards, with every value touched."""
     wall, cpu, size = time.perf_counter(), time.process_time(), 0
     for _ in range(epochs):
         for number, ref in enumerate(refs):
@@ -196,7 +196,7 @@ def takeover(path: Path, records: int, authority: str) -> None:
 @click.option("--readers", "wanted", default="1,2", show_default=True, help="Numbers of readers to compare.")
 @click.option("--secret", is_flag=True, help="As in a job with a secret: over TLS.")
 def main(records: int, epochs: int, wanted: str, secret: bool) -> None:
-    """Reading here against reading through remote readers."""
+    """Compare local reading with reading through remote readers."""
     counts, authority = [int(count) for count in wanted.split(",")], SECRET if secret else ""
     print(f"{os.cpu_count()} cores, {records} records of {8 + 13 * 4 + 26 * 8} bytes in {SHARDS} shards")
     with tempfile.TemporaryDirectory() as folder:

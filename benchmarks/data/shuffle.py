@@ -1,12 +1,13 @@
-"""How well and how fast records are shuffled: each setting of edl's loader beside torch's DataLoader.
+"""Measures how well and how fast records are shuffled: each setting of edl's loader compared with torch's DataLoader.
 
     python -m benchmarks.data shuffle --rows 1000000 --shards 64 --runs 5
 
-Quality, of batches of ``--batch`` records, each relative to a global shuffle of the same records (1 is as good):
-"spread" is the standard deviation of the places in the data set that a batch's records come from; "sources" the
-effective number of shards that they come from (one over the sum of squared shares). Speed: records a second, and
-records a second of CPU of the process. Contenders take turns; figures are medians of the runs, with lowest and highest.
-torch's loader fetches a whole batch at once (``__getitems__``), and once record by record, as data sets without it do.
+Quality, of batches of ``--batch`` records, is relative to a global shuffle of the same records (1 is equally good):
+"spread" is the standard deviation of the positions in the data set that a batch's records come from; "sources" is the
+effective number of shards that they come from (one over the sum of squared shares). Speed: records per second, and
+records per second of CPU time of the process. Contenders take turns; figures are medians of the runs, with lowest and
+highest. torch's loader fetches a whole batch at once (``__getitems__``), and once record by record, as for data sets
+without it.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from benchmarks.data.loader import FLOATS, IDS, Records
 
 Batches = Iterator[dict[str, torch.Tensor]]
 SINGLE_SHARE = 20
-"""Record by record only one in so many is fetched: the rest would take minutes and change nothing."""
+"""Record by record only one in this many is fetched: all of them would take minutes and give the same result."""
 
 
 def write_input(path: Path, rows: int, shard: int) -> None:
-    """Records of 264 bytes; the label is the record's number."""
+    """Write records of 264 bytes; the label is the record's number."""
     draw = np.random.default_rng(0)
 
     def packed(values: Any) -> pa.Array:
@@ -67,7 +68,7 @@ class Singly(Records):
 
 
 def own(path: Path, batch: int, shard: int, mixed: int | None) -> Batches:
-    """edl's loader, alone."""
+    """edl's loader, without a launcher."""
     data = edl.Data("benchmark", str(path), batch_size=batch, shard_records=shard, shuffle_shards=mixed)
     yield from data
     data.close()
@@ -95,7 +96,7 @@ def _measures(places: Any, rows: int, shard: int) -> tuple[float, float]:
 
 
 def measure(begin: Callable[[], Batches]) -> tuple[float, float, list[Any]]:
-    """Records a second, records a CPU second, and where the records of each batch are from."""
+    """Records per second, records per CPU second, and the origin of the records of each batch."""
     places = []
     began_s, cpu_s = time.perf_counter(), time.process_time()
     for batch in begin():

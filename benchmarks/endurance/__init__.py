@@ -1,1 +1,2 @@
-"""A job that is struck every few seconds for an hour, on a small disk and with few descriptors: what grows?"""
+"""Injects faults into a job every few seconds for an hour, on a small disk and with few descriptors, to find what
+grows."""

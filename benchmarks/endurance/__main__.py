@@ -1,9 +1,10 @@
-"""Strike a job of three nodes every few seconds, on a small disk and with few descriptors, and say what grows.
+"""Injects faults into a job of three nodes every few seconds, on a small disk and with few descriptors, and reports
+growth.
 
     python -m benchmarks.endurance --minutes=60 --disk-mb=500 --nofile=512 --kill-every=10
 
-Launchers, their logs, temporary files, the store's data and the checkpoints share one file system of that size. Each
-minute there is a line; at the end a verdict. Status 1 when something grew, was lost or stayed behind.
+Launchers, their logs, temporary files, the store's data and the checkpoints share one file system of that size. A line
+is printed each minute, and a verdict at the end. The exit status is 1 when something grew, was lost or was left behind.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SAMPLE_S = 10.0
 MINUTE_S = 60.0
 END_S = 180.0
 ALLOWED = {"rss_mb": 10.0, "descriptors": 6.0, "threads": 3.0}
-"""Growth over half the run that is let pass: a launcher that becomes the Master holds a little more than another."""
+"""Allowed growth over half the run: a launcher that becomes the Master needs slightly more than another."""
 ALLOWED_DISK_MB = 10.0
 ALLOWED_FILES = 50.0
 REDONE_PER_FAULT = 3
@@ -41,7 +42,7 @@ Series = list[tuple[float, float]]
 
 @dataclass(slots=True)
 class Record:
-    """All samples. Times in seconds since the begin."""
+    """All samples. Times are in seconds since the beginning."""
 
     launchers: dict[tuple[str, str], Series] = field(default_factory=dict)
     used: Series = field(default_factory=list)
@@ -50,7 +51,7 @@ class Record:
     least_free: int = 1 << 62
 
     def take(self, t: float, job: Endurance, usage: Usage) -> dict[str, Held | None]:
-        """One look at everything."""
+        """Take one sample of everything."""
         held = {node: job.held(node) for node in NODES}
         for node, found in held.items():
             for what in ALLOWED if found is not None else ():
@@ -63,7 +64,7 @@ class Record:
 
 
 def line(t: float, job: Endurance, usage: Usage, held: dict[str, Held | None]) -> str:
-    """What is said each minute."""
+    """The line that is printed each minute."""
     faults = " ".join(f"{kind.replace(' ', '-')}={count}" for kind, count in sorted(job.faults.items()))
     launchers = " ".join(
         f"{node}={one.rss_mb:.0f}MB/{one.descriptors}fd/{one.threads}t" if one else f"{node}=away"
@@ -79,7 +80,7 @@ def line(t: float, job: Endurance, usage: Usage, held: dict[str, Held | None]) -
 
 
 def strike_for(job: Endurance, disk: Disk, minutes: float, every_s: float, say: Callable[[str], None]) -> Record:
-    """The run itself."""
+    """Run the job and inject faults."""
     record, begun = Record(), time.monotonic()
     due = {"fault": every_s, "sample": SAMPLE_S, "minute": MINUTE_S}
     while (t := time.monotonic() - begun) < minutes * MINUTE_S:
@@ -101,7 +102,7 @@ def strike_for(job: Endurance, disk: Disk, minutes: float, every_s: float, say: 
 
 
 def verdict(job: Endurance, record: Record, statuses: dict[str, int | None], disk: Disk) -> list[Finding]:
-    """By theory, not by eye."""
+    """Evaluate growth by its statistical significance."""
     steps, faults = job.steps, sum(job.faults.values())
     units = {"rss_mb": " MB", "descriptors": "", "threads": ""}
     found = [
@@ -153,7 +154,8 @@ def main(
     keep: Path | None,
     quiet: bool,
 ) -> None:
-    """A job that is struck every few seconds, on a small disk and with few descriptors: what grows? edl only."""
+    """Inject faults into a job every few seconds, on a small disk and with few descriptors, to find what grows. edl
+    only."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     work = Path(tempfile.mkdtemp(prefix="edl-endurance-work-"))

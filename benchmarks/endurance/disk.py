@@ -1,4 +1,4 @@
-"""A file system of a given size, and what lies on it."""
+"""A file system of a given size, and its usage."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 MB = 1_000_000
 LOGS, TEMPORARY, CHECKPOINTS = "logs", "tmp", "checkpoints"
 PARTS = (LOGS, TEMPORARY, CHECKPOINTS)
-"""Folders of the disk. The members of the store keep their data in the temporary directory, which is ``tmp`` here."""
+"""Folders on the disk. The members of the store keep their data in the temporary directory, which is ``tmp`` here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the disk holds. Sizes in bytes, as blocks that are taken."""
+    """Usage of the disk. Sizes in bytes, counted in allocated blocks."""
 
     parts: dict[str, int]
     free: int
@@ -29,7 +29,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """``bounded``: whether the kernel holds it to its size. ``kind``: what it is."""
+    """``bounded``: whether the kernel enforces its size. ``kind``: the kind of file system."""
 
     folder: Path
     kind: str
@@ -37,7 +37,7 @@ class Disk:
     bounded: bool
 
     def usage(self) -> Usage:
-        """What is there now. Files come and go meanwhile."""
+        """The current usage. Files may appear and disappear during the scan."""
         parts, files = dict.fromkeys(PARTS, 0), 0
         for part in PARTS:
             for folder, _, names in os.walk(self.folder / part):
@@ -60,7 +60,7 @@ def _blocks(path: str) -> int:
 @contextlib.contextmanager
 def small_disk(size_mb: int) -> Iterator[Disk]:
     """A new file system with the folders ``PARTS``: ext4 in a file, else in memory, else a plain folder, which is only
-    watched. Gone afterwards."""
+    watched. It is deleted afterwards."""
     parent = Path(tempfile.mkdtemp(prefix="edl-endurance-"))
     folder = parent / "disk"
     folder.mkdir()
@@ -81,7 +81,7 @@ def small_disk(size_mb: int) -> Iterator[Disk]:
 def _mount(image: Path, folder: Path, size: int) -> str:
     with image.open("wb") as file:
         file.truncate(size)
-    # No space set aside for root, who may run this.
+    # No space reserved for root, who may run this.
     if _done("mkfs.ext4", "-q", "-m", "0", str(image)) and _done("mount", "-o", "loop", str(image), str(folder)):
         return "ext4 in a file"
     image.unlink()

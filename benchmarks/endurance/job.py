@@ -1,4 +1,4 @@
-"""The job that is struck: its launchers, what they hold, and the faults."""
+"""The job under test: its launchers, their resources, and the faults."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from benchmarks.endurance.verdict import Steps
 
 NODES = ("a", "b", "c")
 SPARED = "c"
-"""Its launcher is stopped, its worker and its member of the store are killed; it is never killed itself. So one process
-sees the whole hour, and whatever it does not give back shows."""
+"""The launcher of this node is stopped, and its worker and its member of the store are killed; it is never killed
+itself. So one process lives for the whole run, and any leak in it shows."""
 TAKES_A_MEMBER = ("launcher", "Master", "member")
 LEASE_S = 3.0
 STOPPED_S = (1.0, 6.0)
 AWAY_S = (0.5, 4.0)
-"""Before a killed launcher is started again."""
+"""Seconds before a killed launcher is started again."""
 DEPOSED_S = LEASE_S + 4.0
 MEMBER = b"--initial-cluster-state="
-"""In the command line of a member of the store."""
+"""Part of the command line of a member of the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one launcher holds."""
+    """Resources held by one launcher."""
 
     rss_mb: float
     descriptors: int
@@ -52,11 +52,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run. ``options``: more of them for the launcher."""
+    """Configuration of the run. ``options``: additional options for the launcher."""
 
     disk: Disk
     work: Path
-    """Outside the small disk: what is measured with does not lie on what is measured."""
+    """Outside the small disk, so that the measurement does not use the measured disk."""
     nofile: int
     workers: int
     options: tuple[str, ...]
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Worker:
-    """The last that a worker said."""
+    """The last report of a worker."""
 
     pid: int
     step: int
@@ -88,9 +88,9 @@ class Endurance:
         self.launchers: dict[str, subprocess.Popen[bytes]] = {}
         self.starts: Counter[str] = Counter()
         self.ended: list[str] = []
-        """Launchers that were not killed and ended all the same."""
+        """Launchers that ended without being killed."""
         self.left: set[processes.Found] = set()
-        """Processes of launchers that were killed, seen just after that."""
+        """Processes of killed launchers, seen just afterwards."""
         self._workers: dict[str, dict[int, Worker]] = {}
         self._read_bytes: Counter[str] = Counter()
         self._early: list[dict[str, object]] = []
@@ -126,7 +126,7 @@ class Endurance:
         return processes.clean_environment(ours | more)
 
     def start(self, node: str) -> None:
-        """Start the launcher of a node, with few descriptors, soft and hard."""
+        """Start the launcher of a node with few descriptors (soft and hard limit)."""
         command = [sys.executable, "-m", "edl.launch", f"--nnodes=1:{len(NODES)}"]
         command += [f"--nproc-per-node={self.plan.workers}", f"--rdzv-id={self.job}", "--rdzv-backend=etcd-embedded"]
         command += [f"--rdzv-endpoint={self.endpoints}", f"--node-id={node}", f"--lease-ttl={LEASE_S:g}"]
@@ -141,23 +141,23 @@ class Endurance:
         self.starts[node] += 1
 
     def held(self, node: str) -> Held | None:
-        """``None`` while it is away."""
+        """Resources held by a node's launcher; ``None`` while it is down."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.launchers[node].pid)
             return Held(process.memory_info().rss / 1e6, process.num_fds(), process.num_threads())
         return None
 
     def processes_now(self) -> int:
-        """How many of them live."""
+        """Number of running processes of the whole run."""
         return len(processes.find(self.run))
 
     def leftovers(self) -> list[int]:
-        """Processes of killed launchers that live still."""
+        """Processes of killed launchers that are still running."""
         self.left &= set(processes.find(self.run))
         return [found.pid for found in self.left]
 
     def master(self) -> str:
-        """Its node; empty while there is none to be asked."""
+        """The Master's node; empty while none can be queried."""
         command = [sys.executable, "-m", "edl.cli", "status", "--json"]
         command += [f"--rdzv-endpoint={self.endpoints}", f"--rdzv-id={self.job}"]
         with contextlib.suppress(subprocess.TimeoutExpired, ValueError, KeyError):
@@ -170,7 +170,7 @@ class Endurance:
     # --- what workers say ------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Read the workers' new lines, and do what is due."""
+        """Read the workers' new lines, and execute what is due."""
         lines, now_s = self._early, time.monotonic()
         for path in sorted((self.plan.work / "steps").glob("*.steps")):
             with path.open("rb") as file:
@@ -179,7 +179,7 @@ class Endurance:
             whole = data.rfind(b"\n") + 1
             self._read_bytes[path.stem] += whole
             lines += map(json.loads, data[:whole].splitlines())
-        # What was written while the files were read: of another worker an earlier line may still be to come.
+        # Lines that were written while the files were read: an earlier line of another worker may be read later.
         self._early = [line for line in lines if float(str(line["t"])) >= now_s]
         for line in sorted(lines, key=lambda line: float(str(line["t"]))):
             if float(str(line["t"])) < now_s:
@@ -204,11 +204,11 @@ class Endurance:
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def strike(self) -> str:
-        """One fault; each kind comes once before any comes again. Returns what was done, empty for nothing."""
+        """Inject one fault; each kind occurs once before any is repeated. Returns a description, empty for no fault."""
         self._kinds = self._kinds or self.draw.sample(KINDS, len(KINDS))
         kind = self._kinds.pop()
         if kind in TAKES_A_MEMBER and not self._store_is_whole():
-            self._kinds.insert(0, kind)  # two of three members away is more than a store survives
+            self._kinds.insert(0, kind)  # a store does not survive the loss of two of three members
             kind = "worker"
         done = _FAULTS[kind](self)
         if done:
@@ -288,7 +288,8 @@ class Endurance:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def finish(self, within_s: float) -> dict[str, int | None]:
-        """Heal everything, let the script end, and wait. Statuses of the launchers; ``None`` for one that lives on."""
+        """Restore everything, let the script end, and wait. Returns the exit statuses of the launchers; ``None`` for
+        one that is still running."""
         deadline_s = time.monotonic() + within_s
         for _ in self._until(lambda: not self._later, deadline_s):
             pass

@@ -1,4 +1,4 @@
-"""Whether something grows, and whether each step was made on the state of the step before. Pure."""
+"""Decides whether a figure grows, and whether each step was made on the state of the previous step. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SIGMAS = 2.0
 
 
 def chained(chain: int, step: int) -> int:
-    """The chain after a step: a number that only this order of steps leads to."""
+    """The checksum after a step: only this order of steps leads to this number."""
     return (chain * CHAIN_FACTOR + step) % CHAIN_MODULUS
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A least-squares line through the second half of a series. ``growth``: over that half, with ``error`` being two
-    standard errors of it."""
+    """A least-squares line through the second half of a series. ``growth`` is over that half, with two standard errors
+    as ``error``."""
 
     samples: int
     mean: float
@@ -27,12 +27,12 @@ class Fit:
     error: float
 
     def flat(self, allowed: float) -> bool:
-        """Whether the growth is within what is allowed, or cannot be told from none."""
+        """Whether the growth is within the allowed limit, or not significantly different from zero."""
         return self.growth <= allowed or self.growth <= self.error
 
 
 def fit_second_half(series: Sequence[tuple[float, float]]) -> Fit:
-    """``series``: time and value, in order of time."""
+    """Fit a line. ``series``: time and value, in order of time."""
     middle = (series[0][0] + series[-1][0]) / 2 if series else 0.0
     half = [(t, value) for t, value in series if t >= middle]
     count = len(half)
@@ -52,18 +52,19 @@ class Steps:
     """Follows the steps that workers report."""
 
     last: int = 0
-    """That any worker has made."""
+    """The last step made by any worker."""
     made: int = 0
-    """By rank 0, those that were made again included."""
+    """Number of steps made by rank 0, including repeated ones."""
     redone: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Steps that were left out, or made on another state than that of the step before."""
+    """Steps that were left out, or made on a state other than that of the previous step."""
     _last_of_first: int = 0
-    """The last that rank 0 has written down."""
+    """The last step written by rank 0."""
     _chains: list[int] = field(default_factory=lambda: [0])
 
     def take(self, rank: int, step: int, chain: int) -> None:
-        """One line of one worker. Lines of several workers may come in any order, those of one in its own."""
+        """Process one line of one worker. Lines of different workers may come in any order, those of one worker in
+        order."""
         while len(self._chains) <= step:
             self._chains.append(chained(self._chains[-1], len(self._chains)))
         if self._chains[step] != chain:
@@ -72,7 +73,7 @@ class Steps:
             self.wrong.append(f"step {step} came after step {self.last}")
         self.last = max(self.last, step)
         if rank:
-            return  # it may have written a step down that rank 0 has made as well and was killed before it said so
+            return  # rank 0 may have made this step as well, but was killed before it reported it
         self.made += 1
         if step <= self._last_of_first:
             self.redone += 1
@@ -89,7 +90,7 @@ class Finding:
 
 
 def growth(what: str, series: Sequence[tuple[float, float]], allowed: float, unit: str) -> Finding:
-    """Whether one figure stays as it is."""
+    """Whether one figure stays constant."""
     fit = fit_second_half(series)
     peak = max((value for _, value in series), default=0.0)
     text = (
@@ -100,5 +101,5 @@ def growth(what: str, series: Sequence[tuple[float, float]], allowed: float, uni
 
 
 def report(findings: Iterable[Finding]) -> list[str]:
-    """Lines for a person."""
+    """The report as lines of text."""
     return [f"{'ok  ' if one.good else 'FAIL'} {one.what}: {one.figures}" for one in findings]

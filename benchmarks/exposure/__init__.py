@@ -1,1 +1,1 @@
-"""What a job shows to another user of its host, and what becomes of attacks that once worked."""
+"""Shows what a job exposes to another user of its host, and whether attacks that once worked still do."""

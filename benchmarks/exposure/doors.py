@@ -1,4 +1,4 @@
-"""Attacks that want in: the token, code in a reader, a place in somebody else's job, its end."""
+"""Attacks that try to get access: the token, code in a reader, a place in another user's job, its end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OTHER_SCRIPT = "print('I am something else')\n"
 
 
 def step(what: str, outcome: str) -> None:
-    """One line for what was tried, one for what came of it."""
+    """Print one line for an attempt and one for its result."""
     print(f"  {what}\n      -> {outcome.strip()}", flush=True)
 
 
 def attack(python: str) -> None:
-    """Print what becomes of each step, in a job of each kind."""
+    """Print the result of each step, in a job of each kind."""
     readers = ("--readers=1",)
     for title, launcher, nodes in (
         ("a default job on one machine", Told(python, embedded=True, options=readers), 1),
@@ -55,7 +55,7 @@ def attack(python: str) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """One that everybody may use."""
+    """A folder that every user can access."""
     with tempfile.TemporaryDirectory(prefix="edl-exposure-") as name:
         Path(name).chmod(0o777)
         yield Path(name)
@@ -102,7 +102,7 @@ def _reader_key(target: str, job: str) -> tuple[str, str]:
 
 
 def _sent(port: int, password: str, ticket: str) -> str:
-    """What a reader answers."""
+    """The answer of a reader."""
     call = fl.FlightCallOptions(timeout=20, headers=[(b"authorization", f"Bearer {password}".encode())])
     said = []
     for where, more in (
@@ -163,6 +163,6 @@ def _as_owner(words: Sequence[str], job: Job) -> subprocess.CompletedProcess[str
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """The status and the last line."""
+    """The exit status and the last line of output."""
     lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     return f"status {done.returncode}: {lines[-1][:400] if lines else 'nothing was said'}"

@@ -1,4 +1,5 @@
-"""Attacks that want a node, or the job, to fall: large messages, many connections, a full store, a disk that hangs."""
+"""Attacks that try to bring down a node or the job: large messages, many connections, a full store, a disk that
+hangs."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from benchmarks.exposure.ports import Told, running
 from benchmarks.exposure.sockets import listening
 
 MESSAGE = b"\x0a\x00" * 30_000_000
-"""60 MB that decode into 30 million names without a letter (``Drain.nodes``)."""
+"""60 MB that decode into 30 million empty names (``Drain.nodes``)."""
 IDLERS = 400
 FILES = 256
 QUOTA_BYTES = 16 << 20
@@ -37,14 +38,14 @@ STUB = (
     f"EtcdMember.__init__.__kwdefaults__['quota_bytes'] = {QUOTA_BYTES}; "
     "sys.argv[0] = 'edl-run'; from edl.launch.__main__ import main; main()"
 )
-"""``edl-run`` with a store that is full soon: the real one takes 2 GB."""
+"""``edl-run`` with a store that is soon full: the real one takes 2 GB."""
 FREEZE_S = 8.0
 FROZEN = "fsfreeze of an ext4 for its logs"
 PATIENCE_S = 180.0
 
 
 def attack(python: str) -> None:
-    """Print what becomes of each."""
+    """Print the result of each attack."""
     for title, act in (
         ("60 MB without a token, to launchers of an open job of two nodes", _messages),
         (f"{IDLERS} idle connections to a launcher with ulimit -n {FILES}, and a worker is killed", _idle),
@@ -75,7 +76,7 @@ def _edl(job: Job, *words: str) -> str:
 
 
 def _trains(job: Job, before: World) -> str:
-    """Whether the same world goes on, and what the job's history has noted."""
+    """Whether the same world continues, and what the job's history has recorded."""
     moment_s = time.monotonic()
 
     def later() -> World | None:
@@ -90,7 +91,7 @@ def _trains(job: Job, before: World) -> str:
 
 
 def _after_kill(job: Job, before: World, node: int = 0) -> str:
-    """Kill a worker; how long until a whole world trains again, and what it was charged."""
+    """Kill a worker; returns how long it takes until a whole world trains again, and the restarts charged."""
     began = job.kill_worker(before.pids(node)[-1])
     world = job.wait(lambda: job.steps.formed_after(began, before.size), f"a world of {before.size}", PATIENCE_S)
     status = json.loads(_edl(job, "status", "--json"))
@@ -146,7 +147,7 @@ def _idle(python: str) -> None:
 
 
 def _idles(address: tuple[str, int]) -> None:
-    """Hold so many connections, and begin anew those that are closed."""
+    """Hold that many connections, and reopen those that are closed."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
     held: list[socket.socket] = []
@@ -191,7 +192,7 @@ def _quota(python: str) -> None:
         before, store = job.wait_running(2), _store(job)
         with stranger.at_work(_keeps_full, store):
             job.wait(lambda: _room_said(job) or None, "a store that is full", PATIENCE_S)
-            step("S5: new keys for ever: nothing is old, and room that is made is taken at once", _room_said(job))
+            step("S5: endless new keys: none is old, and freed space is used up at once", _room_said(job))
             step("the job", _trains(job, before))
             began = job.kill_worker(before.pids(0)[-1])
             warned = job.wait(lambda: _warnings(job) or None, "a word of the Master's", PATIENCE_S)
@@ -218,7 +219,7 @@ def _keeps_full(target: str) -> None:
 
 
 def _warnings(job: Job) -> str:
-    """What ``edl status`` says of the store."""
+    """Warnings about the store in ``edl status``."""
     try:
         return "; ".join(text for text in json.loads(_edl(job, "status", "--json"))["warnings"] if "room" in text)
     except ValueError:
@@ -256,7 +257,7 @@ def _logs(python: str) -> None:
 
 @contextlib.contextmanager
 def _with_a_disk(launcher: Told) -> Iterator[tuple[Job, Callable[[bool], None], str]]:
-    """A job of two nodes, and what stops the disk of the second one's logs."""
+    """A job of two nodes, and a way to stop the disk with the logs of the second."""
     with launch(launcher, "rejoin_torch.py", (1, 4)) as job, contextlib.ExitStack() as stack:
         folder = Path(job.plan.log_dir(1))
         folder.mkdir()
@@ -264,12 +265,12 @@ def _with_a_disk(launcher: Told) -> Iterator[tuple[Job, Callable[[bool], None], 
             stack.enter_context(_mounted(folder))
             freeze, how = functools.partial(_fsfreeze, folder), FROZEN
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"  (no file system can be mounted here: {error}. Files that take for ever to open stand for it)")
-            freeze, how = functools.partial(_block, folder), "log files that take for ever to open"
+            print(f"  (no file system can be mounted here: {error}. Files that never finish opening are used instead)")
+            freeze, how = functools.partial(_block, folder), "log files that never finish opening"
         for node in range(2):
             job.start(node)
         yield job, freeze, how
-        job.close()  # before the file system goes
+        job.close()  # before the file system is removed
 
 
 @contextlib.contextmanager
@@ -292,7 +293,7 @@ def _fsfreeze(folder: Path, on: bool) -> None:
 
 
 def _block(folder: Path, on: bool) -> None:
-    """The files of the worker's next attempt are pipes that nobody reads; ``on``: else nothing is done."""
+    """Replace the files of the worker's next attempt with pipes that have no reader; does nothing unless ``on``."""
     (run,) = folder.glob("*")
     for name in ("stdout.log", "stderr.log") if on else ():
         place = run / "attempt_1" / "0" / name

@@ -1,4 +1,4 @@
-"""Which sockets jobs listen at, and what each of them answers to another user."""
+"""Lists the sockets at which jobs listen, and what each of them answers to another user."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SIGNS = (
     ("launcher", "TLS", ("refused, shows",), "gRPC"),
     ("launcher", "connect", ("yes",), "copies of commits"),
 )
-"""By whose, probe and answer: what a socket is."""
+"""Owner, probe and answer that identify a kind of socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told(Edl):
-    """``edl-run`` with more options, and perhaps something before it."""
+    """``edl-run`` with additional options, and optionally a command before it."""
 
     options: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Told(Edl):
 
 @contextlib.contextmanager
 def running(launcher: Told, nodes: int, script: str = "rejoin_torch.py", workers: int = 1) -> Iterator[Job]:
-    """A job that trains; of one node without an endpoint."""
+    """A job that trains; with one node it has no endpoint."""
     with launch(launcher, script, (1, 4), alone=nodes == 1, workers_per_node=workers) as job:
         for node in range(nodes):
             job.start(node)
@@ -85,7 +85,7 @@ def _show(title: str, job: Job) -> None:
 
 
 def _what(one: Listening, found: dict[str, str]) -> str:
-    """By what it belongs to, and else by what it answers."""
+    """Identify a socket by its owner, else by its answers."""
     if one.family.startswith("abstract"):
         return "its workers' socket" if one.whose == "launcher" else "go-systemd's, never read"
     if one.hint:

@@ -1,4 +1,4 @@
-"""What a stranger can ask a socket, and what it gets. Each probe gives a few words."""
+"""Requests that a stranger can send to a socket, and their results. Each probe returns a few words."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WAIT_S = 3.0
 KINDS = {"datagram": socket.SOCK_DGRAM, "packet": socket.SOCK_SEQPACKET}
 SERVICE = "/edl.v1.Master/"
 NO_GRPC = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN")
-"""What gRPC says of those who speak something else."""
+"""gRPC statuses of servers that speak another protocol."""
 
 
 def connection(family: str, address: Any) -> socket.socket:
-    """Raises ``OSError``."""
+    """Connect to a socket. Raises ``OSError``."""
     address = tuple(address) if isinstance(address, list) else address
     if family == "tcp":
         return socket.create_connection(address, WAIT_S)
@@ -44,7 +44,7 @@ def connects(family: str, address: Any) -> str:
 
 
 def http(family: str, address: Any, request: str = "GET /version") -> str:
-    """The first line of what is answered."""
+    """The first line of the answer to an HTTP request."""
     body = '{"key":"L2VkbC8=","range_end":"L2VkbDA="}' if request.startswith("POST") else ""
     head = f"{request} HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -63,8 +63,8 @@ def http(family: str, address: Any, request: str = "GET /version") -> str:
 
 
 def tls(family: str, address: Any) -> str:
-    """A handshake without a certificate that asks for nobody's, and what comes after it. A job's certificates show the
-    fingerprint of the secret that they were made with."""
+    """A TLS handshake without a certificate and without verification, and the data after it. A job's certificates
+    contain the fingerprint of the secret that they were made with."""
     shown = asyncio.run(secret_at(*address)) if family == "tcp" else None
     return _handshake(family, address) + (f", shows {shown}" if shown else "")
 
@@ -89,7 +89,7 @@ def _handshake(family: str, address: Any) -> str:
 def call(
     target: str, method: str, request: bytes, metadata: tuple[tuple[str, str], ...] = (), limit_s: float = WAIT_S
 ) -> tuple[str, bytes]:
-    """A unary call: the status's name, or its details where they tell more, and the answer."""
+    """A unary call: the name of its status, or the details where they say more, and the answer."""
     options = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1), ("grpc.default_authority", "x")]
     with grpc.insecure_channel(target, options=options) as channel:
         ask = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
@@ -131,7 +131,7 @@ def delete(target: str, prefix: str) -> str:
 
 
 def _field(number: int, data: bytes) -> bytes:
-    """A field of bytes in a protobuf message."""
+    """A bytes field in a protobuf message."""
     size, length = len(data), b""
     while size > 127:
         length, size = length + bytes([size & 127 | 128]), size >> 7
@@ -139,7 +139,7 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def everything(family: str, address: Any, target: str, prefix: str) -> dict[str, str]:
-    """All probes; none after a connection that was refused."""
+    """All probes; none if the connection was refused."""
     found = {"connect": connects(family, address)}
     if found["connect"] == "yes" and "-" in family:
         return found | {"GET": http(family, address)}

@@ -1,4 +1,4 @@
-"""Every socket that the processes of a run can be reached by."""
+"""Finds every socket through which the processes of a run can be reached."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edl.wire.address import address
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where others listen
 _LISTENS = 0x10000
-"""Flag in ``/proc/net/unix`` of a socket that takes connections."""
+"""Flag in ``/proc/net/unix`` of a socket that accepts connections."""
 _KINDS = {"0001": "stream", "0002": "datagram", "0005": "packet"}
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """One of them. ``family``: ``tcp``, ``udp``, ``unix`` or ``abstract``, the latter two with ``-datagram`` or
-    ``-packet`` where they are no streams."""
+    """One listening socket. ``family``: ``tcp``, ``udp``, ``unix`` or ``abstract``; the latter two with ``-datagram``
+    or ``-packet`` if they are not streams."""
 
     node: str
     whose: str
@@ -34,14 +34,14 @@ class Listening:
 
     @property
     def target(self) -> str:
-        """For gRPC."""
+        """The address in gRPC's syntax."""
         prefix = {"unix": "unix:", "abstract": "unix-abstract:"}.get(self.family.partition("-")[0], "")
         found = self.address
         return prefix + self.where if isinstance(found, str) else address(*found)
 
     @property
     def address(self) -> tuple[str, int] | str:
-        """For a socket."""
+        """The address for a socket."""
         if self.family.startswith("unix"):
             return self.where
         if self.family.startswith("abstract"):
@@ -51,7 +51,7 @@ class Listening:
 
 
 def listening(run: str) -> list[Listening]:
-    """Of all processes of a run; each once, though a fork may hold it as well."""
+    """All listening sockets of a run's processes; each once, even if a fork also holds it."""
     found: dict[tuple[str, str], Listening] = {}
     bound = dict(_bound_unix_sockets())
     for one in processes.find(run):
@@ -74,12 +74,12 @@ def _internet(process: psutil.Process) -> Iterator[tuple[str, str]]:
 
 
 def _plain(address: str) -> str:
-    """gRPC listens at IPv4's addresses by their names in IPv6."""
+    """gRPC listens on IPv4 addresses in their IPv6 notation; convert these to IPv4."""
     return address.removeprefix("::ffff:")
 
 
 def _bound_unix_sockets() -> Iterator[tuple[str, tuple[str, str]]]:
-    """By inode: family and name, of those that somebody could send to. psutil does not tell which ones listen."""
+    """By inode: family and name of the sockets that others could send to. psutil does not tell which ones listen."""
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         _, _, _, flags, kind, _, inode, *names = line.split(None, 7)
         if names and (int(flags, 16) & _LISTENS or _KINDS.get(kind) == "datagram"):
@@ -94,7 +94,7 @@ def _unix(pid: int, bound: dict[str, tuple[str, str]]) -> Iterator[tuple[str, st
             match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
             if match and match[1] in bound:
                 family, name = bound[match[1]]
-                # A name relative to the process's working directory is one that etcd was given.
+                # etcd was given a name relative to the process's working directory.
                 yield family, str(Path(os.readlink(f"/proc/{pid}/cwd")) / name) if family.startswith("unix") else name
 
 

@@ -1,4 +1,4 @@
-"""Acting as another user of this host."""
+"""Runs functions and commands as another user of this host."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RUN_S = 120
 
 
 def described() -> str:
-    """Who the stranger is."""
+    """A description of the stranger."""
     if os.geteuid() == 0:
         return f"user {NOBODY} (nobody), without groups"
-    return f"the SAME user {os.geteuid()}: only root can be somebody else. Run as root to see what others get"
+    return f"the SAME user {os.geteuid()}: only root can act as another user. Run as root to see what others can access"
 
 
 def _become() -> None:
@@ -35,8 +35,8 @@ def _become() -> None:
 
 
 def ask(function: Callable[..., Any], *arguments: Any, limit_s: int = 60) -> Any:
-    """What ``function`` returns to the stranger; text when it raised or took too long. It runs in a fork, so nothing
-    has to be readable for the stranger that is imported already."""
+    """Run ``function`` as the stranger and return its result; text when it raised or took too long. It runs in a forked
+    process, so modules that are already imported need not be readable for the stranger."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def ask(function: Callable[..., Any], *arguments: Any, limit_s: int = 60) -> Any
 def run(
     words: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """``python WORDS`` as the stranger, with the temporary directory that everybody has."""
+    """Run ``python WORDS`` as the stranger, with the common temporary directory."""
     command = [sys.executable, *words]
     if os.geteuid() == 0:
         hidden = _hidden(Path(sys.executable).resolve())
@@ -79,14 +79,14 @@ def run(
 
 
 def _hidden(path: Path) -> Path | None:
-    """The folder on the way that others may not enter."""
+    """The folder in the path that others may not enter."""
     closed = [folder for folder in path.parents if not folder.stat().st_mode & 0o001]
     return closed[-1] if closed else None
 
 
 def _uncovering(folder: Path) -> list[str]:
-    """A prefix that puts an open folder in place of one that hides this Python, for one command alone; it holds what is
-    needed and nothing else."""
+    """A command prefix that replaces a folder hiding this Python with an open one, for one command alone; it contains
+    only what is needed."""
     needed = Path(sys.executable).resolve().relative_to(folder).parts[0]
     script = (
         'set -e; new=$(mktemp -d); mount -t tmpfs -o mode=755 none "$new"; mkdir "$new/$2"; '
@@ -97,7 +97,7 @@ def _uncovering(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def at_work(function: Callable[..., Any], *arguments: Any) -> Iterator[None]:
-    """The stranger does this, and does not stop by itself."""
+    """Run a function as the stranger in the background, until it is stopped."""
     child = os.fork()
     if child == 0:
         if os.geteuid() == 0:

@@ -18,18 +18,18 @@ PROGRAMS = {
     "crowd": "crowd",
     "steps": "steps",
 }
-"""Where each is; in the module it is ``main`` or goes by its own name."""
+"""The module of each program; its command is ``main`` or has the program's name."""
 
 
 class Programs(click.Group):
-    """Imports only the one that is asked for: each needs other packages."""
+    """Imports only the requested program, since each needs different packages."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """All names."""
+        """The names of all programs."""
         return list(PROGRAMS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Its command."""
+        """The command of a program."""
         if name not in PROGRAMS:
             return None
         try:

@@ -1,14 +1,13 @@
-"""How good a model gets: DeepFM in one process, and with 2 pservers and 3 trainers in each mode, in both frameworks.
+"""Measures how good a model gets: DeepFM in one process, and with 2 pservers and 3 trainers in each mode and framework.
 
     python -m benchmarks.ps auc [--frameworks=torch,paddle] [--modes=sync,async,geo]
 
 The scripts are those of examples/07-click-through, on data of its generator; the AUC is that of the same held-out
-records. One update of a parameter averages over the same number of records everywhere: a trainer's batch is a third of
-the single process's in mode sync, where three trainers make an update together. The single process runs with several
-orders of the records: how much its AUC differs between them is the noise that a difference is to be seen against.
-
-All trainers begin together and make the same number of steps. Without that, those that come first or are left at the
-end of the data make updates of fewer records, and the noise of the last ones shows in the model.
+records. One update of a parameter averages over the same number of records everywhere: in mode sync a trainer's batch
+is a third of the single process's, since three trainers make an update together. The single process runs with several
+orders of the records: the differences between their AUCs are the noise against which other differences are judged. All
+trainers begin together and make the same number of steps. Otherwise those that start first or are left at the end of
+the data would make updates from fewer records, and the noise of the last ones would show in the model.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ BARS = {"sync": 0.002, "async": 0.005, "geo": 0.005}
 TRAINERS, SERVERS = 3, 2
 BATCH = 384
 STEPS = 1000
-"""Of the single process. Its records are those of the other runs together."""
+"""Steps of the single process. Its records are those of the other runs together."""
 BATCHES = {"sync": BATCH // TRAINERS, "async": BATCH, "geo": BATCH // TRAINERS}
 HELD_OUT = re.compile(r"held out: AUC ([0-9.]+)")
 SPARE = 1.04
-"""More records are there than are used: a trainer may have the last ones in hand while another has none."""
+"""There are more records than are used, because a trainer may still hold the last ones when another has none."""
 LIMIT_S = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training."""
+    """One training run."""
 
     framework: str
     mode: str
@@ -104,7 +103,7 @@ def launched(framework: str, mode: str, folder: Path, steps: int) -> list[str]:
 
 
 def show(framework: str, alone: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Print one framework's table. Whether every difference is within its bar."""
+    """Print one framework's table; returns whether every difference is within its limit."""
     base = statistics.mean(run.auc for run in alone)
     noise = statistics.stdev([run.auc for run in alone]) if len(alone) > 1 else float("nan")
     table = Table(title=f"DeepFM, {framework}: AUC on the held-out records")

@@ -1,13 +1,12 @@
-"""One training through everything that can happen to it, beside one that is left alone.
+"""Compares a training that is exposed to every kind of fault and change with one that is undisturbed.
 
     python -m benchmarks.ps chaos --data /tmp/clicks
 
-DeepFM of examples/07-click-through on three trainers and two pservers, each with a launcher of its own. Then, one by
-one: a trainer is killed; one is added; a pserver is added, and takes its share of the buckets; one is drained; the
-process of one is killed; a whole node with a pserver is; and the node whose launcher is the Master. For each event: the
-longest time in which nobody made a step, and the longest that any trainer which lived through it had between two of its
-own. A table of counters, to which every push adds, shows in the end whether a push that was acknowledged is missing
-or was applied twice.
+DeepFM of examples/07-click-through on three trainers and two pservers, each with its own launcher. Then, one by one: a
+trainer is killed; one is added; a pserver is added, and takes its share of the buckets; one is drained; the process of
+one is killed; a whole node with a pserver is killed; and so is the Master's node. For each event: the longest time in
+which no trainer made a step, and the longest time between two steps of any trainer that lived through it. A table of
+counters, to which every push adds, shows at the end whether an acknowledged push is missing or was applied twice.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ SCRIPT = REPOSITORY / "benchmarks" / "scripts" / "ps_clicks.py"
 BAR_S = 2.0
 EVENTS = ("trainer", "join", "add", "drain", "kill", "node", "master", "freeze")
 CALM_S = 6.0
-"""Watched after an event, at least."""
+"""Minimum time in seconds that is watched after an event."""
 LIMIT_S = 90.0
 
 
 class Missed(Exception):
-    """What was waited for did not come."""
+    """The awaited state was not reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An event, and the time in which it counts for what happens."""
+    """An event, and the time span that is attributed to it."""
 
     event: str
     began_s: float
@@ -65,34 +64,34 @@ class Span:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one training."""
+    """The result of one training."""
 
     spans: list[Span] = field(default_factory=list)
     times: dict[int, list[float]] = field(default_factory=dict)
-    """When each trainer made a step, by process."""
+    """Times of each trainer's steps, by process."""
     auc: float = 0.0
     lost: int = 0
     doubled: int = 0
     acknowledged: int = 0
 
     def stop_s(self, span: Span) -> float:
-        """The longest time in which nobody made a step."""
+        """The longest time in which no trainer made a step."""
         return _longest(sorted(itertools.chain(*self.times.values())), span)
 
     def pauses_s(self, span: Span) -> list[float]:
-        """The longest of each trainer that was there before and after."""
+        """The longest pause of each trainer that was there before and after."""
         lived = [one for one in self.times.values() if one and one[0] < span.began_s and one[-1] > span.ended_s]
         return [_longest(one, span) for one in lived]
 
 
 def _longest(times: list[float], span: Span) -> float:
-    """A pause belongs to the event in whose time most of it lies."""
+    """The longest pause. A pause is attributed to the event whose time span contains most of it."""
     pauses = [(b - a, (a + b) / 2) for a, b in itertools.pairwise(times)]
     return max((pause for pause, middle in pauses if span.began_s <= middle <= span.ended_s), default=0.0)
 
 
 class Training:
-    """A job, each of whose trainers and pservers has a launcher of its own."""
+    """A job in which each trainer and pserver has its own launcher."""
 
     def __init__(self, folder: Path, endpoint: str, data: Path, arguments: tuple[str, ...], lease_ttl_s: float) -> None:
         self.folder, self.endpoint, self.data, self.arguments = folder, endpoint, data, arguments
@@ -113,7 +112,7 @@ class Training:
             process.wait(10)
 
     def start(self, name: str) -> None:
-        """A launcher: ``t1`` with a trainer, ``p1`` with a pserver."""
+        """Start a launcher: ``t1`` with a trainer, ``p1`` with a pserver."""
         command = [sys.executable, "-m", "edl.launch", "--run-mode=ps", f"--node-id={name}", f"--rdzv-id={self.job}"]
         command += ["--rdzv-backend=etcd", f"--rdzv-endpoint={self.endpoint}", "--nnodes=1:8", "--servers=1:8"]
         command += [f"--lease-ttl={self.lease_ttl_s:g}", "--shutdown-timeout=60", *self.options]
@@ -133,7 +132,7 @@ class Training:
         self.nodes[name] = processes.start(command, env, self.folder / f"{name}.log", self.folder)
 
     def status(self) -> Any:
-        """Of the Master; None while there is none."""
+        """The status from the Master; None while there is none."""
 
         async def ask() -> Any:
             async with master_of(Where(self.job, (self.endpoint,))) as client:
@@ -145,7 +144,7 @@ class Training:
             return None
 
     def settled(self, count: int) -> bool:
-        """So many pservers have everything, each bucket twice, and nothing is on the move."""
+        """Whether that many pservers hold everything, with each bucket twice, and no bucket is moving."""
         status = self.status()
         for view in status.services if status is not None else ():
             if view.service == "ps" and view.name == "pservers":
@@ -155,7 +154,7 @@ class Training:
         return False
 
     def times(self) -> dict[int, list[float]]:
-        """When each trainer made a step."""
+        """The times of each trainer's steps."""
         found = {}
         for path in self.steps.glob("*.times"):
             found[int(path.stem)] = [
@@ -164,11 +163,11 @@ class Training:
         return found
 
     def living(self) -> set[int]:
-        """Trainers that live and have come as far as their books."""
+        """Trainers that are running and have opened their file of counters."""
         return {found.pid for found in processes.find(self.run)} & {int(one.stem) for one in self.steps.glob("*.books")}
 
     def training(self, within_s: float = 2.0) -> list[int]:
-        """Processes that have made a step lately."""
+        """Processes that have recently made a step."""
         since_s = time.monotonic() - within_s
         return sorted(pid for pid, times in self.times().items() if times and times[-1] > since_s)
 
@@ -184,7 +183,7 @@ class Training:
         raise Missed(f"{node} has no pserver")
 
     def wait(self, look: Callable[[], object], what: str, every_s: float = 0.2, limit_s: float = LIMIT_S) -> None:
-        """Raises ``Missed``."""
+        """Wait until a condition holds. Raises ``Missed``."""
         deadline_s = time.monotonic() + limit_s
         while not look():
             if time.monotonic() > deadline_s:
@@ -193,7 +192,7 @@ class Training:
 
 
 class Chaos:
-    """The events, and when they were."""
+    """The events and their times."""
 
     def __init__(self, training: Training) -> None:
         self.job = training
@@ -201,7 +200,7 @@ class Chaos:
         self.spans: list[Span] = []
 
     def begin(self) -> None:
-        """Three trainers and two pservers, everything in place."""
+        """Start three trainers and two pservers, and wait until all buckets are in place."""
         for name in ("t1", "t2", "t3", *self.pservers):
             self.job.start(name)
         self.job.wait(lambda: len(self.job.training()) == 3, "three trainers that train", limit_s=240)
@@ -209,12 +208,12 @@ class Chaos:
         time.sleep(2.0)
 
     def settle(self) -> None:
-        """Everything is where it should be."""
+        """Wait until everything is where it should be."""
         count = len(self.pservers)
         self.job.wait(lambda: self.job.settled(count), f"{count} pservers with everything in place", every_s=1.0)
 
     def happen(self, event: str) -> None:
-        """One event, and what follows from it."""
+        """Execute one event and wait for its consequences."""
         began_s = time.monotonic()
         note = getattr(self, f"_{event}")() or ""
         settled_s = time.monotonic() - began_s
@@ -277,7 +276,7 @@ class Chaos:
         return f"frozen for {4 * self.job.lease_ttl_s:g} s"
 
     def end(self) -> Outcome:
-        """Let it train to the end, and look at what it has come to."""
+        """Let the training end, and evaluate the result."""
         job = self.job
         job.wait(self._all_rest, "the end of the data", every_s=1.0, limit_s=900)
         reader = max(job.living())
@@ -295,13 +294,13 @@ class Chaos:
         return outcome
 
     def _all_rest(self) -> bool:
-        """Every trainer that lives has come to the end of the data."""
+        """Whether every running trainer has reached the end of the data."""
         living = self.job.living()
         return bool(living) and living <= {int(path.stem) for path in self.job.steps.glob("*.rests")}
 
 
 def train(folder: Path, data: Path, events: tuple[str, ...], arguments: tuple[str, ...], ttl_s: float) -> Outcome:
-    """One training, with these events."""
+    """Run one training with these events."""
     folder.mkdir()
     with PrivateEtcd() as etcd, Training(folder, etcd.endpoints, data, arguments, ttl_s) as job:
         chaos = Chaos(job)
@@ -317,7 +316,7 @@ def train(folder: Path, data: Path, events: tuple[str, ...], arguments: tuple[st
 
 
 def make_data(folder: Path, rows: int) -> None:
-    """Clicks as the example makes them."""
+    """Generate clicks as the example does."""
     for words in (("generate.py", f"--folder={folder}", f"--rows={rows}", "--held-out=50000"), ()):
         raw = sorted(str(path) for path in folder.glob("*.tsv"))
         command = [sys.executable, *(words or ("prepare.py", *raw))]
@@ -327,10 +326,10 @@ def make_data(folder: Path, rows: int) -> None:
 
 
 def show(outcome: Outcome, calm: Outcome | None) -> bool:
-    """Print it; whether it is as good as it has to be."""
+    """Print the results; returns whether they are as good as required."""
     table = Table(title="A pserver job through everything")
     table.add_column("event")
-    for heading in ("nobody made a step", "longest pause of one", "of each that lived through it", "note"):
+    for heading in ("no trainer made a step", "longest pause of one", "of each that lived through it", "note"):
         table.add_column(heading, justify="right")
     good = outcome.lost == outcome.doubled == 0
     for whose, span in [(one, span) for one in (calm, outcome) if one is not None for span in one.spans]:
@@ -369,7 +368,7 @@ def main(
     chosen = tuple(one for one in events.split(",") if one)
     if not set(chosen) <= set(EVENTS):
         raise click.UsageError(f"--events: there are {', '.join(EVENTS)}")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that everything is cleared away
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that everything is cleaned up
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="edl-chaos-", dir=keep))

@@ -1,9 +1,10 @@
-"""What trainers that come and go cost the Master: the placement machine alone, its words counted and not sent.
+"""Measures what joining and leaving trainers cost the Master: the placement machine alone, whose messages are counted
+but not sent.
 
     python -m benchmarks.ps crowd
 
-All trainers join, then each begins to count, at a time of its own (``--apart 1``: nothing is gathered) or all within a
-moment (``--apart 0``). Bytes are those of words to trainers, of orders to pservers, and of what is kept in the store.
+All trainers join, then each begins to count, at different times (``--apart 1``: nothing is combined) or all within a
+moment (``--apart 0``). Bytes are those of messages to trainers, of orders to pservers, and of data in the store.
 """
 
 from __future__ import annotations
@@ -36,29 +37,29 @@ TABLES = tuple(TableSpec(name, 16) for name in ("users", "items", "words"))
 
 
 class Crowd:
-    """A job whose pservers do at once what they are told, and whose trainers have joined."""
+    """A job whose pservers immediately execute their orders, and whose trainers have joined."""
 
     def __init__(self, trainers: int, pservers: int, apart_s: float = 1.0) -> None:
         self.training = Training(servers=(pservers, pservers))
         self.machine = PlacementMachine(self.training)
         self.now_s, self.apart_s, self.wake_s = 100.0, apart_s, 0.0
         self.words = self.bytes = 0
-        """Told since this was last set to 0."""
+        """Sent since this was last set to 0."""
         self.by_kind: Counter[str] = Counter()
         self.cpu_s = 0.0
         self.kept: dict[str, bytes] = {}
         self.numbers: list[int] = []
-        """Of trainers."""
+        """The numbers of the trainers."""
         self._begun = 0
         self._events: deque[sv.Event] = deque()
         self._holdings: dict[str, BucketMachine] | None = {}
         self._take(self.machine.load({}, self.now_s))
         self._place(pservers)
-        self._holdings = None  # what follows is for the Master only
+        self._holdings = None  # from here on only the Master is measured
         self._join(trainers)
 
     def begin(self, count: int) -> None:
-        """So many more begin to count."""
+        """Let that many more trainers begin to count."""
         for number in range(self._begun, self._begun + count):
             self.now_s += self.apart_s
             self.feed(self.said(number, messages.Begin(self.numbers[number])))
@@ -66,7 +67,7 @@ class Crowd:
         self.settle()
 
     def settle(self) -> None:
-        """Time goes by until nothing is due."""
+        """Advance time until nothing is due."""
         for _ in range(100):
             if not self.wake_s:
                 break
@@ -74,11 +75,11 @@ class Crowd:
             self.feed(sv.Tick())
 
     def said(self, number: int, word: Any) -> sv.Said:
-        """By the trainer of this place."""
+        """Send a message of the trainer at this position."""
         return sv.Said(Caller(NodeId(f"node-{number}"), 0), Round(1), messages.encode(word))
 
     def feed(self, event: sv.Event) -> None:
-        """To the Master; what comes of it afterwards, one after the other."""
+        """Feed an event to the Master, and then the consequences one after the other."""
         self._events.append(event)
         if len(self._events) > 1:
             return
@@ -172,7 +173,7 @@ class Crowd:
 @click.option("--pservers", default=16, show_default=True)
 @click.option("--apart", default=1.0, show_default=True, help="Seconds between two that begin.")
 def main(trainers: str, pservers: int, apart: float) -> None:
-    """Words, bytes and CPU of the Master while trainers begin to count, and how they grow with their number."""
+    """Messages, bytes and CPU time of the Master while trainers begin to count, and how they grow with their number."""
     table = Table(title=f"{pservers} pservers, trainers begin {apart:g} s apart, load {report.load_average():.1f}")
     for heading in (
         "trainers",

@@ -1,9 +1,10 @@
-"""Whole pulls and pushes of 100 000 keys: tables behind our transport beside the same tables behind gRPC unary.
+"""Measures whole pulls and pushes of 100 000 keys: tables behind edl's transport against the same tables behind gRPC
+unary.
 
     python -m benchmarks.ps e2e [--dims=16,64] [--seconds=3]
 
 Client and server are two processes; the server's tables, kernels and optimizer (Adagrad) are the same for both. Methods
-take turns. "pull" gets rows into an array of the client; "push" sends keys and gradients, which are applied before the
+take turns. "pull" reads rows into an array of the client; "push" sends keys and gradients, which are applied before the
 answer.
 """
 
@@ -33,7 +34,7 @@ BASE = "gRPC unary"
 
 
 def work(dims: str, rows: str) -> Work:
-    """``pull D``: rows for the keys in the body. ``push D``: keys, then gradients."""
+    """Handle ``pull D``: rows for the keys in the body; or ``push D``: keys, then gradients."""
     store = Store()
     store.warm()
     for dim in map(int, dims.split(",")):
@@ -58,7 +59,7 @@ def work(dims: str, rows: str) -> Work:
 
 
 class Tally:
-    """What one method did."""
+    """The results of one method."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -81,7 +82,7 @@ class Tally:
 
 
 class Load:
-    """What is asked for: batches of uniform keys."""
+    """The requests: batches of uniform keys."""
 
     def __init__(self, dim: int, rows: int) -> None:
         rng = np.random.default_rng(dim)
@@ -115,7 +116,7 @@ def compare(load: Load, pull: bool, seconds: float, chosen: dict[str, Client], p
 @click.option("--seconds", default=3.0, show_default=True, help="For each method, dimension and direction.")
 @click.option("--only", default="", help="Only methods whose name has this in it.")
 def main(dims: str, rows: int, seconds: float, only: str) -> None:
-    """Tables behind our transport and behind gRPC."""
+    """Compare tables behind edl's transport and behind gRPC."""
     with server("benchmarks.ps.e2e", dims, str(rows)) as (ready, process):
         chosen = {name: client for name, client in clients(ready).items() if name in METHODS and only in name}
         print("p50, its rate, M keys per CPU second of server and client, speed against gRPC unary")

@@ -1,10 +1,10 @@
-"""The longest call while a table grows, and the memory its rows take.
+"""Measures the longest call while a table grows, and the memory of its rows.
 
 python -m benchmarks.ps growth
 python -m benchmarks.ps memory
 
-A call is long because it does much, or because the machine ran something else: its CPU time tells the first. The second
-is also measured by itself: after each stretch of calls, loops that only wait for the same CPU time as those took.
+A call is long because it does much work, which shows in its CPU time, or because the machine ran something else. The
+latter is also measured separately: after each series of calls, idle loops run for the same CPU time as the calls.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ GOAL_S, GOAL_MEMORY = 0.050, 1.3
 
 
 STRETCH = 50
-"""Calls between two looks at the machine."""
+"""Calls between two checks of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One pull of new keys, in seconds; what else its thread was charged with."""
+    """One pull of new keys, in seconds, and the other costs of its thread."""
 
     rows: int
     wall: float
@@ -41,16 +41,16 @@ class Call:
     system: float
     faults: int
     switches: int
-    """How often the machine ran something else instead."""
+    """How often the thread was preempted."""
 
 
 def resident() -> int:
-    """This process's memory."""
+    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def pulled(store: Store, keys: NDArray[np.int64], out: NDArray[np.float32]) -> Call:
-    """Keys that are new."""
+    """Pull keys that are new."""
     before, start, cpu = resource.getrusage(resource.RUSAGE_THREAD), time.perf_counter(), time.thread_time()
     store.pull("t", keys, out[: len(keys)], step=1)
     wall, cpu = time.perf_counter() - start, time.thread_time() - cpu
@@ -60,7 +60,7 @@ def pulled(store: Store, keys: NDArray[np.int64], out: NDArray[np.float32]) -> C
 
 
 def idled(cpu: float) -> float:
-    """Seconds that nothing takes if it lasts so much CPU time."""
+    """Wall-clock seconds of an idle loop that takes this much CPU time."""
     start, end = time.perf_counter(), time.thread_time() + cpu
     while time.thread_time() < end:
         pass
@@ -70,7 +70,7 @@ def idled(cpu: float) -> float:
 def grown(
     rows: int, batch: int, dim: int, rule: Rule, watch: bool = False
 ) -> tuple[Store, list[Call], list[float], int]:
-    """A store that has taken in so many keys; each pull; nothing, as long as each (``watch``); memory before."""
+    """A store with that many keys; each pull; an idle loop after each (``watch``); memory before."""
     store = Store()
     store.warm()
     store.define(TableSpec("t", dim, Optimizer(rule)))
@@ -116,7 +116,7 @@ def main(begin: int, rows: int, batch: int, dim: int) -> None:
 
 
 def longest(calls: list[Call]) -> Table:
-    """What the longest calls did: those of much CPU time are the store's, the others the machine's."""
+    """Explain the longest calls: those with much CPU time are caused by the store, the others by the machine."""
     table = Table(title="the longest calls")
     for heading in ("at rows", "wall ms", "CPU ms", "of it system", "page faults", "switched away"):
         table.add_column(heading, justify="right")
@@ -133,7 +133,7 @@ def longest(calls: list[Call]) -> Table:
 @click.option("--dim", default=16, show_default=True)
 @click.option("--rules", default="adagrad", show_default=True, help="One at a time, several in turn.")
 def memory(rows: int, dim: int, rules: str) -> None:
-    """Bytes a row against weights, state and key alone."""
+    """Bytes per row compared with weights, state and key alone."""
     table = Table(title=f"{rows:,} rows, dim {dim}")
     for heading in ("rule", "raw B", "store B", "ratio", "resident B", "ratio", "goal"):
         table.add_column(heading, justify="right")

@@ -1,12 +1,12 @@
-"""The store's pull and push against the same work in C++, on one thread, and two threads against one.
+"""Measures the store's pull and push against the same work in C++, on one thread, and two threads against one.
 
     python -m benchmarks.ps kernels
 
-``reference.cpp`` (a flat table that keeps the counters of its rows and refuses damaged gradients; no shards, locks,
-numbers of pushes or growth) is compiled here by ``g++``, for this processor. Batches alternate between the two, so that
-what else the machine does falls on both; times on one thread are CPU time. Every batch of keys is another one.
-The reference asks for large pages, as the store does; beside it, it runs without them ("small pages"), which is what a
-C++ program gets that does not ask.
+``reference.cpp`` (a flat table that keeps the counters of its rows and refuses damaged gradients; without shards,
+locks, push numbers or growth) is compiled here by ``g++`` for this processor. Batches alternate between the two, so
+that other load of the machine affects both; times on one thread are CPU time. Every batch has different keys. The
+reference asks for large pages, as the store does; it also runs without them ("small pages"), like a C++ program that
+does not ask for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reference:
         library = folder / "reference.so"
         if not library.exists():
             source = Path(__file__).with_name("reference.cpp")
-            # Without the last one every root is calculated on its own, for it might have to set errno.
+            # Without the last flag every square root is calculated separately, because it might have to set errno.
             flags = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno"]
             subprocess.run(["g++", *flags, "-o", str(library), str(source)], check=True)
         self._calls = ctypes.CDLL(str(library))
@@ -78,7 +78,7 @@ class Ours:
         for begin in range(0, len(keys), batch):
             some = keys[begin : begin + batch]
             self.store.pull("t", some, out[: len(some)], step=1)
-        settled()  # pages are joined behind its back
+        settled()  # the kernel joins pages in the background
 
     def pull(self, keys: Keys, out: NDArray[np.float32]) -> None:
         self.store.pull("t", keys, out, step=2)
@@ -89,14 +89,14 @@ class Ours:
 
 
 def batches(kind: str, keys: Keys, size: int, count: int, generator: np.random.Generator) -> list[Keys]:
-    """Uniform: any key; zipf: a fifth of them different."""
+    """Uniform: any key; zipf: a fifth of the keys are distinct."""
     if kind == "uniform":
         return [keys[generator.integers(0, len(keys), size)] for _ in range(count)]
     return [keys[(generator.zipf(1.2, size) - 1) % len(keys)] for _ in range(count)]
 
 
 def compared(work: list[Keys], *ways: Callable[[Keys], None]) -> list[list[float]]:
-    """CPU seconds of each batch, by way; each way is the first as often as the others."""
+    """CPU seconds of each batch by contender; each contender goes first equally often."""
     spent: list[list[float]] = [[] for _ in ways]
     for number, keys in enumerate(work):
         for turn in range(len(ways)):
@@ -108,7 +108,7 @@ def compared(work: list[Keys], *ways: Callable[[Keys], None]) -> list[list[float
 
 
 def scaling(work: list[Keys], one: Callable[[int, Keys], None], rounds: int) -> list[float]:
-    """Rate of two threads by the rate of one, wall clock, run by run."""
+    """The rate of two threads relative to one, in wall-clock time, run by run."""
 
     def crew(count: int) -> float:
         def run(number: int) -> None:
@@ -127,7 +127,7 @@ def scaling(work: list[Keys], one: Callable[[int, Keys], None], rounds: int) -> 
 
 
 def measure(table: Table, folder: Path, dim: int, rows: int, size: int, count: int) -> None:
-    """All of one dimension."""
+    """All measurements of one dimension."""
     generator = np.random.default_rng(dim)
     keys = generator.permutation(rows).astype(np.int64) * 977 + 13
     ours, theirs, small = Ours(dim, keys, size), *(Reference(folder, dim, keys, size, huge) for huge in (True, False))
@@ -151,7 +151,7 @@ def measure(table: Table, folder: Path, dim: int, rows: int, size: int, count: i
         for name, (ways, threaded) in calls.items():
             work = batches(kind, keys, size, count, generator)
             spent = compared(work, *ways)
-            if (name, kind) == ("push", "uniform"):  # later on, ours has been pushed to by two threads too
+            if (name, kind) == ("push", "uniform"):  # later, two threads have pushed to ours
                 for way in calls["pull"][0][:2]:
                     way(work[0])
                 assert np.allclose(outs[0], outs[1], rtol=1e-3, atol=1e-4), "they did not do the same"

@@ -1,11 +1,11 @@
-"""Is every record in the parameters exactly once? Real processes, killed at random, while pservers stall.
+"""Checks that every record is in the parameters exactly once. Real processes are killed at random while pservers stall.
 
     python -m benchmarks.ps records --kills 200
 
-Three trainers and two pservers, each with a launcher of its own. A trainer adds 1 to the row of each record, and to one
-of 97 rows that records share; plain SGD with a learning rate of 1, so that the tables are the ledger. Again and again a
-pserver is stopped (SIGSTOP) for a moment and a trainer killed meanwhile, most likely in mid-push; or a trainer, a
-pserver, or the launcher that is the Master is killed. In the end every row must be exactly what its records make.
+Three trainers and two pservers, each with its own launcher. A trainer adds 1 to the row of each record, and to one of
+97 rows that records share, with plain SGD and a learning rate of 1, so the tables count the records. Repeatedly a
+pserver is stopped (SIGSTOP) for a moment and a trainer killed meanwhile, most likely during a push; or a trainer, a
+pserver, or the Master's launcher is killed. At the end every row must be exactly the sum of its records.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ NODES = ("t1", "t2", "t3", "p1", "p2")
 
 @dataclass(slots=True)
 class Ledger:
-    """What came of it."""
+    """The result of one job."""
 
     records: int = 0
     epochs: int = 0
     wrong: int = 0
-    """Records that are not in their row exactly once an epoch,"""
+    """Records that are not in their row exactly once per epoch."""
     examples: dict[int, float] = field(default_factory=dict)
-    """some of them: how often they are there."""
+    """Some of them, with the number of times they were counted."""
     shared_wrong: int = 0
     pushes: int = 0
-    """Acknowledged."""
+    """Number of acknowledged pushes."""
     kills: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def exact(self) -> bool:
-        """Every record is there exactly once an epoch."""
+        """Whether every record was counted exactly once per epoch."""
         return self.epochs > 0 and not self.wrong and not self.shared_wrong
 
 
@@ -68,7 +68,7 @@ class Killing:
         self.kills: Counter[str] = Counter()
 
     def one(self, kinds: dict[str, int]) -> None:
-        """One fault; returns when all trainers train again."""
+        """Inject one fault; returns when all trainers train again."""
         kind = self.rng.choices(list(kinds), list(kinds.values()))[0]
         time.sleep(self.rng.uniform(0.05, 0.4))
         if kind == STALLED:
@@ -108,7 +108,7 @@ class Killing:
         self.job.wait(lambda: self.job.settled(2), "everything in place", every_s=0.5, limit_s=300)
 
     def _kill_master(self) -> None:
-        """With it goes the trainer or the pserver of its node."""
+        """Kill the Master's node, including its trainer or pserver."""
         self.job.wait(lambda: self.job.settled(2), "everything in place", every_s=0.5, limit_s=300)
         name = self._ruling()
         self.job.nodes[name].kill()
@@ -126,7 +126,7 @@ class Killing:
 
 
 def make_data(folder: Path, records: int) -> None:
-    """One file of numbered records."""
+    """Write one file of numbered records."""
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table({"id": np.arange(records)})
     with pa.OSFile(str(folder / "records.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
@@ -137,7 +137,7 @@ def run(
     folder: Path, kills: int, *, seed: int = 0, records: int = 20_000, kinds: dict[str, int] | None = None,
     stall_s: float = 0.6, arguments: tuple[str, ...] = (), options: tuple[str, ...] = (),
 ) -> Ledger:  # fmt: skip
-    """One job with so many kills; the ledger at its end. Raises ``benchmarks.ps.chaos.Missed``."""
+    """Run one job with that many kills; returns its counts at the end. Raises ``benchmarks.ps.chaos.Missed``."""
     make_data(folder / "data", records)
     began_s = time.monotonic()
     arguments += (f"--records={records}", *(("--add",) if "--ps-mode=sync" in options else ()))
@@ -159,7 +159,7 @@ def run(
 
 
 def _stop(job: Training) -> None:
-    """After the next epoch but one, so that everybody hears of it in time."""
+    """Stop two epochs later, so that all trainers learn about it in time."""
     now = max(int(path.read_text() or 0) for path in job.steps.glob("*.epoch"))
     (job.steps / "epochs.new").write_text(str(now + 2))
     (job.steps / "epochs.new").replace(job.steps / "epochs")

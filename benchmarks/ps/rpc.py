@@ -1,8 +1,8 @@
-"""A server in a process of its own, over our transport and over gRPC, for what is compared.
+"""A server in a separate process, over edl's transport and over gRPC, for the comparisons.
 
-A workload is a function that answers ``(call, head, body)`` with the buffers of an answer. Both transports get the
-same: ours hands over the body where it was received and sends the answer from where it lies; gRPC takes and gives
-``bytes``, so an answer that lies elsewhere is copied once, as any server on gRPC has to.
+A workload is a function that answers ``(call, head, body)`` with the buffers of an answer. Both transports get the same
+one: edl's passes the body as received and sends the answer from where it is stored; gRPC takes and returns ``bytes``,
+so an answer stored elsewhere is copied once, as in any gRPC server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHUNK = 1 << 20
 _NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 Room = Callable[[int], memoryview]
-"""Memory for an answer, used again for the next one."""
+"""Memory for an answer, reused for the next one."""
 Work = Callable[[str, memoryview, Room], Sequence[Any]]
 
 
@@ -40,7 +40,7 @@ class Client(Protocol):
     """One way to reach the server."""
 
     def call(self, head: str, parts: Sequence[Any], out: Any | None) -> Any:
-        """The answer's bytes; in ``out`` where the transport can put them there."""
+        """Make a call; returns the answer's bytes, in ``out`` if the transport can put them there."""
         ...
 
     def close(self) -> None: ...
@@ -75,7 +75,7 @@ class Unary:
 
 
 class Stream:
-    """Chunks of a megabyte both ways, a stream for each call."""
+    """Chunks of a megabyte in both directions, one stream per call."""
 
     def __init__(self, ready: dict[str, Any]) -> None:
         self._channel = grpc.insecure_channel(f"{HOST}:{ready['grpc']}", options=_NO_LIMIT)
@@ -151,7 +151,7 @@ def serve(work: Work) -> None:
 
 @contextlib.contextmanager
 def server(module: str, *arguments: str) -> Iterator[tuple[dict[str, Any], psutil.Process]]:
-    """A process that serves ``module.work(*arguments)``: what it says about itself."""
+    """A process that serves ``module.work(*arguments)``; yields the description that it prints."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.ps.rpc", module, *arguments],
         stdin=subprocess.PIPE,
@@ -171,7 +171,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def clients(ready: dict[str, Any]) -> dict[str, Client]:
-    """All that are compared, by name."""
+    """All clients to compare, by name."""
     return {
         "ours, TCP": Ours(ready, unix=False),
         "ours, TCP, bodies unchecked": Ours(ready, unix=False, check=False),

@@ -1,9 +1,9 @@
-"""Steps of a DeepFM against one pserver process: a trip for each table as scripts once did, and one trip each way.
+"""Measures steps of a DeepFM against one pserver process: one request per table, and one request in each direction.
 
     python -m benchmarks.ps steps
 
-39 keys an example in two tables (dim 8 and 1, Adam) and a network of 64 and 32 units, whose parameters lie in a dense
-table (Adam). The two ways take turns, on the same batches, in one trainer of one thread.
+39 keys per example in two tables (dim 8 and 1, Adam) and a network of 64 and 32 units, whose parameters are in a dense
+table (Adam). The two ways take turns, on the same batches, in one trainer with one thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the pserver is."""
+    """The address of the pserver."""
 
     name: str
     host: str
@@ -55,7 +55,7 @@ class Place:
 
 
 class Pserver:
-    """A process that owns all buckets; this one is its launcher and its Master."""
+    """A process that owns all buckets; this process acts as its launcher and Master."""
 
     def __init__(self) -> None:
         self.secret = secrets.token_hex(16)
@@ -81,11 +81,11 @@ class Pserver:
         self._line.send(Op.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=DEADLINE_S)
 
     def client(self, number: int) -> Client:
-        """A trainer's."""
+        """A trainer's client."""
         return Client.direct((), tables=TABLES, secret=self.secret, placement=self.chart, number=number)
 
     def stop(self) -> None:
-        """Its launcher goes."""
+        """Stop the process by closing its launcher's connection."""
         self._line.close()
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
@@ -94,20 +94,20 @@ class Pserver:
 
 
 def one_by_one(client: Client, keys: NDArray[np.int64], model: Callable[..., Mapping[str, Any]], at: Floats) -> Floats:
-    """A trip for each table, one for the push, one for the dense values."""
+    """One request for each table, one for the push, one for the dense values."""
     rows = {name: client.pull(name, keys) for name in ("factors", "single")}
     client.push(model(keys, rows, at))
     return client.pull("dense", BLOCKS.keys, insert=False)
 
 
 def together(client: Client, keys: NDArray[np.int64], model: Callable[..., Mapping[str, Any]], at: Floats) -> Floats:
-    """One trip for all rows, one for the push, which brings the dense values."""
+    """One request for all rows, and one for the push, which also returns the dense values."""
     rows = client.pull_many({"factors": keys, "single": keys})
     return client.push_and_pull(model(keys, rows, at), ["dense"])["dense"]
 
 
 def deepfm(keys: NDArray[np.int64], rows: Mapping[str, Floats], dense: Floats) -> dict[str, tuple[Any, Any]]:
-    """Gradients of the mean logistic loss; labels follow from the keys."""
+    """Gradients of the mean logistic loss; labels are derived from the keys."""
     import torch
 
     vectors, single = (torch.from_numpy(rows[name]).requires_grad_() for name in ("factors", "single"))
@@ -131,7 +131,7 @@ def _grad(tensor: Any) -> Floats:
 def run(
     client: Client, server: psutil.Process, batch: int, rounds: int, steps: int
 ) -> tuple[list[list[float]], list[float]]:
-    """Examples a second of each round, and microseconds of CPU an example (both processes), by way."""
+    """Examples per second of each round, and microseconds of CPU time per example (both processes), by method."""
     generator = np.random.default_rng(1)
     at = client.pull("dense", BLOCKS.keys, insert=False)
     rates: list[list[float]] = [[], []]
@@ -147,7 +147,7 @@ def run(
             start, before = time.perf_counter(), spent()
             for keys in work:
                 at = (one_by_one, together)[which](client, keys, deepfm, at)
-            if number:  # the first round is for getting warm
+            if number:  # the first round is a warm-up
                 rates[which].append(batch * steps / (time.perf_counter() - start))
                 cpu[which] += spent() - before
     return rates, [1e6 * one / (rounds * steps * batch) for one in cpu]
@@ -157,7 +157,7 @@ def run(
 @click.option("--batches", default="64,512,4096", show_default=True, help="Examples in a step.")
 @click.option("--rounds", default=9, show_default=True)
 def main(batches: str, rounds: int) -> None:
-    """Examples a second of a DeepFM, with four trips a step and with two."""
+    """Examples per second of a DeepFM, with four round trips per step and with two."""
     import torch
 
     torch.set_num_threads(1)

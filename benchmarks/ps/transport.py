@@ -1,9 +1,9 @@
-"""What a pull and a push cost on the wire alone: our transport over TCP and unix sockets beside gRPC.
+"""Measures a pull and a push without tables: edl's transport over TCP and unix sockets against gRPC.
 
     python -m benchmarks.ps transport [--seconds=1]
 
-"pull" sends bytes that lie ready, "fill" ones that are written first, as rows are, "push" takes them.
-Client and server are two processes. Methods take turns, so that a busy machine is busy for all of them alike.
+"pull" sends bytes that exist already, "fill" bytes that are written first, as rows are, and "push" receives them.
+Client and server are two processes. Methods take turns, so that other load of the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SENT, OUT = (np.full(max(SIZES.values()), number, np.uint8) for number in (7, 8)
 
 
 def work() -> Work:
-    """``pull N``: N bytes that lie in memory. ``fill N``: N bytes that are written first, as rows are gathered.
-    ``push``: nothing."""
+    """Handle ``pull N``: N bytes in memory; ``fill N``: N bytes that are written first, as rows are gathered; ``push``:
+    no bytes."""
     content = np.random.default_rng(0).integers(0, 256, max(SIZES.values()), np.uint8)
     prepared = {size: content[:size].tobytes() for size in SIZES.values()}
 
@@ -44,7 +44,7 @@ def work() -> Work:
 
 
 class Tally:
-    """What one method did with one size in one direction."""
+    """The results of one method with one size in one direction."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -73,7 +73,7 @@ class Tally:
 @click.option("--seconds", default=1.0, show_default=True, help="For each method, size and direction.")
 @click.option("--only", default="", help="Only methods whose name has this in it.")
 def main(seconds: float, only: str) -> None:
-    """Our transport and gRPC, without tables."""
+    """Compare edl's transport and gRPC without tables."""
     with server("benchmarks.ps.transport") as (ready, process):
         chosen = {name: client for name, client in clients(ready).items() if only in name}
         print("p50 of a call, the rate and CPU of both sides that go with it; last column: p50 against gRPC unary")

@@ -1,1 +1,1 @@
-"""What it costs to begin an epoch."""
+"""Measures what it costs to begin an epoch."""

@@ -1,10 +1,10 @@
-"""Time and memory until the first batch of an epoch is known, next to the frameworks' own samplers.
+"""Measures time and memory until the first batch of an epoch is known, compared with the frameworks' own samplers.
 
     python -m benchmarks.sampler --samples 100000000 --runs 5
 
-Each run is a process of its own, which imports the framework, makes the sampler, and then takes the first batch of
-epoch 1 for rank 1 of 8. The time is that of the last part; the memory is what the process's peak has grown by in it.
-A second measure is the next batches, 1000 of them, since an order that is not stored has to be computed then.
+Each run is a separate process, which imports the framework, creates the sampler, and then takes the first batch of
+epoch 1 for rank 1 of 8. The time is that of the last part; the memory is the growth of the process's peak during it. A
+second measurement covers the next 1000 batches, because an order that is not stored has to be computed then.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def peak_bytes() -> int:
 
 
 def measure(framework: str, kind: str, samples: int) -> dict[str, float]:
-    """In a fresh process."""
+    """Run one measurement in a new process."""
     sampler, batches_of = {"torch": torch_sampler, "paddle": paddle_sampler}[framework](kind, samples)
     sampler.set_epoch(1)
     before = peak_bytes()
@@ -81,7 +81,7 @@ def run(framework: str, kind: str, samples: int) -> dict[str, float]:
 
 
 def tell(framework: str, values: dict[str, list[dict[str, float]]]) -> None:
-    """Medians, spread, and each median as a part of the framework's own."""
+    """Print medians, spread, and each median relative to the framework's own."""
     peer = values[PEERS[framework]]
     shown = (
         ("first", "first batch", 1.0, "s"), ("more", f"next {MORE} batches", 1.0, "s"), ("memory", "memory", 1e6, "MB"),

@@ -1,1 +1,1 @@
-"""Training scripts that the launchers under test run."""
+"""Training scripts for the launchers under test."""

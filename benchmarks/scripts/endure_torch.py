@@ -1,6 +1,6 @@
-"""Trains with ``edl.torch`` until a file says where to stop, saves regularly and talks a lot.
+"""Trains with ``edl.torch`` until a file says where to stop, saves regularly and logs a lot.
 
-``chain`` is made of the numbers of all steps in their order, so a step on the wrong state shows at once.
+``chain`` is computed from the numbers of all steps in order, so a step on the wrong state is detected at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LINE = "one of many lines that say how far it is ".ljust(99, ".")
 
 
 def last_step() -> int:
-    """Where to stop, once that is known; far enough ahead of all ranks when it is said."""
+    """The last step, when it is known; the file is written while that step is far enough ahead of all ranks."""
     file = args.workdir / "last-step"
     return int(file.read_text()) if file.exists() else sys.maxsize
 

@@ -1,7 +1,7 @@
 """The trainer of ``benchmarks.ps chaos``: DeepFM of examples/07-click-through, which counts its pushes.
 
-With each step's gradients goes one for each counter of the step, to a table whose rule is to add. What was pushed and
-what was acknowledged stands in mapped memory, which a killed process leaves behind as it was.
+With the gradients of each step it sends a one for each counter of the step, to a table whose rule is to add. The
+numbers of pushed and acknowledged steps are in mapped memory, whose file survives when the process is killed.
 """
 
 from __future__ import annotations

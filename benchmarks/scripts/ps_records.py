@@ -1,7 +1,7 @@
 """The trainer of ``benchmarks.ps records``: every record adds 1 to the row of its own key, and to a row that it shares.
 
-Plain SGD with a learning rate of 1 makes the tables the ledger of records. In mode sync, where gradients are averaged,
-the rule ADD does. The trainer also counts its pushes.
+With plain SGD and a learning rate of 1 the tables count the records. In mode sync, where gradients are averaged, the
+rule ADD does that. The trainer also counts its pushes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PUSHES = TableSpec("pushes", 1, Optimizer(Rule.ADD), Initial(Start.ZEROS))
 
 
 class Data(Loader):
-    """Of numpy."""
+    """A data set of NumPy arrays."""
 
     def _make_context(self) -> WorkerContext:
         return IndependentContext()
@@ -36,7 +36,7 @@ class Data(Loader):
 
 
 def last_epoch(folder: Path) -> int:
-    """Before which epoch to stop."""
+    """The epoch before which to stop."""
     path = folder / "epochs"
     return int(path.read_text()) if path.exists() else 1 << 30
 

@@ -1,6 +1,6 @@
 """Writes one JSON line per completed step, with a single O_APPEND write, so a killed worker leaves only whole lines.
 
-Uses the standard library only: importing it costs a worker nothing that could be mistaken for a launcher's time.
+Uses the standard library only, so that importing it adds no noticeable time to a worker's start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class StepWriter:
-    """One file per process under ``<workdir>/steps``. Says ``start`` at once, so that a worker that never gets to its
+    """One file per process in ``<workdir>/steps``. Writes ``start`` at once, so that a worker that never reaches its
     first step is known as well."""
 
     def __init__(self, workdir: Path) -> None:
@@ -25,11 +25,11 @@ class StepWriter:
         self._write("start", 0)
 
     def group(self, rank: int, world: int, formed: int) -> None:
-        """Tell which world the following steps belong to; ``formed`` is the same on all its ranks."""
+        """Set the world of the following steps; ``formed`` is the same on all its ranks."""
         self._rank, self._world, self._formed = rank, world, formed
 
     def step(self, step: int) -> None:
-        """Step number ``step``, counted from 1 over the whole job, is complete on this rank."""
+        """Record that step number ``step``, counted from 1 over the whole job, is complete on this rank."""
         self._write("step", step)
 
     def _write(self, kind: str, step: int) -> None:

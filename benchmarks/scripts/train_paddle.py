@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
 
 
 def load(path: Path, model: nn.Layer) -> int:
-    """Restore the model; the number of steps it has seen, 0 without a checkpoint."""
+    """Restore the model; returns the number of steps that it has been trained for, 0 without a checkpoint."""
     if not path.exists():
         return 0
     saved = paddle.load(str(path))
@@ -36,7 +36,7 @@ def load(path: Path, model: nn.Layer) -> int:
 
 
 def save(path: Path, model: nn.Layer, step: int) -> None:
-    """Replace the checkpoint in one move, so a kill never leaves half a file."""
+    """Replace the checkpoint atomically, so that a kill never leaves half a file."""
     draft = path.with_suffix(f".{os.getpid()}")
     state: dict[str, Any] = {"model": model.state_dict(), "step": step}
     paddle.save(state, str(draft))
@@ -55,12 +55,12 @@ def main() -> None:
     checkpoint = args.workdir / "checkpoint.pdparams"
     begin = load(checkpoint, model) if rank == 0 else 0
     common = paddle.to_tensor([time.monotonic_ns(), begin], dtype="int64")
-    if world > 1:  # Paddle makes no group for a world of one
+    if world > 1:  # Paddle creates no group for a single worker
         dist.broadcast(common, src=0)
     formed, begin = (int(value) for value in common.numpy())
     log.group(rank, world, formed)
 
-    parallel = paddle.DataParallel(model) if world > 1 else model  # hands rank 0's weights to everybody
+    parallel = paddle.DataParallel(model) if world > 1 else model  # broadcasts rank 0's weights
     optimizer = paddle.optimizer.SGD(learning_rate=0.01, parameters=parallel.parameters())
     for step in range(begin + 1, args.steps + 1):
         inputs = paddle.randn([16, 32])

@@ -1,4 +1,4 @@
-"""An ordinary DistributedDataParallel script: a small MLP on gloo, checkpoints, resume. Knows no launcher.
+"""An ordinary DistributedDataParallel script: a small MLP on gloo, checkpoints, resume. Uses no launcher's library.
 
 The only additions are the step log and a broadcast that gives each world an id for it.
 """
@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
 
 
 def load(path: Path, model: nn.Module) -> int:
-    """Restore the model; the number of steps it has seen, 0 without a checkpoint."""
+    """Restore the model; returns the number of steps that it has been trained for, 0 without a checkpoint."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -39,7 +39,7 @@ def load(path: Path, model: nn.Module) -> int:
 
 
 def save(path: Path, model: nn.Module, step: int) -> None:
-    """Replace the checkpoint in one move, so a kill never leaves half a file."""
+    """Replace the checkpoint atomically, so that a kill never leaves half a file."""
     draft = path.with_suffix(f".{os.getpid()}")
     torch.save({"model": model.state_dict(), "step": step}, draft)
     os.replace(draft, path)
@@ -61,7 +61,7 @@ def main() -> None:
     formed, begin = (int(value) for value in common)
     log.group(rank, world, formed)
 
-    parallel = DistributedDataParallel(model)  # hands rank 0's weights to everybody
+    parallel = DistributedDataParallel(model)  # broadcasts rank 0's weights
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)
     for step in range(begin + 1, args.steps + 1):

@@ -1,4 +1,4 @@
-"""What workers use: the sign of life of a script that says nothing about its steps."""
+"""Resource use of workers, which shows that a script lives if it does not report its steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edl.ports import Activity
 
 
 def activity(leaders: Collection[int]) -> dict[int, Activity]:
-    """What each of these workers has used so far, together with all processes of its session. Blocks for some
-    milliseconds; one that is gone is left out."""
+    """CPU time and I/O of each worker so far, together with all processes in its session. Blocks for some milliseconds;
+    workers that are gone are left out."""
     sessions: dict[int, list[psutil.Process]] = {leader: [] for leader in leaders}
     for pid in psutil.pids() if sessions else ():
         with contextlib.suppress(OSError, psutil.Error):
@@ -26,7 +26,7 @@ def activity(leaders: Collection[int]) -> dict[int, Activity]:
 def _sum(processes: list[psutil.Process]) -> Activity:
     cpu_s, io_bytes = 0.0, 0
     for process in processes:
-        # Zombies and processes of another user tell only a part.
+        # Zombies and other users' processes report only part of their use.
         with contextlib.suppress(psutil.Error), process.oneshot():
             times = process.cpu_times()
             cpu_s += times.user + times.system + times.children_user + times.children_system

@@ -1,4 +1,4 @@
-"""What processes that a launcher starts, and talks to in lines, have in common."""
+"""Shared code of the processes that a launcher starts and talks to in lines."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from edl.errors import ProtocolError
 
 
 def private_stdout() -> TextIO:
-    """The launcher's pipe for ourselves; what users' functions print goes to standard error."""
+    """Keep the pipe to the launcher for this process, and send what users' functions print to stderr."""
     mine = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(mine, "w")
 
 
 def at_sigterm(leave: Callable[[], None]) -> None:
-    """Call this once, in a thread of its own, when SIGTERM comes; later ones do nothing. For the main thread.
+    """Call ``leave`` once, on a separate thread, when SIGTERM arrives; later signals are ignored. Call this from the
+    main thread.
 
-    A handler in Python would run when the main thread gets to it: if the signal comes just before that one begins to
-    wait for something else, only after that has come.
+    A Python signal handler only runs when the main thread executes bytecode again: if the signal arrives just before
+    the main thread blocks, the handler waits until the blocking call returns.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(writing, False)
@@ -40,13 +41,13 @@ def at_sigterm(leave: Callable[[], None]) -> None:
 
 
 def secret_line(who: str, option: str) -> str:
-    """The secret of ``order_line``."""
+    """The secret from the first line of standard input; see ``order_line``."""
     return order_line(who, option)["secret"]
 
 
 def order_line(who: str, option: str) -> dict[str, str]:
-    """The first line of standard input: ``{"secret": …}``, perhaps with more. Raises ``ProtocolError``, naming ``who``
-    this is for and the option of the launcher that starts them."""
+    """Read the first line of standard input: ``{"secret": …}``, possibly with more fields. Raises ``ProtocolError``
+    that names the kind of process (``who``) and the launcher option that starts it."""
     order = sys.stdin.readline()
     try:
         told = json.loads(order)

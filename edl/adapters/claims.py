@@ -1,6 +1,6 @@
-"""One process of a user at a time: locks on files in a folder that nobody else may enter.
+"""File locks that only one process of a user holds at a time, in a folder that other users cannot enter.
 
-Names that everybody can take, such as those of abstract sockets, could be held by others for good.
+Names in a shared namespace, such as abstract sockets, could be blocked forever by other users.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from edl.adapters.clock import SystemClock
 
 LOOK_S = 0.01
-"""Pause between two tries to take a claim."""
+"""Pause between two attempts to take a lock."""
 
 _now_s = SystemClock().now_s
 
 
 @contextlib.asynccontextmanager
 async def claim(path: Path, timeout_s: float) -> AsyncIterator[None]:
-    """Hold the lock on ``path``; the file goes with it. A process that is killed holds nothing.
+    """Hold the lock on ``path``; the file is removed with it. The kernel releases the lock of a process that is killed.
 
-    Raises ``TimeoutError`` when others have held it for ``timeout_s``.
+    Raises ``TimeoutError`` when other processes have held it for ``timeout_s``.
     """
     deadline_s = _now_s() + timeout_s
     while (descriptor := _take(path)) is None:
@@ -38,7 +38,7 @@ async def claim(path: Path, timeout_s: float) -> AsyncIterator[None]:
 
 
 def _take(path: Path) -> int | None:
-    """The locked file; None while somebody else has it."""
+    """A descriptor of the locked file; None while another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,5 +50,5 @@ def _take(path: Path) -> int | None:
 
 
 def _release(path: Path, descriptor: int) -> None:
-    path.unlink(missing_ok=True)  # while it is held: whoever waits for this file sees that it is another one by then
+    path.unlink(missing_ok=True)  # while the lock is held, so that waiting processes notice the change
     os.close(descriptor)

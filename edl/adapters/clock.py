@@ -1,4 +1,4 @@
-"""The one place that reads a clock."""
+"""The only module that reads a clock."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class SystemClock:
 
 
 def wall_clock_s() -> float:
-    """Seconds since 1970, for what people read; never compared between hosts and never decided on."""
+    """Seconds since 1970, for display only: never compared between hosts, and never an input of a decision."""
     return time.time()

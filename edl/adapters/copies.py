@@ -1,16 +1,16 @@
-"""Snapshots from one launcher's memory to another's, over TCP.
+"""Copies snapshots from one launcher's memory to another's, over TCP.
 
-One request a connection, served by threads of its own so that the launcher's loop never waits for it:
+Each connection carries one request, served by its own thread so that the launcher's event loop never blocks:
 
 1. Both sides prove that they know the job token, by HMAC over both sides' nonces; the token itself is never sent.
-2. The caller sends ``put`` with a label, or ``get``, as one frame: four bytes of length, then JSON.
-3. The one who is asked answers ``go`` (or the label), ``have``, or ``no`` with a reason; ``wait`` says that it still
-   works at it. Memory is found before the first byte is sent.
-4. The bytes, by ``sendfile`` on one side and straight into the memory file on the other. After a ``put`` a last frame
-   says whether they have arrived whole.
+2. The client sends ``put`` with a label, or ``get``, as one frame: four bytes of length, then JSON.
+3. The server answers ``go`` (or the label), ``have``, or ``no`` with a reason; ``wait`` means that it is still
+   preparing. Memory is allocated before the first byte is sent.
+4. The bytes follow, by ``sendfile`` on one side and directly into the memory file on the other. After a ``put`` a last
+   frame says whether they arrived intact.
 
-Bytes count only when their CRC-32 is that of the label. Every socket operation has a deadline, and a transfer that
-creeps has one too. Nothing is encrypted.
+Data is accepted only if its CRC-32 matches the label. Every socket operation has a deadline, and so has the transfer as
+a whole. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 _LARGEST_BYTES = 1 << 50
 _BACKGROUND_NICENESS = 15
 PIECES_A_SECOND = 20
-"""Of a copy whose rate is limited: the network is used evenly."""
+"""A rate-limited copy is sent in this many pieces per second, to spread the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long is waited, and for how many."""
+    """Timeouts (seconds) and the maximum number of connections."""
 
     connect_s: float = 5.0
     handshake_s: float = 10.0
     """From the connection to the request."""
     silence_s: float = 10.0
-    """Nothing at all comes, or nothing is taken."""
+    """Maximum time without receiving or sending a byte."""
     slowest_bytes_per_s: float = 1024 * 1024
-    """A transfer that is slower than this on the whole is given up."""
+    """Average rate below which a transfer is aborted."""
     connections: int = 64
-    """Served at a time. Others wait in the kernel's queue, for ``handshake_s`` at most."""
+    """Connections served at once. Others wait in the kernel's queue, for at most ``handshake_s``."""
 
 
 class TcpCopies:
@@ -76,8 +76,8 @@ class TcpCopies:
         *,
         rate_bytes_per_s: int = 0,
     ) -> None:
-        """``rate_bytes_per_s``: most that copies which this node gives (``put``) may take of the network; 0: no limit.
-        What another node asks for (``get``) is needed at once."""
+        """``rate_bytes_per_s`` limits the copies that this node sends (``put``), 0: no limit. Replies to ``get`` are
+        never limited, because the other node needs them at once."""
         self._rate = rate_bytes_per_s
         self._ended = threading.Event()
         self._node = node
@@ -92,7 +92,7 @@ class TcpCopies:
         self._listener: socket.socket | None = None
 
     def start(self, snapshot_pool: SnapshotPool, host: str, port: int = 0) -> int:
-        """Serve other nodes from now on; returns the port. Raises ``PortInUse``."""
+        """Start serving other nodes; returns the port. Raises ``PortInUse``."""
         try:
             family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             self._listener = socket.create_server((host, port), family=family, backlog=self._limits.connections)
@@ -105,7 +105,7 @@ class TcpCopies:
         return int(self._listener.getsockname()[1])
 
     def put(self, host: str, port: int, lent: Lent) -> None:
-        """Give a copy to the node there. Returns when that node has it complete. Raises ``CheckpointError``."""
+        """Send a copy to another node; returns when that node has all of it. Raises ``CheckpointError``."""
         label = lent.label
         with self._call(host, port) as line:
             line.say({"op": "put", **_from_label(label)})
@@ -113,28 +113,28 @@ class TcpCopies:
             if "have" in answer:
                 return
             if "go" not in answer:
-                raise ProtocolError(f"answered {_short(answer)} to put")
+                raise ProtocolError(f"unexpected answer to put: {_short(answer)}")
             line.send_file(lent.descriptor, label.size, self._rate, self._ended.wait)
             answer = line.hear_answer()
             if "whole" not in answer:
-                raise ProtocolError(f"answered {_short(answer)} to the end of a copy")
+                raise ProtocolError(f"unexpected answer at the end of a copy: {_short(answer)}")
 
     def get(
         self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
     ) -> None:
-        """Have the node there send a part of a commit. Raises ``CheckpointError``."""
+        """Fetch a part of a commit from another node. Raises ``CheckpointError``."""
         with self._call(host, port) as line:
             line.say({"op": "get", "era": version.era, "commit": version.commit, "shard": shard})
             label = _to_label(line.hear_answer())
             if (label.holding.version, label.holding.shard) != (version, shard):
-                raise ProtocolError(f"sends {label.holding} instead of shard {shard} of {version}")
+                raise ProtocolError(f"sent {label.holding} instead of shard {shard} of {version}")
             arrival = arriving(label)
             if arrival is not None:
                 line.say({"go": True})
                 _receive(line, label, arrival)
 
     def stop(self) -> None:
-        """End every transfer in both directions and serve no more."""
+        """Abort all transfers in both directions and stop serving."""
         self._ended.set()
         with self._lock:
             self._stopped = True
@@ -154,7 +154,8 @@ class TcpCopies:
 
     @contextlib.contextmanager
     def _call(self, host: str, port: int) -> Iterator[_Line]:
-        """A line to a node that has proved to be of this job. What goes wrong within becomes ``CheckpointError``."""
+        """A connection to a node that has proved to belong to this job. Failures in the block become
+        ``CheckpointError``."""
         try:
             with socket.create_connection((host, port), self._limits.connect_s) as connection, self._live(connection):
                 line = _Line(connection, self._clock, self._limits)
@@ -166,7 +167,7 @@ class TcpCopies:
 
     @contextlib.contextmanager
     def _live(self, connection: socket.socket) -> Iterator[None]:
-        """Known to ``stop`` meanwhile."""
+        """Let ``stop`` shut this connection down while the block runs."""
         with self._lock:
             if self._stopped:
                 raise ProtocolError("this launcher is ending")
@@ -200,9 +201,9 @@ class TcpCopies:
             except OSError as error:
                 if self._stopped or listener.fileno() < 0:
                     return
-                log.warning("Copies of the state: cannot take a connection: %s", error)
+                log.warning("Snapshot copies: cannot accept a connection: %s", error)
                 self._places.release()
-                threading.Event().wait(self._limits.silence_s)  # no descriptors left: not at once again
+                threading.Event().wait(self._limits.silence_s)  # probably out of file descriptors: retry later
                 continue
             self._launch(self._serve, connection, snapshot_pool)
 
@@ -218,11 +219,11 @@ class TcpCopies:
                     case "get":
                         self._give(line, snapshot_pool, request)
                     case other:
-                        raise ProtocolError(f"asks for {other!r}")
+                        raise ProtocolError(f"unknown request {other!r}")
         except (OSError, ProtocolError, CheckpointError) as error:
-            log.debug("Copies of the state: a connection ended: %s", error)
+            log.debug("Snapshot copies: a connection ended: %s", error)
         except Exception:
-            log.exception("Copies of the state: a request failed")
+            log.exception("Snapshot copies: a request failed")
         finally:
             with contextlib.suppress(ValueError):
                 self._places.release()
@@ -263,7 +264,7 @@ class TcpCopies:
 
 
 class _Line:
-    """A connection on which everything has a deadline."""
+    """A connection on which every operation has a deadline. Methods raise ``OSError`` and ``ProtocolError``."""
 
     def __init__(self, connection: socket.socket, clock: Clock, limits: Limits) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -273,37 +274,37 @@ class _Line:
         self._until_s = clock.now_s() + limits.handshake_s
 
     def within(self, seconds: float) -> None:
-        """What follows has so long altogether."""
+        """Set the deadline of the following operations, in seconds from now."""
         self._until_s = self._clock.now_s() + seconds
 
     def read(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Read exactly ``size`` bytes."""
         data = bytearray(size)
         self.read_into(memoryview(data))
         return bytes(data)
 
     def read_into(self, view: memoryview) -> int:
-        """Fill it; returns the checksum of what came."""
+        """Fill ``view``; returns the CRC-32 of the data."""
         crc = done = 0
         while done < len(view):
             self._socket.settimeout(self._patience_s())
             count = self._socket.recv_into(view[done : done + _CHUNK_BYTES])
             if not count:
-                raise ProtocolError(f"the other side hung up after {done} of {len(view)} bytes")
+                raise ProtocolError(f"the peer closed the connection after {done} of {len(view)} bytes")
             crc = zlib.crc32(view[done : done + count], crc)
             done += count
         return crc
 
     def write(self, data: bytes) -> None:
-        """All of it."""
+        """Send all of ``data``."""
         self._socket.settimeout(self._patience_s())
         self._socket.sendall(data)
 
     def hear(self) -> dict[str, Any]:
-        """One frame."""
+        """Receive one frame."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
         if length > _LONGEST_FRAME:
-            raise ProtocolError(f"a frame of {length} bytes")
+            raise ProtocolError(f"a frame of {length} bytes is too long")
         try:
             frame = json.loads(self.read(length))
         except ValueError as error:
@@ -313,7 +314,7 @@ class _Line:
         return frame
 
     def hear_answer(self) -> dict[str, Any]:
-        """The next frame that is not ``wait``. A ``no`` raises ``CheckpointError`` with the reason."""
+        """The next frame other than ``wait``. Raises ``CheckpointError`` with the peer's reason for a ``no``."""
         while True:
             self.within(self._limits.silence_s)
             frame = self.hear()
@@ -323,17 +324,18 @@ class _Line:
                 return frame
 
     def say(self, frame: dict[str, Any]) -> None:
-        """One frame."""
+        """Send one frame."""
         self.within(self._limits.silence_s)
         data = json.dumps(frame).encode()
         self.write(_LENGTH.pack(len(data)) + data)
 
     def refuse(self, why: str) -> None:
-        """Answer ``no``."""
+        """Answer ``no`` with a reason, cut to a thousand characters."""
         self.say({"no": why[:_LONGEST_REASON]})
 
     def wait_for(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:
-        """Do what may take long, and say ``wait`` to the other side as long as it does; ``undo`` if that hangs up."""
+        """Run ``work`` in a thread, and send ``wait`` to the peer until it is done. If the peer disconnects meanwhile,
+        ``undo`` gets the result and the error is raised."""
         outcome: list[T] = []
         failure: list[BaseException] = []
 
@@ -352,7 +354,7 @@ class _Line:
                 try:
                     self.say({"wait": True})
                 except OSError as error:
-                    broken = error  # what the work has taken must be given back, so see its end
+                    broken = error  # what the work has allocated must be released, so wait for its end
         if failure:
             raise failure[0]
         if broken is not None:
@@ -363,7 +365,7 @@ class _Line:
     def send_file(
         self, descriptor: int, size: int, rate: int = 0, pause: Callable[[float], object] = lambda seconds: None
     ) -> None:
-        """The first so many bytes of a file, at ``rate`` bytes a second at most; 0: no limit."""
+        """Send the first ``size`` bytes of a file, at most ``rate`` bytes per second; 0: no limit."""
         self.within(self.time_for(size) + (size / rate if rate else 0))
         begun_s, most = self._clock.now_s(), max(1, rate // PIECES_A_SECOND) if rate else size
         self._socket.settimeout(0.0)
@@ -375,34 +377,34 @@ class _Line:
                 count = os.sendfile(self._socket.fileno(), descriptor, done, min(size - done, most))
             except BlockingIOError:
                 if not writable.poll(self._patience_s() * 1000):
-                    raise TimeoutError(f"no byte was taken for {self._limits.silence_s:g} s") from None
+                    raise TimeoutError(f"the peer accepted no data for {self._limits.silence_s:g} s") from None
                 continue
             if not count:
-                raise ProtocolError(f"the file ends after {done} of {size} bytes")
+                raise ProtocolError(f"the snapshot's file ends after {done} of {size} bytes")
             done += count
             early_s = begun_s + done / rate - self._clock.now_s() if rate else 0.0
             if early_s > 0 and done < size:
                 pause(early_s)
 
     def time_for(self, size: int) -> float:
-        """How long so many bytes may take."""
+        """The time limit in seconds for transferring ``size`` bytes."""
         return self._limits.silence_s + size / self._limits.slowest_bytes_per_s
 
     def _patience_s(self) -> float:
         left_s = self._until_s - self._clock.now_s()
         if left_s <= 0:
-            raise TimeoutError("it took too long altogether")
+            raise TimeoutError("the transfer exceeded its time limit")
         return min(left_s, self._limits.silence_s)
 
 
 def _receive(line: _Line, label: Label, arrival: Arrival) -> None:
-    """The bytes of a snapshot into their memory, where they count if they are whole."""
+    """Receive a snapshot into its memory and accept it if its checksum is right."""
     try:
         line.within(line.time_for(label.size))
         crc32 = line.read_into(arrival.view)
         if crc32 != label.crc32:
             raise CheckpointError(
-                f"shard {label.holding.shard} of {label.holding.version} was damaged on the way: checksum "
+                f"shard {label.holding.shard} of {label.holding.version} was damaged in transit: checksum "
                 f"{crc32:08x} instead of {label.crc32:08x}"
             )
         arrival.accept()
@@ -411,7 +413,7 @@ def _receive(line: _Line, label: Label, arrival: Arrival) -> None:
 
 
 def _introduce(line: _Line, token: str) -> None:
-    """The caller's side of the proof."""
+    """The client's side of the handshake."""
     mine = proof.draw()
     line.write(_MAGIC + mine)
     theirs = line.read(proof.NONCE_BYTES)
@@ -421,7 +423,7 @@ def _introduce(line: _Line, token: str) -> None:
 
 
 def _admit(line: _Line, token: str) -> None:
-    """The side that is called."""
+    """The server's side of the handshake."""
     if line.read(len(_MAGIC)) != _MAGIC:
         raise ProtocolError("speaks another protocol")
     theirs = line.read(proof.NONCE_BYTES)

@@ -1,7 +1,7 @@
 """The store on etcd v3, over grpc.aio.
 
-Messages are those that the etcd-sdk-python package has generated from etcd's own .proto files; the calls, their
-time limits and their retries are here and in ``etcd_rpc``.
+The messages are those that the etcd-sdk-python package generates from etcd's own .proto files; the calls, their time
+limits and their retries are here and in ``etcd_rpc``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edl.ports import (
 __all__ = ["EtcdStore", "EtcdTls"]
 
 LONGEST_WATCH_PAUSE_S = 0.2
-"""Between two attempts to set up a watch while no member will have it."""
+"""Longest pause between two attempts to set up a watch while all members refuse it."""
 
 
 def _to_bytes(key: str) -> bytes:
@@ -40,9 +40,9 @@ def _to_bytes(key: str) -> bytes:
 
 
 def _range_of(prefix: str) -> tuple[bytes, bytes]:
-    """Key and range end, in etcd's sense, of all keys that begin with ``prefix``.
+    """Key and range end, in etcd's sense, of all keys with this prefix.
 
-    Text in UTF-8 never holds the byte 0xff, so adding one to the last byte never carries.
+    UTF-8 text never contains the byte 0xff, so incrementing the last byte never carries.
     """
     raw = _to_bytes(prefix)
     return (raw, raw[:-1] + bytes([raw[-1] + 1])) if raw else (b"\0", b"\0")
@@ -82,39 +82,40 @@ def _to_change(event: Any) -> Change:
 
 
 def _reached(response: Any) -> int:
-    """Up to which revision a watch has seen everything after this response.
+    """The revision up to which a watch is complete after this response.
 
-    All changes of one revision come in one response. A response without changes is a progress report; the header
-    of one with changes may be ahead of them, so it does not count.
+    All changes of one revision arrive in one response. A response without changes is a progress report; in one with
+    changes, the header may be ahead of them, so it does not count.
     """
     return int(response.events[-1].kv.mod_revision if response.events else response.header.revision)
 
 
 class _WatchRefused(Exception):
-    """etcd cancelled a watch because of who asks."""
+    """etcd cancelled a watch for lack of permission."""
 
 
 class _WatchStream:
-    """One watch on one endpoint. It ends, without an error, when that endpoint is left."""
+    """One watch on one endpoint. It ends without an error when that endpoint is abandoned."""
 
     def __init__(self, connections: Connections, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.revision = 0
-        """The store's revision when the watch was set up, as this member knows it."""
+        """The store's revision when the watch was set up, as known to this member."""
         self._connections = connections
         self._left = asyncio.ensure_future(endpoint.left.wait())
         self._call: Any = None
 
     async def open(self, prefix: str, seen: int) -> bool:
-        """Set the watch up; False when the member says nothing.
+        """Set the watch up; False when the member does not answer in time.
 
-        It starts with the last revision seen, not the one after: etcd serves a watch from the very revision it was
-        compacted at, but may have dropped a delete of that revision. So what is not seen yet is always safe.
+        The watch starts at the last revision seen, not the one after: etcd accepts a watch from the very revision it
+        was compacted at, but may have dropped a delete of that revision. Everything after the last revision seen is
+        therefore complete.
         """
         metadata = await self._connections.metadata(self.endpoint)
         self._call = self.endpoint.watch.Watch(metadata=metadata)
         key, end = _range_of(prefix)
-        # Progress reports let an idle watch that reconnects go on from a revision that is not compacted yet.
+        # Thanks to progress reports, an idle watch that reconnects continues from a revision that is not compacted yet.
         create = rpc_pb2.WatchCreateRequest(key=key, range_end=end, start_revision=max(seen, 1), progress_notify=True)
         await self._call.write(rpc_pb2.WatchRequest(create_request=create))
         created = await self.next(self._connections.timeout_s)
@@ -125,7 +126,7 @@ class _WatchStream:
         return not self._connections.is_foreign(self.endpoint, created)
 
     async def next(self, timeout_s: float | None = None) -> Any:
-        """The next response, or None when there is none within the time or the endpoint was left."""
+        """The next response; None after ``timeout_s`` or when the endpoint was abandoned."""
         read = asyncio.ensure_future(self._call.read())
         try:
             await asyncio.wait({read, self._left}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -144,14 +145,14 @@ class _WatchStream:
     def _explain_cancel(self, response: Any) -> None:
         if response.compact_revision:
             raise StoreError(
-                f"changes before revision {response.compact_revision} are no longer kept by etcd at "
+                f"changes before revision {response.compact_revision} have been compacted by etcd at "
                 f"{self.endpoint.address}, so some were missed. Read again and watch from there"
             )
         if "permission denied" in response.cancel_reason or "auth" in response.cancel_reason:
             raise _WatchRefused(response.cancel_reason)
 
     def close(self) -> None:
-        """Give the stream back."""
+        """Close the stream."""
         self._left.cancel()
         if self._call is not None:
             self._call.cancel()
@@ -160,9 +161,9 @@ class _WatchStream:
 class EtcdStore:
     """``Store`` on one or more etcd endpoints (``"host:port"``).
 
-    ``request_timeout_s`` bounds every call. Connections are made on first use, in the event loop of that call.
-    A write that got no answer raises ``StoreUnavailable`` and is never sent twice; reads, lease calls and watches
-    go to another endpoint. With ``user``, etcd's password login is used and renewed when its token is forgotten.
+    ``request_timeout_s`` bounds every call. Connections are made on first use, in the event loop of that call. A write
+    that got no answer raises ``StoreUnavailable`` and is never sent twice; reads, lease calls and watches are retried
+    on another endpoint. With ``user``, etcd's password login is used, and repeated when etcd no longer knows the token.
     """
 
     def __init__(
@@ -180,18 +181,18 @@ class EtcdStore:
         self._connections = Connections(endpoints, request_timeout_s, tls, user, password, one_cluster=one_cluster)
 
     def expect(self, cluster: int) -> None:
-        """Which cluster it is; answers of another one are none."""
+        """Accept answers only from the cluster with this id."""
         self._connections.expect(cluster)
 
     async def read(self, prefix: str) -> Snapshot:
-        """All keys beginning with ``prefix``, linearizable."""
+        """All keys with this prefix, by a linearizable read."""
         key, end = _range_of(prefix)
         request = rpc_pb2.RangeRequest(key=key, range_end=end)
         answer = await self._range(request)
         return Snapshot(tuple(_to_entry(kv) for kv in answer.kvs), answer.header.revision)
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
-        """One transaction; see ``Store.write``. etcd takes at most 128 operations and no key twice."""
+        """Run one transaction; see ``Store.write``. etcd accepts at most 128 operations, and each key only once."""
         request = rpc_pb2.TxnRequest(
             compare=[_to_compare(condition) for condition in conditions],
             success=[_to_request(operation) for operation in operations],
@@ -204,22 +205,22 @@ class EtcdStore:
         return int(answer.header.revision) if answer.succeeded else None
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """A new lease of at least ``ttl_s``, rounded up to whole seconds."""
+        """Create a lease of at least ``ttl_s`` seconds, rounded up to whole seconds; returns its id."""
         request = rpc_pb2.LeaseGrantRequest(TTL=max(1, math.ceil(ttl_s)))
 
         def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
             return endpoint.lease.LeaseGrant(request, timeout=timeout_s, metadata=metadata)
 
-        # Repeating is harmless: a grant whose answer was lost holds no keys and ends by itself.
+        # Repeating is harmless: a lease whose answer was lost holds no keys and expires.
         answer = await self._connections.call(attempt, repeatable=True)
         return int(answer.ID)
 
     async def renew_lease(self, lease: int) -> float:
-        """Keep the lease alive; returns the seconds it now has. Raises ``LeaseLost`` when it is gone for good."""
+        """Renew the lease; returns its remaining seconds. Raises ``LeaseLost`` when it has expired or was revoked."""
         ttl_s = await self._keep_alive(lease)
         if ttl_s <= 0:
-            # A leader elected a moment ago may not have applied the grant yet (etcd before 3.5.3). A linearizable
-            # read passes through the same log, so what is not known after it is really gone.
+            # A newly elected leader may not have applied the grant yet (etcd before 3.5.3). A linearizable read passes
+            # through the same log, so a lease that is unknown after it is really gone.
             await self._range(rpc_pb2.RangeRequest(key=b"\0", limit=1))
             ttl_s = await self._keep_alive(lease)
         if ttl_s <= 0:
@@ -230,11 +231,11 @@ class EtcdStore:
         request = rpc_pb2.LeaseKeepAliveRequest(ID=lease)
 
         async def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
-            # Written by hand: gRPC cancels a call whose requests come from an iterator when it breaks before they are
-            # sent, and to this task that looks as if it had been cancelled itself.
+            # Written without an iterator of requests: if the call breaks before they are sent, gRPC cancels it, which
+            # this task cannot tell from its own cancellation.
             call = endpoint.lease.LeaseKeepAlive(timeout=timeout_s, metadata=metadata)
             try:
-                with contextlib.suppress(asyncio.InvalidStateError):  # it has failed already: reading says why
+                with contextlib.suppress(asyncio.InvalidStateError):  # failed already: read() says why
                     await call.write(request)
                 answer = await call.read()
                 if answer is grpc.aio.EOF:
@@ -247,7 +248,7 @@ class EtcdStore:
         return float(answer.TTL)
 
     async def revoke_lease(self, lease: int) -> None:
-        """End the lease and delete its keys. A lease that is already gone is no error."""
+        """Revoke the lease and delete its keys; no error if it is already gone."""
         request = rpc_pb2.LeaseRevokeRequest(ID=lease)
 
         def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
@@ -261,8 +262,8 @@ class EtcdStore:
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
         """Changes under ``prefix`` with revision > ``after_revision``, in order, none missing; see ``Store.watch``.
 
-        Goes on with another endpoint when a member dies, loses its leader, or stops answering calls. Ends when
-        the store is closed.
+        Moves to another endpoint when a member dies, loses its leader, or stops answering. Ends when the store is
+        closed.
         """
         seen, pause_s = after_revision, 0.0
         while not self._connections.closed.is_set():
@@ -278,7 +279,7 @@ class EtcdStore:
                                 yield _to_change(event)
                         seen = max(seen, _reached(response))
             except StoreUnavailable:
-                pass  # asked again below, or closed
+                pass  # retried below, or closed
             except (grpc.aio.AioRpcError, _WatchRefused) as error:
                 await self._judge_watch_failure(stream, error, prefix)
             finally:
@@ -288,10 +289,11 @@ class EtcdStore:
             pause_s = min(max(2 * pause_s, 0.01), LONGEST_WATCH_PAUSE_S)
 
     async def _check_history(self, stream: _WatchStream, seen: int) -> None:
-        """Refuse a store that is younger than what was seen: it was started anew, without its data."""
+        """Raise ``StoreError`` if the store's revision is lower than one seen before: it was restarted without its
+        data."""
         if stream.revision >= seen:
             return
-        # A member may just lag behind; only a linearizable read tells.
+        # A member may just lag behind; a linearizable read decides.
         answer = await self._range(rpc_pb2.RangeRequest(key=b"\0", limit=1))
         if answer.header.revision < seen:
             raise StoreError(
@@ -302,13 +304,13 @@ class EtcdStore:
     async def _judge_watch_failure(
         self, stream: _WatchStream | None, error: grpc.aio.AioRpcError | _WatchRefused, prefix: str
     ) -> None:
-        """Return when the watch should be set up again, raise when that is no use."""
+        """Return if the watch should be set up again; raise if that would fail again."""
         if isinstance(error, grpc.aio.AioRpcError):
             if stream is not None:
                 self._connections.leave(stream.endpoint, silent=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
             if verdict(error) not in (Verdict.REFUSED, Verdict.STALE_LOGIN):
                 return
-        # A read logs in again if that helps, and raises StoreRefused if it does not.
+        # A read logs in again if necessary, and raises StoreRefused if that fails.
         self._connections.forget_login()
         key, end = _range_of(prefix)
         with contextlib.suppress(StoreUnavailable):
@@ -321,5 +323,5 @@ class EtcdStore:
         return await self._connections.call(attempt, repeatable=True)
 
     async def close(self) -> None:
-        """Release connections; running watches end."""
+        """Close all connections; running watches end."""
         await self._connections.close()

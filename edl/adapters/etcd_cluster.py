@@ -1,7 +1,7 @@
-"""Which embedded member this launcher runs, and how that member finds its cluster.
+"""Selects the embedded etcd member that this launcher runs, and joins it to its cluster.
 
-Every launcher of a job is given the same list of endpoints. Each starts the first member whose host is this host
-and whose port is free, at most one; the others only connect.
+All launchers of a job have the same list of endpoints. Each starts the first member whose host is this host and whose
+port is free, at most one; the other launchers only connect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.wire.address import address
 
 IDENTIFY_S = 2.0
-"""How long to find out whether the program behind a taken port is etcd; one that starts needs a moment."""
+"""Seconds for finding out whether the program on a taken port is etcd; an etcd that is starting needs a moment."""
 
 _now_s = SystemClock().now_s
 
@@ -40,7 +40,8 @@ async def start_private_member(
     token: str = "edl",  # noqa: S107 -- a name, not a secret
     timeout_s: float = 10.0,
 ) -> EtcdMember:
-    """A member of its own for one launcher, ready when this returns. ``sockets``: the folder it listens in."""
+    """Start a private store for one launcher; returns when it is ready. ``sockets``: the folder for its unix sockets.
+    Raises ``StoreError``."""
     member = EtcdMember(SocketPlan(sockets), folder, token=token)
     member.start()
     try:
@@ -59,12 +60,12 @@ async def start_local_member(
     timeout_s: float = 10.0,
     identity: Identity | None = None,
 ) -> EtcdMember | None:
-    """Start this launcher's member, or return None when no endpoint is for it: then it only connects.
+    """Start this launcher's member; None if no endpoint is for this host, so that the launcher only connects.
 
-    Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``).
-    Raises ``PortInUse`` when a program other than etcd has the port, ``StoreError`` when etcd does not start,
+    Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``). Raises
+    ``PortInUse`` when a program other than etcd uses the port, ``StoreError`` when etcd does not start,
     ``StoreUnavailable`` when the member lost its data and cannot be replaced because too few others are up, and
-    ``SettingError`` for endpoints that make no sense, and where a member has another secret than ``identity`` is of.
+    ``SettingError`` for invalid endpoints or when a member's secret is not that of ``identity``.
     """
     plans = plan_members(endpoints, identity)
     for plan in plans:
@@ -79,8 +80,8 @@ async def start_local_member(
 
 
 async def hosts_without_address(endpoints: Sequence[str]) -> tuple[str, ...]:
-    """Hosts of the endpoints that have no address now. A pod's name has none before the pod is in the cluster's DNS,
-    so such a host may turn out to be this one. Raises ``SettingError`` for endpoints that make no sense."""
+    """Hosts in the endpoints whose names do not resolve at the moment. A pod's name does not resolve before the pod is
+    in the cluster's DNS, so such a host may turn out to be this one. Raises ``SettingError`` for invalid endpoints."""
     loop = asyncio.get_running_loop()
 
     async def known(host: str) -> bool:
@@ -100,11 +101,11 @@ async def _start_unless_taken(
     taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in listen)]
     if taken:
         if await _is_etcd(plan):
-            return None  # the member of another launcher on this host
+            return None  # another launcher's member on this host
         await refuse_other_secret((plan.endpoint, address(plan.host, plan.peer_port)), plan.identity)
         raise PortInUse(
             f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but a program "
-            "other than etcd has it. Stop that program or choose other ports with --rdzv-endpoint"
+            "other than etcd uses it. Stop that program or choose other ports with --rdzv-endpoint"
         )
     member = EtcdMember(plan, folder, listen=listen, token=token)
     try:
@@ -118,7 +119,7 @@ async def _start_unless_taken(
         raise
     except StoreError:
         if not member.running and await _is_etcd(plan, 0.0):
-            return None  # somebody else was faster
+            return None  # another launcher was faster
         await member.stop(0)
         raise
     return member
@@ -126,9 +127,9 @@ async def _start_unless_taken(
 
 @contextlib.asynccontextmanager
 async def _claim(plan: MemberPlan, timeout_s: float) -> AsyncIterator[None]:
-    """Keep other launchers of this user from starting the same member at the same moment.
+    """Keep this user's other launchers from starting the same member at the same time.
 
-    Launchers of other users are kept away by the port alone: etcd's own failure to bind has to do.
+    Against launchers of other users only etcd's own failure to bind the port protects.
     """
     lock = runtime_folder() / f"etcd-{plan.client_port}-{_network()}.lock"
     async with contextlib.AsyncExitStack() as held:
@@ -142,7 +143,7 @@ async def _claim(plan: MemberPlan, timeout_s: float) -> AsyncIterator[None]:
 
 
 def _network() -> int:
-    """Number of the network namespace that ports belong to here; containers may share the folder, but no ports."""
+    """Inode of this process's network namespace: containers may share the folder, but not the ports. 0 if unknown."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -150,7 +151,7 @@ def _network() -> int:
 
 
 def can_bind(address: str, port: int) -> bool:
-    """Whether this address is of this host and the port is free; port 0 asks for the address only."""
+    """Whether the address belongs to this host and the port is free; port 0 checks only the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as etcd does: TIME_WAIT does not count
@@ -162,7 +163,7 @@ def can_bind(address: str, port: int) -> bool:
 
 
 async def _listen_addresses(plan: MemberPlan, plans: Sequence[MemberPlan]) -> tuple[str, ...]:
-    """The addresses of this host that the plan's host means; none when it is another host."""
+    """This host's addresses that the plan's host name resolves to; empty for another host."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(plan.host, None, type=socket.SOCK_STREAM)
@@ -170,7 +171,8 @@ async def _listen_addresses(plan: MemberPlan, plans: Sequence[MemberPlan]) -> tu
         return ()
     own = list(dict.fromkeys(str(info[4][0]) for info in found if can_bind(str(info[4][0]), 0)))
     if own and plan.host != "localhost" and plan.host not in own and all(map(_is_loopback, own)):
-        # Many a /etc/hosts maps the host's own name to 127.0.1.1, which others cannot reach. Listen where they see us.
+        # Many an /etc/hosts maps the host's own name to 127.0.1.1, which is unreachable for others. Listen where they
+        # see us.
         for other in plans:
             outward = _outward_address(other.host)
             if outward is not None and not _is_loopback(outward):
@@ -183,7 +185,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _outward_address(host: str) -> str | None:
-    """This host's address as ``host`` sees it; nothing is sent to find out."""
+    """This host's address as seen by ``host``; nothing is sent. None without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
@@ -193,13 +195,13 @@ def _outward_address(host: str) -> str | None:
 
 
 async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
-    """Whether etcd answers on the client or the peer port. The latter does so before there is a majority."""
+    """Whether etcd answers on the client or the peer port. The peer port answers even before there is a majority."""
     deadline_s = _now_s() + timeout_s
     while True:
         ports = (plan.peer_port, plan.client_port)
         tries = [asyncio.ensure_future(_get_json(plan.host, port, "/version", plan.identity)) for port in ports]
         try:
-            # One is enough, and the client port of an etcd without a majority does not answer at all.
+            # One answer is enough; the client port of an etcd without a majority does not answer at all.
             for answer in asyncio.as_completed(tries):
                 version = await answer
                 if isinstance(version, dict) and "etcdserver" in version:
@@ -213,8 +215,8 @@ async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
 
 
 async def refuse_other_secret(endpoints: Sequence[str], identity: Identity | None) -> None:
-    """Raises ``SettingError`` when one of these members has another secret than ours, or only one side has any."""
-    advice = "Give the job's own: a copy of the file that its nodes have (--secret-file=FILE), or EDL_SECRET"
+    """Raise ``SettingError`` when a member's secret differs from ours, or only one side has a secret."""
+    advice = "Give the job's own secret: a copy of its nodes' file (--secret-file=FILE), or EDL_SECRET"
     for host, port in (split_endpoint(endpoint) for endpoint in endpoints if not is_socket(endpoint)):
         theirs, ours = await secret_at(host, port), identity.fingerprint if identity is not None else None
         where = address(host, port)
@@ -223,19 +225,19 @@ async def refuse_other_secret(endpoints: Sequence[str], identity: Identity | Non
             what = f"the job at {where} has a secret with the fingerprint {theirs}, and {mine}"
             raise SettingError("--secret-file", None, what, advice)
         if theirs is None and ours is not None and await _get_json(host, port, "/version", None):
-            what = f"the job at {where} has no secret, and one is given here (fingerprint {ours})"
+            what = f"the job at {where} has no secret, but one is given here (fingerprint {ours})"
             raise SettingError("--secret-file", None, what, "Leave it out, or give one to all nodes of the job")
 
 
 async def _get_json(host: str, port: int, path: str, identity: Identity | None) -> Any:
-    """The JSON that a GET answers with, or None for anything else. etcd's own HTTP pages are small and plain."""
+    """The JSON that a GET returns, or None for any other result. etcd's own HTTP pages are small and plain."""
 
     async def fetch() -> Any:
         context = identity.context() if identity is not None else None
         reader, writer = await asyncio.open_connection(host, port, ssl=context)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-            # Not "until the end": etcd's peer port often leaves the connection open, whatever is asked.
+            # Do not read until EOF: etcd's peer port often leaves the connection open, whatever the request.
             status, *fields = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
             length = next((int(field[15:]) for field in fields if field.startswith(b"content-length:")), 0)
             return json.loads(await reader.readexactly(length)) if b" 200 " in status else None
@@ -250,27 +252,27 @@ async def _get_json(host: str, port: int, path: str, identity: Identity | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A member as the others know it."""
+    """A member as listed by the others."""
 
     id: int
     name: str
     """Empty when it was added later and has not run yet."""
     peer_url: str
     has_run: bool
-    """Whether it has ever been up together with a majority; only then it has told its client URL."""
+    """Whether it was ever up together with a majority; only then are its client URLs known."""
 
 
 async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[_Known]:
-    """The members as the others know them, empty when none answers.
+    """The members as listed by the other members; empty when none answers.
 
-    Asked on the peer port: it answers at once, where a client call hangs until there is a majority.
+    The peer port is asked, since it answers at once, while a client call hangs until there is a majority.
     """
     others = [other for other in plans if other.endpoint != plan.endpoint]
     answers = await asyncio.gather(
         *(_get_json(other.host, other.peer_port, "/members", plan.identity) for other in others)
     )
     lists = [_parse_members(answer) for answer in answers if isinstance(answer, list)]
-    # A member that lags behind has heard of fewer.
+    # A member that lags behind knows of fewer members.
     return max(lists, key=lambda members: sum(member.has_run for member in members), default=[])
 
 
@@ -287,17 +289,17 @@ def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
 
 
 async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan], timeout_s: float) -> None:
-    """Start a member that has no data: with the others for the first time, or in place of its former self.
+    """Start a member that has no data: together with the others for the first time, or as a replacement.
 
-    A cluster that has run before does not take back a member without its data, since that member may have
-    promised what it no longer knows. It is removed and added as a new one.
+    A cluster that has run before does not accept a member without its data, since that member may have made promises
+    that it no longer knows. So the old member is removed and a new one added.
     """
     others = [other.endpoint for other in plans if other.endpoint != plan.endpoint]
     deadline_s = _now_s() + timeout_s
     while True:
         known = await _known_members(plan, plans)
         if not any(item.has_run for item in known):
-            member.start()  # nobody has ever been up: this is the beginning
+            member.start()  # no member has ever been up: this is the first start
             return
         mine = next((item for item in known if item.peer_url == plan.peer_url), None)
         if mine is not None and not mine.has_run:
@@ -308,8 +310,9 @@ async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan
         try:
             await (_add(plan, others) if mine is None else _remove(mine, others, plan.identity))
         except StoreError as error:
-            # Whatever the answer was, the next look at the members tells how far things are. A "no" passes as well:
-            # a member's id is made of its address and the second, so one removed in this second is not taken.
+            # Whatever the answer, the next look at the members shows the state. A refusal may also pass: a member's id
+            # is derived from its address and the current second, so one removed in this second cannot be added again
+            # yet.
             if _now_s() >= deadline_s:
                 raise StoreUnavailable(
                     f"the etcd member {plan.endpoint} has lost its data ({member.data_dir}) and can only be replaced "

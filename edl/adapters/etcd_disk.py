@@ -1,4 +1,4 @@
-"""What an etcd member needs of its disk, and what it must not take."""
+"""Disk space for etcd members: checks, reservations, and a limit on the log."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from edl.errors import StoreError
 
 SEGMENT_BYTES = 64_000_000
-"""etcd reserves that much for each file of the log that it writes ahead, and always has one in advance."""
+"""etcd preallocates this much for each file of its write-ahead log, and always one file in advance."""
 ROOM_BYTES = 8_000_000
-"""What a member's data may grow by; left free beside the files of the log."""
+"""Space kept free beside the write-ahead log for the growth of a member's data."""
 NEEDED_BYTES = 2 * SEGMENT_BYTES + ROOM_BYTES
 MB = 1_000_000
 OTHERS = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))  # noqa: S108 -- what is made there belongs to the user
-"""Where a private store may lie when the temporary directory has no room for it."""
+"""Fallback folders for a private store when the temporary directory has no room."""
 MOST_LOG_BYTES = 8 << 20
 KEPT_LOG_BYTES = 64 << 10
-"""Of what a member says, at its end."""
+"""Size to which the end of a member's log file is cut."""
 
 
 def free_bytes(folder: Path) -> int | None:
-    """What this user may still write there; None where nobody can tell."""
+    """Bytes that this user may still write there; None if unknown."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -32,7 +32,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def refuse_small(folder: Path) -> None:
-    """Raises ``StoreError`` where a new member would end at once because its disk is full."""
+    """Raise ``StoreError`` if the disk is so full that a new member would exit at once."""
     free = free_bytes(folder)
     if free is not None and free < SEGMENT_BYTES:
         raise StoreError(
@@ -43,16 +43,16 @@ def refuse_small(folder: Path) -> None:
 
 
 def hold_back_spare(data_dir: Path) -> None:
-    """Before a member starts: keep it from taking the last of a full disk for the next file of its write-ahead log.
+    """Call before a member starts: keeps it from using the last free space for its next write-ahead log file.
 
-    etcd allocates that file in advance. Where there is no room for all of it, etcd keeps the part it got, then ends
-    because its data cannot grow, and so at each further start. A folder in the file's place makes etcd do without. It
-    tries again when it needs the file, or at the next start with room.
+    etcd allocates that file in advance. If there is no room for all of it, etcd keeps the part it got, then exits
+    because its data cannot grow, at this and every later start. A folder in place of the file makes etcd continue
+    without it. etcd tries again when it needs the file, or at the next start with enough room.
     """
     log = data_dir / "member" / "wal"
     spare = log / "0.tmp"
     with contextlib.suppress(OSError):
-        for stale in log.glob("[1-9]*.tmp"):  # a member that starts uses the first name
+        for stale in log.glob("[1-9]*.tmp"):  # a starting member uses the first name
             stale.unlink()
         taken = spare.stat().st_blocks * 512 if spare.is_file() else 0
         free = free_bytes(log)
@@ -67,7 +67,7 @@ def hold_back_spare(data_dir: Path) -> None:
 
 
 def roomy_parent() -> Path:
-    """Where a private store goes: the temporary directory, or another one that has room where that has not."""
+    """The parent folder for a private store: the temporary directory, or a fallback with room if that has none."""
     usual = Path(tempfile.gettempdir())
     for parent in (usual, *OTHERS):
         free = free_bytes(parent)
@@ -77,7 +77,7 @@ def roomy_parent() -> Path:
 
 
 def trim_log(path: Path) -> None:
-    """Keep no more than the end of a long log; its writer appends, and goes on at the new end."""
+    """Cut a long log to its end; its writer appends, and continues at the new end."""
     with contextlib.suppress(OSError):
         if path.stat().st_size <= MOST_LOG_BYTES:
             return

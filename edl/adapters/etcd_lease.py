@@ -1,7 +1,7 @@
-"""One blocking call to etcd: renew a lease from a thread, while the event loop that does it otherwise is busy.
+"""Renews a lease by a blocking call from a thread, in case the event loop that normally does it is busy.
 
-The store's own connections belong to the event loop, so these are others. They stay open until ``close``: a thread of a
-busy process on a busy machine waits for its turn at every step.
+The store's connections belong to the event loop, so these are separate. They stay open until ``close``: on a busy
+machine, each new connection would cost the thread many waits for its turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edl.adapters.identity import Identity
 
 
 class EtcdLeases:
-    """Renews leases at the first of these endpoints that answers. For any thread, one call at a time."""
+    """Renews leases at the first endpoint that answers. Callable from any thread, one call at a time."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class EtcdLeases:
         self._channels: dict[str, grpc.Channel] = {}
 
     def renew(self, lease: int) -> bool:
-        """Keep the lease alive; False when no endpoint did so within the time limit, or it has ended."""
+        """Renew the lease; False when no endpoint did so within the time limit, or the lease has ended."""
         return any(self._renew_at(address, lease) for address in self._addresses)
 
     def close(self) -> None:
-        """Close the connections; the next renewal opens them again."""
+        """Close the connections; the next renewal opens new ones."""
         while self._channels:
             self._channels.popitem()[1].close()
 
@@ -60,7 +60,7 @@ class EtcdLeases:
             )
             return any(answer.TTL > 0 for answer in answers)
         except grpc.RpcError:
-            return False  # the event loop finds out why, and says so
+            return False  # the event loop finds out why and logs it
 
     def _open(self, address: str) -> grpc.Channel:
         credentials, more = credentials_of(self._tls)

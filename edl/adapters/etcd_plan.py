@@ -1,4 +1,4 @@
-"""Which etcd member belongs to which endpoint: pure arithmetic, the same on every launcher of a job."""
+"""Assigns embedded etcd members to endpoints. Pure, with the same result on all launchers of a job."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HIGHEST_PORT = 65535
 
 
 DEFAULT_PORT = 29400
-"""Port of an endpoint given without one, as in torchrun."""
+"""Default port of an endpoint, as in torchrun."""
 SOCKET = "unix:"
-"""Begins the endpoint of a member that listens on a unix socket: the path follows."""
+"""Prefix of the endpoint of a member that listens on a unix socket; the path follows."""
 LONGEST_SOCKET_PATH = 107
-"""What fits into ``sun_path`` (unix(7)) with the zero byte at its end."""
+"""Longest path that fits into ``sun_path`` (unix(7)) with its terminating zero byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class MemberPlan:
 
     name: str
     host: str
-    """As written in the endpoint: what clients and other members connect to."""
+    """As written in the endpoint; clients and other members connect to it."""
     client_port: int
     peer_port: int
     initial_cluster: str
@@ -39,65 +39,67 @@ class MemberPlan:
     size: int
     """Number of members."""
     identity: Identity | None = field(default=None, repr=False)
-    """Of a job with a secret: clients and members meet over TLS alone."""
+    """Set in jobs with a secret: clients and members connect only over TLS."""
 
     @property
     def endpoint(self) -> str:
-        """What a client is given."""
+        """The endpoint for clients, ``host:port``."""
         return address(self.host, self.client_port)
 
     @property
     def client_url(self) -> str:
-        """Where clients find the member."""
+        """The URL for clients."""
         return f"{_scheme(self.identity)}://{self.endpoint}"
 
     @property
     def peer_url(self) -> str:
-        """Where other members find the member."""
+        """The URL for other members."""
         return f"{_scheme(self.identity)}://{address(self.host, self.peer_port)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SocketPlan:
-    """A member of one launcher alone. It listens on unix sockets, so the folder's mode says who may connect."""
+    """A member that serves a single launcher. It listens on unix sockets, so the folder's mode decides who may
+    connect."""
 
     folder: Path
-    """Holds the sockets, and is the working directory of etcd, which takes paths relative to it alone."""
+    """Contains the sockets, and is etcd's working directory, since etcd accepts only relative paths."""
     name: str = "private"
     client_url: str = "unix://client:0"
-    """etcd takes no URL without a port: it is part of the socket's name."""
+    """etcd accepts no URL without a port; here it is part of the socket's name."""
     peer_url: str = "unix://peer:0"
     size: int = 1
 
     @property
     def client_socket(self) -> Path:
-        """Where clients connect."""
+        """Path of the socket for clients."""
         return self.folder / self.client_url.removeprefix("unix://")
 
     @property
     def endpoint(self) -> str:
-        """What a client is given."""
+        """The endpoint for clients, ``unix:`` and the path."""
         return SOCKET + urllib.parse.quote(str(self.client_socket), safe="/:")
 
     @property
     def initial_cluster(self) -> str:
-        """The only member."""
+        """The cluster, which has this member only."""
         return f"{self.name}={self.peer_url}"
 
     def fits(self) -> bool:
-        """Whether the kernel takes so long a path."""
+        """Whether the socket's path is short enough for the kernel."""
         return len(str(self.client_socket).encode()) <= LONGEST_SOCKET_PATH
 
 
 def is_socket(endpoint: str) -> bool:
-    """Whether this is a member of this host alone, at a unix socket."""
+    """Whether this endpoint is a unix socket, that is a member for this host only."""
     return endpoint.startswith(SOCKET)
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """``"host1:port,host2"`` as ``host:port`` each; ``etcd://`` in front is allowed, a missing port is 29400.
+    """Split ``"host1:port,host2"`` into ``host:port`` items; a leading ``etcd://`` is allowed, the default port is
+    29400.
 
-    ``unix:/path`` stays as it is. Raises ``SettingError`` for what makes no address.
+    ``unix:/path`` is kept unchanged. Raises ``SettingError`` for an invalid address.
     """
     endpoints = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -111,7 +113,8 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """``"host:port"`` (an IPv6 address in brackets) in its two parts. Raises ``SettingError``."""
+    """Split ``"host:port"`` (IPv6 addresses in brackets). Raises ``SettingError`` for an invalid address or a port
+    outside 1 … 65535."""
     host, _, digits = endpoint.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not bare or (":" in bare and bare == host) or not (digits.isascii() and digits.isdigit()):
@@ -123,11 +126,11 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def plan_members(endpoints: Sequence[str], identity: Identity | None = None) -> tuple[MemberPlan, ...]:
-    """One member for each endpoint, in the order given; none for a socket, whose member another launcher runs.
+    """One member for each endpoint, in the given order; none for a socket, whose member another launcher runs.
 
     A member's peer port is its client port plus the smallest offset that keeps all peer ports clear of all client
-    ports. Hosts are left out of that comparison on purpose: two names may mean one host. The order of the endpoints
-    does not matter to the cluster. Raises ``SettingError``.
+    ports. Hosts are deliberately not compared: two names may mean one host. The order of the endpoints does not affect
+    the cluster. Raises ``SettingError``.
     """
     addresses = [split_endpoint(endpoint) for endpoint in endpoints if not is_socket(endpoint)]
     if not endpoints:
@@ -152,5 +155,5 @@ def _scheme(identity: Identity | None) -> str:
 
 
 def _name(host: str, port: int) -> str:
-    # The name is a directory as well; colons of an IPv6 address read badly there.
+    # The name is also a directory name, where the colons of an IPv6 address are awkward.
     return f"{host.replace(':', '-')}-{port}"

@@ -1,6 +1,7 @@
-"""Room in an etcd member that edl has started: its file never shrinks by itself, and once it has reached the quota etcd
-writes nothing more until somebody compacts it, defragments it and takes the alarm back. Nobody looks after a job's own
-store by hand, so its launcher does.
+"""Keeps embedded etcd members below their space quota.
+
+etcd's database file never shrinks by itself, and when it reaches the quota, etcd refuses all writes until it is
+compacted, defragmented and the alarm is disarmed. A job's own store has no administrator, so its launcher does this.
 """
 
 from __future__ import annotations
@@ -16,34 +17,35 @@ from edl.adapters.etcd_server import HISTORY, EtcdMember
 from edl.errors import StoreError, StoreUnavailable
 
 LOOK_S = 20.0
-"""Pause between two looks. Members that look at different times do not stand still together."""
+"""Seconds between two checks. Members are checked at different times, so they do not stall together."""
 HALF = 0.5
-"""Share of the quota that the file may reach before it is made smaller."""
+"""Share of the quota at which the file is made smaller."""
 RETAINED = 200
-"""Revisions kept where the file has grown, none where it is full: a watch that is further behind begins again."""
+"""Revisions kept when the file has grown; none if it is full. A watch that is further behind starts over."""
 LIMIT_S = 60.0
-"""Time limit of each call; a defragmentation copies the whole file."""
+"""Time limit of each call in seconds; a defragmentation copies the whole file."""
 MIB = 1 << 20
 LOW_BYTES = 256 * MIB
-"""Where its disk has less than that left, a member's file is made smaller from ``SMALL_BYTES`` on."""
+"""If the disk has less free space than this, a member's file is made smaller from ``SMALL_BYTES`` on."""
 SMALL_BYTES = 16 * MIB
 
 
 async def keep_room(member: EtcdMember, log: Callable[[str], None], look_s: float = LOOK_S) -> None:
-    """Look after one member until cancelled."""
+    """Check one member every ``look_s`` seconds until cancelled."""
     while True:
         await asyncio.sleep(look_s)
         await asyncio.to_thread(member.trim_log)
-        with contextlib.suppress(StoreError):  # it is away, and is asked again
+        with contextlib.suppress(StoreError):  # it is down; retried at the next check
             done = await make_room(member)
             if done:
                 log(done)
 
 
 async def make_room(member: EtcdMember) -> str:
-    """Make the member's file smaller if it has grown or stopped taking writes; says what was done, empty for nothing.
+    """Make the member's file smaller if it has grown or stopped accepting writes; returns what was done, empty for
+    nothing.
 
-    Raises ``StoreError`` when the member does not do as it is told.
+    Raises ``StoreError`` when a call fails.
     """
     connections = Connections([member.endpoint], LIMIT_S, member.identity)
     try:
@@ -60,7 +62,7 @@ async def make_room(member: EtcdMember) -> str:
         member.tidy_bytes = after.dbSize
         if full and after.dbSize < member.quota_bytes:
             await room.take_alarm_back(after)
-        state = "was full" if full else "had grown" if grown else "took room on a disk that has little left"
+        state = "was full" if full else "had grown" if grown else "took up space on a disk that is almost full"
         sizes = f"from {before.dbSize / MIB:.0f} to {after.dbSize / MIB:.0f} MiB of {member.quota_bytes / MIB:.0f}"
         return f"the embedded etcd {state}: compacted and defragmented {sizes}"
     finally:
@@ -68,7 +70,7 @@ async def make_room(member: EtcdMember) -> str:
 
 
 async def _forget(room: _Room, member: EtcdMember, revision: int) -> None:
-    """What etcd does by itself every five minutes, if the members' leader lives that long."""
+    """Compact as etcd does by itself every five minutes, provided that its leader lives that long."""
     if revision > member.compacted + 2 * HISTORY:
         member.compacted = revision - HISTORY
         await room.compact(member.compacted)
@@ -80,7 +82,7 @@ def _is_low(member: EtcdMember) -> bool:
 
 
 class _Room:
-    """The calls."""
+    """Maintenance calls to one member."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -89,7 +91,7 @@ class _Room:
         return await self._call(lambda stub: stub.Status, rpc_pb2.StatusRequest())
 
     async def is_full(self, status: Any) -> bool:
-        """Whether this member is one of those that have raised the alarm."""
+        """Whether this member has raised the NOSPACE alarm."""
         request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET, alarm=rpc_pb2.NOSPACE)
         answer = await self._call(lambda stub: stub.Alarm, request)
         return any(one.memberID == status.header.member_id for one in answer.alarms)
@@ -105,7 +107,7 @@ class _Room:
         except StoreUnavailable:
             raise
         except StoreError:
-            return  # another member was faster: it has been compacted further already
+            return  # another member was faster: a later revision is already compacted
 
     async def defragment(self) -> None:
         await self._call(lambda stub: stub.Defragment, rpc_pb2.DefragmentRequest())

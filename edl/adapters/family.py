@@ -1,4 +1,4 @@
-"""Which processes come from which: as the kernel tells, and by what they were started with."""
+"""Process ancestry: by parent pid, and by environment variables inherited at start."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Collection
 
 
 def families() -> dict[int, list[int]]:
-    """The children of every process that can be seen."""
+    """The children of every visible process, by parent pid."""
     found: dict[int, list[int]] = {}
     for pid in _processes():
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/stat", "rb") as file:
-                # The second field is a name in parentheses that may hold anything.
+                # The second field is a name in parentheses that may contain any character.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             found.setdefault(parent, []).append(pid)
     return found
@@ -29,7 +29,7 @@ def descendants(pid: int, families: dict[int, list[int]]) -> list[int]:
 
 
 def started_with(variable: str, value: str) -> list[int]:
-    """Processes of this user that have begun their program with this in their environment."""
+    """Pids of this user's processes that were started with this variable in their environment."""
     wanted, found = f"{variable}={value}".encode(), []
     for pid in _processes():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
@@ -39,7 +39,7 @@ def started_with(variable: str, value: str) -> list[int]:
 
 
 def kill(pids: Collection[int]) -> None:
-    """SIGKILL each of them; one that is gone, or somebody else's by now, is no error."""
+    """Send SIGKILL to each process; no error if one is gone or its pid now belongs to another user."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

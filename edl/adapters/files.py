@@ -1,4 +1,4 @@
-"""``Files`` in a folder of a file system, local or shared."""
+"""``Files`` in a folder of a local or shared file system."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from edl.ports import FileEntry
 
 TEMPORARY = ".tmp"
-"""How the name of a file ends that is still being written."""
+"""Suffix of a file that is still being written."""
 
 
 class PlainFiles:
-    """``Files`` below a path. Each file is written under another name, made durable, and then put in its place."""
+    """``Files`` below a path. Each file is written under a temporary name, synced, and then renamed."""
 
     remote = False
 
@@ -30,12 +30,12 @@ class PlainFiles:
         return os.path.join(self._root, name) if name else self._root
 
     def entries(self, folder: str = "") -> list[FileEntry]:
-        """What lies directly in a folder, sorted by name; nothing when there is no such folder."""
+        """The direct content of a folder, sorted by name; empty when there is no such folder."""
         found = []
         try:
             with os.scandir(self.path(folder)) as listing:
                 for entry in listing:
-                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                    with contextlib.suppress(FileNotFoundError):  # removed since it was listed
                         is_folder = entry.is_dir()
                         found.append(FileEntry(entry.name, 0 if is_folder else entry.stat().st_size, is_folder))
         except FileNotFoundError:
@@ -43,7 +43,7 @@ class PlainFiles:
         return sorted(found, key=lambda entry: entry.name)
 
     def stamp(self, name: str) -> str:
-        """Empty when there is no such file, else a text that changes when it is written again or touched."""
+        """Empty when there is no such file, else a text that changes when the file is rewritten or touched."""
         try:
             status = os.stat(self.path(name))
         except FileNotFoundError:
@@ -51,12 +51,12 @@ class PlainFiles:
         return f"{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
 
     def read(self, name: str) -> bytes:
-        """A small file. Raises ``FileNotFoundError``."""
+        """The content of a small file. Raises ``FileNotFoundError``."""
         with open(self.path(name), "rb") as file:
             return file.read()
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from there on; returns the bytes that came, fewer only where the file ends."""
+        """Fill the buffer from ``offset`` on; returns the bytes read, fewer only at the end of the file."""
         done = 0
         descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -70,7 +70,7 @@ class PlainFiles:
         return done
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a whole file, and the folders above it: at once and complete, or not at all."""
+        """Write a whole file, creating its folders: it appears complete, or not at all."""
         target = self.path(name)
         folder = os.path.dirname(target)
         _make_folder(folder)
@@ -91,7 +91,7 @@ class PlainFiles:
         _sync_folder(folder)
 
     def forget(self, name: str) -> None:
-        """Drop what the page cache has of a file."""
+        """Drop the file from the page cache."""
         with contextlib.suppress(OSError):
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -100,7 +100,7 @@ class PlainFiles:
                 os.close(descriptor)
 
     def sync(self, folder: str) -> None:
-        """Make durable what others have written into this folder, as far as this host can."""
+        """Sync everything in this folder to disk, as far as this host can."""
         for entry in self.entries(folder):
             name = f"{folder}/{entry.name}" if folder else entry.name
             if entry.folder:
@@ -110,7 +110,7 @@ class PlainFiles:
         _sync_folder(self.path(folder))
 
     def remove(self, name: str) -> None:
-        """Remove a file or an empty folder, durably. One that is not there is no error."""
+        """Remove a file or an empty folder, durably; no error if it does not exist."""
         path = self.path(name)
         try:
             if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -122,7 +122,7 @@ class PlainFiles:
             return
 
     def free_bytes(self) -> int | None:
-        """Room left for this user, on the file system that the folder lies on or will lie on."""
+        """Free bytes for this user on the folder's file system, also before the folder exists; None if unknown."""
         path = self._root
         while True:
             try:
@@ -142,7 +142,7 @@ def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder and those above it, each entered durably into the one above."""
+    """Create a folder and its parents, each synced in its parent."""
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
             return
@@ -150,7 +150,7 @@ def _make_folder(path: str) -> None:
     except FileNotFoundError:
         pass
     _make_folder(os.path.dirname(path))
-    with contextlib.suppress(FileExistsError):  # another node was faster; what it made may still be no folder
+    with contextlib.suppress(FileExistsError):  # another node was faster; the path may still not be a folder
         os.mkdir(path)
     _sync_folder(os.path.dirname(path))
     if not stat.S_ISDIR(os.stat(path).st_mode):
@@ -161,7 +161,7 @@ def _sync_folder(path: str) -> None:
     try:
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know no sync of folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync folders
             raise
 
 

@@ -1,4 +1,4 @@
-"""Small files by which ``edl status`` finds the jobs of this host without being told an endpoint."""
+"""Small files by which ``edl status`` finds the jobs on this host without an endpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edl.errors import SettingError
 from edl.types import JobId, NodeId
 
 SHORT_FOLDER = Path("/tmp")  # noqa: S108 -- what is made in it belongs to the user, which is checked
-"""Where unix sockets go whose paths would be too long in the temporary directory."""
+"""Folder for unix sockets whose paths would be too long in the temporary directory."""
 
 
 def runtime_folder(parent: Path | None = None) -> Path:
-    """This user's folder for things that live as long as a job: store data, notes. Only the user may enter it.
+    """This user's private folder (mode 0700) for files that live as long as a job: store data, notes.
 
-    ``parent``: where it is, by default the temporary directory. Its name is known to everybody, so somebody else may
-    have made it first. Raises ``SettingError`` then.
+    ``parent``: by default the temporary directory. The folder's name is predictable, so another user may have created
+    it first; raises ``SettingError`` then.
     """
     folder = (parent or Path(tempfile.gettempdir())) / f"edl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        what = f"{folder} belongs to somebody else, who could read and change what this user's jobs keep there"
+        what = f"{folder} belongs to another user, who could read and change what this user's jobs keep there"
         raise SettingError(
             "TMPDIR", folder.parent, what, "Set TMPDIR to a folder of your own, or have that one removed"
         )
@@ -40,7 +40,7 @@ def runtime_folder(parent: Path | None = None) -> Path:
 def socket_folder() -> Path:
     """A new folder for the sockets of a store that only this user's processes may reach.
 
-    Raises ``SettingError`` where no folder has a path short enough for the kernel.
+    Raises ``SettingError`` if no folder has a path short enough for the kernel.
     """
     tried = []
     for parent in (None, SHORT_FOLDER):
@@ -54,34 +54,34 @@ def socket_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HostNote:
-    """Where one launcher's job keeps its store."""
+    """Endpoints of the store of one launcher's job."""
 
     job: JobId
     node: NodeId
     endpoints: tuple[str, ...]
     pid: int = 0
-    """Of the launcher, in what ``notes`` finds."""
+    """The launcher's pid, in notes returned by ``notes``."""
     secret_file: str = ""
-    """Where the job's secret is, if it is in a file."""
+    """Path of the file with the job's secret, if there is one."""
 
     def _path(self) -> Path:
         return runtime_folder() / f"{self.job}@{os.getpid()}.json"
 
     def write(self) -> None:
-        """Leave the note; a host without room for it only loses the convenience."""
-        notes()  # takes away those of launchers that were killed
+        """Write the note; without room on the disk, only the convenience is lost."""
+        notes()  # removes those of launchers that were killed
         with contextlib.suppress(OSError):
             told = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
             self._path().write_text(json.dumps({**told, "pid": os.getpid()}))
 
     def remove(self) -> None:
-        """Take the note away."""
+        """Delete the note."""
         with contextlib.suppress(OSError):
             self._path().unlink()
 
 
 def notes() -> list[HostNote]:
-    """Notes of the launchers that live on this host; those of dead ones are removed."""
+    """Notes of the running launchers on this host; those of dead ones are deleted."""
     found = []
     for path in sorted(runtime_folder().glob("*@*.json")):
         try:

@@ -1,8 +1,9 @@
-"""By what a process proves over TLS that it holds the job's secret.
+"""TLS certificates by which a process proves that it holds the job's secret.
 
-The secret makes the key of a certificate authority, the same wherever it is known, and that one signs a certificate of
-this process's own. So nothing has to be handed out, and whoever does not hold the secret can neither connect nor be
-connected to. Dates mean nothing here: the certificates hold for so long that no clock and no job is outside.
+The secret determines the key of a certificate authority, which is therefore the same for all holders of the secret, and
+the authority signs a certificate for each process. So no certificate has to be distributed, and a process without the
+secret can neither connect nor be connected to. Validity dates play no role: they include every date that a clock may
+show.
 """
 
 from __future__ import annotations
@@ -29,58 +30,59 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 NAME = "member.edl.invalid"
-"""What every server is called: that it holds the secret counts, not at which address it was reached."""
+"""Host name in every server certificate: a server proves that it holds the secret, not its address."""
 FIRST_DAY = datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
 LAST_DAY = datetime.datetime(2099, 12, 31, tzinfo=datetime.timezone.utc)
 ISSUER = "edl secret "
-"""Begins the authority's name; the secret's fingerprint follows. So somebody with another one can say which it is."""
+"""Prefix of the authority's name; the secret's fingerprint follows, so that a process with another secret can report
+it."""
 LOOK_S = 1.0
 MOST_HEARD = 65536
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of the group of P-256 (SEC 2)."""
+"""Order of the group of P-256 (SEC 2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Certificates as PEM."""
+    """Certificates and private key in PEM format."""
 
     fingerprint: str
     ca: bytes = field(repr=False)
     key: bytes = field(repr=False)
     server: bytes = field(repr=False)
     client: bytes = field(repr=False)
-    """Without names: etcd would compare them with the address that a client comes from."""
+    """Without host names: etcd would compare them with the client's address."""
 
     def of_client(self) -> grpc.ChannelCredentials:
-        """For a channel; it needs ``channel_options`` as well."""
+        """Credentials of a channel, which also needs ``channel_options``."""
         import grpc  # only now: workers make certificates, too, and have no use for it
 
         return grpc.ssl_channel_credentials(self.ca, self.key, self.client)
 
     def of_server(self) -> grpc.ServerCredentials:
-        """For a port: clients without a certificate of this authority are refused in the handshake."""
+        """Credentials of a server: clients without a certificate of this authority are refused in the handshake."""
         import grpc
 
         return grpc.ssl_server_credentials([(self.key, self.server)], self.ca, require_client_auth=True)
 
     @property
     def channel_options(self) -> list[tuple[str, str]]:
-        """What a channel has to know beside its credentials."""
+        """Channel options needed besides the credentials."""
         return [("grpc.ssl_target_name_override", NAME)]
 
     def context(self) -> ssl.SSLContext:
-        """For a client that is no gRPC."""
+        """TLS context of clients that do not use gRPC."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(cadata=self.ca.decode())
-        with tempfile.NamedTemporaryFile() as file:  # the module takes a path alone; 0600, and gone in a moment
+        with tempfile.NamedTemporaryFile() as file:  # ssl only takes a path; mode 0600, deleted at once
             file.write(self.client + self.key)
             file.flush()
             context.load_cert_chain(file.name)
         return context
 
     def leave_in(self, folder: Path) -> None:
-        """Write the files that etcd reads. Only this user may read them."""
+        """Write the files that etcd reads, readable only for this user."""
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, data in (("ca.pem", self.ca), ("key.pem", self.key), ("cert.pem", self.server)):
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -89,9 +91,10 @@ class Identity:
 
 
 def identity_of(secret: Secret, hosts: Iterable[str] = ()) -> Identity:
-    """New certificates of this process. ``hosts``: under which etcd's members reach the one that runs here.
+    """Create new certificates for this process. ``hosts``: names and addresses at which other etcd members reach this
+    one.
 
-    Raises ``SettingError`` where the package that makes certificates is missing.
+    Raises ``SettingError`` when the package ``cryptography`` is missing.
     """
     if importlib.util.find_spec("cryptography") is None:
         advice = "Run: pip install cryptography"
@@ -118,7 +121,7 @@ def _signed(
     subject: str,
     names: tuple[str, ...] | None,
 ) -> Any:
-    """A certificate. ``names``: under which it is reached; None: it is the authority's own."""
+    """A signed certificate. ``names``: its host names; None for the authority's own certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -131,7 +134,7 @@ def _signed(
         .subject_name(called(subject))
         .issuer_name(called(issuer))
         .public_key(public)
-        # The authority's is made anew by every process, and has to be the same.
+        # Every process creates the authority's certificate anew, and all must be equal.
         .serial_number(1 if names is None else x509.random_serial_number())
         .not_valid_before(FIRST_DAY)
         .not_valid_after(LAST_DAY)
@@ -155,16 +158,16 @@ def _name(host: str) -> Any:
 
 
 async def secret_at(host: str, port: int) -> str | None:
-    """The fingerprint of the secret that whoever listens there holds; None: of none, or nobody answers."""
+    """The fingerprint of the secret of the server at this address; None without a secret or without an answer."""
     data = await asyncio.to_thread(_hello_of, host, port)
     found = re.search(ISSUER.encode() + b"([0-9a-f]{8})", data)
     return found[1].decode() if found else None
 
 
 def _hello_of(host: str, port: int) -> bytes:
-    """What a server says in a handshake, up to TLS 1.2: its certificate is in it, readable.
+    """The bytes that a server sends in a handshake up to TLS 1.2, which contain its certificate in the clear.
 
-    The handshake itself fails, because a client without a certificate is refused, so nothing can be asked of it.
+    The handshake itself fails, because a client without a certificate is refused, so the certificate cannot be queried.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only a look; nothing is sent
@@ -184,6 +187,6 @@ def _hello_of(host: str, port: int) -> bytes:
                     break
                 heard += more
                 arrived.write(more)
-    except OSError:  # an error of TLS is one, too
+    except OSError:  # TLS errors are also OSErrors
         pass
     return heard

@@ -1,4 +1,4 @@
-"""Whether somebody listens at an address, and whether it lives: connections that are closed again at once."""
+"""Tests whether a server listens at an address, and whether it is alive, by short connections."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""How a client begins (RFC 9113, 3.4), with settings that are all the usual ones. The server answers with its own."""
+"""The start of an HTTP/2 client connection (RFC 9113, 3.4) with default settings. The server answers with its own
+settings."""
 
 
 async def knock(host: str, port: int, timeout_s: float) -> None:
-    """Connect to the first of the host's addresses that takes it. Raises ``OSError`` for the last one that did not, and
-    ``asyncio.TimeoutError``. Whatever becomes of it, a cancellation too, no socket is left open."""
+    """Connect to the first of the host's addresses that accepts, and close the connection. Raises the ``OSError`` of
+    the last attempt, or ``asyncio.TimeoutError``. No socket is left open, even after a cancellation."""
     await asyncio.wait_for(_connect(host, port), timeout_s)
 
 
 async def answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether a server lives there that speaks HTTP/2, such as a launcher. The kernel takes connections for a process
-    that is frozen, too; this one has to say something. With TLS it ends the connection, which only the living do."""
+    """Whether a live HTTP/2 server, such as a launcher, is there. The kernel also accepts connections for a frozen
+    process, so an answer is required. A server with TLS closes the connection, which also proves that it lives."""
     try:
         return await asyncio.wait_for(_greet(host, port), timeout_s)
     except (OSError, asyncio.TimeoutError):
@@ -40,7 +41,7 @@ async def _greet(host: str, port: int) -> bool:
 
 
 async def knock_socket(path: str, timeout_s: float) -> None:
-    """The same for a unix socket."""
+    """Like ``knock``, for a unix socket."""
     with socket.socket(socket.AF_UNIX) as one:
         one.setblocking(False)
         await asyncio.wait_for(asyncio.get_running_loop().sock_connect(one, path), timeout_s)
@@ -61,7 +62,7 @@ async def _connect(host: str, port: int) -> None:
 
 
 async def _addresses(host: str, port: int) -> Sequence[tuple[Any, ...]]:
-    """Those of a host. A number needs no thread that asks the resolver: a new Master knocks at all nodes."""
+    """The host's addresses. A numeric address needs no resolver thread: a new Master connects to all nodes at once."""
     with contextlib.suppress(socket.gaierror):
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

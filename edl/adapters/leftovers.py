@@ -1,7 +1,7 @@
-"""Folders of launchers that were killed: private stores of up to a hundred megabytes, which nobody reads again.
+"""Removes the folders of launchers that were killed, such as private stores of up to a hundred megabytes.
 
-Each folder says whose it is. Only those are removed whose process is certainly gone: one of another container that
-shares the temporary directory is not to be seen from here, and left alone.
+Each folder names its owner process. Only folders whose owner is certainly gone are removed: a process of another
+container that shares the temporary directory is not visible from here, so its folder is kept.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ OWNER = "owner.json"
 
 
 def own(folder: Path) -> None:
-    """Note that this folder goes with this process. One that cannot be marked stays for good."""
+    """Mark the folder as owned by this process. A folder that cannot be marked is never swept."""
     with contextlib.suppress(OSError):
         (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "began": _began(os.getpid()), "where": _where()}))
 
 
 def disown(folder: Path) -> None:
-    """It stays from now on, or goes with what is in it."""
+    """Remove the mark, so that the folder is never swept."""
     (folder / OWNER).unlink(missing_ok=True)
 
 
 def sweep(parent: Path, names: str = "*", keep: int = 0) -> list[Path]:
-    """Remove what this user's processes have left that are gone, but for the newest ``keep``; returns the folders.
-    ``names``: pattern of those that are looked at."""
+    """Remove the folders of this user's processes that are gone, except the newest ``keep``; returns the removed
+    folders. ``names``: glob pattern of the folders to consider."""
     left = sorted(
         (marked for marked in parent.glob(f"{names}/{OWNER}") if _is_ours(marked) and _is_left(marked)), key=_age
     )
@@ -39,7 +39,7 @@ def sweep(parent: Path, names: str = "*", keep: int = 0) -> list[Path]:
 
 
 def _is_ours(marked: Path) -> bool:
-    """Anybody may make a folder in the temporary directory, and leave a mark in it."""
+    """Whether folder and mark belong to this user; other users could create both in the temporary directory."""
     with contextlib.suppress(OSError):
         return marked.parent.lstat().st_uid == os.getuid() and marked.lstat().st_uid == os.getuid()
     return False
@@ -59,12 +59,12 @@ def _is_left(marked: Path) -> bool:
         return False  # half written
     boot, namespace = _where()
     if where[:1] != [boot]:
-        return bool(where) and where[1:] == [namespace] and boot != ""  # from before this host was started
+        return bool(where) and where[1:] == [namespace] and boot != ""  # from before the last boot of this host
     return where == [boot, namespace] and _began(pid) != began
 
 
 def _where() -> list[str]:
-    """In which life of which host, and which processes are seen here."""
+    """Boot id of this host and the pid namespace; empty if unknown."""
     boot = namespace = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -73,7 +73,8 @@ def _where() -> list[str]:
 
 
 def _began(pid: int) -> str:
-    """When a process was started; empty for one that is gone. Numbers of processes are given again."""
+    """Start time of a process in clock ticks since boot, as text; empty if it is gone. Distinguishes processes that
+    reuse a pid."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,7 +1,7 @@
-"""Worker processes by way of a fork server: the agent's end of ``edl.worker.fork_server``.
+"""Worker processes made by a fork server: the agent's end of ``edl.worker.fork_server``.
 
-The agent never forks: it has threads, and gRPC does not survive a fork. It starts one helper process, which makes the
-workers; see ``edl.wire.fork_server`` for what the two say.
+The agent never forks: it has threads, and gRPC does not survive a fork. It starts one helper process, which forks the
+workers; their messages are in ``edl.wire.fork_server``.
 """
 
 from __future__ import annotations
@@ -60,31 +60,29 @@ from edl.wire.local import AGENT_VARIABLE
 
 _MODULE = "edl.worker.fork_server"
 _FAREWELL_S = 12.0
-"""How long the fork server may take to kill and reap what it has made; then it is killed itself."""
+"""Seconds that the fork server gets to kill and reap its children before it is killed itself."""
 _IMPATIENT_FAREWELL_S = 1.0
 ANSWER_S = 10.0
-"""How long a fork server may be silent that has something to answer; then it is killed."""
+"""Seconds that a fork server may leave a request unanswered before it is killed."""
 _REAP_S = 2.0
-"""How long the kernel may take to end a fork server that has been killed. One that waits for a broken disk never
-ends."""
+"""Seconds to wait for a killed fork server. A process that waits for a broken disk never ends."""
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
 def with_macros(arguments: Sequence[str], local_rank: int) -> tuple[str, ...]:
-    """``${local_rank}`` in a worker's arguments, as torchrun has it: ``$local_rank`` is the same, ``$$`` is one ``$``,
-    and what has another name stays as it is."""
+    """Expand ``${local_rank}`` in a worker's arguments as torchrun does: ``$local_rank`` means the same, ``$$`` is one
+    ``$``, and other names are kept."""
     return tuple(Template(argument).safe_substitute(local_rank=local_rank) for argument in arguments)
 
 
 class ForkServerProcesses:
     """``edl.ports.Processes`` on Linux.
 
-    ``environment`` is the fork server's own, so the one under which frameworks are imported: the agent's, with the
-    values that workers will have for what libraries read at import (``OMP_*``, ``MKL_*``, ``OPENBLAS_*``, ``KMP_*``,
-    ``FLAGS_*``). ``preload`` names modules to import besides those found in the script; they must exist. ``python`` is
-    the interpreter that runs Python workers. ``log`` gets whole sentences. ``answer_s``: how long the fork server may
-    take to answer before it is replaced. ``files``: how many open files workers may have, as soft and hard limit; None:
-    as many as this process.
+    ``environment`` is that of the fork server, in which frameworks are imported: the agent's, with the workers' values
+    for variables that libraries read at import (``OMP_*``, ``MKL_*``, ``OPENBLAS_*``, ``KMP_*``, ``FLAGS_*``).
+    ``preload``: modules to import besides those found in the script; they must exist. ``python``: the interpreter of
+    Python workers. ``log`` gets whole sentences. ``answer_s``: seconds the fork server may take to answer before it is
+    replaced. ``files``: soft and hard limit of the workers' open files; None: as in this process.
     """
 
     def __init__(
@@ -120,26 +118,26 @@ class ForkServerProcesses:
         self._until_s: float | None = None
         self._answer_s = answer_s
         self._overdue: asyncio.TimerHandle | None = None
-        """Rings unless the fork server is heard before."""
+        """Fires unless the fork server answers first."""
         self._writable: asyncio.Event | None = None
-        """There while somebody waits for room in the fork server's socket."""
+        """Set while a sender waits for room in the fork server's socket."""
         self._mark = ""
-        """What workers find their agent by: their own processes have it, too, wherever they went."""
+        """Environment value that marks the workers and all their descendants, including those in other sessions."""
 
     @property
     def fork_server_pid(self) -> int:
-        """Pid of the helper process, 0 while there is none."""
+        """Pid of the fork server, 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def warm(self) -> str:
-        """See ``Processes.warm``."""
+        """Start a new fork server; see ``Processes.warm``."""
         await self._stop()
         self._warmed = self._closing = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
             try:
-                # Blocks for the millisecond that exec takes; asyncio's own would want to reap the child itself.
+                # Blocks for the millisecond that exec takes; asyncio's version would reap the child itself.
                 self._process = subprocess.Popen(  # noqa: ASYNC220
                     helper_command(self._python, _MODULE, *self._arguments(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
@@ -172,7 +170,7 @@ class ForkServerProcesses:
     async def spawn(
         self, environment: dict[str, str], stdout: int, stderr: int, local_rank: int = 0, cores: tuple[int, ...] = ()
     ) -> int:
-        """See ``Processes.spawn``. A worker's events are queued after its pid has been handed to this call."""
+        """Start a worker; see ``Processes.spawn``. The worker's events are queued after this call has its pid."""
         command = self._command
         arguments = with_macros(command.arguments, local_rank)
         order = Order(command.kind.value, command.target, arguments, environment, cores=cores)
@@ -194,32 +192,34 @@ class ForkServerProcesses:
             raise
         finally:
             os.close(memory)
-        # A caller that is cancelled here leaves its entry behind, so that the answer finds it and kills the worker.
+        # A caller that is cancelled here leaves its entry behind, so that the worker is killed when the answer arrives.
         return await answer
 
     def entitle(self, until_s: float) -> None:
-        """See ``Processes.entitle``. A fork server that is still importing has no workers, and does not listen."""
+        """Extend the workers' permission to run; see ``Processes.entitle``. A fork server that is still importing has
+        no workers and reads no messages."""
         if self._warmed and self._socket is not None and not self._closing:
             self._expect_answer()
         self.entitle_aside(until_s)
 
     def entitle_aside(self, until_s: float) -> None:
-        """See ``Processes.entitle_aside``. Sockets take whole messages from any thread."""
+        """Like ``entitle``, from any thread: the socket sends whole messages."""
         self._until_s, opened = until_s, self._socket
         if self._warmed and opened is not None and not self._closing:
             with contextlib.suppress(OSError):
                 opened.send(encode(Entitled(until_s)))
 
     async def signal(self, pid: int, number: int) -> None:
-        """See ``Processes.signal``."""
+        """Signal a worker's process group; see ``Processes.signal``."""
         if pid not in self._alive:
             return
-        # A fork server that is gone has taken the worker with it.
+        # If the fork server is gone, so is the worker.
         with contextlib.suppress(OSError, WorkerStartError):
             await self._send(Signal(pid, number), [])
 
     async def dump(self, pid: int) -> None:
-        """See ``Processes.dump``. Programs are no Python of ours: they are looked at from outside, with ``py-spy``."""
+        """Dump a worker's stacks; see ``Processes.dump``. Programs (``--no-python``) are inspected from outside, with
+        ``py-spy``."""
         if pid not in self._alive:
             return
         if self._command.kind is CommandKind.PROGRAM:
@@ -229,22 +229,22 @@ class ForkServerProcesses:
             await self._send(Dump(pid), [])
 
     async def forward(self, pid: int, number: int) -> None:
-        """See ``Processes.forward``."""
+        """Forward a signal to a worker's handler; see ``Processes.forward``."""
         if pid in self._alive:
             with contextlib.suppress(OSError, WorkerStartError):
                 await self._send(Forward(pid, number), [])
 
     async def events(self) -> AsyncIterator[ProcessEvent]:
-        """See ``Processes.events``."""
+        """The workers' events, in order; see ``Processes.events``."""
         while True:
             yield await self._events.get()
 
     async def close(self) -> None:
-        """See ``Processes.close``."""
+        """Kill all workers and end the fork server."""
         await self._stop()
 
     def kill(self) -> None:
-        """SIGKILL the fork server and all that comes from it. Waits for nothing."""
+        """Send SIGKILL to the fork server and all its descendants, without waiting."""
         if self.fork_server_pid:
             family.kill((self.fork_server_pid, *family.descendants(self.fork_server_pid, family.families())))
         self._kill_marked()
@@ -254,7 +254,8 @@ class ForkServerProcesses:
             family.kill(family.started_with(AGENT_VARIABLE, self._mark))
 
     async def _send(self, message: Message, descriptors: list[int]) -> None:
-        """Raises ``WorkerStartError`` when there is no fork server, ``OSError`` when it has just gone."""
+        """Send a message to the fork server. Raises ``WorkerStartError`` when there is none, ``OSError`` when it has
+        just died."""
         while True:
             channel = self._socket
             if channel is None:
@@ -263,20 +264,20 @@ class ForkServerProcesses:
                 socket.send_fds(channel, [encode(message)], descriptors)
                 return
             except BlockingIOError:
-                if self._writable is None:  # else others wait already
+                if self._writable is None:  # else others already wait
                     self._writable = asyncio.Event()
                     asyncio.get_running_loop().add_writer(channel, self._has_room)
                 await self._writable.wait()
 
     def _has_room(self) -> None:
-        """The fork server's socket has room again, or is about to be closed: whoever waits for that looks again."""
+        """Wake the senders: the fork server's socket has room again, or is about to be closed."""
         writable, self._writable = self._writable, None
         if writable is not None and self._socket is not None:
             asyncio.get_running_loop().remove_writer(self._socket)
             writable.set()
 
     def _readable(self) -> None:
-        """Take everything that has arrived, in order."""
+        """Handle all messages that have arrived, in order."""
         while self._socket is not None:
             try:
                 data = self._socket.recv(LARGEST_BYTES)
@@ -290,7 +291,7 @@ class ForkServerProcesses:
             try:
                 self._handle(decode(data))
             except ProtocolError as error:
-                self._log(f"the fork server said something strange: {error}")
+                self._log(f"ignored an invalid message from the fork server: {error}")
 
     def _expect_answer(self) -> None:
         if self._overdue is None and self._warmed:
@@ -302,12 +303,12 @@ class ForkServerProcesses:
             self._overdue = None
 
     def _miss_answer(self) -> None:
-        """The fork server is stopped, or hangs. Nothing can be started or ended through it, so it goes with its
-        workers."""
-        self._readable()  # if this process was held up itself, the answer is here
+        """Kill the fork server and its workers because it is stopped or hangs: without it, workers can be neither
+        started nor ended."""
+        self._readable()  # if this process was delayed itself, the answer has arrived
         if self._overdue is None or self._socket is None:
             return
-        text = f"the process that starts workers has not answered for {self._answer_s:g} s: killing it and its workers"
+        text = f"the fork server has not answered for {self._answer_s:g} s: killing it and its workers"
         self._events.put_nowait(WorkersStopped(text))
         self.kill()
         self._lost()
@@ -346,7 +347,7 @@ class ForkServerProcesses:
         if answer is not None and not answer.done():
             answer.set_result(pid)
             return
-        # The caller was cancelled; nobody knows this worker.
+        # The caller was cancelled and does not know this worker.
         self._unwanted.add(pid)
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -367,11 +368,11 @@ class ForkServerProcesses:
         return text
 
     def _lost(self) -> None:
-        """The fork server's end of the socket is closed: it has ended."""
+        """Handle the end of the fork server, whose socket is closed."""
         reason = self._farewell()
-        failure = f"the process that creates workers is gone: {reason}"
+        failure = f"the fork server has died: {reason}"
         if self._warming is not None and not self._warming.done():
-            self._warming.set_exception(WorkerStartError(f"{failure} (while it imported the framework)"))
+            self._warming.set_exception(WorkerStartError(f"{failure} (while importing the framework)"))
         elif not self._closing:
             self._events.put_nowait(ForkServerLost(reason))
         for answer in self._spawning.values():
@@ -380,7 +381,7 @@ class ForkServerProcesses:
         self._spawning.clear()
 
     def _farewell(self) -> str:
-        """Let go of a fork server whose socket has ended; returns how it ended."""
+        """Release a fork server whose socket is closed; returns how it ended."""
         self._answered()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
@@ -390,28 +391,28 @@ class ForkServerProcesses:
         process, self._process = self._process, None
         if process is None:
             return "it was never started"
-        # Its socket is closed, so it is at its end or has lost its mind.
+        # Its socket is closed, so it is exiting or broken.
         process.kill()
         try:
             code = process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
-            self._log(f"process {process.pid}, which starts workers, does not die of SIGKILL: a broken disk holds it")
+            self._log(f"fork server (pid {process.pid}) survives SIGKILL: it waits for a broken disk")
         for pid in sorted(self._alive):
             self._events.put_nowait(WorkerExited(pid, -signal.SIGKILL))
         for pid in self._alive if code != 0 else ():
-            # It had no time to tidy up. The workers themselves die with it, by order of the kernel; their children do
-            # not. A pid is not given out anew while its group has members, and an empty group is no error.
+            # It had no time to clean up. The kernel kills the workers with it (PR_SET_PDEATHSIG), but not their
+            # children. A pid is not reused while its group has members, and an empty group is no error.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         if code != 0:
-            self._kill_marked()  # nor those that have begun sessions of their own
+            self._kill_marked()  # also those in sessions of their own
         self._alive.clear()
         self._unwanted.clear()
         return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
 
     async def _stop(self) -> None:
-        """End the fork server and everything it has made."""
+        """End the fork server and all its children."""
         if self._socket is None:
             return
         self._closing = True
@@ -422,12 +423,12 @@ class ForkServerProcesses:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(asyncio.TimeoutError):
-            # One that is still importing does not listen, and has made nothing yet that outlives it.
+            # A fork server that is still importing reads no messages, and has made nothing that outlives it.
             await asyncio.wait_for(ended, _FAREWELL_S if self._warmed else _IMPATIENT_FAREWELL_S)
         self._lost()
 
     def _drain(self, ended: asyncio.Future[None]) -> None:
-        """While closing: wait for the end of the socket; what happened to the workers is still told."""
+        """While closing, read until the socket ends; the workers' last events are still handled."""
         try:
             data = self._socket.recv(LARGEST_BYTES) if self._socket is not None else b""
         except BlockingIOError:

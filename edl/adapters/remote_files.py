@@ -1,6 +1,6 @@
-"""``Files`` in an object store or anything else that fsspec can reach: ``s3://bucket/folder``, ``gs://…``, ``memory://…``.
+"""``Files`` in an object store or anywhere else fsspec can reach: ``s3://bucket/folder``, ``gs://…``, ``memory://…``.
 
-fsspec, and the package it needs for a protocol, are loaded when such a URL is given, and only then.
+fsspec and the package for a protocol are only imported when such a URL is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.errors import SettingError
 from edl.ports import FileEntry, Files
 
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "oss": "ossfs"}
-"""What fsspec needs besides itself for a protocol."""
+"""Package that fsspec needs for each protocol."""
 SETTING = "--checkpoint-dir"
 
 
@@ -32,7 +32,7 @@ def open_files(where: str) -> Files:
 
 
 class RemoteFiles:
-    """``Files`` through fsspec. There is no renaming in most stores, so a file may be there in part after a crash."""
+    """``Files`` through fsspec. Most object stores cannot rename, so a partial file may remain after a crash."""
 
     remote = True
 
@@ -45,7 +45,7 @@ class RemoteFiles:
         return f"{self.where.rstrip('/')}/{name}" if name else self.where
 
     def entries(self, folder: str = "") -> list[FileEntry]:
-        """What lies directly in a folder, sorted by name; nothing when there is no such folder."""
+        """The direct content of a folder, sorted by name; empty when there is no such folder."""
         path = self._inside(folder)
         with _as_os_errors(self.path(folder)):
             self._system.invalidate_cache()  # other nodes write here too
@@ -67,7 +67,7 @@ class RemoteFiles:
         return sorted(found, key=lambda entry: entry.name)
 
     def stamp(self, name: str) -> str:
-        """Empty when there is no such file, else a text that changes when it is written again."""
+        """Empty when there is no such file, else a text that changes when the file is rewritten."""
         with _as_os_errors(self.path(name)):
             self._system.invalidate_cache()
             try:
@@ -78,15 +78,15 @@ class RemoteFiles:
         return ":".join(str(details[key]) for key in known if details.get(key) is not None) or "there"
 
     def read(self, name: str) -> bytes:
-        """A small file. Raises ``FileNotFoundError``."""
+        """The content of a small file. Raises ``FileNotFoundError``."""
         with _as_os_errors(self.path(name)):
             return bytes(self._system.cat_file(self._inside(name)))
 
     def forget(self, name: str) -> None:
-        """Nothing of a file's content is kept here."""
+        """Does nothing: file contents are not cached here."""
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from there on; returns the bytes that came, fewer only where the file ends."""
+        """Fill the buffer from ``offset`` on; returns the bytes read, fewer only at the end of the file."""
         with _as_os_errors(self.path(name)):
             data = self._system.cat_file(self._inside(name), start=offset, end=offset + len(buffer))
         if len(data) > len(buffer):
@@ -95,7 +95,7 @@ class RemoteFiles:
         return len(data)
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a whole file. A store that has folders gets those above it."""
+        """Write a whole file, and create its folders if the store has folders."""
         path = self._inside(name)
         with _as_os_errors(self.path(name)):
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -109,10 +109,10 @@ class RemoteFiles:
                 raise
 
     def sync(self, folder: str) -> None:
-        """Nothing to do: what a store has accepted is durable."""
+        """Does nothing: data that an object store has accepted is durable."""
 
     def remove(self, name: str) -> None:
-        """Remove a file or an empty folder. One that is not there is no error."""
+        """Remove a file or an empty folder; no error if it does not exist."""
         path = self._inside(name)
         with _as_os_errors(self.path(name)):
             self._system.invalidate_cache()
@@ -125,7 +125,7 @@ class RemoteFiles:
                     self._system.rm_file(path)
 
     def free_bytes(self) -> int | None:
-        """A store does not say."""
+        """None: an object store does not report its free space."""
         return None
 
     def _inside(self, name: str) -> str:
@@ -154,7 +154,7 @@ def _connect(url: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _as_os_errors(path: str) -> Iterator[None]:
-    """Client libraries have error classes of their own; whoever uses ``Files`` is to know one kind."""
+    """Turn the errors of client libraries into ``OSError``, so that callers of ``Files`` handle one type."""
     try:
         yield
     except OSError:

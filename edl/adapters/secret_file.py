@@ -1,4 +1,4 @@
-"""Where the job's secret is found: a file, the environment, or a file that launchers of one directory share."""
+"""Reads the job's secret from a file, the environment, or a file shared by launchers in one directory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from edl.errors import SettingError
 from edl.wire.secret import LEAST_BYTES, Secret
 
 SHARED = "shared"
-"""As ``--secret-file``: a file in the current directory that the first launcher makes."""
+"""Value of ``--secret-file`` for a file in the current directory that the first launcher creates."""
 FOLDER = Path(".edl")
 MAKE_ONE = (
-    "On the first node of a new job make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE). "
-    "On any other node copy the job's"
+    "On the first node of a new job create one: (umask 077; head -c 32 /dev/urandom | base64 > FILE). "
+    "On any other node copy the job's file"
 )
 
 
 def secret_from(file: str, text: str, job: str) -> tuple[Secret | None, str]:
-    """The secret, and the absolute path of its file; None and "" where none is given. Raises ``SettingError``.
+    """The secret and the absolute path of its file; None and "" without a secret. Raises ``SettingError``.
 
     ``file``: ``--secret-file`` or ``EDL_SECRET_FILE``; ``text``: ``EDL_SECRET``.
     """
@@ -42,7 +42,7 @@ def _secret(raw: bytes, setting: str, shown: str | None) -> Secret:
 
 
 def _read(path: Path) -> bytes:
-    """A file that nobody else can read, or has been able to write."""
+    """The content of a file that no other user can read or could have written. Raises ``SettingError``."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -61,15 +61,16 @@ def _read(path: Path) -> bytes:
 
 
 def _for_our_group(found: os.stat_result) -> bool:
-    """A Kubernetes Secret in a pod with ``fsGroup``: the kubelet leaves the file to root, and the group, which no user
-    of another pod is in, may read it. A file of a person's is still refused: only root can have made this one so. A
-    group that may write, and anything for others, is refused as well; so is the group of root."""
+    """Whether the file is a Kubernetes Secret in a pod with ``fsGroup``: the kubelet leaves it to root, and the pod's
+    group may read it. A person's file is still refused, since only root can create such a one. A file is also refused
+    if the group may write, if others have any permission, or if its group is root's."""
     ours = found.st_gid != 0 and found.st_gid in (os.getegid(), *os.getgroups())
     return found.st_uid == 0 and os.geteuid() != 0 and ours and not stat.S_IMODE(found.st_mode) & 0o037
 
 
 def shared_file(job: str) -> Path:
-    """``.edl/JOB.secret`` below the current directory; whoever comes first makes it, all at once or not at all."""
+    """``.edl/JOB.secret`` below the current directory. The first launcher creates it, atomically. Raises
+    ``SettingError``."""
     path = FOLDER / f"{job}.secret"
     if path.exists():
         return path
@@ -83,10 +84,10 @@ def shared_file(job: str) -> Path:
         try:
             os.link(draft, path)
         except FileExistsError:
-            pass  # another launcher was faster: its secret holds
+            pass  # another launcher was faster: its secret counts
         finally:
             draft.unlink()
     except OSError as error:
-        where = f"cannot make {path.absolute()}: {error.strerror}"
+        where = f"cannot create {path.absolute()}: {error.strerror}"
         raise SettingError("--secret-file", SHARED, where, "Start in a directory that all nodes share") from error
     return path

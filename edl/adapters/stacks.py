@@ -1,4 +1,4 @@
-"""Stacks of Python processes that edl has not started itself, by way of ``py-spy``, if it is installed."""
+"""Stacks of Python processes that edl did not start itself, through ``py-spy`` if it is installed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LIMIT_S = 5.0
 
 
 def stacks_of_program(pid: int) -> str:
-    """Stacks of a program and of what it has started, as far as that is Python, or why there are none. Blocks."""
+    """The Python stacks of a program and its descendants as text, or the reason why there are none. Blocks."""
     pyspy = shutil.which("py-spy")
     if pyspy is None:
         return f"no stacks of process {pid}: it is not started as Python (--no-python), and py-spy is not installed"
     found, problem = [], "no Python runs in it"
     for process in _tree(pid)[:_MOST_PROCESSES]:
         try:
-            # Without "--nonblocking" py-spy stops the process for the moment of looking, which the agent would take
-            # for somebody's SIGSTOP.
+            # Without "--nonblocking" py-spy briefly stops the process, which the agent would take for a SIGSTOP from
+            # elsewhere.
             done = subprocess.run(
                 [pyspy, "dump", "--nonblocking", "--pid", str(process)],
                 capture_output=True,

@@ -1,7 +1,7 @@
-"""Agents, Masters and the command line on gRPC.
+"""gRPC between agents, Masters and the command line.
 
-Every launcher serves from its start, so that its port answers as long as the launcher lives: a refused connection
-proves a death. Calls that need a Master are answered "unavailable" by the others. Every call carries the job token
+Every launcher serves from its start, so its port answers as long as the launcher lives: a refused connection proves its
+death. Launchers that are not the Master answer "unavailable" to calls for the Master. Every call carries the job token
 (``admission``).
 """
 
@@ -29,51 +29,53 @@ from edl.wire.wishes import Granted, Wish
 
 SERVICE = "edl.v1.Master"
 _ACCEPTED = ("edl-master", "1")
-"""Sent by a Master as soon as it takes a stream, so that an agent knows that it is attached, not just connected."""
+"""Sent by a Master as soon as it accepts a stream, so that an agent knows it is attached, not just connected."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Of those that ask often the default server thinks ill, and hangs up.
+    # By default the server drops clients that ping this often.
     ("grpc.http2.min_ping_interval_without_data_ms", 50),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection for each channel: streams are bounded for each connection
+    ("grpc.use_local_subchannel_pool", 1),  # one connection per channel: streams are limited per connection
 ]
 DEFAULT_LEASE_TTL_S = 3.0
 LEAST_CONNECT_S = 1.0
-"""A Master that has just been elected hears from all nodes at once, and may need that long to answer each."""
+"""A newly elected Master is contacted by all nodes at once, and may need that many seconds to answer each."""
 
 
 ASKS_AFTER = 0.36
 HEARS_AFTER = 0.43
-"""Of a lease, in silence: the agent pings, the Master does. An agent that lives is always the first, so each connection
-costs the Master one ping, not two."""
+"""Fractions of a lease without traffic after which the agent and the Master send a ping. A live agent is always first,
+so each connection costs the Master one ping, not two."""
 SILENT_AFTER = 0.5
-"""Of a lease: then both ends hold the other one for gone."""
+"""Fraction of a lease after which both ends consider a silent peer gone."""
 
 
 def _options(lease_ttl_s: float, asks_after: float) -> list[tuple[str, int]]:
-    """Both ends notice within half a lease that the other one has become silent (a pulled cable, a frozen process).
+    """gRPC options by which both ends notice within half a lease that the peer is silent (a pulled cable, a frozen
+    process).
 
-    What is decided about an isolated node counts from there: see docs/decisions/0007-when-isolated.md.
+    The time limits for an isolated node start there: see docs/decisions/0007-when-isolated.md.
     """
     lease_ms = max(400.0, 1000 * lease_ttl_s)
     return [
         *_OPTIONS,
         ("grpc.keepalive_time_ms", int(asks_after * lease_ms)),
         ("grpc.keepalive_timeout_ms", int((SILENT_AFTER - asks_after) * lease_ms)),
-        # gRPC's time limit for one connection attempt: what is given up has cost the Master its work all the same.
+        # gRPC's time limit for one connection attempt: an abandoned attempt has still cost the Master work.
         ("grpc.min_reconnect_backoff_ms", max(int(LEAST_CONNECT_S * 1000), int(SILENT_AFTER * lease_ms))),
     ]
 
 
 def _channel(host: str, port: int, lease_ttl_s: float, identity: Identity | None) -> grpc.aio.Channel:
-    """``identity``: of a job with a secret; then both ends prove that they hold it before anything is said."""
+    """A channel. ``identity`` is set in jobs with a secret: both ends then prove that they hold it in the TLS
+    handshake."""
     options: list[tuple[str, Any]] = [*_options(lease_ttl_s, ASKS_AFTER)]
     if identity is None:
         return grpc.aio.insecure_channel(address(host, port), options=options)
@@ -82,7 +84,7 @@ def _channel(host: str, port: int, lease_ttl_s: float, identity: Identity | None
 
 
 class MasterService(Protocol):
-    """What a ruling Master offers to the server."""
+    """The interface that an elected Master offers to the server."""
 
     @property
     def serving(self) -> bool:
@@ -94,28 +96,29 @@ class MasterService(Protocol):
         ...
 
     def status(self) -> JobStatus:
-        """The job at this moment."""
+        """The current status of the job."""
         ...
 
     def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
-        """History, and with ``follow`` what comes."""
+        """The history, and with ``follow`` also new entries."""
         ...
 
     def ask(self, asked: Asked) -> Answer:
-        """Take on what somebody asks for, or say why not."""
+        """Accept a request, or answer why not."""
         ...
 
     async def order(self, asked: Asked) -> Answer:
-        """Hand what somebody asks for to a service, or say why not."""
+        """Pass a request on to a service, or answer why not."""
         ...
 
     async def wish(self, wish: Wish) -> Granted:
-        """Take on another size or other members, or say why not; it is in the store when this returns."""
+        """Accept a request for another size or other members, or answer why not; it is in the store when this
+        returns."""
         ...
 
 
 class MasterServer:
-    """Listens for this launcher, whether or not it rules. ``connections``: how many it takes at once, from anybody."""
+    """The launcher's gRPC server, whether or not it is the Master. ``connections``: maximum number of connections."""
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class MasterServer:
 
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
-        _check_can_listen(host, port)  # gRPC says less, and prints it as well
+        _check_can_listen(host, port)  # gRPC's own error says less, and is also printed
         most = ("grpc.max_allowed_incoming_connections", self._connections)
         options = [*_options(self._lease_ttl_s, HEARS_AFTER), *LIMITS, most]
         self._server = grpc.aio.server(interceptors=(Admission(self._token),), options=options)
@@ -160,7 +163,7 @@ class MasterServer:
         return server.add_secure_port(where, self._identity.of_server())
 
     def serve(self, service: MasterService | None) -> None:
-        """From now on answer with this Master, or with none."""
+        """Answer with this Master from now on, or with none."""
         self._service = service
 
     async def stop(self) -> None:
@@ -231,11 +234,12 @@ class Connection:
         self._outgoing: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
 
     def send(self, message: AgentMessage) -> None:
-        """Queue a message. It is lost when the stream breaks; attaching again says everything that matters."""
+        """Queue a message. It is lost if the stream breaks; everything that matters is sent again when the agent
+        attaches."""
         self._outgoing.put_nowait(message)
 
     async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
-        """Open the stream, call ``opened`` once a Master has taken it, then ``heard`` for each message.
+        """Open the stream, call ``opened`` once a Master has accepted it, then ``heard`` for each message.
 
         Returns why the stream ended.
         """
@@ -245,7 +249,7 @@ class Connection:
             if _ACCEPTED in tuple(await call.initial_metadata() or ()):
                 opened()
             async for message in call:
-                if message is None:  # what gRPC makes of a message that could not be decoded
+                if message is None:  # gRPC's result for a message that could not be decoded
                     raise ProtocolError("the Master sent a message that this version of edl cannot read")
                 await heard(message)
             return "the Master closed the stream"
@@ -263,7 +267,7 @@ class Connection:
 
 
 class MasterClient:
-    """Asks a Master on behalf of the command line."""
+    """The command line's client of the Master."""
 
     def __init__(
         self, host: str, port: int, token: str, timeout_s: float = 5.0, identity: Identity | None = None
@@ -273,14 +277,14 @@ class MasterClient:
         self._timeout_s = timeout_s
 
     async def status(self) -> JobStatus:
-        """The job at this moment. Raises ``grpc.aio.AioRpcError``."""
+        """The current status of the job. Raises ``grpc.aio.AioRpcError``."""
         method = self._channel.unary_unary(f"/{SERVICE}/Status", codec.encode, _decode_status)
         reply: Any = method(Question(), metadata=self._metadata, timeout=self._timeout_s)
         status: JobStatus = await reply
         return status
 
     async def events(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
-        """History after a line number. Raises ``grpc.aio.AioRpcError``."""
+        """The history after a line number, and with ``follow`` also new entries. Raises ``grpc.aio.AioRpcError``."""
         method = self._channel.unary_stream(f"/{SERVICE}/Events", codec.encode, _decode_entry)
         call: Any = method(EventsRequest(after, follow), metadata=self._metadata)
         async for entry in call:
@@ -294,20 +298,20 @@ class MasterClient:
         return answer
 
     async def wish(self, wish: Wish) -> Granted:
-        """Ask for another size or other members. Raises ``grpc.aio.AioRpcError``."""
-        data = codec.encode(wish)  # here, since gRPC sends an empty wish in place of one that cannot be encoded
+        """Request another size or other members. Raises ``grpc.aio.AioRpcError``."""
+        data = codec.encode(wish)  # gRPC would send an empty message in place of one that cannot be encoded
         method: Any = self._channel.unary_unary(f"/{SERVICE}/{type(wish).__name__}", None, _decode_granted)
         reply: Any = method(data, metadata=self._metadata, timeout=self._timeout_s)
         granted: Granted = await reply
         return granted
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._channel.close()
 
 
 async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether the host answers that nobody listens on the port. Silence and success both count as no."""
+    """Whether the host refuses connections on the port. Silence and success both count as no."""
     try:
         await knock(host, port, timeout_s)
     except ConnectionRefusedError:

@@ -1,8 +1,8 @@
-"""How long this node's workers may train if nothing more is heard from their launcher.
+"""Decides how long this node's workers may train without hearing from their launcher.
 
-A launcher that freezes cannot stop its workers, and when its lease has ended the others form a world without it. So the
-fork server is told again and again until when workers may run, and kills them then. The inequality that keeps two
-worlds from training side by side is in docs/decisions/0034-frozen-launchers.md.
+A frozen launcher cannot stop its workers, and when its lease has ended the other nodes form a world without it. So the
+launcher keeps extending a deadline in the fork server, which kills the workers when it passes. The inequality that
+keeps two worlds from training side by side is in docs/decisions/0034-frozen-launchers.md.
 """
 
 from __future__ import annotations
@@ -10,45 +10,48 @@ from __future__ import annotations
 import math
 
 LEASE_SHARE = 0.9
-"""Of a lease, counted from when its renewal was asked for; the rest is for a fork server that wakes up late."""
+"""Share of a lease that a renewal grants, counted from the renewal request; the rest covers a fork server that wakes up
+late."""
 LIFE_SHARE = 0.5
-"""So much of a lease more, where a launcher lives that has no answer from the store: it stops its workers by itself."""
+"""Share of a lease that is added while the launcher lives but the store does not answer: it then stops its workers
+itself."""
 RENEW_SHARE = 1 / 3
-"""It is said once no more than so much of a lease is left,"""
+"""The deadline is extended when no more than this share of a lease is left."""
 LOOK_SHARE = 1 / 6
-"""and looked at so often."""
+"""Interval between two checks, as a share of a lease."""
 
 
 class Entitlement:
-    """The arithmetic. No clock, no IO: times are the launcher's own, and those of the fork server on the same host."""
+    """The arithmetic, without clock or I/O. Times are those of the launcher and of the fork server on the same host."""
 
     def __init__(self, lease_ttl_s: float, now_s: float) -> None:
         self._lease_ttl_s = lease_ttl_s
         self.interval_s = lease_ttl_s * LOOK_SHARE
-        """How far apart looks are meant to be."""
+        """Intended seconds between two checks."""
         self._leased_s = -math.inf
         self._lost = False
         self.until_s = now_s + lease_ttl_s * LIFE_SHARE
-        """Until then, as far as the fork server has been told."""
+        """The deadline that the fork server was last given."""
 
     def leased(self, asked_s: float) -> None:
-        """The store has renewed the lease. It was asked at ``asked_s``, so the lease lasts at least from then."""
+        """Note that the store renewed the lease. The request was sent at ``asked_s``, so the lease lasts at least from
+        then on."""
         self._leased_s = max(self._leased_s, asked_s)
         self._lost = False
 
     def lost(self) -> None:
-        """The lease has ended, and the agent has not acted on it yet."""
+        """Note that the lease has ended and the agent has not reacted yet."""
         self._lost = True
 
     def acted(self) -> None:
-        """The agent has, so it ends its workers in its own time."""
+        """Note that the agent has reacted: it now ends its workers itself."""
         self._lost = False
 
     def look(self, now_s: float) -> float | None:
-        """Until when workers may run, if that is later than what was said last.
+        """The new deadline if it should be extended, else None.
 
-        A launcher that comes too late was held up itself: its workers are dead, and that it lives says nothing about
-        the lease. Only a renewal does.
+        A launcher that comes after the deadline was frozen itself: its workers are dead, and being alive proves nothing
+        about the lease. Only a renewal does.
         """
         until_s = max(self.until_s, self._leased_s + self._lease_ttl_s * LEASE_SHARE)
         in_time = now_s < until_s and not self._lost

@@ -1,7 +1,8 @@
-"""What happened to a job that failed: text for people, JSON for tools.
+"""Reports on a failed job: text for people, JSON for tools.
 
-The text has the shape and the keys of torchrun's report, which tools look for, and more of them; so has the error file
-for whoever started the launcher (torch.distributed.elastic.multiprocessing.errors of torch 2.13).
+The text has the layout and the keys of torchrun's report, which tools search for, and some more. The error file for the
+process that started the launcher has torchrun's format too (torch.distributed.elastic.multiprocessing.errors of torch
+2.13).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ TAIL_LINES_SHOWN = 20
 
 
 def text_report(job: str, reason: str, failures: Sequence[Failure], folder: str = "") -> str:
-    """The end of a failed job as a block for the console. The root cause comes last, and only it with its traceback.
+    """The final report of a failed job as a block for the console. The root cause comes last, and is the only one with
+    a traceback.
 
-    ``failures``: at least one, root cause first. ``folder``: where files of this launcher lie; empty for nowhere.
+    ``failures``: at least one, root cause first. ``folder``: the launcher's log folder; empty for none.
     """
     lines = [RULE, f"edl: job {job} FAILED: {reason}"]
     if folder:
@@ -36,7 +38,7 @@ def text_report(job: str, reason: str, failures: Sequence[Failure], folder: str 
 
 
 def failure_text(failures: Sequence[Failure]) -> str:
-    """Failures that the job has survived, at least one, root cause first."""
+    """A report on failures that the job has survived. ``failures``: at least one, root cause first."""
     lines = [ROOT_CAUSE, *_block(0, failures[0], full=True)]
     for index, failure in enumerate(failures[1:], start=1):
         lines += _block(index, failure)
@@ -82,7 +84,7 @@ def _signal(code: int) -> str:
 def json_report(
     job: str, exit_code: int, reason: str, failures: Sequence[Failure], folder: str = ""
 ) -> dict[str, object]:
-    """The same for tools: written as ``error.json`` by every launcher."""
+    """The same report for tools; every launcher writes it as ``error.json``."""
     return {
         "job": job,
         "exit_code": exit_code,
@@ -93,10 +95,10 @@ def json_report(
 
 
 def error_file(cause: Failure, written: str = "") -> str:
-    """The root cause as whoever started the launcher expects it in the file it has named: torch's ``error.json``.
+    """The root cause in the format of torch's ``error.json``, for the file that the launcher's caller has named.
 
-    ``written``: what the worker itself has left, which is handed on with the exit status added, as torchrun does; empty
-    where it has left nothing, or on another node.
+    ``written``: the worker's own error file, which is passed on with the exit status added, as torchrun does; empty if
+    there is none or the worker ran on another node.
     """
     try:
         found = json.loads(written)

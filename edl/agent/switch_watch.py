@@ -1,8 +1,8 @@
-"""Looks for the files by which somebody asks for a checkpoint or for the end of the job, and tells the Master.
+"""Polls for the files that request a checkpoint or the end of the job, and tells the Master.
 
-A file asks once. It asks again in the next round if nothing has come of it, and when the Master was out of reach, which
-may have cost the first message. Every node looks for ``KILL``, also while no world runs; only the node that writes
-checkpoints looks after ``SAVE``, or there would be one for each node.
+A file is reported once per round, and again if the Master was unreachable, which may have lost the message. Every node
+looks for ``KILL``, even while no world runs; only the node that writes checkpoints handles ``SAVE``, to avoid a
+checkpoint per node.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from edl.wire.messages import NO_STATE, Asked, Purpose, Version
 
 
 class SwitchFiles(Protocol):
-    """``edl.agent.switches.Switches``. Both calls block; never two at a time."""
+    """The interface of ``edl.agent.switches.Switches``. Both calls block; never call two at a time."""
 
     poll_s: float
 
     def poll(self) -> Collection[Asked]:
-        """What is asked for now."""
+        """The current requests."""
         ...
 
     def clear_save(self) -> None:
-        """A checkpoint was written."""
+        """A checkpoint was written: remove the ``SAVE`` file."""
         ...
 
 
@@ -46,21 +46,21 @@ class SwitchWatch:
         self._progress = progress
         self._post = post
         self._told: dict[Purpose, Round] = {}
-        """What the Master has been told, and in which round."""
+        """Requests sent to the Master, with the round in which each was sent."""
         self._after: Version | None = None
-        """A checkpoint has been asked for; one of a commit newer than this is the answer."""
+        """Set while a checkpoint is requested; a commit newer than this satisfies the request."""
         self._answered = asyncio.Event()
         self._round = Round(0)
         self._stale: Mapping[int, int] = {}
-        """Progress of the rounds before."""
+        """Progress as of the previous round."""
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Poll until cancelled."""
         while True:
             if self._answered.is_set():
                 self._answered.clear()
                 await asyncio.to_thread(self._files.clear_save)
-                # A file that is still there was touched meanwhile, and asks for another one.
+                # A file that still exists was touched meanwhile, and requests another checkpoint.
                 self._told.pop(Purpose.SAVE, None)
                 self._after = None
             self._tell(await asyncio.to_thread(self._files.poll))
@@ -70,7 +70,7 @@ class SwitchWatch:
                 continue
 
     def kept(self, version: Version) -> None:
-        """A commit is complete in the checkpoint directory."""
+        """Note that a commit is complete in the checkpoint directory."""
         if self._after is not None and version > self._after:
             self._answered.set()
 
@@ -93,7 +93,7 @@ class SwitchWatch:
             self._post(Report(request))
 
     def _newest(self, state: AgentState) -> Version:
-        """The newest commit of this round, or the one that it began from."""
+        """The newest commit of this round, or the one from which it began."""
         if state.world is None:
             return NO_STATE
         made = [commit for rank, commit in self._progress.items() if self._stale.get(rank) != commit]
@@ -101,6 +101,6 @@ class SwitchWatch:
 
 
 def _writes(state: AgentState) -> bool:
-    """Whether this node is the first of a world in training."""
+    """Whether this node is the first one of a training world, and therefore writes checkpoints."""
     first = state.world.members[0].node if state.world is not None else ""
     return state.phase is AgentPhase.RUNNING and state.underway and first == state.info.node

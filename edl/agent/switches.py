@@ -1,7 +1,7 @@
-"""Files in the checkpoint directory by which anybody who can write there asks something of the job.
+"""Switches: files in the checkpoint directory by which anyone with write access requests something of the job.
 
-``SAVE``: write a checkpoint now and go on; the file goes away once that is done. ``KILL``: write a checkpoint and end;
-the file stays, so that a job which is started again, by a queue or by mistake, ends at once. What is written inside is
+``SAVE``: write a checkpoint now and continue; the file is removed when that is done. ``KILL``: write a checkpoint and
+end; the file stays, so that a job that is started again, by a queue or by mistake, ends at once. The file's content is
 shown as the reason.
 """
 
@@ -20,19 +20,19 @@ NAMES = {Purpose.KILL: "KILL", Purpose.SAVE: "SAVE"}
 REASON_CHARACTERS = 200
 POLL_S = 1.0
 REMOTE_POLL_S = 15.0
-"""Each look at an object store is a paid request."""
+"""Seconds; each poll of an object store is a paid request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A switch's file as it was seen last."""
+    """A switch's file as last seen."""
 
     stamp: str
     reason: str
 
 
 def asked(seen: dict[Purpose, Seen], paths: dict[Purpose, str]) -> frozenset[Asked]:
-    """What is asked for by the files that are there. A job that is to end needs no other checkpoint before."""
+    """The requests of the existing files. A job that is to end needs no separate checkpoint."""
     purposes = [Purpose.KILL] if Purpose.KILL in seen else list(seen)
     return frozenset(Asked(purpose, _by(paths[purpose], seen[purpose].reason)) for purpose in purposes)
 
@@ -42,7 +42,7 @@ def _by(path: str, reason: str) -> str:
 
 
 def reason_in(content: bytes) -> str:
-    """The first line with something in it, made fit to be shown."""
+    """The first non-empty line, made printable and cut to ``REASON_CHARACTERS``."""
     for line in content.decode(errors="replace").splitlines():
         shown = one_line(line)
         if shown:
@@ -51,7 +51,7 @@ def reason_in(content: bytes) -> str:
 
 
 class Switches:
-    """The two files. Blocks for one request a file."""
+    """The two switch files. Calls block for one request per file."""
 
     def __init__(self, files: Files, say: Callable[[str], None]) -> None:
         """``say`` takes warnings."""
@@ -60,15 +60,15 @@ class Switches:
         self._paths = {purpose: files.path(name) for purpose, name in NAMES.items()}
         self._seen: dict[Purpose, Seen] = {}
         self._answering = ""
-        """Stamp under which ``SAVE`` was first seen since the last checkpoint it asked for."""
+        """Stamp under which ``SAVE`` was first seen since the last checkpoint that it requested."""
         self._trouble = ""
         self.poll_s = REMOTE_POLL_S if files.remote else POLL_S
-        """How often to look."""
+        """Seconds between two polls."""
 
     def poll(self) -> frozenset[Asked]:
-        """What is asked for now. The same request comes again as long as its file is there.
+        """The current requests. A request is repeated as long as its file exists.
 
-        A directory that cannot be read asks for nothing new; that is said once.
+        If the directory cannot be read, there are no new requests; that is reported once.
         """
         try:
             for purpose in NAMES:
@@ -84,7 +84,8 @@ class Switches:
         return asked(self._seen, self._paths)
 
     def clear_save(self) -> None:
-        """The checkpoint that was asked for is written. A file touched since then stays: it asks for another one."""
+        """Remove ``SAVE`` after its checkpoint was written. A file touched since then stays, since it requests another
+        one."""
         answered, self._answering = self._answering, ""
         name = NAMES[Purpose.SAVE]
         try:
@@ -92,11 +93,11 @@ class Switches:
                 self._files.remove(name)
                 self._seen.pop(Purpose.SAVE, None)
         except OSError as error:
-            self._say(f"cannot remove {self._paths[Purpose.SAVE]}: {why(error)}. Remove it, or it is answered again")
+            self._say(f"cannot remove {self._paths[Purpose.SAVE]}: {why(error)}. Remove it, or it counts again")
 
     def refuse_if_killed(self) -> None:
-        """For a launcher that starts. Raises ``Killed`` while the file lies there, ``CheckpointError`` when nobody can
-        tell."""
+        """Check at the start of a launcher. Raises ``Killed`` while the ``KILL`` file exists, ``CheckpointError`` if
+        the directory cannot be read."""
         try:
             self._look(Purpose.KILL)
         except OSError as error:
@@ -104,7 +105,7 @@ class Switches:
         seen = self._seen.get(Purpose.KILL)
         if seen is not None:
             by = _by(self._paths[Purpose.KILL], seen.reason)
-            raise Killed(f"this job was ended by {by} and may not start. Remove that file to let it")
+            raise Killed(f"this job was ended by {by} and may not start. Remove that file to start it")
 
     def _look(self, purpose: Purpose) -> None:
         name = NAMES[purpose]
@@ -118,5 +119,5 @@ class Switches:
                 self._seen[purpose] = Seen(stamp, reason_in(self._files.read(name)))
             except FileNotFoundError:
                 self._seen.pop(purpose, None)
-            except OSError:  # a folder of that name, or no right to read it: it asks all the same
+            except OSError:  # a folder of that name, or an unreadable file: it is a request all the same
                 self._seen[purpose] = Seen(stamp, "")

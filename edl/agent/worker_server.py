@@ -1,8 +1,8 @@
-"""Where this node's workers, if their scripts use edl, talk to their agent.
+"""The agent's end of the local socket to its workers, for scripts that use edl.
 
-A socket of datagrams under an abstract address, so nothing is left in the file system. Whose a connection is, the
-kernel says: every worker leads a session, and whatever connects from it is that worker's. One connection a worker; a
-second one (a forked data loader that goes astray) is refused.
+A datagram socket with an abstract address, so nothing is left in the file system. The kernel identifies the peer: every
+worker leads a session, and a connection from that session belongs to that worker. A worker has one connection; a second
+one, such as from a forked data loader, is refused.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
 _STRANGER_RETRY_S = 0.01
 _STRANGER_LIMIT = 500
-"""A worker may be quicker to connect than the fork server is to report its pid."""
+"""Retries for an unknown peer: a worker may connect before the fork server has reported its pid."""
 
 
 class Keeper(Protocol):
-    """What the worker server needs from the node's state keeper."""
+    """The worker server's interface to the checkpoint manager."""
 
     def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
-        """A buffer for the next snapshot of a stream."""
+        """Request a buffer for the next snapshot of a stream."""
         ...
 
     def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
-        """A snapshot is complete, which counts at once; what is returned waits for the next buffer.
+        """Accept a complete snapshot, effective at once; the returned coroutine waits for the next buffer.
 
-        Raises ``ProtocolError`` when it is not what the worker says.
+        Raises ``ProtocolError`` when the snapshot is not what the worker says.
         """
         ...
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
-        """A read-only descriptor (the caller's to close) and the size of a part of a commit.
+        """A read-only descriptor (for the caller to close) and the size in bytes of a part of a commit.
 
         Raises ``CheckpointError``.
         """
         ...
 
     async def wrote_through(self, message: local.WroteThrough) -> None:
-        """A worker has written a commit into the checkpoint directory, since there was no memory for it."""
+        """A worker without memory for its commit has written it to the checkpoint directory itself."""
         ...
 
     def restored(self, slot: int) -> None:
-        """The worker does not read any more what ``piece`` gave it."""
+        """The worker has finished reading what ``piece`` returned."""
         ...
 
     def forget_worker(self, slot: int) -> None:
-        """The worker of a slot is gone; the next one starts anew."""
+        """The worker in a slot is gone; the next one starts without buffers."""
         ...
 
 
 Owner = Callable[[int], "tuple[Round, int] | None"]
-"""From a session's id to the round its worker was born in and its slot."""
+"""Maps a session id to the worker's round of birth and its slot; None for an unknown session."""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,7 +84,7 @@ class _Line:
 
 
 class WorkerServer:
-    """Serves the workers of one node. ``heard`` gets what matters to the agent's machine."""
+    """Serves the workers of one node. ``heard`` gets the events for the agent's machine."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class WorkerServer:
         relay: Callable[[ServiceSaid], None],
         log: Callable[[str], None],
     ) -> None:
-        """``relay``: takes on what workers say to the Master's services."""
+        """``relay`` takes messages from workers to the Master's services."""
         self._relay = relay
         self._owner = owner
         self._keeper = keeper
@@ -104,9 +104,9 @@ class WorkerServer:
         self._strangers: set[_Line] = set()
         self._background = BackgroundTasks()
         self.progress: dict[int, int] = {}
-        """Newest commit of each slot, for whoever looks for hangs."""
+        """Newest commit of each slot, for the detection of hangs."""
         self.newest: tuple[int, float] | None = None
-        """The highest commit of those, and when it was made by the event loop's clock; None until there is one."""
+        """The highest of these commits and its time on the event loop's clock; None before the first one."""
         self.address = f"edl-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
@@ -114,11 +114,11 @@ class WorkerServer:
         self._listener.listen(_BACKLOG)
 
     def open(self) -> None:
-        """Serve from now on."""
+        """Start serving."""
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Hang up on everybody. Workers end when that happens."""
+        """Close all connections. Workers end when that happens."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
         self._listener.close()
@@ -127,14 +127,14 @@ class WorkerServer:
         self._background.drop()
 
     def tell(self, message: local.ToWorker, slots: tuple[int, ...]) -> None:
-        """Say something to workers; one that is not connected misses it."""
+        """Send a message to workers; those that are not connected miss it."""
         for slot in slots:
             line = self._lines.get(slot)
             if line is not None:
                 self._send(line, message)
 
     def pass_on(self, told: ServiceTold) -> None:
-        """A service's word to a worker."""
+        """Pass a service's message on to a worker."""
         line = self._lines.get(told.slot)
         if line is None:
             return
@@ -144,12 +144,12 @@ class WorkerServer:
             self._send(line, local.Told(told.service, ""), write_memory("edl-told", told.body.encode()))
 
     def reattached(self, token: int) -> None:
-        """There is a Master: workers that talk to its services may have to say something again."""
+        """Tell all workers that there is a Master again, so that they repeat unanswered messages to its services."""
         for line in list(self._lines.values()):
             self._send(line, local.Reattached(token))
 
     def give_place(self, slot: int, seat: local.Seat) -> None:
-        """Tell a waiting worker its place."""
+        """Give a waiting worker its place."""
         line = self._lines.get(slot)
         if line is not None:
             self._send(line, local.Place(seat.round), write_memory("edl-seat", plain.dumps(seat)))
@@ -163,7 +163,7 @@ class WorkerServer:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self._log(f"a worker could not connect to its agent: {error.strerror}")
+                self._log(f"cannot accept a worker's connection: {error.strerror}")
                 return
             connection.setblocking(False)
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -181,7 +181,7 @@ class WorkerServer:
             self._introduce(line)
 
     def _introduce(self, line: _Line) -> None:
-        """Listen to a connection once it is known whose it is."""
+        """Start reading from a connection once its worker is known."""
         if line not in self._strangers:
             return
         place = self._owner(line.session)
@@ -221,7 +221,7 @@ class WorkerServer:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionResetError:
-                continue  # it died with something unread; what it had said before is still to come
+                continue  # the peer died with unread data; messages that it sent before are still to come
             except OSError:
                 data = b""
             if not data:
@@ -235,7 +235,7 @@ class WorkerServer:
                 else:
                     self._take(line, message)
             except ProtocolError as error:
-                self._log(f"worker in slot {line.slot} said something strange: {error}")
+                self._log(f"ignored an invalid message from the worker in slot {line.slot}: {error}")
             finally:
                 _close(descriptors)
 
@@ -293,7 +293,7 @@ class WorkerServer:
     # --- what workers are told ---------------------------------------------------------------------------------------
 
     def _send(self, line: _Line, message: local.ToWorker, *descriptors: int) -> None:
-        """Send, or keep until the worker reads again. The descriptors are closed here."""
+        """Send, or queue until the worker reads again. Closes the descriptors."""
         if line.socket.fileno() < 0:
             _close(list(descriptors))
             return

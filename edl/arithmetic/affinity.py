@@ -1,7 +1,7 @@
-"""Which processor cores a worker is bound to, so that it computes next to its GPU: torchrun's ``--numa-binding``.
+"""CPU affinity: binds a worker to cores close to its GPU, as torchrun's ``--numa-binding`` does.
 
-The meaning of each mode is torch's (torch 2.13, ``torch/numa/binding.py``). Everything comes from text as Linux shows
-it below ``/sys/devices/system``.
+The modes mean the same as in torch (2.13, ``torch/numa/binding.py``). All input is text as Linux shows it below
+``/sys/devices/system``.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ _OPTION = "--numa-binding"
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The processor cores of a host, by their numbers as the kernel counts them (hardware threads)."""
+    """The CPU cores of a host (hardware threads), by their kernel numbers."""
 
     nodes: Mapping[int, frozenset[int]]
-    """NUMA node to its cores."""
+    """Cores of each NUMA node."""
     sockets: Mapping[int, int]
-    """Core to the number of its package."""
+    """Physical package (socket) of each core."""
     siblings: Mapping[int, frozenset[int]]
-    """Core to the hardware threads of the same physical core, itself among them."""
+    """For each core, the hardware threads of the same physical core, itself included."""
     caches: Mapping[int, frozenset[int]]
-    """Core to those that share its last cache, itself among them."""
+    """For each core, the cores that share its last-level cache, itself included."""
     allowed: frozenset[int]
-    """Those that this process may use."""
+    """Cores that this process may use."""
 
     def usable(self, node: int) -> frozenset[int]:
-        """Cores of a node that this process may use."""
+        """The cores of a NUMA node that this process may use."""
         return self.nodes.get(node, frozenset()) & self.allowed
 
 
 def numbers(text: str) -> frozenset[int]:
-    """``0-2,4`` as 0, 1, 2 and 4."""
+    """Parse a kernel list such as ``0-2,4``. Raises ``ValueError`` for other text."""
     found: set[int] = set()
     for part in filter(None, (one.strip() for one in text.split(","))):
         first, _, last = part.partition("-")
@@ -46,9 +46,9 @@ def numbers(text: str) -> frozenset[int]:
 
 
 def topology(files: Mapping[str, str], allowed: Iterable[int]) -> Topology:
-    """``files``: content by path below ``/sys/devices/system``, of these kinds: ``node/node*/cpulist``,
-    ``cpu/cpu*/topology/physical_package_id``, ``thread_siblings_list`` there, ``cpu/cpu*/cache/index*/type``, and
-    ``level`` and ``shared_cpu_list`` there. What is missing is missing in the result."""
+    """Build the topology from ``files``, which maps paths below ``/sys/devices/system`` to their content:
+    ``node/node*/cpulist``, ``cpu/cpu*/topology/physical_package_id`` and ``thread_siblings_list``, and
+    ``cpu/cpu*/cache/index*/type``, ``level`` and ``shared_cpu_list``. Missing files leave gaps in the result."""
     return Topology(
         nodes={node: numbers(text) for node, text in _each(files, r"node/node(\d+)/cpulist")},
         sockets={core: int(text) for core, text in _each(files, r"cpu/cpu(\d+)/topology/physical_package_id")},
@@ -59,7 +59,7 @@ def topology(files: Mapping[str, str], allowed: Iterable[int]) -> Topology:
 
 
 def _each(files: Mapping[str, str], pattern: str) -> Iterator[tuple[int, str]]:
-    """The number in each path that fits, and the content."""
+    """For each matching path, the number in it and the file's content."""
     for path, text in files.items():
         match = re.fullmatch(pattern, path)
         if match:
@@ -67,7 +67,7 @@ def _each(files: Mapping[str, str], pattern: str) -> Iterator[tuple[int, str]]:
 
 
 def _last_caches(files: Mapping[str, str]) -> dict[int, frozenset[int]]:
-    """Caches of instructions do not count."""
+    """Cores that share each core's highest-level cache; instruction caches are ignored."""
     found: dict[int, tuple[int, frozenset[int]]] = {}
     for path, text in files.items():
         match = re.fullmatch(r"(cpu/cpu(\d+)/cache/index\d+)/shared_cpu_list", path)
@@ -79,10 +79,10 @@ def _last_caches(files: Mapping[str, str]) -> dict[int, frozenset[int]]:
 
 
 def bind(mode: str, host: Topology, near: Sequence[int], index: int) -> tuple[int, ...]:
-    """The cores for the worker of the GPU with this index, ascending. ``near``: for each GPU that this launcher may
-    use, the NUMA node that it is at; a negative one (the kernel's word for "only one") is node 0.
+    """The cores, ascending, for the worker of the GPU with this index. ``near`` holds the NUMA node of each GPU that
+    this launcher may use; a negative number (the kernel's way of saying "only one node") means node 0.
 
-    Raises ``SettingError`` when the host does not tell, or there are too few cores.
+    Raises ``SettingError`` when the host does not expose its topology or has too few cores.
     """
     near = [max(node, 0) for node in near]
     node = near[index]
@@ -101,17 +101,17 @@ def _node(mode: str, host: Topology, node: int, place: int, peers: int) -> froze
 
 
 def _socket(mode: str, host: Topology, node: int, place: int, peers: int) -> frozenset[int]:
-    """All nodes of the same socket."""
+    """The cores of all NUMA nodes in the same socket."""
     sockets = {other: host.sockets.get(min(host.usable(other))) for other in host.nodes if host.usable(other)}
     if sockets[node] is None:
-        raise SettingError(_OPTION, mode, f"the kernel does not tell which socket NUMA node {node} is in", "Use node")
+        raise SettingError(_OPTION, mode, f"the kernel does not report which socket NUMA node {node} is in", "Use node")
     return frozenset(
         core for other, socket in sockets.items() if socket == sockets[node] for core in host.usable(other)
     )
 
 
 def _exclusive(mode: str, host: Topology, node: int, place: int, peers: int) -> frozenset[int]:
-    """A share of the physical cores; the first GPUs have one more where they do not divide evenly."""
+    """An equal share of the physical cores; if they do not divide evenly, the first GPUs get one more."""
     cores = [threads for _, threads in sorted(_grouped(host.usable(node), host.siblings).items())]
     share, more = divmod(len(cores), peers)
     if share < 1:
@@ -122,14 +122,14 @@ def _exclusive(mode: str, host: Topology, node: int, place: int, peers: int) -> 
 
 
 def _complex(mode: str, host: Topology, node: int, place: int, peers: int) -> frozenset[int]:
-    """The cores of one last cache, another one for each GPU as far as they go, the largest first."""
+    """The cores that share one last-level cache. GPUs take the caches in turn, the largest first."""
     groups = _grouped(host.usable(node), host.caches)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     return ordered[place % len(ordered)][1]
 
 
 def _grouped(cores: frozenset[int], together: Mapping[int, frozenset[int]]) -> dict[int, frozenset[int]]:
-    """Usable cores by the lowest number of what they belong to."""
+    """Group the usable cores by the lowest number in the set that each belongs to."""
     groups: dict[int, set[int]] = {}
     for core in cores:
         groups.setdefault(min(together.get(core) or {core}), set()).add(core)

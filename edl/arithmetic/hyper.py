@@ -1,9 +1,11 @@
-"""Batches, accumulation and LR factors from a policy and the size of the world. Pure, and the same for everybody.
+"""Batch sizes, gradient accumulation and LR factors from a policy and the world size. Pure, and the same on all
+workers.
 
-A *step* is what lies between two commits. Its samples are split over the workers, a worker's part into micro-batches
-that it takes one after the other; all workers take the same number of them, so that their collectives meet. Where the
-parts are uneven some micro-batches are smaller, or empty stand-ins. The gradient of a micro-batch's mean loss counts by
-its share of the step's samples, so the sum is the gradient of the mean over the whole step, however it was split.
+A *step* is what lies between two commits. Its samples are split over the workers, and each worker's part into
+micro-batches that it processes one after another. All workers take the same number of micro-batches, so that their
+collectives match. Where the parts are uneven, some micro-batches are smaller, or empty padding. The gradient of a
+micro-batch's mean loss is weighted by its share of the step's samples, so the sum is the gradient of the mean over the
+whole step, however it was split.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from edl.wire.messages import NO_SETTINGS, Settings
 
 
 def settle(policy: HyperPolicy, before: Settings, workers: int, commit: int, was: int = 0) -> Settings:
-    """What holds from ``commit`` on in a world of so many workers.
+    """The settings from ``commit`` on, in a world of ``workers`` workers.
 
-    ``before``: what held until then, with ``was`` workers; 0 workers if nothing is known of it, as in a job that was
-    started again from its checkpoints. ``before`` itself is returned when nothing changes; else the number rises.
-    A factor that changes does so over ``policy.warmup`` commits, from the value that it had come to; one that is not
-    known to change, holds at once.
+    ``before``: the settings until then, with ``was`` workers; 0 workers if unknown, as in a job that was started again
+    from its checkpoints. Returns ``before`` itself when nothing changes; otherwise the settings' number increases. A
+    new factor is ramped up over ``policy.warmup`` commits from the value reached so far; if the previous value is
+    unknown, it applies at once.
     """
     if not policy.prescribes and not before.number:
         return NO_SETTINGS
@@ -57,7 +59,7 @@ def settle(policy: HyperPolicy, before: Settings, workers: int, commit: int, was
 
 
 def lr_rule(rule: LrRule | str, reference: int, size: int) -> float:
-    """Factor by which the LR follows the size; 1 for rules that only the workers can work out."""
+    """The factor by which the learning rate follows the size; 1 for rules that only the workers can evaluate."""
     match LrRule(rule):
         case LrRule.LINEAR:
             return size / reference
@@ -68,7 +70,7 @@ def lr_rule(rule: LrRule | str, reference: int, size: int) -> float:
 
 
 def factor_at(settings: Settings, commit: int) -> float:
-    """LR factor of the step after this commit, as far as the Master prescribes it."""
+    """The prescribed LR factor of the step after this commit, ramp included."""
     passed = commit - settings.ramp_begin
     if not settings.ramp_steps or passed >= settings.ramp_steps:
         return settings.factor
@@ -81,12 +83,12 @@ def _left_of_ramp(settings: Settings, commit: int) -> int:
 
 
 def _means(settings: Settings) -> Settings:
-    """The same, without what only says since when and how far."""
+    """A copy without number and ramp, for comparing what two settings prescribe."""
     return replace(settings, number=0, ramp_from=0.0, ramp_begin=0, ramp_steps=0)
 
 
 def _same_course(before: Settings, commit: int) -> bool:
-    """Whether the ramp of earlier settings needs no new beginning: a world may begin before the commit of theirs."""
+    """Whether the earlier ramp can be kept. It cannot if this world begins at a commit before the ramp's."""
     return not before.ramp_steps or commit >= before.ramp_begin
 
 
@@ -95,20 +97,20 @@ def _same_course(before: Settings, commit: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How the samples of each step are taken by the workers of one world."""
+    """How the workers of one world divide the samples of each step."""
 
     global_batch: int
-    """Samples of a step over all workers."""
+    """Samples per step over all workers."""
     local: tuple[int, ...]
-    """Samples of a step of each rank; they add up to ``global_batch``."""
+    """Samples per step for each rank; they add up to ``global_batch``."""
     micros: int
-    """Micro-batches that every worker takes in a step, stand-ins included."""
+    """Micro-batches per step and worker, padding included."""
     micro_batch: int
-    """Samples of the largest of them."""
+    """Samples in the largest micro-batch."""
     logical_ranks: int = 0
 
     def sizes(self, rank: int) -> tuple[int, ...]:
-        """Samples of each micro-batch of a rank; 0 for a stand-in."""
+        """The number of samples in each micro-batch of a rank; 0 for padding."""
         if not self.logical_ranks:
             return split(self.local[rank], self.micros)
         each = self._micros_of_one
@@ -117,31 +119,31 @@ class StepPlan:
         return sizes + (0,) * (self.micros - len(sizes))
 
     def logical(self, rank: int) -> tuple[int, ...]:
-        """Logical rank of each micro-batch of a rank; -1 for a stand-in, and where there are none."""
+        """The logical rank of each micro-batch of a rank; -1 for padding, and where there are no logical ranks."""
         each = self._micros_of_one
         ranks = tuple(one for one in self._logical(rank) for _ in range(each))
         return ranks + (-1,) * (self.micros - len(ranks))
 
     def offset(self, rank: int) -> int:
-        """Samples of the step that belong to lower ranks."""
+        """The number of samples of a step that belong to lower ranks."""
         return sum(self.local[:rank])
 
     @property
     def _micros_of_one(self) -> int:
-        """Micro-batches of one logical rank."""
+        """Micro-batches per logical rank and step; 1 without logical ranks."""
         return self.micros // math.ceil(self.logical_ranks / len(self.local)) if self.logical_ranks else 1
 
     def _logical(self, rank: int) -> range:
-        """Logical ranks that live on a rank: neighbours, and never more than one less than on another rank."""
+        """The logical ranks on a rank: consecutive, and on any two ranks their numbers differ by at most one."""
         counts = split(self.logical_ranks, len(self.local))
         first = sum(counts[:rank])
         return range(first, first + counts[rank])
 
 
 def step_plan(settings: Settings, batch_size: int, workers: int) -> StepPlan:
-    """The plan for a world of so many workers whose script has this batch size of its own (0: not known).
+    """The plan for a world of ``workers`` workers; ``batch_size`` is the script's own batch size, 0 if unknown.
 
-    Raises ``StateError`` when there is none.
+    Raises ``StateError`` when the settings, the batch size and the number of workers do not fit together.
     """
     if workers < 1:
         raise StateError(f"a world of {workers} workers has no steps")
@@ -151,7 +153,7 @@ def step_plan(settings: Settings, batch_size: int, workers: int) -> StepPlan:
     parts = settings.logical_ranks or workers
     if parts < workers:
         raise StateError(
-            f"--logical-ranks={parts} cannot live on {workers} workers: each needs one. "
+            f"--logical-ranks={parts} cannot be placed on {workers} workers: each needs one. "
             f"Use at most {parts} workers, or more logical ranks"
         )
     total = settings.global_batch or most * parts
@@ -190,12 +192,13 @@ NUMBER, GLOBAL_BATCH, LOCAL_BATCH, MICRO_BATCH, ACCUMULATION, LR_FACTOR, LOGICAL
 
 
 def environment(settings: Settings, workers: int, rank: int) -> dict[str, str]:
-    """What scripts read that know nothing of edl. Always all names, since a worker's environment changes in place;
-    empty where nothing is prescribed. The LR factor is the one after the ramp: such scripts count no commits."""
+    """The settings as variables for scripts that do not use edl. All names are always present, since a worker's
+    environment is updated in place; the value is empty where nothing is prescribed. The LR factor is the one after the
+    ramp, because such scripts do not count commits."""
     batches: dict[str, int | str]
     try:
         plan = step_plan(settings, 0, workers)
-    except StateError:  # the script's own batch size decides
+    except StateError:  # the script's own batch size applies
         batches = {GLOBAL_BATCH: settings.global_batch, LOCAL_BATCH: "", MICRO_BATCH: "", ACCUMULATION: 1}
     else:
         batches = {
@@ -210,7 +213,7 @@ def environment(settings: Settings, workers: int, rank: int) -> dict[str, str]:
 
 
 def from_environment(variables: Mapping[str, str]) -> Settings:
-    """The settings as far as ``environment`` tells them; ``NO_SETTINGS`` where nobody has set them."""
+    """The settings that ``environment`` wrote; ``NO_SETTINGS`` where it wrote none."""
 
     def number(name: str) -> int:
         text = variables.get(name, "")
@@ -233,7 +236,7 @@ def from_environment(variables: Mapping[str, str]) -> Settings:
 
 
 def describe(settings: Settings) -> str:
-    """In words, for the job's history and its status."""
+    """The settings as a short text for the job's history and status."""
     parts = []
     if settings.global_batch:
         parts.append(f"global batch {settings.global_batch}")
@@ -241,7 +244,7 @@ def describe(settings: Settings) -> str:
         parts.append(f"local batch {settings.local_batch}")
     if settings.logical_ranks:
         parts.append(f"{settings.logical_ranks} logical ranks")
-    measured = " times what the workers work out" if settings.lr in ("adascale", "user") else ""
+    measured = " times the workers' own factor" if settings.lr in ("adascale", "user") else ""
     parts.append(f"LR factor {settings.factor:.6g}{measured} ({settings.lr})")
     if settings.ramp_steps:
         last = settings.ramp_begin + settings.ramp_steps

@@ -1,6 +1,6 @@
-"""Orders that are computed and not stored: a permutation of any number of items in the memory of a few integers.
+"""Permutations that are computed instead of stored: any number of items in the memory of a few integers.
 
-Checkpoints hold positions in these orders. What this file computes must never change.
+Checkpoints hold positions in these orders, so the results must never change between versions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _ROUNDS = 8
 _ROUNDS_OF_FEW = 16
 _FEW = 1024
-"""Up to so many items more rounds are needed until all permutations are about equally likely (chi-square tests of all
-permutations of 3 … 6 items, and of pairs of 12 and 30)."""
+"""Permutations of up to this many items need more rounds until all are about equally likely (chi-square tests of all
+permutations of 3 … 6 items, and of pairs among 12 and 30)."""
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -26,11 +26,11 @@ _SECOND = 0x94D049BB133111EB
 """The constants of splitmix64 (Steele, Lea, Flood 2014)."""
 _MOST = 1 << 62
 _BLOCK = 1 << 14
-"""Items that are computed at once: their columns stay in the processor's caches."""
+"""Items computed at once: their columns fit into the CPU caches."""
 
 
 def key(*parts: int | str) -> int:
-    """A number of 64 bits from these parts: the same on all machines and in all versions."""
+    """A 64-bit number derived from the parts; the same on all machines and in all versions."""
     told = hashlib.blake2b(digest_size=8)
     for part in parts:
         told.update(f"i{int(part)};".encode() if isinstance(part, int) else f"s{len(part)}:{part};".encode())
@@ -38,11 +38,12 @@ def key(*parts: int | str) -> int:
 
 
 class Permutation:
-    """A permutation of ``range(n)`` that depends on ``n`` and ``key`` only.
+    """A permutation of ``range(n)`` that depends only on ``n`` (0 … 2**62) and ``key``.
 
-    An item is a pair of digits (left, right) with bases of about the root of ``n``. In turn, each digit is moved on by
-    a hash of the other, which can be undone and thus is a permutation of all pairs (a Feistel network). What falls
-    beyond ``n`` is sent through again until it does not, which keeps it one (cycle walking).
+    An item is a pair of digits (left, right) with bases of about the square root of ``n``. The rounds alternately add a
+    hash of one digit to the other. Each round can be undone, so the result is a permutation of all pairs (a Feistel
+    network). A result of ``n`` or more is permuted again until it is below ``n``, which preserves that property (cycle
+    walking).
     """
 
     __slots__ = ("_high", "_keys", "_low", "_n")
@@ -65,19 +66,19 @@ class Permutation:
         return self._n
 
     def at(self, i: int) -> int:
-        """The item at place ``i``."""
+        """The item at place ``i``. Raises ``IndexError`` outside ``0 … n - 1``."""
         if not 0 <= i < self._n:
             raise IndexError(f"place {i} of a permutation of {self._n} items")
         return self._walk(i)
 
     def block(self, begin: int, end: int) -> list[int]:
-        """The items at the places ``begin`` … ``end - 1``."""
+        """The items at places ``begin`` … ``end - 1``. Raises ``IndexError`` for places outside the permutation."""
         self._check(begin, end)
         low, high, n = self._low, self._high, self._n
         pairs = tuple(zip(self._keys[::2], self._keys[1::2], strict=True))
         found = []
         for value in range(begin, end):
-            while True:  # ``_once`` and ``_mix`` without calls, which take half of the time
+            while True:  # ``_once`` and ``_mix`` inlined: the calls would double the time
                 left, right = divmod(value, low)
                 for one, other in pairs:
                     mixed = right ^ one
@@ -95,7 +96,7 @@ class Permutation:
         return found
 
     def array(self, begin: int, end: int) -> NDArray[numpy.int64]:
-        """``block`` as an array of numpy, many times as fast."""
+        """Like ``block``, but as a NumPy array and many times faster."""
         import numpy
 
         self._check(begin, end)
@@ -106,7 +107,7 @@ class Permutation:
         return out
 
     def pick(self, places: Sequence[int] | NDArray[Any]) -> NDArray[numpy.int64]:
-        """The items at any places, as an array of numpy."""
+        """The items at arbitrary places, as a NumPy array. Raises ``IndexError`` for places outside the permutation."""
         import numpy
 
         asked = numpy.asarray(places, numpy.int64)
@@ -137,7 +138,7 @@ class Permutation:
         return left * low + right
 
     def _many(self, values: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
-        """``_walk`` of each."""
+        """``_walk`` for each value."""
         out = self._once_many(values)
         beyond = (out >= self._n).nonzero()[0]
         while beyond.size:
@@ -156,7 +157,7 @@ class Permutation:
         hashed, scratch = numpy.empty_like(values), numpy.empty_like(values)
 
         def turn(digit: NDArray[numpy.uint64], base: numpy.uint64, by: NDArray[numpy.uint64], secret: int) -> None:
-            """Move ``digit`` on by a hash of ``by``."""
+            """Add a hash of ``by`` to ``digit``, modulo ``base``."""
             numpy.bitwise_xor(by, u64(secret), out=hashed)
             for shift, factor in ((30, _FIRST), (27, _SECOND)):
                 numpy.right_shift(hashed, u64(shift), out=scratch)
@@ -166,7 +167,7 @@ class Permutation:
             numpy.multiply(hashed, base, out=hashed)
             numpy.right_shift(hashed, u64(32), out=hashed)
             numpy.add(digit, hashed, out=digit)
-            # Modulo without a division: below the base, the difference wraps around and is the larger of the two.
+            # Modulo without a division: a digit below the base makes the difference wrap around to a larger number.
             numpy.subtract(digit, base, out=scratch)
             numpy.minimum(digit, scratch, out=digit)
 
@@ -180,6 +181,6 @@ class Permutation:
 
 
 def _mix(value: int) -> int:
-    """A hash whose upper half is good; the last step of splitmix64, which mends the lower half, is left out."""
+    """A hash with well-mixed upper 32 bits. The last step of splitmix64, which improves the lower bits, is left out."""
     value = ((value ^ (value >> 30)) * _FIRST) & _MASK
     return ((value ^ (value >> 27)) * _SECOND) & _MASK

@@ -1,10 +1,10 @@
-"""Which places of an epoch's order each worker takes, step by step. Pure: places are numbers, what lies there is not
-known here.
+"""The places of an epoch's order that each worker takes, step by step. Pure: only places (numbers) are known here, not
+the samples.
 
-An epoch is a row of places ``0 … length - 1``, and its *position* is how many of them all workers together have
-consumed. A step takes the next ``size`` of them, and cuts them into micro-batches; each is a run of neighbouring places
-that is dealt out to the workers. So the position says all there is to know between two micro-batches, whatever the
-number of workers was before or is afterwards.
+An epoch is a sequence of places ``0 … length - 1``. Its *position* is the number of places that all workers together
+have consumed. A step takes the next ``size`` places and cuts them into micro-batches; each micro-batch is a run of
+neighbouring places that is dealt out to the workers. Between two micro-batches the position is therefore the whole
+state, and the number of workers may change there.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 PAD, DROP, EXACT = TAILS = ("pad", "drop", "exact")
-"""What happens where the rest of an epoch does not come out even. ``pad``: places are taken again from the beginning of
-the order. ``drop``: the last ones are left out. ``exact``: some workers get one less."""
+"""How the end of an epoch is handled if it does not divide evenly. ``pad``: places from the beginning of the order are
+repeated. ``drop``: the last places are skipped. ``exact``: some workers get one place less."""
 
 
 def split(total: int, parts: int) -> tuple[int, ...]:
-    """``total`` as so many numbers that differ by at most 1, the larger ones first."""
+    """Split ``total`` into ``parts`` numbers that differ by at most 1, the larger ones first."""
     least, more = divmod(total, parts)
     return (least + 1,) * more + (least,) * (parts - more)
 
@@ -29,7 +29,8 @@ def up(number: int, by: int) -> int:
 
 
 def tail_end(length: int, position: int, parts: int, tail: str) -> int:
-    """Where the rest of an epoch ends when it is dealt out to so many: behind the last place, before it, or at it."""
+    """The end of the rest of an epoch when dealt out to ``parts`` workers: after the last place (``pad``), before it
+    (``drop``), or at it (``exact``)."""
     rest = max(0, length - position)
     if tail == EXACT:
         return position + rest
@@ -37,8 +38,8 @@ def tail_end(length: int, position: int, parts: int, tail: str) -> int:
 
 
 def dealt(begin: int, end: int, part: int, parts: int, blocks: bool) -> range:
-    """One part's places of ``begin … end - 1``: each so many-th, or a block of neighbours (``blocks``). The sizes of
-    the parts are those of ``split``."""
+    """One part's places out of ``begin … end - 1``: every ``parts``-th place, or a contiguous block (``blocks``). The
+    sizes of the parts are those of ``split``."""
     if not blocks:
         return range(begin + part, end, parts)
     least, more = divmod(end - begin, parts)
@@ -47,7 +48,7 @@ def dealt(begin: int, end: int, part: int, parts: int, blocks: bool) -> range:
 
 
 def stream(length: int, position: int, part: int, parts: int, tail: str) -> range:
-    """One worker's places of the rest of an epoch, without steps."""
+    """One worker's places in the rest of an epoch that is not divided into steps."""
     return range(position + part, tail_end(length, position, parts, tail), parts)
 
 
@@ -56,53 +57,53 @@ class Micro:
     """One micro-batch of one worker."""
 
     places: range
-    """Where it lies in the order; places beyond the end begin again at 0. Never empty."""
+    """Its places in the order; places beyond the end wrap around to 0. Never empty."""
     real: bool
-    """Not a stand-in, which repeats what another worker has."""
+    """False for padding, which repeats what another worker has."""
     index: int
-    """Its number in the step."""
+    """Index within the step, from 0."""
     count: int
-    """Micro-batches of the step, the same for all workers."""
+    """Micro-batches in the step, the same for all workers."""
     begin: int
     end: int
-    """The step's places, of all workers together."""
+    """The step's places over all workers: ``begin … end - 1``."""
     position: int
-    """What the epoch's position is when all workers have taken it. Stays where it was in the middle of a step of
-    logical ranks, which is consumed as a whole."""
+    """The epoch's position once all workers have taken this micro-batch. With logical ranks it does not move within a
+    step, since such a step is consumed as a whole."""
     logical: int = -1
-    """Logical rank that it belongs to; -1 where there are none, and for stand-ins in place of one."""
+    """Its logical rank; -1 without logical ranks, and for padding in place of one."""
 
     @property
     def last(self) -> bool:
-        """The step ends with it."""
+        """Whether it is the last micro-batch of the step."""
         return self.index == self.count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How an epoch is consumed by one world."""
+    """How one world consumes an epoch."""
 
     length: int
-    """Places of the epoch."""
+    """Number of places in the epoch."""
     size: int
-    """Places of a full step, over all workers."""
+    """Number of places in a full step, over all workers."""
     most: int
-    """Most places of a micro-batch."""
+    """Maximum number of places in one worker's micro-batch."""
     world: int
     tail: str = PAD
     whole: bool = False
-    """The last step is left out when it is smaller than the others."""
+    """Skip the last step if it is smaller than the others."""
     logical: int = 0
-    """Number of logical ranks; 0 for none. Their places depend on it, the position and ``size`` only."""
+    """Number of logical ranks, 0 for none. Their places depend only on this number, the position and ``size``."""
     blocks: bool = False
-    """See ``dealt``."""
+    """Deal contiguous blocks instead of every n-th place; see ``dealt``."""
 
     @property
     def _parts(self) -> int:
         return self.logical or self.world
 
     def end(self, position: int) -> int:
-        """Where the step ends that begins at this position; ``position`` itself if there is none."""
+        """The end of the step that begins at ``position``; ``position`` itself if there is no such step."""
         if position + self.size <= self.length:
             return position + self.size
         if position >= self.length:
@@ -111,23 +112,23 @@ class Course:
         return position if self.whole and end < position + self.size else end
 
     def after(self, end: int) -> int:
-        """The position after a step with this end: that of the epoch's end if nothing more comes."""
+        """The position after a step that ends at ``end``: the epoch's length if no further step follows."""
         return end if end < self.length and self.end(end) > end else self.length
 
     def micros(self, position: int, rank: int) -> Iterator[Micro]:
-        """The rest of the epoch as one worker takes it."""
+        """One worker's micro-batches in the rest of the epoch."""
         while (end := self.end(position)) > position:
             yield from self.step(position, rank)
             position = self.after(end)
 
     def step(self, begin: int, rank: int) -> Iterator[Micro]:
-        """One worker's micro-batches of the step that begins at this position."""
+        """One worker's micro-batches of the step that begins at ``begin``."""
         end = self.end(begin)
         if end > begin:
             yield from (self._logical if self.logical else self._plain)(begin, end, self.after(end), rank)
 
     def count(self, position: int = 0) -> int:
-        """Micro-batches that each worker takes of the rest of the epoch."""
+        """The number of micro-batches that each worker takes in the rest of the epoch."""
         if position >= self.length:
             return 0
         full, rest = divmod(self.length - position, self.size)
@@ -135,7 +136,7 @@ class Course:
         return full * self._micros(self.size) + (self._micros(self.end(begin) - begin) if rest else 0)
 
     def _micros(self, places: int) -> int:
-        """Micro-batches of a step of so many places."""
+        """The number of micro-batches in a step of ``places`` places."""
         each = up(up(places, self._parts), self.most)
         return each * up(self.logical, self.world) if self.logical else each
 
@@ -165,7 +166,7 @@ class Course:
             yield Micro(shown, bool(places), index, count, begin, end, position, first + one if real else -1)
 
     def _piece(self, begin: int, end: int, logical: int, pieces: int, piece: int) -> range:
-        """One of the micro-batches of a logical rank."""
+        """One micro-batch of a logical rank."""
         places = dealt(begin, end, logical, self.logical, self.blocks)
         mine = dealt(0, len(places), piece, pieces, blocks=True)
         return places[mine.start : mine.stop]

@@ -1,7 +1,8 @@
-"""The node's state as its agent and its workers see it: the keeper, the checkpoint directory, and the world's choice.
+"""The checkpoints of a node, as its agent and workers use them: combines the keeper, the checkpoint directory and the
+world.
 
-The keeper moves bytes and knows no worlds; this room tells it which world it is in, whom it may ask, and what matters
-before the launcher goes.
+The keeper moves bytes and knows no worlds. The manager tells it which world the node is in, which nodes have copies,
+and what to save before the launcher exits.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, KeepWith, Source, Version, World
 
 HAND_OVER_S = 10.0
-"""How long a node that leaves waits for its peer to have its newest commit, beside what it writes to the directory."""
+"""Seconds that a leaving node waits for its peer to receive the newest commit, besides what it writes to the
+directory."""
 
 
 class CheckpointManager:
-    """Implements what the worker server and the agent's shell ask for."""
+    """The checkpoint interface of the worker server and of the agent's shell."""
 
     def __init__(
         self, node: NodeId, keeper: Keeper, checkpoint_storage: CheckpointStorage | None, log: Callable[[str], None]
@@ -40,27 +42,28 @@ class CheckpointManager:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
-        """See ``worker_server.Keeper``."""
+        """Request a buffer for a worker's next commit; see ``worker_server.Keeper``."""
         return self._keeper.want(slot, stream, size)
 
     def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
-        """See ``worker_server.Keeper``."""
+        """Accept a worker's commit; see ``worker_server.Keeper``."""
         return self._keeper.committed(slot, message)
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
-        """See ``worker_server.Keeper``."""
+        """A part of a commit for a worker to restore; see ``worker_server.Keeper``."""
         version = Version(asked.era, asked.commit)
         return await self._keeper.piece(slot, asked.stream, version, asked.shard, self._sources)
 
     async def wrote_through(self, message: local.WroteThrough) -> None:
-        """See ``worker_server.Keeper``."""
+        """Register a checkpoint that a worker wrote itself; see ``worker_server.Keeper``."""
         version = Version(message.era, message.commit)
         async with self._reading:
             await self._keeper.wrote_through(version, message.size, message.crc32, message.error)
             await self.look()
 
     async def settled(self) -> None:
-        """Until what workers have saved counts, or is known not to, and nothing is being read any more."""
+        """Wait until the workers' saves have succeeded or failed, and no read is in progress; then look at the
+        directory."""
         await self._keeper.settled()
         async with self._reading:
             pass
@@ -69,35 +72,34 @@ class CheckpointManager:
 
     @property
     def busy(self) -> bool:
-        """Whether it is about to be known better what lies in the checkpoint directory: something that workers have
-        saved is still on its way, or what is there is being read."""
+        """Whether knowledge of the checkpoint directory is about to change: a save or a read is in progress."""
         return self._keeper.busy or self._reading.locked()
 
     def restored(self, slot: int) -> None:
-        """See ``worker_server.Keeper``."""
+        """Release what the worker has restored; see ``worker_server.Keeper``."""
         self._keeper.restored(slot)
 
     def forget_worker(self, slot: int) -> None:
-        """See ``worker_server.Keeper``."""
+        """Release the buffers of a dead worker; see ``worker_server.Keeper``."""
         self._keeper.forget_worker(slot)
 
     # --- the agent ---------------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What this node has in memory."""
+        """The commits that this node has in memory."""
         return self._keeper.holdings()
 
     def enter(self, world: World) -> None:
-        """A world begins in which this node has a part; position 0 writes what is saved."""
+        """Start a world that this node is in. The node at position 0 writes saved commits."""
         self._sources = world.sources
         self._keeper.enter(world.restore, len(world.members), writes=world.position(self._node) == 0)
 
     def keep_with(self, peer: KeepWith) -> None:
-        """Where copies of commits go from now on."""
+        """Send copies of commits to this node from now on."""
         self._keeper.keep_with(peer.node, peer.host, peer.port)
 
     async def look(self) -> None:
-        """See what lies in the checkpoint directory."""
+        """Look for the newest checkpoint in the directory."""
         if self._checkpoint_storage is not None:
             try:
                 self.stored = await self._keeper.look()
@@ -105,7 +107,7 @@ class CheckpointManager:
                 self._refuse(error)
 
     async def load(self) -> None:
-        """Read the newest usable commit from there; the next ``Ready`` says what it was, or why there is none."""
+        """Load the newest usable checkpoint; the next ``Ready`` reports it, or why there is none."""
         async with self._reading:
             try:
                 version = await self._keeper.load()
@@ -113,9 +115,9 @@ class CheckpointManager:
                 self._refuse(error)
             else:
                 if self._keeper.too_large == version != NO_STATE:
-                    self.stored = (version, True)  # its bytes are right, and each worker reads it by itself
+                    self.stored = (version, True)  # its content is valid, and each worker reads it itself
                 elif version != self.stored[0]:
-                    await self.look()  # what was refused is passed over from now on
+                    await self.look()  # refused checkpoints are skipped from now on
 
     def _refuse(self, error: EdlError) -> None:
         self.refused = str(error)
@@ -123,30 +125,31 @@ class CheckpointManager:
         self._log(self.refused)
 
     async def write(self, version: Version, reason: str) -> None:
-        """See what lies in the checkpoint directory, if there is one, and write what is here of a commit if that is
-        newer. Who wrote last may be gone, and nobody else have heard of it."""
+        """Write what this node has of a commit, if the checkpoint directory has nothing as new. The directory is looked
+        at first, because its last writer may have died without reporting."""
         await self.look()
         if version > self.stored[0]:
             await self._keeper.flush(reason, version)
 
     @property
     def saving(self) -> bool:
-        """Whether something that workers have saved has yet to be written by this node."""
+        """Whether this node still has to write a commit that workers have saved."""
         return self.busy or self._keeper.saving
 
     @property
     def unsaved(self) -> str:
-        """Why the newest commit that workers have saved is not in the checkpoint directory; empty if it is, if none
-        was, or if another node writes it."""
+        """The reason why the newest saved commit is not in the checkpoint directory; empty if it is, if there was none,
+        or if another node writes it."""
         return self._keeper.unsaved
 
     async def flush_saves(self) -> str:
-        """Wait until what workers have saved is written; returns ``unsaved``."""
+        """Wait until saved commits are written; returns ``unsaved``."""
         await self.settled()
         return await self._keeper.flush_saves()
 
     async def save_what_is_left(self, reason: str) -> None:
-        """Before the launcher ends: the newest commit goes to the checkpoint directory, or to the peer at least."""
+        """Before the launcher exits: write the newest commit to the checkpoint directory, or at least copy it to the
+        peer."""
         await self.settled()
         held = max((holding.version for holding in self._keeper.holdings()), default=NO_STATE)
         if held == NO_STATE:

@@ -1,4 +1,4 @@
-"""``edl``: look at a running job, and use its switches."""
+"""The ``edl`` command: shows a running job and controls it."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """Says what there is, instead of the nearest name: that of ``top`` is ``stop``."""
+    """Lists the commands instead of suggesting the most similar name, which for ``top`` would be ``stop``."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             known = ", ".join(self.list_commands(ctx))
-            raise click.UsageError(f"no such command: {args[0]}. There are {known}. `edl status` shows a job", ctx)
+            raise click.UsageError(f"no such command: {args[0]}. Commands: {known}. `edl status` shows a job", ctx)
         return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Commands, context_settings={"auto_envvar_prefix": "EDL"})
 @click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 def edl() -> None:
-    """Look at elastic jobs and use their switches. Start one with edl-run (python -m edl.launch)."""
+    """Look at elastic jobs and control them. Start one with edl-run (python -m edl.launch)."""
 
 
 @edl.command()
 @job_options
-@click.option("--all", "everything", is_flag=True, help="List every node also where there are many.")
+@click.option("--all", "everything", is_flag=True, help="List all nodes, even if there are many.")
 def status(as_json: bool, everything: bool, **where: str) -> None:
-    """Nodes, ranks, round, phase, restart budget, last events, errors."""
+    """Show nodes, ranks, round, phase, restart budget, last events and errors."""
     asyncio.run(_status(where, as_json, everything))
 
 
 @edl.command()
 @job_options
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events.")
 @click.option("--after", default=0, help="Only events numbered above this.")
 def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
-    """The job's history, oldest first."""
+    """Show the job's history, oldest first."""
     asyncio.run(_events(where, as_json, follow, after))
 
 
@@ -59,7 +59,7 @@ def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
 @job_options
 @wait_option
 def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
-    """Have the job write a checkpoint at the next step boundary and go on; says where it lies."""
+    """Write a checkpoint at the next step boundary and continue training; prints where it is."""
     from edl.wire.messages import Purpose
 
     asyncio.run(_ask(where, as_json, Purpose.SAVE, wait))
@@ -68,9 +68,9 @@ def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
 @edl.command()
 @job_options
 @wait_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask. Nor is asked where nobody sits at a terminal.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal edl never asks.")
 def stop(as_json: bool, wait: bool, yes: bool, **where: str) -> None:
-    """Have the job write a checkpoint at the next step boundary and end."""
+    """Write a checkpoint at the next step boundary and end the job."""
     from edl.wire.messages import Purpose
 
     asyncio.run(_ask(where, as_json, Purpose.KILL, wait, sure=yes or as_json or not sys.stdin.isatty()))
@@ -81,8 +81,8 @@ def stop(as_json: bool, wait: bool, yes: bool, **where: str) -> None:
 @wait_option
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE…")
 def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> None:
-    """Change batch and learning rate at the next step boundary, for all workers at once: global-batch, local-batch,
-    lr-rule, lr-scale, lr-warmup, lr-reference."""
+    """Change batch size and learning rate at the next step boundary, for all workers at once: global-batch,
+    local-batch, lr-rule, lr-scale, lr-warmup, lr-reference."""
     from edl.wire.messages import Purpose
 
     asyncio.run(_ask(where, as_json, Purpose.SET, wait, " ".join(settings)))
@@ -93,7 +93,7 @@ for _command in size.COMMANDS:
     edl.add_command(_command)
 
 LINE = 60
-"""Letters of a list that are shown."""
+"""Characters of a list that are shown."""
 _COMMANDS = {"kill": "edl stop", "save": "edl checkpoint", "set": "edl set"}
 
 
@@ -137,7 +137,7 @@ async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int
 
 
 def main() -> None:
-    """Entry point. Expected errors end in one message and their exit status."""
+    """Entry point. Expected errors are reported in one message, with their exit status."""
     try:
         edl.main(standalone_mode=False)
     except click.ClickException as error:

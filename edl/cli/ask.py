@@ -1,4 +1,4 @@
-"""The switches of a job on the command line: ask, then read in the job's history what came of it."""
+"""Requests to a job from the command line: send one, then read its outcome from the job's history."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from edl.wire.status import JournalEntry
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
 
-NOTHING_SAVED = "; edl saved nothing (that takes edl.State in the script, and --checkpoint-dir)"
+NOTHING_SAVED = "; edl saved nothing (saving requires edl.State in the script and --checkpoint-dir)"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """The outcome of a request."""
 
     ok: bool
     text: str
     commit: int = 0
-    """The one that is complete in the checkpoint directory; 0 if nothing is known of one."""
+    """The commit that is complete in the checkpoint directory; 0 if none is known."""
     where: str = ""
 
 
 _LISTED = " listed already"
-"""Ends what is said of files that were added twice: that is no failure."""
+"""End of the message about files that were added twice, which is not a failure."""
 
 
 class Reader(Protocol):
-    """Takes history line by line until it knows the outcome."""
+    """Reads the history line by line until the outcome is known."""
 
     def take(self, entry: JournalEntry) -> Outcome | None:
-        """The next line; the outcome once it is certain."""
+        """Process the next line; returns the outcome once it is certain."""
         ...
 
     def cut_off(self, why: str) -> Outcome:
-        """No more lines come."""
+        """The outcome when the history ends for the reason ``why`` (such as "the Master has gone")."""
         ...
 
 
@@ -56,7 +56,7 @@ class SaveReader:
         self._commit: int | None = None
 
     def take(self, entry: JournalEntry) -> Outcome | None:
-        """See ``Reader``."""
+        """The outcome when the commit is complete, or can no longer be completed."""
         number = saving(entry)
         if number is not None:
             self._commit = number if self._commit is None else self._commit
@@ -72,7 +72,7 @@ class SaveReader:
         return None
 
     def cut_off(self, why: str) -> Outcome:
-        """See ``Reader``."""
+        """A failure: the history ended before the checkpoint was complete."""
         return Outcome(False, f"{why} before the checkpoint was complete. Look with edl status")
 
     def _is_it(self, commit: int) -> bool:
@@ -80,7 +80,7 @@ class SaveReader:
 
 
 class StopReader:
-    """Waits until the job has ended and its launchers have gone."""
+    """Waits until the job has ended and its launchers have exited."""
 
     def __init__(self) -> None:
         self._end = ""
@@ -88,7 +88,7 @@ class StopReader:
         self._trouble = ""
 
     def take(self, entry: JournalEntry) -> Outcome | None:
-        """See ``Reader``."""
+        """Never an outcome: the job has ended for good only when the history ends."""
         self._saved = complete(entry) or self._saved
         if unwritten(entry):
             self._trouble = entry.text
@@ -97,9 +97,9 @@ class StopReader:
         return None
 
     def cut_off(self, why: str) -> Outcome:
-        """See ``Reader``."""
+        """The outcome: the job has ended if the history said so."""
         if not self._end:
-            return Outcome(False, f"{why}, and nobody has said that the job has ended. Look with edl status")
+            return Outcome(False, f"{why}, and the end of the job was not reported. Look with edl status")
         commit, where = self._saved
         saved = f"; commit {commit} is complete in {where}" if commit else NOTHING_SAVED
         if self._trouble and not commit:
@@ -108,16 +108,16 @@ class StopReader:
 
 
 class SetReader:
-    """Waits until it is known from when on what was asked for holds."""
+    """Waits until it is known from which step on the requested settings apply."""
 
     def __init__(self, who: str) -> None:
         self._who = who
 
     def take(self, entry: JournalEntry) -> Outcome | None:
-        """See ``Reader``."""
+        """The outcome when the settings have been changed or refused."""
         if entry.kind == Kind.SETTINGS.value:
             commit = changed(entry)
-            if commit is not None:  # by whomever: what was asked for before that is part of it
+            if commit is not None:  # by any user: earlier requests are included in the change
                 return Outcome(True, entry.text, commit)
             if entry.text.startswith(self._who):
                 return Outcome(": refused, " not in entry.text, entry.text)
@@ -126,27 +126,27 @@ class SetReader:
         return None
 
     def cut_off(self, why: str) -> Outcome:
-        """See ``Reader``."""
-        return Outcome(False, f"{why} before anything was changed. Look with edl status")
+        """A failure: the history ended before the settings were changed."""
+        return Outcome(False, f"{why} before the settings were changed. Look with edl status")
 
 
 class OrderReader:
-    """Waits until a worker has looked at the files of an order (``data_service.leases.file_additions``)."""
+    """Waits until a worker has checked the files of an order (``data_service.leases.file_additions``)."""
 
     def __init__(self, dataset: str, number: int) -> None:
         self._begin = f"data {dataset}: order {number} ("
 
     def take(self, entry: JournalEntry) -> Outcome | None:
-        """See ``Reader``."""
+        """The outcome when the history says what happened to the order."""
         if entry.kind == Kind.SERVICE.value and entry.text.startswith(self._begin):
             return Outcome(": nothing is added: " not in entry.text or _LISTED in entry.text, entry.text)
         if entry.kind == Kind.JOB_ENDED.value:
-            return Outcome(False, f"the job has ended before a worker looked at the files: {entry.text}")
+            return Outcome(False, f"the job has ended before a worker checked the files: {entry.text}")
         return None
 
     def cut_off(self, why: str) -> Outcome:
-        """See ``Reader``."""
-        return Outcome(False, f"{why} before it was known what came of it. The order stands; look with edl events")
+        """A failure: the history ended first, but the order stays valid."""
+        return Outcome(False, f"{why} before the outcome was known. The order is still valid; see edl events")
 
 
 _READERS: dict[Purpose, Callable[[str], Reader]] = {
@@ -157,7 +157,7 @@ _READERS: dict[Purpose, Callable[[str], Reader]] = {
 
 
 async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: bool, wish: str = "") -> Outcome:
-    """Use a switch; with ``wait`` until it is known what came of it. Raises ``UsageError`` when it is refused."""
+    """Send a request; with ``wait`` wait for its outcome. Raises ``UsageError`` when it is refused."""
     journal = (await client.status()).journal
     after = journal[-1].number if journal else 0
     who = f"{command} ({who_asks()})"
@@ -170,7 +170,7 @@ async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: boo
 
 
 async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Outcome:
-    """Read until the outcome is known."""
+    """Read the history until the outcome is known."""
     why = "the Master has gone"
     try:
         async for entry in history:
@@ -178,19 +178,20 @@ async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Outcom
             if outcome is not None:
                 return outcome
     except grpc.aio.AioRpcError as error:
-        why = f"the Master does not answer any more ({error.code().name.lower()})"
+        why = f"the Master no longer answers ({error.code().name.lower()})"
     return reader.cut_off(why)
 
 
 def checked(outcome: Outcome, purpose: Purpose) -> Outcome:
-    """The same, if it went well. Raises ``CheckpointError``, or ``UsageError`` where no checkpoint was asked for."""
+    """Return the outcome if it is a success. Raises ``CheckpointError``, or ``UsageError`` where no checkpoint was
+    requested."""
     if not outcome.ok:
         raise (UsageError if purpose is Purpose.SET else CheckpointError)(outcome.text)
     return outcome
 
 
 def who_asks() -> str:
-    """The person at this terminal, for the history."""
+    """The user at this terminal, for the history."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user id without a name

@@ -1,4 +1,4 @@
-"""``edl data add``: more files for a data set of a running job."""
+"""``edl data add``: adds files to a data set of a running job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edl.cli.options import job_options, reason_option, wait_option, where_of
 
 @click.group()
 def data() -> None:
-    """Data sets of a running job."""
+    """Change data sets of a running job."""
 
 
 @data.command()
@@ -27,11 +27,11 @@ def data() -> None:
     type=click.Choice(["now", "next-epoch"]),
     default="now",
     show_default=True,
-    help="now: the epoch under way, if records of it are left, else the next one.",
+    help="now: the current epoch if it has records left, else the next one.",
 )
 def add(dataset: str, files: tuple[str, ...], when: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
-    """Add files to DATASET: paths, patterns or URLs as the workers see them (quote patterns, so that the shell leaves
-    them alone). A worker looks at them; files that are listed already are not added twice."""
+    """Add files to DATASET: paths, patterns or URLs as the workers see them (quote patterns so that the shell does not
+    expand them). A worker checks the files; files that are listed already are not added twice."""
     asyncio.run(_add(where, as_json, dataset, files, when, reason, wait))
 
 

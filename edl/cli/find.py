@@ -1,4 +1,4 @@
-"""From what a person typed to the Master of a job."""
+"""Finds the Master of a job from command-line options."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from edl.wire.messages import Finish
 from edl.wire.secret import Secret, described, own_words, token_of
 
 SHOWN_NODES = 8
-"""Of a longer list, in a message."""
+"""Nodes of a longer list that are shown in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which job, and where its store is; empty fields are found out from the launchers of this host."""
+    """Which job, and where its store is; empty fields are looked up from the launchers of this host."""
 
     job: str = ""
     endpoints: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class Where:
     password: str | None = None
     secret_file: str = ""
     secret: str = ""
-    """The secret itself."""
+    """The text of the secret itself."""
 
 
 class NoMaster(UsageError):
-    """The job exists but nobody rules it at this moment, or it has ended."""
+    """The job exists but has no Master at the moment, or it has ended."""
 
     def __init__(self, message: str, outcome: Finish | None = None) -> None:
         super().__init__(message)
@@ -54,28 +54,28 @@ class NoMaster(UsageError):
 
 
 class NoAnswer(StoreUnavailable):
-    """The Master that the store names does not answer."""
+    """The Master named in the store does not answer."""
 
 
 class JobClient(MasterClient):
-    """Asks the Master of a job, and knows how it was found."""
+    """Sends requests to the Master of a job, and knows how it was found."""
 
     def __init__(self, job: JobId, ruler: Ruler, token: str, identity: Identity | None = None) -> None:
         super().__init__(ruler.host, ruler.port, token, identity=identity)
         self.node = ruler.node
         self.place = address(ruler.host, ruler.port)
         self.door = ""
-        """Who else can reach the job, in one line."""
+        """Who else can access the job, in one line."""
         self.job = job
         self.token = token
-        """The job's own."""
+        """The job's own token."""
         self.http = ruler.http
-        """Address of the Master's HTTP side; empty: it has none."""
+        """Address of the Master's HTTP server; empty: it has none."""
 
 
 @contextlib.asynccontextmanager
 async def master_of(where: Where) -> AsyncIterator[JobClient]:
-    """A client to the job's Master. Raises ``UsageError`` with what to do when there is none."""
+    """A client of the job's Master. Raises ``UsageError`` with advice when there is none."""
     note = HostNote(JobId(where.job), NodeId(""), where.endpoints) if where.endpoints else _job_here(where.job)
     file = where.secret_file or ("" if where.secret else note.secret_file)
     secret, _ = secret_from(file, where.secret, note.job)
@@ -101,46 +101,46 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
 
 
 def _who_elects(values: Mapping[str, bytes], keys: JobKeys) -> str:
-    """What to expect, and what to do if it does not come."""
+    """Explains why there is no Master, and how to proceed if none is elected."""
     nodes = sorted(key[len(keys.nodes) :] for key in values if key.startswith(keys.nodes))
     if not nodes:
-        return "None of its launchers is registered: they have ended, or are cut off from this store. Start them again"
+        return "None of its launchers is registered: they have ended, or cannot reach this store. Start them again"
     some = ", ".join(nodes[:SHOWN_NODES]) + (", …" if len(nodes) > SHOWN_NODES else "")
     return (
-        f"Its launchers ({some}) elect one, which takes about a second. If it stays so, one of their outputs says why: "
+        f"Its launchers ({some}) are electing one, which takes about a second. If none appears, see their output: "
         "the store may be full"
     )
 
 
 def _silence(client: JobClient, error: grpc.aio.AioRpcError) -> str:
-    """A Master that has gone, one that is frozen, and one that knows somebody else's secret."""
+    """Explain an error: a Master that has exited, one that is frozen, or one with a different secret."""
     code, where = error.code(), f"the Master of job {client.job} on node {client.node} ({client.place})"
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return f"{where} does not know this token: the job has been started anew. Try again"
+        return f"{where} does not accept this token: the job has been restarted. Try again"
     if code is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
-        return f"{where} has gone; another launcher takes over within a lease. Try again"
+        return f"{where} has exited; another launcher takes over when its lease expires. Try again"
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return (
-            f"{where} does not answer: its host or its launcher is frozen, overloaded or cut off. When its lease ends "
-            f"another launcher takes over. Try again in some seconds ({code.name.lower()}: {error.details()})"
+            f"{where} does not answer: its host or its launcher is frozen, overloaded or unreachable. Another launcher "
+            f"takes over when its lease expires. Try again in a few seconds ({code.name.lower()}: {error.details()})"
         )
     return f"{where} refuses: {code.name.lower()}: {error.details()}"
 
 
 def door_of(endpoints: Sequence[str], secret: Secret | None, *, own: bool) -> str:
-    """Whether the job is open to its network. ``secret``: the job's, which is known to be the right one. ``own``: its
-    store is an etcd that asks for something else than the secret, or for nothing."""
+    """Describe who can access the job. ``secret``: the job's, which is known to be correct. ``own``: the store is an
+    etcd that requires credentials other than the secret, or none."""
     listed = ", ".join(endpoints)
     if endpoints and all(is_socket(one) for one in endpoints):
-        return "closed: its store is on a private socket, which only its user reaches"
+        return "closed: its store is on a private socket, which only its user can access"
     if secret is not None:
-        rest = f", but the etcd at {listed} has rules of its own" if own else ""
-        return f"closed: only who holds its secret (fingerprint {secret.fingerprint}) reaches it{rest}"
-    return f"open: whoever may read its store at {listed} can do everything; --secret-file closes it (docs/security.md)"
+        rest = f", but the etcd at {listed} has its own access rules" if own else ""
+        return f"closed: only holders of its secret (fingerprint {secret.fingerprint}) can access it{rest}"
+    return f"open: anyone who can read its store at {listed} controls it; --secret-file closes it (docs/security.md)"
 
 
 async def _proof(endpoints: Sequence[str], identity: Identity | None) -> Identity | None:
-    """``identity``, where the members of the store ask for one; an etcd that belongs to no job does not."""
+    """Return ``identity`` if the members of the store require one; an etcd that belongs to no job does not."""
     for endpoint in endpoints if identity is not None else ():
         if not is_socket(endpoint) and await secret_at(*split_endpoint(endpoint)) is not None:
             await refuse_other_secret([endpoint], identity)
@@ -149,23 +149,23 @@ async def _proof(endpoints: Sequence[str], identity: Identity | None) -> Identit
 
 
 def _job_here(job: str) -> HostNote:
-    """A note of the job that has a launcher on this host."""
+    """The note of the job's launcher on this host. Raises ``UsageError`` when there is not exactly one job."""
     here: dict[str, HostNote] = {note.job: note for note in notes()}
     wanted = [name for name in here if job in ("", name)]
     if len(wanted) == 1:
         return here[wanted[0]]
     if not here:
-        advice = "Name the store of one that runs elsewhere: --rdzv-endpoint=HOST:PORT"
-        raise UsageError(f"no launcher runs on this host. {advice}. Of a job that has ended its log folder is left")
+        advice = "For a job that runs elsewhere, name its store: --rdzv-endpoint=HOST:PORT"
+        raise UsageError(f"no launcher runs on this host. {advice}. An ended job leaves only its log folder")
     listed = ", ".join(sorted(here))
     if wanted:
         raise SettingError("--rdzv-id", "''", f"jobs on this host: {listed}", "Name one with --rdzv-id")
-    raise SettingError("--rdzv-id", job, f"not on this host, where there is {listed}", "Add --rdzv-endpoint=HOST:PORT")
+    raise SettingError("--rdzv-id", job, f"not on this host; jobs here: {listed}", "Add --rdzv-endpoint=HOST:PORT")
 
 
 async def _only_job(store: Store) -> str:
     keys = (entry.key.split("/") for entry in (await store.read("/edl/")).entries)
-    names = sorted({parts[2] for parts in keys if parts[3] == "nodes"})  # others are remains of killed jobs
+    names = sorted({parts[2] for parts in keys if parts[3] == "nodes"})  # others are leftovers of killed jobs
     if len(names) == 1:
         return names[0]
     listed = ", ".join(names) if names else "none"

@@ -1,4 +1,4 @@
-"""What all commands have in common: which job, and how to answer."""
+"""Options that all commands share: which job, and the output format."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 LAUNCHERS = ("data_dir", "request_timeout", "connect_timeout")
-"""Keys of ``--rdzv-conf`` that mean nothing to a command."""
+"""Keys of ``--rdzv-conf`` that a command ignores."""
 
 
 def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
-    """The launcher's option of the same name, and its variable: click would look for another in a subcommand."""
+    """The launcher's option of the same name and with the same environment variable; click would use another variable
+    name in a subcommand."""
     return click.option(
         f"--rdzv-{name}", default="", envvar=f"EDL_RDZV_{name.upper()}", metavar=metavar, help=help_text
     )
 
 
 def job_options(function: F) -> F:
-    """Which job, and whether JSON."""
+    """Add the options that select the job, and ``--json``."""
     for option in (
-        _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: those of the job on this host."),
+        _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: those of this host's job."),
         _where_option("id", "JOB", "Name of the job. Default: the only one there is."),
         _where_option("conf", "K=V[,…]", "ca, cert, key, user, password of the store."),
         click.option(
@@ -38,29 +39,27 @@ def job_options(function: F) -> F:
             metavar="FILE|shared",
             help="The job's secret. Default: EDL_SECRET, or the file of a launcher on this host.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line an event."),
+        click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line per event."),
     ):
         function = option(function)
     return function
 
 
-wait_option = click.option(
-    "--wait/--no-wait", default=True, help="Whether to wait until it is known what came of it. Default: wait."
-)
-reason_option = click.option("--reason", default="", metavar="TEXT", help="Goes into the history.")
+wait_option = click.option("--wait/--no-wait", default=True, help="Whether to wait for the outcome. Default: wait.")
+reason_option = click.option("--reason", default="", metavar="TEXT", help="Recorded in the history.")
 
 
 def where_of(options: dict[str, str]) -> Where:
-    """What ``job_options`` were given. Raises ``UsageError``."""
+    """The options added by ``job_options``. Raises ``UsageError``."""
     from edl.adapters.etcd_plan import parse_endpoints
     from edl.adapters.etcd_rpc import EtcdTls
     from edl.cli.find import Where
 
     conf = dict(item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
-    # What only launchers use is passed over: EDL_RDZV_CONF may be the same for both.
+    # Keys that only launchers use are ignored: EDL_RDZV_CONF may be the same for both.
     for name in sorted(set(conf) - {*("ca", "cert", "key", "user", "password"), *LAUNCHERS}):
-        known = "known here are ca, cert, key, user, password"
-        click.echo(f"edl: --rdzv-conf: unknown key {name!r} is passed over; {known}", err=True)
+        known = "known keys are ca, cert, key, user, password"
+        click.echo(f"edl: --rdzv-conf: unknown key {name!r} is ignored; {known}", err=True)
     tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None
     endpoints = parse_endpoints(options["rdzv_endpoint"])
     login = conf.get("user"), conf.get("password")

@@ -1,4 +1,4 @@
-"""Job status and history as text for people."""
+"""Formats job status and history as text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import ScaleView
 
 SCREEN = 24
-"""Nodes that are all listed; of more only the unusual ones, and no more than these."""
+"""Up to this many nodes are all listed; of more nodes only the unusual ones, and at most this many."""
 
 
 def show_status(
     console: Console, status: JobStatus, http: str = "", door: str = "", *, everything: bool = False
 ) -> None:
-    """The job on one screen: head line, nodes, what the Master did last, errors. ``everything``: all nodes."""
+    """Print the job on one screen: summary, nodes, the Master's last events, errors. ``everything``: list all nodes."""
     workers = f"{status.world_size} worker{'' if status.world_size == 1 else 's'}"
     console.print(
         f"[bold]{status.job}[/]  {status.phase}  round {status.round}, {workers}  "
@@ -50,10 +50,10 @@ def show_status(
 
 
 def _lines(status: JobStatus) -> list[str]:
-    """What is going on with the state and the services, as far as the job has any."""
+    """Lines about the state and the services, as far as the job has any."""
     lines = scale_lines(status.scale)
     if any(node.underway for node in status.nodes):
-        began = f"from {_commit(status.restored)}" if status.restored.commit else "anew"
+        began = f"from {_commit(status.restored)}" if status.restored.commit else "without a checkpoint"
         lines.append(f"State: era {status.era}, began {began}")
     if status.saved.commit:
         where = f" in {status.saved_in}" if status.saved_in else ""
@@ -72,13 +72,13 @@ def _lines(status: JobStatus) -> list[str]:
 
 
 def _dropped(one: DroppedSlot) -> str:
-    """One slot that takes no part, why, and how it comes back."""
+    """One dropped slot: why it is not used, and how to use it again."""
     what = f"slot {one.slot} of {one.node}" + (f" ({one.device})" if one.device else "")
     return f"Dropped: {what} after round {one.round}: {one.why}. Back with: edl uncordon {one.node} --device={one.slot}"
 
 
 def scale_lines(scale: ScaleView) -> list[str]:
-    """The size: what is wanted and why, what stands in its way. Empty where the Master says nothing of it."""
+    """The size: what is wanted and why, and what is pending. Empty if the Master reports no size."""
     if not scale.maximum:
         return []
     unit = f", in units of {scale.unit}" if scale.unit > 1 else ""
@@ -90,9 +90,9 @@ def scale_lines(scale: ScaleView) -> list[str]:
     lines = [line]
     if scale.generation:
         held = "" if scale.observed >= scale.generation else f", {scale.observed} reached"
-        lines.append(f"Wish {scale.generation}{held}, revision {scale.revision}")
+        lines.append(f"Request {scale.generation}{held}, revision {scale.revision}")
     if scale.suspended:
-        lines.append("Suspended: nobody trains until edl resume")
+        lines.append("Suspended: no training until edl resume")
     if scale.waiting:
         lines.append(f"Not yet: {scale.waiting}")
     if scale.cordoned:
@@ -113,13 +113,13 @@ def _commit(version: Version) -> str:
 
 
 def _kind(node: NodeView) -> str:
-    """What a node has in common with others."""
+    """The kind by which nodes are counted: state, leaving, attached."""
     leaving = ", wants to leave" if node.draining else ""
     return f"{node.state}{leaving}" if node.attached else f"{node.state}{leaving}, not attached"
 
 
 def _unusual(status: JobStatus) -> tuple[NodeView, ...]:
-    """Nodes of the smaller kinds, the smallest kind first."""
+    """Nodes of all kinds but the most frequent one, the rarest kind first."""
     sizes = collections.Counter(_kind(node) for node in status.nodes)
     usual = sizes.most_common(1)[0][0]
     others = [node for node in status.nodes if _kind(node) != usual]
@@ -146,7 +146,7 @@ def _table(status: JobStatus, nodes: Sequence[NodeView]) -> Table:
 
 
 def _slots(node: NodeView) -> str:
-    """``4``, or ``0,2,3 of 4`` where not the first ones are used; spare ones are counted."""
+    """``4``, or ``0,2,3 of 4`` when other slots than the first ones are used; includes spare ones."""
     everything = node.slots + node.spare_slots
     if not node.places or node.places == tuple(range(everything)):
         return str(everything)
@@ -154,7 +154,7 @@ def _slots(node: NodeView) -> str:
 
 
 def _ranks(first: int, slots: int) -> str:
-    """``0-3``, or ``4`` for a single one."""
+    """``0-3``, or ``4`` for a single rank."""
     return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 

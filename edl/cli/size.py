@@ -1,4 +1,5 @@
-"""``edl scale``, ``drain``, ``cordon``, ``uncordon``, ``suspend``, ``resume``: the size of a job and who takes part."""
+"""``edl scale``, ``drain``, ``cordon``, ``uncordon``, ``suspend``, ``resume``: change the size of a job and the nodes
+that take part."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ Where = dict[str, str]
 
 _AUTO = -1
 _device_option = click.option(
-    "--device", default="", metavar="SLOT|UUID", help="Only this slot: its number, or the UUID of what is in it."
+    "--device", default="", metavar="SLOT|UUID", help="Only this slot: its number, or the UUID of its device."
 )
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """A number of nodes; ``auto`` becomes ``_AUTO``."""
+    """Parse a number of nodes; ``auto`` becomes ``_AUTO``."""
     if value is None or value == "auto":
         return None if value is None else _AUTO
     if not value.isdecimal() or len(value) > 9:
@@ -55,9 +56,9 @@ def scale(
     as_json: bool,
     **where: str,
 ) -> None:
-    """Have N nodes train, or change how few and how many may; without either: show the size.
+    """Have N nodes train, or change the minimum and maximum; without arguments, show the size.
 
-    auto gives the size back to the autoscale policy (--autoscale of the launchers).
+    auto returns control of the size to the autoscale policy (--autoscale of the launchers).
     """
     if nodes is None and minimum is None and maximum is None:
         _run(_show(where, as_json))
@@ -70,17 +71,23 @@ def scale(
 @wait_option
 @reason_option
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
-@click.option("--deadline", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="When to be gone.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Seconds until the nodes must have left.",
+)
 @click.option(
     "--checkpoint",
     type=click.Choice([care.value for care in Care]),
     default=Care.TRY.value,
-    help="must: write one first; try: if there is time; no: none. Default: try.",
+    help="must: write one first; try: only if there is time; no: none. Default: try.",
 )
 def drain(
     nodes: tuple[str, ...], deadline: float, checkpoint: str, reason: str, wait: bool, as_json: bool, **where: str
 ) -> None:
-    """Have nodes leave in good order; their launchers end."""
+    """Have nodes leave gracefully; their launchers exit."""
     from edl.cli.wishing import gone
 
     names = tuple(dict.fromkeys(nodes))
@@ -95,7 +102,7 @@ def drain(
 @_device_option
 @click.argument("node")
 def cordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
-    """Have a node, or one slot of it, take no part until it is uncordoned. Its launcher stays."""
+    """Exclude a node, or one slot of it, from training until it is uncordoned. Its launcher stays."""
     _run(_Asking(where, as_json, wait).cordon(node, device, reason, wanted=True))
 
 
@@ -124,14 +131,15 @@ def suspend(reason: str, wait: bool, as_json: bool, **where: str) -> None:
 @wait_option
 @reason_option
 def resume(reason: str, wait: bool, as_json: bool, **where: str) -> None:
-    """Go on after having been suspended."""
+    """Continue a suspended job."""
     _run(_Asking(where, as_json, wait).suspend(reason, wanted=False))
 
 
 @click.command()
 @job_options
 def token(as_json: bool, **where: str) -> None:
-    """Print the job's own token, which its HTTP interface takes unless it was given others. Keep it to yourself."""
+    """Print the job's own token, which its HTTP interface accepts unless other tokens were configured. Keep it
+    secret."""
     _run(_token(where, as_json))
 
 
@@ -139,7 +147,7 @@ COMMANDS = (scale, drain, cordon, uncordon, suspend, resume, token)
 
 
 class _Asking:
-    """One command's wish, and the wait for it."""
+    """The request of one command, and waiting for its outcome."""
 
     def __init__(self, where: Where, as_json: bool, wait: bool) -> None:
         self._where, self._as_json, self._wait = where, as_json, wait
@@ -152,7 +160,7 @@ class _Asking:
             yield client
 
     async def scale(self, nodes: int | None, minimum: int | None, maximum: int | None, reason: str) -> None:
-        """The bounds first: the size has to be within."""
+        """Change the bounds first, since the size has to be within them."""
         from edl.cli import wishing
 
         by = _by("scale")
@@ -160,21 +168,21 @@ class _Asking:
         async with self._client() as client:
             if minimum is not None or maximum is not None:
                 now = (await client.status()).scale
-                # Where one of them is left as it is, it must not have been changed since it was read.
+                # If only one bound is given, the other must not have changed since it was read.
                 seen = 0 if minimum is not None and maximum is not None else now.revision
                 low = now.minimum if minimum is None else minimum
                 high = now.maximum if maximum is None else maximum
                 if nodes is not None and nodes > 0 and not low <= nodes <= high:
-                    raise UsageError(f"{nodes} nodes are outside of the bounds {low}:{high} asked for with them")
+                    raise UsageError(f"{nodes} nodes are outside the requested bounds {low}:{high}")
                 granted = await wishing.ask(client, Rebound(low, high, by, reason, seen))
             if nodes is not None:
                 size = Resize(max(nodes, 0), by, reason, auto=nodes == _AUTO)
                 granted = await wishing.ask(client, size)
-        assert granted is not None  # noqa: S101 - the command has asked for one of them
+        assert granted is not None  # noqa: S101 - the caller passes at least one of them
         await self._settle(granted, wishing.size_is(max(nodes or 0, 0), granted.generation))
 
     async def cordon(self, node: str, device: str, reason: str, *, wanted: bool) -> None:
-        """Or the contrary."""
+        """Cordon, or with ``wanted`` false uncordon."""
         from edl.cli.wishing import cordoned, dropped
 
         wish = Cordon(node, wanted, _by("cordon" if wanted else "uncordon"), reason, device)
@@ -184,14 +192,14 @@ class _Asking:
             await self.ask(wish, lambda granted: cordoned(node, granted.generation, wanted=wanted))
 
     async def suspend(self, reason: str, *, wanted: bool) -> None:
-        """Or resume."""
+        """Suspend, or with ``wanted`` false resume."""
         from edl.cli.wishing import suspended
 
         wish = Suspend(wanted, _by("suspend" if wanted else "resume"), reason)
         await self.ask(wish, lambda granted: suspended(granted.generation, wanted=wanted))
 
     async def ask(self, wish: Wish, goal: Callable[[Granted], Goal]) -> None:
-        """One wish."""
+        """Submit one request and wait for its outcome."""
         from edl.cli import wishing
 
         async with self._client() as client:
@@ -205,7 +213,7 @@ class _Asking:
             try:
                 result = await wishing.reach(self._client, granted, goal, _say, wishing.a_moment)
             except asyncio.CancelledError:
-                _say("not waiting any more; what was asked for stands (look with edl scale)")
+                _say("no longer waiting; the request is still valid (see edl scale)")
                 raise
         else:
             result = wishing.told(granted)
@@ -224,7 +232,7 @@ async def _show(where: Where, as_json: bool) -> None:
 
 
 def _unknown(view: ScaleView) -> str:
-    return f"the Master says nothing about the size ({view.nodes} nodes)"
+    return f"the Master reports no size ({view.nodes} nodes)"
 
 
 async def _token(where: Where, as_json: bool) -> None:
@@ -241,7 +249,7 @@ def _by(command: str) -> str:
 
 
 def _say(text: str) -> None:
-    """What is on the way goes to stderr: stdout has the outcome alone."""
+    """Print progress to stderr: stdout has only the outcome."""
     click.echo(text, err=True)
 
 

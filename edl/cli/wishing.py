@@ -1,4 +1,5 @@
-"""Another size or other members on the command line: ask, then look at the status until it is so."""
+"""Requests for another size or other members from the command line: submit, then poll the status until it is
+reached."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from edl.wire.status import DroppedSlot, JobStatus
 from edl.wire.wishes import Granted, ScaleView, Wish
 
 LOOK_S = 0.5
-"""Between two looks at the status."""
+"""Seconds between two reads of the status."""
 PATIENCE = 120
-"""Looks in a row without an answer, after which nobody is taken to rule."""
+"""Consecutive reads without an answer after which waiting ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it."""
+    """The outcome of a request."""
 
     ok: bool
     text: str
@@ -33,16 +34,16 @@ class Result:
     revision: int = 0
     generation: int = 0
     done: bool = False
-    """It was waited for, and the status says that it is so."""
+    """The command waited, and the status shows that the request is fulfilled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look at the status says about a wish."""
+    """The progress of a request according to one status."""
 
     over: bool
     text: str
-    """What it has come to; while it is not over, what it waits for."""
+    """The outcome; while it is not over, what it is waiting for."""
     ok: bool = True
 
 
@@ -50,14 +51,14 @@ Goal = Callable[[JobStatus], Seen]
 
 
 class Asker(Protocol):
-    """A Master that can be asked."""
+    """The calls to a Master that are needed here."""
 
     async def status(self) -> JobStatus:
-        """The job at this moment."""
+        """The current status of the job."""
         ...
 
     async def wish(self, wish: Wish) -> Granted:
-        """Ask."""
+        """Submit a request; returns the Master's answer."""
         ...
 
 
@@ -65,7 +66,7 @@ Connect = Callable[[], AbstractAsyncContextManager[Asker]]
 
 
 async def ask(client: Asker, wish: Wish) -> Granted:
-    """Raises ``UsageError`` when it is refused."""
+    """Submit a request. Raises ``UsageError`` when it is refused."""
     granted = await client.wish(wish)
     if not granted.ok:
         raise UsageError(granted.text)
@@ -73,14 +74,14 @@ async def ask(client: Asker, wish: Wish) -> Granted:
 
 
 def told(granted: Granted) -> Result:
-    """Without waiting."""
+    """The result without waiting."""
     return Result(True, granted.text, granted.verdict.value, granted.revision, granted.generation)
 
 
 async def reach(
     connect: Connect, granted: Granted, goal: Goal, say: Callable[[str], None], pause: Callable[[], Awaitable[None]]
 ) -> Result:
-    """Look until the goal is reached or cannot be any more. Says what it waits for whenever that changes."""
+    """Poll until the goal is reached or has become impossible. Reports what it is waiting for whenever that changes."""
     said, silent = granted.text, 0
     say(said)
     while True:
@@ -99,15 +100,15 @@ async def reach(
                 return replace(told(granted), ok=False, text=str(error))
             silent += 1
             if silent >= PATIENCE:
-                text = f"nobody answers for the job any more ({said}). What was asked for stands; look with edl status"
+                text = f"no Master answers for the job ({said}). The request is still valid; see edl status"
                 return replace(told(granted), ok=False, text=text)
             if silent == 2:
-                say("waiting: no Master answers at this moment")
+                say("waiting: no Master answers at the moment")
         await pause()
 
 
 async def a_moment() -> None:
-    """Between two looks."""
+    """Sleep between two reads of the status."""
     await asyncio.sleep(LOOK_S)
 
 
@@ -116,16 +117,16 @@ def _ended(status: JobStatus) -> Seen | None:
 
 
 def size_is(nodes: int, generation: int) -> Goal:
-    """The running world has the size that was asked for; ``nodes`` 0: whatever is wanted now."""
+    """The goal that the running world has the requested size; ``nodes`` 0: the size that is wanted now."""
 
     def look(status: JobStatus) -> Seen:
         scale = status.scale
         if scale.generation < generation:
-            return Seen(False, "the Master has not said yet that it knows")
+            return Seen(False, "the Master has not confirmed the request yet")
         if nodes and scale.desired != nodes:
-            return Seen(True, f"meanwhile {scale.by or 'somebody'} has asked for {scale.desired} nodes", ok=False)
+            return Seen(True, f"meanwhile {scale.by or 'another user'} has requested {scale.desired} nodes", ok=False)
         if scale.suspended:
-            return Seen(True, f"{scale.desired} nodes are to train once the job is resumed (edl resume)")
+            return Seen(True, f"{scale.desired} nodes will train when the job is resumed (edl resume)")
         if scale.waiting:
             return Seen(False, scale.waiting)
         if scale.observed < generation:
@@ -136,7 +137,8 @@ def size_is(nodes: int, generation: int) -> Goal:
 
 
 def gone(names: tuple[str, ...], generation: int) -> Goal:
-    """These nodes are not there any more, or others under their names. Or they stay, since nothing could be saved."""
+    """The goal that these nodes have left, even if others with the same names have joined; or that they stay, since
+    nothing could be saved."""
 
     def look(status: JobStatus) -> Seen:
         left = [node for node in status.nodes if node.node in names]
@@ -146,7 +148,7 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
             stays = _stays(status)
             if stays:
                 return Seen(True, stays, ok=False)
-            return Seen(True, f"{listed(names)}: what was there has left; {listed([n.node for n in left])} came anew")
+            return Seen(True, f"{listed(names)}: have left; {listed([n.node for n in left])} joined again")
         states = ", ".join(f"{node.node} is {'draining' if node.draining else node.state}" for node in left)
         return Seen(False, f"{states}; {status.boundary or status.reason}")
 
@@ -154,14 +156,14 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
 
 
 def _stays(status: JobStatus) -> str:
-    """What the history says of nodes that do not leave after all (``edl.master.planning``); empty: nothing."""
+    """The history's line about nodes that do not leave after all (``edl.master.planning``); empty: none."""
     lines = [line.text for line in status.journal if line.kind == Kind.SCALE.value]
     newest = next((line for line in reversed(lines) if " stays: " in line or " sent away" in line), "")
     return newest if " stays: " in newest else ""
 
 
 def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:
-    """The node takes no part, or may again."""
+    """The goal that the node takes no part, or may take part again."""
 
     def look(status: JobStatus) -> Seen:
         known = next((node for node in status.nodes if node.node == name), None)
@@ -177,7 +179,8 @@ def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:
 
 
 def dropped(name: str, device: str, generation: int, *, wanted: bool) -> Goal:
-    """One slot of a node takes no part, or may again. ``device``: its number, or the UUID of what is in it."""
+    """The goal that one slot of a node takes no part, or may take part again. ``device``: its number, or the UUID of
+    its device."""
 
     def is_meant(one: DroppedSlot) -> bool:
         uuids = one.device.casefold().split(",") if one.device else []
@@ -201,7 +204,7 @@ def dropped(name: str, device: str, generation: int, *, wanted: bool) -> Goal:
 
 
 def suspended(generation: int, *, wanted: bool) -> Goal:
-    """Nobody trains, or a world does again."""
+    """The goal that training has stopped, or that a world trains again."""
 
     def look(status: JobStatus) -> Seen:
         if status.scale.suspended != wanted:
@@ -212,13 +215,14 @@ def suspended(generation: int, *, wanted: bool) -> Goal:
             return Seen(False, f"{ends}; {status.boundary or status.reason}")
         if not wanted and status.phase != "running":
             return Seen(False, status.scale.waiting or status.reason)
-        return Seen(True, "nobody trains; go on with edl resume" if wanted else f"the job trains: {status.reason}")
+        return Seen(True, "training has stopped; see edl resume" if wanted else f"the job trains: {status.reason}")
 
     return lambda status: _ended(status) or look(status)
 
 
 def _otherwise(scale: ScaleView, generation: int, how: str) -> Seen:
-    """It is not as it was asked for: somebody has asked for the contrary since, or the Master does not say yet."""
+    """The result when the status contradicts the request: it was reversed by another request, or the Master has not
+    confirmed it yet."""
     if scale.generation < generation:
-        return Seen(False, "the Master has not said yet that it knows")
-    return Seen(True, f"{how}: meanwhile {scale.by or 'somebody'} has asked for that", ok=False)
+        return Seen(False, "the Master has not confirmed the request yet")
+    return Seen(True, f"{how}: meanwhile {scale.by or 'another user'} has requested that", ok=False)

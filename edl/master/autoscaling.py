@@ -1,4 +1,4 @@
-"""The autoscale policy in the Master: what it is told about the world, and what becomes of its proposal."""
+"""Connects the autoscale policy to the Master: describes the world to it, and carries out its proposals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edl.wire.messages import Pace, Purpose, World
 from edl.wire.wishes import Resize
 
 WHO = "autoscale"
-"""By which its wishes are known."""
+"""The requester's name in its size requests."""
 
 
 def paced(turn: Turn, entry: NodeEntry, message: Pace) -> None:
-    """A node has said how long its steps take: measure, and ask for another size where that is worth it."""
+    """A node reported its step time: measure, and request another size if that is worthwhile."""
     rules, world = turn.spec.autoscale, turn.record.world
     running = turn.record.phase is Phase.RUNNING and world is not None and message.round == world.round
     if not rules.enabled or not running or world is None or turn.member(entry) is None:
@@ -30,7 +30,7 @@ def paced(turn: Turn, entry: NodeEntry, message: Pace) -> None:
 
 
 def proposal(state: MasterState) -> tuple[int, str]:
-    """Size that is proposed, 0 for none, and why, for the status."""
+    """The proposed size (0 for none) and the reason, for the status."""
     record, memory = state.record, state.scaling
     if not state.spec.autoscale.enabled or record.phase is Phase.ENDED:
         return 0, ""
@@ -40,7 +40,7 @@ def proposal(state: MasterState) -> tuple[int, str]:
         return 0, "no world runs"
     if memory.round != record.round:
         nodes = count(len(record.world.members))
-        return 0, f"{nodes}: not measured yet (workers with edl.State say how quickly they go while they commit)"
+        return 0, f"{nodes}: not measured yet (workers with edl.State report their pace while they commit)"
     return memory.proposal, memory.reason
 
 
@@ -66,7 +66,7 @@ def _place(turn: Turn, world: World) -> Place:
 
 
 def _unsettled(turn: Turn) -> str:
-    """Why the pace of this moment says nothing about the size."""
+    """Why the current pace says nothing about the size; empty if it does."""
     if turn.record.sizing.suspended:
         return "the job is being suspended"
     if turn.record.done:
@@ -79,7 +79,7 @@ def _unsettled(turn: Turn) -> str:
 
 
 def _lacking(turn: Turn, world: World) -> str:
-    """Why no other size may be proposed now."""
+    """Why no other size may be proposed now; empty if one may."""
     nodes, sizing = len(world.members), turn.record.sizing
     if planning.is_cut_to_size(turn):
         return "the state is sharded and only in memory: no other size fits it"
@@ -94,7 +94,7 @@ def _lacking(turn: Turn, world: World) -> str:
 
 
 def _advice(turn: Turn) -> str:
-    """Who decides instead; empty: nobody."""
+    """Who decides instead of the policy; empty if the policy decides."""
     if turn.spec.sized_outside:
         return f"{turn.spec.size_owner} decides"
     sizing = turn.record.sizing

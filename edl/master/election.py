@@ -1,9 +1,9 @@
-"""Who is Master. One such machine runs in every launcher; the store decides between them.
+"""The election of the Master. One such machine runs in every launcher; the store decides between them.
 
-The Master is whoever created the election key. Its create revision is the fencing token: every write of a Master
-names it, so a Master that has been replaced cannot write any more, whatever it believes. That makes it safe to
-depose a Master on a strong hint (its host refuses connections) long before its lease ends: at worst a living Master is
-replaced by another one, and nothing it does afterwards counts.
+The launcher that creates the election key is the Master. The key's create revision is the fencing token: every write of
+a Master depends on it, so a replaced Master cannot write, whatever it believes. So it is safe to depose a Master on a
+strong hint (its host refuses connections) long before its lease ends: at worst a living Master is replaced, and nothing
+it does afterwards takes effect.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from edl.types import NodeId, Token
 
 @dataclass(frozen=True, slots=True)
 class Ruler:
-    """Value of the election key: who rules and where."""
+    """Value of the election key: the Master's node and addresses."""
 
     node: NodeId
     host: str
     port: int
     http: str = ""
-    """Address of its HTTP side; empty: it has none."""
+    """Address of its HTTP API; empty if it has none."""
 
 
 class Role(enum.Enum):
-    """Part this launcher plays."""
+    """Role of this launcher in the election."""
 
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
-    """A campaign is under way in the store; its result comes back as an event."""
+    """A campaign is in progress in the store; its result arrives as an event."""
     MASTER = "master"
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """What one launcher knows of the election. ``token`` 0 means that nobody is known to rule."""
+    """One launcher's knowledge of the election. ``token`` 0 means that no Master is known."""
 
     role: Role = Role.FOLLOWER
     ruler: Ruler | None = None
     token: Token = Token(0)
     seen: Token = Token(0)
-    """Newest revision of the election key heard of, be it a ruler's or the end of one; what is older is old news."""
+    """Newest known revision of the election key, of its creation or its deletion; anything older is outdated."""
     registered: bool = False
-    """This launcher has a living lease; without one it cannot stand."""
+    """This launcher has a living lease, without which it cannot run for election."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChanged:
-    """The election key as the watch shows it; ``ruler`` None when it is gone.
+    """The election key as reported by the watch; ``ruler`` is None when it is gone.
 
-    ``token`` is its create revision, or the revision at which it went (0: not known). A watch may lag behind what
-    this launcher has done itself, so the order of arrival says nothing.
+    ``token`` is its create revision, or the revision of its deletion (0: unknown). A watch may lag behind this
+    launcher's own writes, so the order of arrival means nothing.
     """
 
     ruler: Ruler | None
     token: Token
     mine: bool = False
-    """It stands on this launcher's lease."""
+    """The key is attached to this launcher's lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RulerRefused:
 
 @dataclass(frozen=True, slots=True)
 class CampaignEnded:
-    """The store has answered. ``token`` is ours when ``won``; 0 when the store could not be asked."""
+    """The store answered a campaign. ``token`` is this launcher's if ``won``; 0 if the store was unreachable."""
 
     won: bool
     token: Token
@@ -84,18 +84,18 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Unregistered:
-    """This launcher's lease has ended, or it is about to leave."""
+    """This launcher's lease has ended, or the launcher is about to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencedOff:
-    """A guarded write was refused: somebody else rules."""
+    """A guarded write was refused: another Master has been elected."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfTouch:
-    """The store has not answered this Master for as long as a lease lasts, and a node is missing that may follow
-    another Master by now: who follows this one must not go on as if nothing had happened."""
+    """The store has not answered this Master for the length of a lease, and a node is missing that may already follow
+    another Master: this Master's nodes must not simply continue."""
 
 
 ElectionEvent = KeyChanged | RulerRefused | CampaignEnded | Registered | Unregistered | FencedOff | OutOfTouch
@@ -103,28 +103,28 @@ ElectionEvent = KeyChanged | RulerRefused | CampaignEnded | Registered | Unregis
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Delete the key if it still carries ``depose`` (when not 0), then create it if it does not exist."""
+    """Delete the key if its create revision is ``depose`` (unless 0), then create it if it does not exist."""
 
     depose: Token
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Start ruling under this token."""
+    """Become Master under this token."""
 
     token: Token
 
 
 @dataclass(frozen=True, slots=True)
 class StepDown:
-    """Stop ruling at once; send nothing more."""
+    """Stop being Master at once; send nothing more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Attach to this Master (it may be ourselves)."""
+    """Attach to this Master, which may be in this launcher."""
 
     ruler: Ruler
     token: Token
@@ -143,7 +143,7 @@ class ElectionDecision:
 
 
 def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
-    """Take one event."""
+    """Handle one event."""
     match event:
         case KeyChanged():
             return _key_changed(state, event)
@@ -156,7 +156,7 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
         case Registered():
             registered = dataclasses.replace(state, registered=True)
             if state.role is Role.FOLLOWER and not state.token:
-                return _stand(registered, Token(0), "nobody rules")
+                return _stand(registered, Token(0), "there is no Master")
             return ElectionDecision(registered, (), "registered")
         case Unregistered():
             return _resign(dataclasses.replace(state, registered=False), "this launcher's lease ended")
@@ -177,7 +177,7 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
         vacant = dataclasses.replace(state, ruler=None, token=Token(0))
         if state.role is Role.FOLLOWER and state.registered:
             return _stand(vacant, Token(0), "the last Master is gone")
-        return ElectionDecision(vacant, (), "nobody rules")
+        return ElectionDecision(vacant, (), "there is no Master")
     if state.role is Role.MASTER and event.token != state.token:
         known = dataclasses.replace(state, ruler=event.ruler, token=event.token)
         deposed = _resign(known, f"{event.ruler.node} rules now")
@@ -186,7 +186,7 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
         return ElectionDecision(state, (), "known already")
     followed = dataclasses.replace(state, ruler=event.ruler, token=event.token)
     if event.mine and state.role is Role.FOLLOWER and state.registered:
-        # A campaign that was given up for lost has been carried out after all. Nobody else will take this place.
+        # A campaign that seemed lost has succeeded after all. No other launcher will take this place.
         master = dataclasses.replace(followed, role=Role.MASTER)
         reason = "elected by a campaign that the store carried out late"
         return ElectionDecision(master, (Rule(event.token), Follow(event.ruler, event.token)), reason)
@@ -201,8 +201,9 @@ def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecis
         return ElectionDecision(master, (Rule(event.token),), "elected")
     follower = dataclasses.replace(state, role=Role.FOLLOWER)
     if not state.token and state.registered:
-        # The store was away, or the winner's key (be it ours) has not been seen yet, or has come and gone: ask again.
-        return _stand(follower, Token(0), "nobody is known to rule: trying again")
+        # The store was unreachable, or the winner's key (possibly our own) has not been seen yet, or has come and gone:
+        # try again.
+        return _stand(follower, Token(0), "no Master is known: trying again")
     return ElectionDecision(follower, (), "another launcher was faster")
 
 
@@ -211,9 +212,9 @@ def _stand(state: ElectionState, depose: Token, reason: str) -> ElectionDecision
 
 
 def _retire(state: ElectionState) -> ElectionDecision:
-    """Stop ruling, and ask for the place again as soon as the store answers."""
+    """Step down, and run for election again as soon as the store answers."""
     if state.role is not Role.MASTER:
-        return ElectionDecision(state, (), "not the Master any more")
+        return ElectionDecision(state, (), "no longer the Master")
     reason = "out of touch with the store and with a node: another Master may rule"
     standing = _stand(state, state.token, reason)
     return ElectionDecision(standing.state, (StepDown(reason), *standing.effects), reason)

@@ -1,4 +1,4 @@
-"""What happens to a Master, and what it has done about it."""
+"""Events and effects of the Master's machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NodeRegistered:
 
 @dataclass(frozen=True, slots=True)
 class NodeExpired:
-    """A node's key is gone: its lease ended. The proof of death."""
+    """A node's key is gone because its lease ended, which proves its death."""
 
     node: NodeId
     incarnation: Incarnation
@@ -33,7 +33,7 @@ class NodeExpired:
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
-    """The node's host answered that nobody listens on the agent's port: the agent is dead, its lease not yet."""
+    """The node's host refuses connections on the agent's port: the agent is dead, though its lease still lives."""
 
     node: NodeId
     incarnation: Incarnation
@@ -48,7 +48,7 @@ class NodeAttached:
 
 @dataclass(frozen=True, slots=True)
 class NodeDetached:
-    """An agent's stream broke. Not yet a death."""
+    """An agent's stream broke, which does not prove its death."""
 
     node: NodeId
     incarnation: Incarnation
@@ -65,25 +65,25 @@ class NodeSaid:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Somebody asked over the command line, not through a node."""
+    """A request from the command line or the HTTP API, not through a node."""
 
     asked: Asked
 
 
 @dataclass(frozen=True, slots=True)
 class Wished:
-    """Somebody asks for another size, or for other nodes to take part."""
+    """A request for another size, or for other nodes to take part."""
 
     wish: Wish
     held: int = 0
-    """Store revision of the size at this moment; the shell fills it in."""
+    """Store revision of the current size; the shell fills it in."""
     saves: bool = True
     """There is a checkpoint directory, as far as the shell knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A check has found that a slot of a node is not fit for training; it is dropped as if it had failed too often."""
+    """A check found a slot of a node unfit for training; it is dropped as if it had failed too often."""
 
     node: NodeId
     incarnation: Incarnation
@@ -93,7 +93,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Flawed:
-    """A service has something that the end of the job has to tell; an empty text takes it back."""
+    """A service has something to report at the end of the job; an empty text withdraws it."""
 
     name: str
     text: str
@@ -101,7 +101,7 @@ class Flawed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A service cannot go on, and the job not without it."""
+    """A service cannot continue, and so neither can the job."""
 
     text: str
 
@@ -135,28 +135,28 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Find out whether somebody listens at the agent's address; a refusal comes back as ``NodeRefused``."""
+    """Probe the agent's address; a refused connection is reported as ``NodeRefused``."""
 
     info: NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """End the lease of a dead incarnation, so that its key does not linger."""
+    """Revoke the lease of a dead incarnation, so that its key does not linger."""
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Answer the wish that this step was about."""
+    """Answer the request that this step handled."""
 
     verdict: Verdict
     text: str
 
 
 class Kind(enum.Enum):
-    """Kinds of journal entries, for people and for filters."""
+    """Kinds of history entries, for people and for filters."""
 
     NODE_JOINED = "node-joined"
     NODE_LOST = "node-lost"
@@ -177,7 +177,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line of the job's history. Stored in the same transaction as the record."""
+    """One line of the job's history, stored in the same transaction as the record."""
 
     kind: Kind
     text: str
@@ -186,7 +186,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """The job has ended and everybody who could be told was told; the Master may go."""
+    """The job has ended and all reachable nodes have been told; the Master may exit."""
 
 
 Effect = Tell | Probe | Revoke | WakeAt | Grant | Note | Conclude

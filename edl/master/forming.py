@@ -1,7 +1,7 @@
-"""From one world to the next: stop the old one, wait for those known to be alive, form the new one.
+"""Leads from one world to the next: stop the old one, wait for the living nodes, form the new one.
 
-There is no fixed wait. A world forms in the turn in which the last node that others must wait for says that it is
-ready, or turns out to be dead.
+There is no fixed waiting time. A world forms in the step in which the last node to wait for becomes ready or turns out
+to be dead.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from edl.wire.messages import (
 )
 
 UNSAVED = "checkpoint"
-"""Name of the flaw of a job that ends without the checkpoint its workers asked for last."""
+"""Name of the flaw of a job that ends without the last checkpoint that its workers requested."""
 
 FIRST_PAUSE_S = 0.5
-"""Between the second and the third world in a row that fail at once; then each pause is twice as long."""
+"""Seconds between the second and the third world in a row that fail at once; each further pause is twice as long."""
 
 FAREWELL_S = 5.0
-"""How long an ended Master stays for agents that have not heard the outcome yet."""
+"""Seconds that a Master stays after the end of the job for agents that have not heard the outcome yet."""
 
 
 def stop_world(turn: Turn, reason: str, dump: bool = False) -> None:
-    """Begin the change to the next world. The next one forms as soon as every living member has stopped."""
+    """Begin the change to the next world, which forms as soon as all living members have stopped. ``dump``: have them
+    write their stacks first."""
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
-    if reason != turn.reason:  # else what led to it has just been noted in the same words
+    if reason != turn.reason:  # else the same text has just been noted
         turn.note(Kind.WORLD_STOPPED, reason)
     _begin_forming(turn)
-    stateless = not any(entry.underway for entry in turn.members())  # as far as they have said
+    stateless = not any(entry.underway for entry in turn.members())  # as far as they have reported
     for entry in turn.members():
         if entry.status in (NodeStatus.RUNNING, NodeStatus.DONE):
             order_stop(turn, entry, turn.record.round, dump)
@@ -67,8 +68,8 @@ def _begin_forming(turn: Turn) -> None:
 
 
 def _ask_keepers(turn: Turn) -> None:
-    """Spares that may keep copies of the state of a single node say afresh what they hold; that node may be lost, and
-    with it the word of who keeps its copies."""
+    """Ask spares that may hold copies of a single node's state to report what they hold: if that node is lost, so is
+    the information about its copies."""
     world = turn.record.world
     if world is not None and len(world.members) == 1:
         _ask_spares(turn)
@@ -83,7 +84,7 @@ def _ask_spares(turn: Turn) -> None:
 
 
 def at_boundary(turn: Turn, reason: str) -> None:
-    """Begin the change to the next world without interrupting anybody: all members go on to a boundary and park."""
+    """Begin the change to the next world without an interruption: all members train up to a step boundary and park."""
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     turn.note(Kind.BOUNDARY, reason)
     _begin_forming(turn)
@@ -94,7 +95,7 @@ def at_boundary(turn: Turn, reason: str) -> None:
 
 
 def interrupt(turn: Turn) -> None:
-    """Something went wrong on the way to the boundary: those who are still on the way stop at once."""
+    """A problem occurred on the way to the step boundary: members that have not reached it stop at once."""
     if turn.at_boundary:
         turn.at_boundary = False
         for entry in turn.members():
@@ -104,7 +105,7 @@ def interrupt(turn: Turn) -> None:
 
 
 def order_stop(turn: Turn, entry: NodeEntry, running: Round, dump: bool = False) -> None:
-    """Have a node stop its workers; others wait for it only so long."""
+    """Order a node to stop its workers; other nodes wait for it only for a limited time."""
     patience_s = turn.patience_s
     if entry.attached:
         patience_s += turn.spec.timeouts.shutdown_s + (turn.spec.timeouts.rejoin_s if turn.record.rejoins else 0)
@@ -113,7 +114,7 @@ def order_stop(turn: Turn, entry: NodeEntry, running: Round, dump: bool = False)
 
 
 def try_to_form(turn: Turn) -> None:
-    """Form the next world if nothing stands against it; else say what does, and when to look again."""
+    """Form the next world if possible; otherwise record the obstacle, and when to look again."""
     awaited = _awaited(turn)
     if awaited:
         turn.reason = f"{turn.record.reason}; waiting for {names(awaited)}"
@@ -152,16 +153,16 @@ def try_to_form(turn: Turn) -> None:
 
 
 def pause_s(turn: Turn) -> float:
-    """Before the next world, where workers keep failing as soon as they run: what stands against them may pass, if it
-    is given the time. The first time there is none: that may be chance. Workers that need no others fail one by one,
-    which says nothing of the next one."""
+    """Seconds to wait before the next world if workers keep failing as soon as they run, since the cause may be
+    temporary. The first quick failure causes no pause, because it may be chance. Nor does a failure of independent
+    workers, which says nothing about the next world."""
     if turn.quick < 2 or turn.spec.independent:
         return 0.0
     return min(FIRST_PAUSE_S * 2.0 ** (turn.quick - 2), turn.spec.timeouts.restart_s)
 
 
 def _rest(turn: Turn) -> None:
-    """The job is suspended: nobody waits, and no worker stays. Commits in memory do."""
+    """The job is suspended: end all waiting workers, and keep commits in memory."""
     turn.at_boundary = False
     turn.grace_until_s = None
     turn.reason = by = f"suspended by {turn.record.sizing.suspended}"
@@ -188,8 +189,8 @@ def _rest(turn: Turn) -> None:
 
 
 def _writers(turn: Turn, newest: Restore) -> list[NodeId]:
-    """Nodes that are to write the parts of a commit which nobody has been asked to write: memory ends with launchers.
-    Of a whole one it is the node that writes in the world if it can, since it may have begun."""
+    """Nodes to write the parts of a commit that no node has been asked to write, since memory is lost with the
+    launchers. A whole commit is preferably written by the world's writer, which may have begun."""
     world, free = turn.record.world, {entry.info.node for entry in turn.free()}
     first = world.members[0].node if world is not None else ""
     found = []
@@ -234,8 +235,8 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
 
 
 def end_if_all_done(turn: Turn) -> None:
-    """End the job with success once every member's workers have ended with status 0, and what they saved is written.
-    Where it could not be, all that is lost is that checkpoint; the status of the launchers says so."""
+    """End the job with success once all members' workers have exited with status 0 and their saves are written. If a
+    save could not be written, only that checkpoint is lost; the exit status of the launchers shows it."""
     world = turn.record.world
     if world is not None and turn.finished >= {member.node for member in world.members}:
         who = f"all {world.size} workers" if world.size > 1 else "the only worker"
@@ -247,12 +248,12 @@ def end_if_all_done(turn: Turn) -> None:
 
 
 def end_as_failed(turn: Turn, reason: str) -> None:
-    """End the job for something that no restart repairs; workers are stopped by their agents."""
+    """End the job for a failure that no restart repairs; agents stop their workers."""
     _end(turn, ExitCode.WORKER_FAILED, reason)
 
 
 def say_goodbye(turn: Turn) -> None:
-    """After the end: go once every agent has heard of it and gone, or after a while."""
+    """After the end: exit once all agents have heard of it and left, or after ``FAREWELL_S``."""
     ended_at_s = turn.now_s if turn.ended_at_s is None else turn.ended_at_s
     turn.ended_at_s = ended_at_s
     if not turn.nodes or turn.now_s >= ended_at_s + FAREWELL_S:
@@ -262,12 +263,12 @@ def say_goodbye(turn: Turn) -> None:
 
 
 def tell_outcome(turn: Turn, entry: NodeEntry, outcome: Finish) -> None:
-    """Tell an attached node that the job is over; it is gone when its stream ends."""
+    """Tell an attached node that the job is over; the node is removed when its stream ends."""
     turn.tell(turn.update(entry, status=NodeStatus.LEAVING), outcome)
 
 
 def _awaited(turn: Turn) -> list[NodeEntry]:
-    """Living nodes that are not ready yet and for whom it is still worth waiting."""
+    """Living nodes that are not ready yet but worth waiting for."""
     first = turn.record.world is None
     awaited = []
     for entry in turn.nodes.values():
@@ -283,9 +284,9 @@ def _awaited(turn: Turn) -> list[NodeEntry]:
 
 
 def _is_needed(turn: Turn, entry: NodeEntry) -> bool:
-    """Whether to wait for a member that starts workers ahead. Those that have come back in process go on without it if
-    the level and the bounds allow, and take it in at a step boundary later; where all start anew, all are waited for.
-    """
+    """Whether to wait for a member that starts workers ahead. If other members are back in process, they continue
+    without it, provided that level and bounds allow, and take it in at a step boundary later. If all restart their
+    workers, all are waited for."""
     if entry.status is not NodeStatus.PREPARING or turn.member(entry) is None:
         return False
     ready = turn.ready()
@@ -295,8 +296,9 @@ def _is_needed(turn: Turn, entry: NodeEntry) -> bool:
 
 
 def _end_for_failures(turn: Turn) -> None:
-    """The budget is spent. A member nobody has heard of since may be the cause of failures that only tell of lost
-    peers: time alone does not prove otherwise, least of all after the Master has waited for the store."""
+    """The restart budget is used up, so end the job. But a member that has not reported since may be the cause of
+    failures that only mention lost peers. Time alone does not prove otherwise, least of all after the Master has waited
+    for the store."""
     unheard = [e for e in turn.nodes.values() if e.status is NodeStatus.STOPPING and turn.member(e) is not None]
     deadline_s = turn.forming_since_s + turn.spec.timeouts.recover_s
     if unheard and turn.now_s < deadline_s and all(failure.peer_loss for failure in turn.record.failures):
@@ -310,7 +312,8 @@ def _end_for_failures(turn: Turn) -> None:
 
 
 def _grace_is_over(turn: Turn, size: int) -> bool:
-    """Only the very first world waits for more nodes than it needs, and only while it is below what is wanted."""
+    """Whether the first world has waited long enough for more nodes. Later worlds, and one that has the wanted size, do
+    not wait."""
     if turn.record.world is not None or size == turn.record.sizing.target(turn.spec.nodes):
         return True
     if turn.grace_until_s is None:
@@ -372,7 +375,7 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
         entry = turn.update(entry, idled=False, uses=turn.places(entry))
         turn.tell(entry, StartRound(world, turn.reason))
     if turn.spec.independent:
-        # Workers that were not stopped have to hear that their node has no part in it.
+        # Workers that were not stopped must learn that their node is not in it.
         for entry in turn.free():
             turn.tell(entry, StartRound(world, turn.reason))
     for entry in turn.free():
@@ -381,7 +384,7 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
 
 
 def _said(info: NodeInfo, places: tuple[int, ...]) -> tuple[int, ...]:
-    """``Member.places``: only where it is not what everybody takes it for."""
+    """``Member.places``: empty if it is the default."""
     return () if places == tuple(range(info.slots)) else places
 
 
@@ -395,16 +398,16 @@ def prestart(turn: Turn, entry: NodeEntry) -> None:
 
 
 def _note_state(turn: Turn, restore: Restore) -> None:
-    """Say so when the next world begins from less than the last one knew."""
+    """Record it when the next world begins from an earlier commit than the last one had."""
     lost = turn.record.newest
     if restore.version < lost:
-        begins = f"from commit {restore.version.commit}" if restore.version.commit else "anew"
-        turn.note(Kind.STATE, f"nobody is left who has commit {lost.commit}: the next world begins {begins}")
+        begins = f"from commit {restore.version.commit}" if restore.version.commit else "from scratch"
+        turn.note(Kind.STATE, f"commit {lost.commit} is lost on all nodes: the next world begins {begins}")
     turn.write(newest=restore.version)
 
 
 def is_last_holder(turn: Turn, entry: NodeEntry) -> bool:
-    """Whether the newest state of a job that rests is in the memory of this node and, as a whole, nowhere else."""
+    """Whether the newest state of a suspended job is in this node's memory and completely nowhere else."""
     newest = max((held.version for other in turn.nodes.values() for held in other.holdings), default=NO_STATE)
     if all(held.version < newest for held in entry.holdings):
         return False
@@ -420,7 +423,7 @@ def is_last_holder(turn: Turn, entry: NodeEntry) -> bool:
 
 
 def dismiss(turn: Turn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:
-    """Nodes that wanted to leave may go, or one of them. ``needed``: and yet the job waits without them."""
+    """Let nodes that wanted to leave go, or one of them. ``needed``: the job waits although they leave."""
     for entry in [only] if only is not None else list(turn.nodes.values()):
         if entry.draining and entry.status is NodeStatus.READY:
             if entry.hurried and not needed:
@@ -441,5 +444,5 @@ def _end(turn: Turn, code: int, reason: str) -> None:
 
 
 def names(entries: Sequence[NodeEntry]) -> str:
-    """Some names, and how many more."""
+    """Some names, and the number of the others."""
     return listed([entry.info.node for entry in entries])

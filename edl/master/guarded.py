@@ -1,8 +1,7 @@
-"""The store as a ruling Master uses it: whatever it is that keeps a write from happening, it waits, and says what for.
+"""The store as an elected Master uses it: whatever keeps a write from succeeding, the Master waits and logs why.
 
-A write that the store refuses (it is full, a password has changed, the value is too large) is no reason to give the
-Master's place up: the next Master would be refused as well, and so on, hundreds of times a second. Workers train on
-meanwhile.
+A write that the store refuses (it is full, a password has changed, the value is too large) is no reason to step down:
+the next Master would be refused as well, and so on, hundreds of times per second. Workers continue to train meanwhile.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ T = TypeVar("T")
 
 RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
-"""Pause between two tries while the store is silent, and the longest one while it refuses."""
+"""Seconds between two tries while the store does not answer, and the maximum while it refuses."""
 
 
 class GuardedStore:
-    """Reads and writes under one token. ``write`` raises ``FencedOut`` once another Master has been elected."""
+    """Reads and writes under one fencing token. ``write`` raises ``FencedOut`` once another Master has been elected."""
 
     def __init__(self, store: Store, guard: Guard, clock: Clock, log: Callable[[str], None]) -> None:
         self._store = store
@@ -34,18 +33,18 @@ class GuardedStore:
         self._since_s = 0.0
 
     def trouble(self) -> str:
-        """What the Master waits for; empty: for nothing."""
+        """What the Master is waiting for; empty for nothing."""
         if not self._why:
             return ""
         waited_s = self._clock.now_s() - self._since_s
-        return f"changes of the world have waited {waited_s:.0f} s for the store; training goes on. {self._why}"
+        return f"world changes have waited {waited_s:.0f} s for the store; training continues. {self._why}"
 
     async def read(self, prefix: str) -> Snapshot:
-        """As ``Store.read``, as soon as it can be done."""
+        """``Store.read``, retried until it succeeds."""
         return await self._retrying(lambda: self._store.read(prefix))
 
     async def write(self, operations: Sequence[Operation]) -> int:
-        """Write as soon as it can be done; returns the store's revision."""
+        """Write, retried until it succeeds; returns the store's revision. Raises ``FencedOut`` and ``LeaseLost``."""
         done = await self._retrying(lambda: self._store.write(operations, [self._guard.condition()]))
         if done is None:
             raise FencedOut("another Master has been elected")

@@ -1,6 +1,6 @@
-"""Where the ruling Master's shell keeps its services: steps them, and gathers what they want done until it is written.
+"""Hosts the Master's services: steps them, and collects their effects until the shell carries them out.
 
-No IO of its own. The shell writes ``kept`` and the notes first, and only then sends the words.
+No I/O here. The shell first writes ``kept`` and the notes, and only then sends the messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.wire.status import Count, ServiceView
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """An event for the services; ``service`` None: for all of them."""
+    """An event for one service; ``service`` None means all services."""
 
     service: str | None
     event: sv.Event
@@ -25,7 +25,7 @@ class Hosted:
 
 @dataclass(slots=True)
 class Gathered:
-    """What services want done, in order."""
+    """Collected effects of the services, in order."""
 
     words: list[tuple[str, sv.Tell]] = field(default_factory=list)
     kept: list[tuple[str, sv.Keep]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Gathered:
 
 
 class Hosting:
-    """The services of one rule."""
+    """The services of one Master."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = {service.name: service for service in services}
@@ -55,35 +55,35 @@ class Hosting:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the services."""
+        """Names of the services."""
         return frozenset(self._services)
 
     @property
     def pending(self) -> int:
-        """Effects that wait to be carried out."""
+        """Number of collected effects."""
         return len(self._gathered)
 
     def gathered(self) -> Gathered:
-        """Hand over what has gathered."""
+        """Return and clear the collected effects."""
         gathered, self._gathered = self._gathered, Gathered()
         return gathered
 
     @property
     def due_s(self) -> float | None:
-        """When the next tick is due, None for never."""
+        """Time of the next tick; None for never."""
         return min(self._due.values(), default=None)
 
     def load(self, kept: Mapping[str, bytes], helpers: Mapping[str, bytes], now_s: float) -> None:
-        """The first call: what the last Master's services kept, and the keys of living helpers, by name below their
-        prefixes (``<service>/<name>``)."""
+        """First call: pass on what the last Master's services kept, and the keys of living helpers. Names are relative
+        to the common prefix (``<service>/<name>``)."""
         for name, service in self._services.items():
             self._gather(name, service.load(_below(name, kept), now_s))
             for key, value in _below(name, helpers).items():
                 self._gather(name, service.step(sv.KeyPut(key, value), now_s))
 
     def take(self, hosted: Hosted, now_s: float) -> None:
-        """Step one service, or all of them. A word to a service that is not there is dropped: whoever said it runs
-        another version."""
+        """Step one service, or all of them. A message to an unknown service is dropped: its sender runs another
+        version."""
         names = list(self._services) if hosted.service is None else [hosted.service]
         if isinstance(hosted.event, sv.Tick):
             names = [name for name in names if self._due.get(name, float("inf")) <= now_s]
@@ -94,9 +94,9 @@ class Hosting:
                 self._gather(name, self._services[name].step(hosted.event, now_s))
 
     def follow(self, record: Record, now_s: float, *, taken_over: bool = False) -> None:
-        """Tell the services when a world has begun or is over, and when other settings hold."""
+        """Tell the services when a world has begun or ended, and when settings change."""
         if record.phase is Phase.FORMING and self._world is not None:
-            return  # its workers may be on their way to the step boundary agreed on; the next world ends it
+            return  # its workers may still be training up to the agreed step boundary; the next world ends it
         running = record.world if record.phase is Phase.RUNNING else None
         before, self._world = self._world, running
         if before is not None and (running is None or running.round != before.round):
@@ -108,7 +108,7 @@ class Hosting:
             self.take(Hosted(None, sv.SettingsHold(record.settings)), now_s)
 
     def views(self) -> tuple[ServiceView, ...]:
-        """What ``edl status`` shows."""
+        """The services' counters for ``edl status``."""
         return tuple(
             ServiceView(name, one.name, one.text, tuple(Count(*item) for item in sorted(one.counts.items())))
             for name, service in self._services.items()

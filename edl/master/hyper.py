@@ -1,9 +1,9 @@
-"""Batch and learning rate: what the policy makes of each world, and what somebody changes by hand.
+"""Batch size and learning rate: the policy's settings for each world, and manual changes.
 
-What is wished by hand goes into the record at once, as a policy. The rule ``follow`` compares it with what holds, and
-as long as they differ it has the workers agree on a step boundary from which it holds; a world that forms meanwhile
-takes it along. Either all workers of a world change over at a commit or none: the record is written before any of them
-is told, who has answered waits for the word, and who has lost its Master meanwhile hears it when it is back.
+A manual change goes into the record at once, as a policy. ``wants_boundary`` compares it with the current settings;
+while they differ, the workers agree on a step boundary from which the new ones hold. A world that forms meanwhile
+adopts them. Either all workers of a world switch at a commit or none: the record is written before any worker is told,
+workers that have answered wait for the result, and workers that lose their Master get the result when it is back.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ NAMES: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "lr-warmup": ("warmup", _steps),
     "lr-reference": ("reference", _samples),
 }
-"""What can be set by hand: the field of the policy, and how it is read."""
+"""Settings that can be changed manually: the field of the policy, and the parser."""
 
 
 def wished(policy: HyperPolicy, wish: str) -> HyperPolicy:
-    """The policy with these changes, such as ``global-batch=512 lr-scale=0.5``. Raises ``SettingError``."""
+    """The policy with changes such as ``global-batch=512 lr-scale=0.5``. Raises ``SettingError``."""
     changes: dict[str, object] = {}
     for item in wish.split():
         name, _, text = item.partition("=")
         if name == "logical-ranks":
-            raise SettingError(name, text, "cannot be changed in a running job", "Start the job anew with another one")
+            raise SettingError(name, text, "cannot be changed in a running job", "Start a new job with another value")
         if name not in NAMES:
             raise SettingError(name, text, f"no such setting. Known: {', '.join(NAMES)}")
         field, read = NAMES[name]
@@ -79,7 +79,7 @@ def wished(policy: HyperPolicy, wish: str) -> HyperPolicy:
         raise SettingError("settings", "''", "nothing to set", f"Write name=value. Known: {', '.join(NAMES)}")
     other_measure = bool(changes.get("global_batch", policy.global_batch)) != bool(policy.global_batch)
     if other_measure and "reference" not in changes:
-        changes["reference"] = 0  # it counts samples in the one case and workers in the other
+        changes["reference"] = 0  # it counts samples in one case and workers in the other
     try:
         return dataclasses.replace(policy, **changes)  # type: ignore[arg-type]
     except SettingError as error:
@@ -87,12 +87,12 @@ def wished(policy: HyperPolicy, wish: str) -> HyperPolicy:
 
 
 def policy_of(state: MasterState | Turn) -> HyperPolicy:
-    """The one that holds: as all launchers have it, with what has been changed by hand."""
+    """The current policy: that of the launchers, with manual changes."""
     return state.record.policy or state.spec.hyper
 
 
 def _reference(asked: HyperPolicy, policy: HyperPolicy, record: Record, workers: int) -> int:
-    """Size that the script's LR is meant for. ``asked``: the policy without what was changed by hand."""
+    """The size for which the script's LR is meant. ``asked``: the policy without manual changes."""
     first = record.first_workers or workers
     if policy.reference:
         return policy.reference
@@ -113,7 +113,8 @@ def _settings(state: MasterState | Turn, workers: int, commit: int) -> Settings:
 
 
 def adopt(turn: Turn, workers: int, commit: int) -> Settings:
-    """What holds in a world of so many workers from this commit on; called while the last world is still recorded."""
+    """The settings of a world with ``workers`` workers from this commit on. Call it while the last world is still
+    recorded."""
     settings = _settings(turn, workers, commit)
     turn.settings_failed = False
     _write(turn, settings, commit)
@@ -128,14 +129,14 @@ def _write(turn: Turn, settings: Settings, commit: int) -> None:
         return
     turn.write(settings=settings)
     if describe(settings) == describe(before) and not turn.record.wish:
-        return  # the same for another number of workers: the line about the world says that
+        return  # the same settings for another number of workers: the note about the world says that
     by = f" ({turn.record.wish})" if turn.record.wish else ""
     turn.note(Kind.SETTINGS, f"settings {settings.number} from commit {commit}: {describe(settings)}{by}")
     turn.write(wish="")
 
 
 def _pending(state: MasterState | Turn) -> bool:
-    """Whether something else is wished than what holds in the running world."""
+    """Whether the requested settings differ from those of the running world."""
     record = state.record
     if record.world is None:
         return True
@@ -147,7 +148,7 @@ def _pending(state: MasterState | Turn) -> bool:
 
 
 def asked(turn: Turn, message: Asked) -> None:
-    """Somebody changes settings."""
+    """Handle a request to change settings."""
     who = f"{message.by}: {' '.join(message.wish.split())}"
     try:
         policy = wished(policy_of(turn), message.wish)
@@ -169,7 +170,7 @@ def _later(record: Record) -> str:
 
 
 def reply(state: MasterState, underway: bool, wish: str) -> Answer:
-    """What is said to somebody who wants to change settings."""
+    """The answer to a request to change settings."""
     if state.record.kill:
         return Answer(f"the job is being stopped ({state.record.kill})", ok=False)
     try:
@@ -184,18 +185,18 @@ def reply(state: MasterState, underway: bool, wish: str) -> Answer:
 
 
 def wants_boundary(turn: Turn) -> bool:
-    """Whether the workers are to agree on a boundary from which other settings hold."""
+    """Whether the workers must agree on a step boundary for new settings."""
     free = turn.agreement is None and turn.underway and not turn.record.done and not turn.settings_failed
     return free and turn.record.policy is not None and _pending(turn)
 
 
 def wants_world(turn: Turn) -> bool:
-    """Whether other settings are to hold at once, by way of a new world: that costs independent workers nothing."""
+    """Whether new settings take effect at once through a new world, which costs independent workers nothing."""
     return turn.spec.independent and turn.record.policy is not None and not turn.record.done and _pending(turn)
 
 
 def agreed(turn: Turn, number: int, commit: int, reason: str) -> Switch:
-    """All wait for the word: from this commit on the new settings hold."""
+    """The boundary is agreed: record the settings from this commit on, and return the order to the waiting workers."""
     world = turn.record.world
     assert world is not None, "its workers have agreed"  # noqa: S101
     _write(turn, _settings(turn, world.size, commit), commit)
@@ -203,13 +204,13 @@ def agreed(turn: Turn, number: int, commit: int, reason: str) -> Switch:
 
 
 def failed(turn: Turn, reason: str, why: str) -> None:
-    """No boundary could be agreed on in this world."""
+    """No step boundary could be agreed on in this world."""
     turn.settings_failed = True
     turn.note(Kind.SETTINGS, f"{reason}: {LATER}, {why}")
 
 
 def remind(turn: Turn, entry: NodeEntry) -> None:
-    """A member is back on the line, and its workers may wait for a word that was lost: what holds, holds."""
+    """A member has reconnected, and its workers may wait for a lost order: send the current settings."""
     record = turn.record
     if record.policy is not None and entry.underway:
         order = Switch(record.round, 0, record.settings.ramp_begin, Purpose.SET, "", record.settings)

@@ -1,4 +1,4 @@
-"""What must be true of a Master after every step. Run by the simulator and by every unit test."""
+"""Invariants of a Master, checked after every step by the simulator and by all unit tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edl.wire.messages import Member, StartRound, World
 
 
 def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
-    """Rules that the world breaks which has just been formed: A5, and what has been asked for."""
+    """Rules that a newly formed world violates: A5, and requests."""
     world, sizing = record.world, record.sizing
     if world is None:
         return
@@ -35,12 +35,12 @@ def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
 
 
 def _is_in(one: Dropped, member: Member, slot: int) -> bool:
-    """A device may have moved since, so this only looks at those of which no more is known than their place."""
+    """Whether a drop concerns this slot. Devices may have moved, so only drops without a known device are compared."""
     return not one.device and one.node == member.node and one.slot == slot
 
 
 def world_violations(world: World, unit: int) -> Iterator[str]:
-    """Rules of A5 that one world breaks at any time."""
+    """Rules of A5 that a world must satisfy at any time."""
     nodes = [member.node for member in world.members]
     if len(nodes) % unit:
         yield f"round {world.round} has {len(nodes)} nodes, not a multiple of {unit}"
@@ -58,7 +58,7 @@ def world_violations(world: World, unit: int) -> Iterator[str]:
 
 
 def state_violations(state: MasterState) -> Iterator[str]:
-    """Contradictions inside one state."""
+    """Contradictions within one state."""
     record = state.record
     if record.world is not None:
         yield from world_violations(record.world, state.spec.nodes.unit)
@@ -82,7 +82,7 @@ def state_violations(state: MasterState) -> Iterator[str]:
 
 
 def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
-    """Contradictions between two states, and between a state and what is about to be sent."""
+    """Contradictions between two states, and between a state and the messages about to be sent."""
     after = decision.state
     yield from state_violations(after)
     if after.record.round > before.record.round:
@@ -103,7 +103,8 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
         yield "the record changed after the job had ended"
     for effect in decision.effects:
         if isinstance(effect, Tell) and isinstance(effect.message, StartRound):
-            # Of events taken together a later one may end the world that an earlier one tells of: its stop follows.
+            # If several events are handled together, a later one may end the world that an earlier one announces: its
+            # stop order follows.
             recorded = [one.world for one in (before.record, after.record) if one.phase is Phase.RUNNING]
             if effect.message.world not in recorded:
                 yield f"start order for a world that is not the recorded one: round {effect.message.world.round}"
@@ -111,6 +112,6 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
                 yield f"round {effect.message.world.round} begins with settings that are not recorded"
             member = effect.message.world.member(effect.node)
             if member is None and after.spec.independent:
-                continue  # its workers were not stopped, and are to hear that it has no place
+                continue  # its workers were not stopped, and must learn that they have no place
             if member is None or member.incarnation != effect.incarnation:
                 yield f"start order to {effect.node}, which has no place in round {effect.message.world.round}"

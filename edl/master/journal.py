@@ -1,4 +1,4 @@
-"""A job's history: kept in the store, read by ``edl events``."""
+"""The job's history: stored in etcd, shown by ``edl events``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from edl.master.events import Kind, Note
 from edl.wire.status import JournalEntry
 
 KEPT = 500
-"""Lines kept in the store and in memory."""
+"""Number of lines kept in the store and in memory."""
 
 
 FOLDED = 8
-"""Nodes of one kind of line that are named one by one; of more that come together only the number is told, so that a
-thousand nodes which join do not push the cause of it out of the history."""
+"""Nodes named individually per kind of note in one write; if more come together, the rest are only counted, so that a
+thousand joining nodes do not push their cause out of the history."""
 _FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
 
 
 def folded(notes: Sequence[Note]) -> list[Note]:
-    """The same notes of one write; many of a kind as one."""
+    """The notes of one write, with many of a kind combined into one."""
     counts = collections.Counter(note.kind for note in notes)
     many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
     found: list[Note] = []
@@ -36,7 +36,7 @@ def folded(notes: Sequence[Note]) -> list[Note]:
 
 
 class Journal:
-    """The last lines, and everybody who follows them."""
+    """The last lines of the history, and its followers."""
 
     def __init__(self) -> None:
         self._entries: collections.deque[JournalEntry] = collections.deque(maxlen=KEPT)
@@ -45,23 +45,23 @@ class Journal:
         self._closed = False
 
     def load(self, entries: Sequence[JournalEntry]) -> None:
-        """Go on where the last Master stopped."""
+        """Continue the history of the last Master."""
         self._entries.extend(sorted(entries, key=lambda entry: entry.number))
         if self._entries:
             self._next = self._entries[-1].number + 1
 
     def make(self, note: Note, number_of_round: int, at_s: float) -> JournalEntry:
-        """Number a note. It counts once ``publish`` has been called."""
+        """Number a note. It becomes visible through ``publish``."""
         entry = JournalEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round)
         self._next += 1
         return entry
 
     def outdated(self, added: Sequence[JournalEntry]) -> list[int]:
-        """Numbers of lines that fall out of the store when these are added."""
+        """Numbers of the lines to delete from the store when these are added."""
         return [entry.number - KEPT for entry in added if entry.number > KEPT]
 
     def publish(self, added: Sequence[JournalEntry]) -> None:
-        """The lines are in the store: show them."""
+        """Show lines that have been written to the store."""
         self._entries.extend(added)
         for follower in self._followers:
             for entry in added:
@@ -72,7 +72,7 @@ class Journal:
         return tuple(self._entries)[-count:]
 
     async def read(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
-        """Lines numbered above ``after``; with ``follow`` until the Master goes."""
+        """Lines numbered above ``after``; with ``follow`` also new ones, until the Master steps down."""
         queue: asyncio.Queue[JournalEntry | None] = asyncio.Queue()
         follow = follow and not self._closed
         if follow:
@@ -88,7 +88,7 @@ class Journal:
             self._followers.discard(queue)
 
     def close(self) -> None:
-        """End every follower, also those that come later."""
+        """End all followers, including future ones."""
         self._closed = True
         for follower in self._followers:
             follower.put_nowait(None)

@@ -1,9 +1,9 @@
-"""The Master: events in, a new state and effects out. No clock, no IO.
+"""The Master: events in, a new state and effects out. No clock, no I/O.
 
 The contract with the shell: after each step write ``state.record`` if it changed (guarded by the fencing token), and
-only then run the effects in order. A write that is refused because of the token means that another Master rules: run
-nothing and step down. Every message may be lost with its stream; an agent that attaches says what it knows and is
-brought up to date, so nothing is ever waited for that was only sent once.
+only then run the effects in order. A write refused because of the token means that another Master has been elected: run
+nothing and step down. Every message may be lost with its stream. An agent that attaches reports its state and is
+brought up to date, so the Master never depends on a message that was sent only once.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ from edl.wire.messages import (
 )
 
 QUICK_S = 5.0
-"""A world whose workers fail within so long has failed at once."""
+"""A world whose workers fail within this many seconds has failed at once."""
 
 MAX_FAILURES_KEPT = 12
-"""Failures remembered for one incident: enough to see the pattern, small enough for one store value."""
+"""Failures kept per incident: enough to see the pattern, small enough for one store value."""
 
 
 def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], now_s: float) -> Decision:
-    """The first step of a new Master: what the last one left, and the nodes whose leases live.
+    """The first step of a new Master, from the last one's record and the nodes with living leases.
 
-    Nodes are taken for what the record says until they attach or are proven dead.
+    Nodes are assumed to be as recorded until they attach or are proven dead.
     """
-    # A world that runs is given time until its members have said that it is underway: it is not changed before that.
+    # A running world is not changed before its members had time to report that it is underway.
     turn = Turn(MasterState(spec, record or Record(), forming_since_s=now_s, formed_at_s=now_s), now_s)
     sizing, observed = turn.record.sizing, turn.record.observed
     turn.resizing = sizing.generation > observed
-    turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # how much of it has passed, nobody knows
+    turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # the elapsed part of the cool-down is unknown
     for info in nodes:
         entry = _first_sight(turn, info, registered=True)
         if turn.member(entry) is not None:
@@ -104,7 +104,7 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
 
 
 def _count_out_the_gone(turn: Turn) -> None:
-    """Members whose leases ended while nobody ruled."""
+    """Handle members whose leases ended while there was no Master."""
     members = turn.record.world.members if turn.record.world else ()
     alive = {entry.info.incarnation for entry in turn.nodes.values()}
     gone = [m.node for m in members if m.incarnation not in alive and m.node not in turn.finished]
@@ -118,13 +118,13 @@ def _count_out_the_gone(turn: Turn) -> None:
 
 
 def step(state: MasterState, event: Event, now_s: float) -> Decision:
-    """Take one event. Events about incarnations that are no longer current change nothing."""
+    """Handle one event. Events about outdated incarnations change nothing."""
     return step_all(state, (event,), now_s)
 
 
 def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decision:
-    """Take events that have come together, in order, then decide once. Deciding looks at every node: doing it after
-    each of the events that a thousand nodes cause would cost the square of their number."""
+    """Handle a batch of events in order, then decide once. Deciding looks at every node: doing it for each event of a
+    thousand nodes would cost the square of their number."""
     turn = Turn(state, now_s)
     for event in events:
         handler: Callable[[Turn, Any], None] = _HANDLERS[type(event)]
@@ -134,13 +134,13 @@ def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decis
 
 
 def absent(state: MasterState) -> tuple[NodeId, ...]:
-    """Nodes that live as far as the store has said, and are not attached. A Master that has lost the store may go on
-    only while there are none: they may follow another Master by now."""
+    """Nodes with a lease, as far as the store has reported, that are not attached. A Master that has lost the store may
+    only continue while there are none: they may already follow another Master."""
     return tuple(node for node, entry in state.nodes.items() if entry.registered and not entry.attached)
 
 
 def _settle(turn: Turn) -> None:
-    """What follows from the state alone, whatever event led to it."""
+    """Apply the rules that depend on the state alone, whatever the event was."""
     if turn.record.phase is Phase.ENDED:
         say_goodbye(turn)
         return
@@ -178,7 +178,7 @@ def _first_sight(turn: Turn, info: NodeInfo, *, registered: bool) -> NodeEntry:
 def _registered(turn: Turn, event: NodeRegistered) -> None:
     info = event.info
     if info.incarnation in turn.dead:
-        return  # its death was quicker to arrive
+        return  # its death was reported first
     entry = turn.nodes.get(info.node)
     if entry is not None and entry.info.incarnation != info.incarnation:
         _lost(turn, entry, "replaced by a new launcher of the same name")
@@ -212,7 +212,7 @@ def _attached(turn: Turn, event: NodeAttached) -> None:
 
 
 def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
-    """Bring what the agent does in line with the record."""
+    """Bring the agent's state in line with the record."""
     world = turn.record.world
     member = turn.member(entry)
     meant_to_run = world is not None and turn.record.phase is Phase.RUNNING and member is not None
@@ -229,14 +229,14 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
             _replan_without_source(turn)
     elif meant_to_run and world is not None and attach.seen_round < world.round:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"))
-        _replan_without_source(turn)  # it may have gone with the last Master
+        _replan_without_source(turn)  # it may have been lost with the last Master
         if turn.record.phase is Phase.RUNNING:
             turn.tell(entry, StartRound(world, turn.record.reason))
-    else:  # one that was to leave, too: its leave to go may have been lost; if it has not, it says again that it goes
+    else:  # also one that was leaving: its dismissal may have been lost; if not, it reports again that it leaves
         turn.update(entry, status=NodeStatus.WARMING, due_s=turn.now_s + turn.spec.timeouts.warming_s)
     missed = world is not None and turn.record.phase is Phase.RUNNING and 0 < attach.seen_round < world.round
     if turn.spec.independent and world is not None and missed and member is None:
-        # Its workers train on, unless it hears that it has no part any more.
+        # Its workers train on unless they learn that they no longer have a place.
         turn.tell(turn.nodes[entry.info.node], StartRound(world, turn.record.reason))
 
 
@@ -269,7 +269,7 @@ def _expired(turn: Turn, event: NodeExpired) -> None:
 
 
 def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
-    """A node is proven gone: count it out, and change the world if it had a part in it."""
+    """A node is proven gone: remove it, and change the world if it was a member."""
     node = entry.info.node
     turn.tell(entry, Expelled(f"{node}: {how}"))
     turn.dead |= {entry.info.incarnation}
@@ -289,7 +289,7 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
 
 
 def _replan_without_source(turn: Turn) -> None:
-    """If the last one that had a part of the state to give to the world is gone, the workers may never get it."""
+    """If the last node with a part of the world's state is gone, the workers may never get it: form another world."""
     world = turn.record.world
     if turn.record.phase is not Phase.RUNNING or world is None or turn.record.done or turn.underway:
         return
@@ -300,13 +300,13 @@ def _replan_without_source(turn: Turn) -> None:
 
 
 def _give_back_charge(turn: Turn, reason: str) -> None:
-    """A worker failure that came with the loss of a node was its consequence, not a restart of the budget."""
+    """A worker failure caused by the loss of a node is not charged to the restart budget."""
     if turn.record.charged:
         turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
 
 
 def _give_back_if_collateral(turn: Turn, reason: str) -> None:
-    """A node stopped its workers by itself: failures that only tell of lost peers are the consequence of that."""
+    """A node stopped its workers itself: failures that only mention lost peers are consequences of that."""
     if turn.record.phase is Phase.FORMING and all(failure.peer_loss for failure in turn.record.failures):
         _give_back_charge(turn, reason)
 
@@ -316,7 +316,7 @@ def _give_back_if_collateral(turn: Turn, reason: str) -> None:
 
 def _said(turn: Turn, event: NodeSaid) -> None:
     entry = turn.current(event.node, event.incarnation)
-    # Of a job that has ended nothing matters any more but whether its last checkpoint was written.
+    # Once the job has ended, only the outcome of its last checkpoint matters.
     if entry is None or (turn.record.phase is Phase.ENDED and not isinstance(event.message, Kept)):
         return
     match event.message:
@@ -348,10 +348,10 @@ def _said(turn: Turn, event: NodeSaid) -> None:
 
 
 def _is_outdated(turn: Turn, entry: NodeEntry, seen_round: Round) -> bool:
-    """Whether a node said that it is free before the start order that is on its way, or that came just before a stop
-    order."""
+    """Whether a node reported itself as free before it received a start order that is on its way, or that was followed
+    by a stop order."""
     ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
-    free = entry.idled  # it has said so since, and ends workers that wait
+    free = entry.idled  # it has reported since, and ends waiting workers
     behind = turn.member(entry) is not None and ordered and not free and seen_round < turn.record.round
     return behind or entry.status is NodeStatus.LEAVING
 
@@ -362,8 +362,9 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
     running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
     newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)
     if ready.stored > entry.stored and not ready.refused:
-        planning.lies_stored(turn, ready.stored)  # the last Master may have heard it, and this node may leave
-    # It may know less than another node has written meanwhile; but what it has read and refused is of no use.
+        planning.lies_stored(turn, ready.stored)  # the last Master may have been told, and this node may leave
+    # It may know of less than another node has written meanwhile; but a checkpoint that it has read and refused is
+    # useless.
     has_read = entry.status is NodeStatus.LOADING or bool(ready.refused)
     entry = turn.update(
         entry,
@@ -380,7 +381,7 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
-        pass  # no worker is to wait: there is no world for a while
+        pass  # no worker shall wait: there is no world for a while
     elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
         prestart(turn, entry)
     elif newcomer:
@@ -425,7 +426,8 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
         # It came while the world was being stopped: part of the same incident, charged once.
         turn.write(failures=_kept((*record.failures, failure)))
         if turn.at_boundary and not record.charged and not failure.peer_loss and not entry.draining:
-            # Nothing had been stopped, its workers were on the way to a boundary: no consequence of the change.
+            # Nothing had been stopped and its workers were training up to a step boundary: not a consequence of the
+            # change.
             turn.write(restarts=record.restarts + 1, charged=True)
         turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
         interrupt(turn)
@@ -440,7 +442,7 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
 
 
 def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
-    """Not all of a large incident: the last to go are those that are no mere consequences."""
+    """Limit the failures of a large incident; consequences are dropped first."""
     if len(failures) <= MAX_FAILURES_KEPT:
         return failures
     last = [index for index, failure in enumerate(failures) if failure.peer_loss]
@@ -471,7 +473,7 @@ def _done(turn: Turn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
 
 
 def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
-    """A node goes, at once or as soon as the others have a world without it."""
+    """A node leaves, at once or as soon as the others have a world without it."""
     if leaving.grace_s and planning.drain(turn, entry, leaving):
         return
     reason = leaving.reason
@@ -515,7 +517,7 @@ def _failed(turn: Turn, event: Failed) -> None:
 
 
 def _tick(turn: Turn, event: Tick) -> None:
-    """Only time has passed; ``_settle`` looks at every deadline."""
+    """Only time has passed; ``_settle`` checks all deadlines."""
 
 
 _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {

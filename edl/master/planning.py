@@ -1,9 +1,9 @@
-"""Changes that nobody is hurt by: agreed with all workers at a step boundary.
+"""Changes at a step boundary agreed with all workers, without an interruption.
 
-``Hold`` asks every worker how far it is and keeps it from passing its next boundary. No worker can then be further than
-one step beyond the highest answer, so that step's boundary is one that all reach and none has passed: there the
-change happens. One round trip; nothing is written to the store until the answers are in, and if any part of it fails
-the change becomes an interruption like any other.
+``Hold`` asks every worker for its newest commit and keeps it from passing its next boundary. No worker can then be more
+than one step beyond the highest answer, so the boundary of that step is one that all reach and none has passed: there
+the change happens. This takes one round trip; nothing is written to the store until the answers are in, and if any part
+fails, the change becomes an ordinary interruption.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from edl.wire.messages import (
 from edl.wire.wishes import Care
 
 _WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 3}
-"""Which wish gives way to which while a boundary is being agreed on. Settings are tried again after that. With KILL a
-checkpoint is written at the boundary, with SWITCH none is."""
+"""Priorities of requests while a boundary is being agreed on; the lower one gives way. Settings are tried again later.
+With KILL a checkpoint is written at the boundary, with SWITCH none."""
 
 
 def change(turn: Turn, reason: str) -> None:
@@ -50,7 +50,7 @@ def change(turn: Turn, reason: str) -> None:
 
 
 def agree(turn: Turn, purpose: Purpose, reason: str) -> None:
-    """Begin to agree with all members on a step boundary; a wish to change the world outweighs one to save."""
+    """Begin to agree with all members on a step boundary. A change of the world has priority over a save."""
     before = turn.agreement
     if before is not None and _WEIGHT[before.purpose] >= _WEIGHT[purpose]:
         return
@@ -68,7 +68,7 @@ def _hold(turn: Turn, agreement: Agreement) -> Hold:
 
 
 def answered(turn: Turn, entry: NodeEntry, answer: Boundary) -> None:
-    """A node says how far its workers are; the last one settles it."""
+    """A node reports its workers' newest commit; the last answer settles the agreement."""
     agreement, world = turn.agreement, turn.record.world
     if agreement is None or world is None or answer.hold != agreement.number or answer.round != turn.record.round:
         return
@@ -95,7 +95,7 @@ def _settle(turn: Turn, agreement: Agreement, commit: int) -> None:
 
 
 def _wait_for_it(turn: Turn, commit: int) -> None:
-    """Nodes that must not leave before a checkpoint is complete wait for this one."""
+    """Let nodes that must not leave before a checkpoint is complete wait for this one."""
     world = turn.record.world
     if world is not None and any(one.care is Care.MUST for one in turn.record.departing):
         marked = [
@@ -106,7 +106,7 @@ def _wait_for_it(turn: Turn, commit: int) -> None:
 
 
 def look_at_agreement(turn: Turn) -> None:
-    """Time has passed: an agreement that does not come about is given up."""
+    """Check an agreement in progress: it is abandoned when the time is up."""
     agreement = turn.agreement
     if agreement is None:
         return
@@ -129,15 +129,15 @@ def look_at_agreement(turn: Turn) -> None:
 
 
 def _give_up(turn: Turn, agreement: Agreement) -> None:
-    """Nothing comes of it: whoever holds is to go on."""
+    """Abandon an agreement: workers that are held may continue."""
     turn.agreement = None
     for entry in turn.members():
         turn.tell(entry, Switch(turn.record.round, agreement.number, 0, Purpose.SAVE, agreement.reason))
 
 
 def ask_again(turn: Turn, entry: NodeEntry) -> None:
-    """A member is back on the line; its workers have gone on meanwhile, so what it has answered is void. As its answer
-    may still be on the way, all are asked under another number."""
+    """A member has reconnected; its workers have continued meanwhile, so its answer is void. As that answer may still
+    be on its way, ask all members again under a new number."""
     hyper.remind(turn, entry)
     agreement = turn.agreement
     if agreement is not None and turn.underway:
@@ -148,13 +148,13 @@ def ask_again(turn: Turn, entry: NodeEntry) -> None:
 
 
 def consider_checkpoint(turn: Turn) -> None:
-    """Have the world write the checkpoint that it owes, also if the Master has left that knew of it first."""
+    """Have the world write an outstanding checkpoint, even if an earlier Master was asked for it."""
     if turn.record.owed and turn.underway and turn.agreement is None and not turn.record.done:
         agree(turn, Purpose.SAVE, turn.record.owed)
 
 
 def consider_settings(turn: Turn) -> None:
-    """Have the workers take up what has been changed by hand, unless the world is about to change anyway."""
+    """Apply manually changed settings, unless the world is about to change anyway."""
     reason = turn.record.wish or "settings changed by hand"
     if hyper.wants_boundary(turn):
         agree(turn, Purpose.SET, reason)
@@ -163,13 +163,13 @@ def consider_settings(turn: Turn) -> None:
 
 
 def is_cut_to_size(turn: Turn) -> bool:
-    """The state is sharded, and in memory it fits worlds of this size only: growing would throw it away. Not so with a
-    checkpoint directory: there the workers write it at the boundary, and any size reads it."""
+    """Whether the state is sharded and, in memory, only fits worlds of this size, so that growing would discard it.
+    With a checkpoint directory it does not: the workers write it at the boundary, and any size can read it."""
     return is_cut(turn.members())
 
 
 def settled(turn: Turn) -> bool:
-    """A world whose workers can be held is given time to come that far before it is changed again."""
+    """Whether the world may be changed: workers that can be held get some time to start training first."""
     until_s = turn.formed_at_s + turn.spec.timeouts.boundary_s
     if not turn.record.rejoins or turn.underway or turn.now_s >= until_s:
         return True
@@ -178,7 +178,7 @@ def settled(turn: Turn) -> bool:
 
 
 def underway(turn: Turn, entry: NodeEntry, message: Underway) -> None:
-    """All workers of a node train; once those of all nodes do, the world stands."""
+    """All workers of a node train; once this is so for all nodes, the world is underway."""
     if message.round != turn.record.round or turn.member(entry) is None or entry.underway:
         return
     turn.update(entry, underway=True, how=message.how)
@@ -187,11 +187,11 @@ def underway(turn: Turn, entry: NodeEntry, message: Underway) -> None:
     if turn.underway:
         ways = sorted({member.how for member in turn.members()})
         turn.note(Kind.WORLD_UNDERWAY, f"round {turn.record.round} is underway: {'; '.join(ways)}")
-        dismiss(turn, "the others go on without this node")
+        dismiss(turn, "the others continue without this node")
 
 
 def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:
-    """A node wants to leave, and can wait. False when there is nothing to wait for."""
+    """A node wants to leave and can wait. False when there is nothing to wait for."""
     reason = leaving.reason
     if turn.member(entry) is not None and _is_hurried(turn, leaving):
         entry = turn.update(entry, hurried=True)
@@ -202,11 +202,11 @@ def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:
     if turn.member(entry) is None or entry.info.node in turn.record.done:
         if not _is_left_at_boundary(turn):
             return False
-        turn.update(entry, draining=True)  # it may be this Master's: the next one would interrupt the others
+        turn.update(entry, draining=True)  # if this Master is there, the next one would interrupt the others
         return True
     forming = turn.record.phase is Phase.FORMING and not resting
     if entry.draining or (forming and (turn.at_boundary or turn.record.rejoins)):
-        # The next world may begin from what it has.
+        # The next world may begin from this node's state.
         turn.update(entry, draining=True)
         return True
     if not turn.underway and settled(turn):
@@ -219,21 +219,21 @@ def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:
 
 
 def _is_left_at_boundary(turn: Turn) -> bool:
-    """Whether a boundary is being agreed on at which this world ends, or is on its way."""
+    """Whether this world is ending at a step boundary, agreed or being agreed on."""
     agreement = turn.agreement
     return turn.at_boundary or (agreement is not None and agreement.purpose in (Purpose.SWITCH, Purpose.KILL))
 
 
 def see_off(turn: Turn) -> None:
-    """Members that want to leave go at a boundary, also if the Master that wanted it is gone, or the world was not
-    underway when they said so."""
+    """Let members that want to leave go at a step boundary, even if they told an earlier Master, or before the world
+    was underway."""
     going = [entry for entry in turn.members() if entry.draining and entry.underway]
     if going and not turn.record.done and (turn.underway or settled(turn)):
         change(turn, f"{names(going)} to leave")
 
 
 def _is_hurried(turn: Turn, leaving: Leaving) -> bool:
-    """Whether others that hold the whole state have to write it, since the node has not the time."""
+    """Whether other holders of the whole state must write it, because the node lacks the time."""
     members = turn.members()
     if len(members) < 2 or any(holding.shards > 1 for member in members for holding in member.holdings):
         return False
@@ -242,7 +242,7 @@ def _is_hurried(turn: Turn, leaving: Leaving) -> bool:
 
 
 def _gives_state(turn: Turn, entry: NodeEntry) -> bool:
-    """Whether the running world gets its state from this node, which has no part in it."""
+    """Whether the running world gets its state from this node, which is not a member."""
     world = turn.record.world
     if world is None or turn.record.phase is not Phase.RUNNING or turn.underway or turn.record.done:
         return False
@@ -251,7 +251,7 @@ def _gives_state(turn: Turn, entry: NodeEntry) -> bool:
 
 
 def asked(turn: Turn, message: Asked) -> None:
-    """Somebody uses the kill switch or the save switch, or changes settings."""
+    """Handle the kill switch, the save switch, or a change of settings."""
     if turn.record.phase is Phase.ENDED or turn.record.kill:
         return
     if message.purpose is Purpose.KILL:
@@ -273,7 +273,7 @@ def asked(turn: Turn, message: Asked) -> None:
 
 
 def kept(turn: Turn, entry: NodeEntry, message: Kept) -> None:
-    """A commit has reached the checkpoint directory, or has not."""
+    """A commit has been written to the checkpoint directory, or could not be."""
     version, node = message.version, entry.info.node
     if message.error:
         turn.note(Kind.STATE, f"commit {version.commit} could not be written: {message.error}", node)
@@ -290,13 +290,13 @@ def kept(turn: Turn, entry: NodeEntry, message: Kept) -> None:
 
 
 def _left(turn: Turn, version: Version) -> bool:
-    """Whether the present world has begun from an earlier commit than this one of an earlier era."""
+    """Whether the current world began from an earlier commit than this one of an earlier era."""
     world = turn.record.world
     return world is not None and version.era < world.era and version > world.restore
 
 
 def not_kept(turn: Turn, entry: NodeEntry, message: NotKept | NotLogged) -> None:
-    """A node has no memory for commits or no room for logs, or has it again: people hear of it where they look."""
+    """A node has no memory for commits or no space for logs, or has it again: show it in status and history."""
     why = message.why
     if isinstance(message, NotLogged):
         turn.update(entry, not_logged=why)
@@ -307,14 +307,14 @@ def not_kept(turn: Turn, entry: NodeEntry, message: NotKept | NotLogged) -> None
 
 
 def lies_stored(turn: Turn, version: Version) -> None:
-    """A commit is complete in the checkpoint directory, which is the same for all nodes."""
+    """Note that a commit is complete in the checkpoint directory, which all nodes share."""
     for other in list(turn.nodes.values()):
         if other.stored < version:
             turn.update(other, stored=version)
 
 
 def _keep_those_that_wait(turn: Turn, failed: Kept) -> None:
-    """Nodes that were to leave after this checkpoint stay: nobody knows how to do what was asked for."""
+    """Nodes that were to leave after this checkpoint stay, since it failed."""
     stay = [one for one in turn.record.departing if one.commit and Version(one.era, one.commit) <= failed.version]
     stay = [one for one in stay if one.care is Care.MUST and not _has_been_told(turn, one)]
     if stay:

@@ -1,7 +1,7 @@
-"""Asks hosts whether the launchers of nodes that are away still listen: a refused connection proves a death.
+"""Probes the launchers of absent nodes: a refused connection proves a death.
 
-After a Master's death every node is away for a moment. They come back by themselves within seconds, so only a few are
-asked at a time, and those that have come back meanwhile are not asked at all.
+After a Master's death all nodes are absent for a moment and come back within seconds. So only a few are probed at a
+time, and those that have come back meanwhile are skipped.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from edl.types import NodeId
 from edl.wire.messages import NodeInfo
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-"""Bounds of the pause between two probes of one node: a dying process may accept for a moment longer."""
+"""Bounds of the pause in seconds between two probes of one node: a dying process may accept a moment longer."""
 AT_ONCE = 32
 CROWDED_S = 0.125
-"""While more nodes wait to be probed, each probe keeps its place so much longer: 256 a second at most."""
+"""While more nodes wait to be probed, each probe occupies its place for this many more seconds: at most 256 probes per
+second."""
 
 
 class Refuses(Protocol):
-    """Whether a host answers that nobody listens on a port."""
+    """Tells whether a host refuses connections on a port."""
 
     def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]:
-        """Ask. Silence counts as no."""
+        """Probe. Silence counts as no."""
         ...
 
 
 class Probing:
-    """The probes of one Master. ``suspect``: the node of the Master before, which is probed without waiting."""
+    """The probes of one Master. ``suspect``: the previous Master's node, which is probed without waiting."""
 
     def __init__(self, refuses: Refuses, clock: Clock, suspect: NodeId | None) -> None:
         self._refuses = refuses
@@ -40,7 +41,8 @@ class Probing:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def proves_gone(self, info: NodeInfo, away: Callable[[], bool], limit_s: float) -> bool:
-        """Probe a node as long as it is ``away``, for ``limit_s`` at most; whether its launcher is proven dead."""
+        """Probe a node while it is ``away``, at most for ``limit_s`` seconds; returns whether its launcher is proven
+        dead."""
         deadline_s = self._clock.now_s() + limit_s
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while self._clock.now_s() < deadline_s and away():

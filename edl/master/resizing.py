@@ -1,8 +1,8 @@
-"""From what is wanted to a world that conforms to it.
+"""Brings the world in line with the requested size.
 
-``wished`` takes a wish on. The rules below it look at every step at what is wanted and what is, and begin one change
-at a time: whatever has been wished meanwhile, the next world is made for the newest state of it. A change that nobody
-is hurt by happens at one step boundary, whatever the number of nodes that come and go with it.
+``wished`` accepts a request. The rules below it compare what is wanted with what is at every step, and begin one change
+at a time: the next world follows the newest requests. A planned change happens at one step boundary, however many nodes
+come and go with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdi
 
 
 def wished(turn: Turn, event: Wished) -> None:
-    """Take a wish on, or say why not."""
+    """Accept a request, or answer why not."""
     wish, record = event.wish, turn.record
     judged = judge(record.sizing, wish, _facts(turn, event))
     seen = remember(record.seen, wish, judged)
@@ -39,7 +39,7 @@ def wished(turn: Turn, event: Wished) -> None:
 
 
 def decide(turn: Turn, wish: Resize) -> None:
-    """Take on what the Master itself wishes; what is against the rules is left."""
+    """Accept a request of the Master itself; it is dropped if it is against the rules."""
     judged = judge(turn.record.sizing, wish, _facts(turn, Wished(wish)))
     if judged.verdict is Verdict.ACCEPTED:
         turn.write(sizing=dataclasses.replace(judged.sizing, automatic=True))
@@ -60,7 +60,8 @@ def _take_on(turn: Turn, wish: Wish) -> None:
 
 
 def _send_away(turn: Turn, wish: Drain) -> None:
-    """Of several wishes about one node the newest counts, also for the deadline and the care; it is told again then."""
+    """Order nodes to leave. Of several requests about one node the newest counts, also for deadline and checkpoint; the
+    node is then told again."""
     reason = turn.record.sizing.reason
     why = f"{wish.by}: {reason}" if reason else wish.by
     departing = {(one.node, one.incarnation): one for one in turn.record.departing}
@@ -107,7 +108,7 @@ def _facts(turn: Turn, event: Wished) -> Facts:
 
 
 def _lowest(turn: Turn) -> int:
-    """Nodes without which there is no world: the minimum, or with ``recover`` the size that is kept."""
+    """Minimum number of nodes for a world: the lower bound, or with ``recover`` the size that is kept."""
     bounds = turn.bounds
     return next(
         (n for n in range(bounds.lowest, bounds.highest, bounds.unit) if turn.next_size(n).nodes), bounds.highest
@@ -115,7 +116,7 @@ def _lowest(turn: Turn) -> int:
 
 
 def able(turn: Turn) -> list[NodeEntry]:
-    """Nodes that live and can take part, now or once they are ready."""
+    """Living nodes that can take part, now or once they are ready."""
     return [
         entry
         for entry in turn.nodes.values()
@@ -127,7 +128,7 @@ def able(turn: Turn) -> list[NodeEntry]:
 
 
 def is_missed(turn: Turn, entry: NodeEntry) -> bool:
-    """Whether there is no world without this node, as far as is known now."""
+    """Whether no world can form without this node, as far as is known now."""
     others = [one for one in able(turn) if one.info.node != entry.info.node]
     if turn.record.sizing.suspended:
         return not others
@@ -138,7 +139,7 @@ def is_missed(turn: Turn, entry: NodeEntry) -> bool:
 
 
 def depart(turn: Turn) -> None:
-    """Tell those to leave that have to: all at once, and their world is left at one boundary."""
+    """Order departing nodes to leave: all at once, at one step boundary."""
     there = [one for one in turn.record.departing if turn.current(one.node, one.incarnation) is not None]
     if len(there) != len(turn.record.departing):
         turn.write(departing=tuple(there))
@@ -162,7 +163,7 @@ def depart(turn: Turn) -> None:
 
 
 def _may_go(turn: Turn, one: Departing) -> bool:
-    """Whether nothing has to be written before."""
+    """Whether the node may leave now, since no checkpoint must be complete first."""
     if one.care is not Care.MUST:
         return True
     stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
@@ -182,10 +183,10 @@ def _is_being_saved(turn: Turn, held: list[Departing]) -> bool:
 
 
 def suspend(turn: Turn) -> None:
-    """Stop the running world if the job is suspended: at a boundary, with a checkpoint, where that is possible."""
+    """Stop the running world if the job is suspended: at a step boundary, with a checkpoint, if possible."""
     who = turn.record.sizing.suspended
     if not who or turn.record.done:
-        return  # what has been finished would be done again
+        return  # finished work would be repeated
     if turn.underway:
         planning.agree(turn, Purpose.KILL, f"suspended by {who}")
     elif planning.settled(turn):
@@ -194,27 +195,27 @@ def suspend(turn: Turn) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the running world is compared with."""
+    """The world that should run, compared with the running one."""
 
     nodes: int
-    """Size it should have, as far as the nodes allow that are there; 0: there is none."""
+    """The size it should have, as far as available nodes allow; 0: no world can form."""
     cordoned: tuple[NodeEntry, ...]
     """Members that should not be in it."""
     newcomers: tuple[NodeEntry, ...]
-    """Nodes outside that stand ready."""
+    """Ready nodes outside of the world."""
     changed: tuple[NodeEntry, ...] = ()
-    """Members that go on, but not with the same slots."""
+    """Members that stay, but with other slots."""
     relieved: tuple[NodeEntry, ...] = ()
-    """Members with dropped slots for which a whole node stands ready."""
+    """Members with dropped slots that ready complete nodes would replace."""
 
     @property
     def other(self) -> bool:
-        """Whether a world of the same size would not be the same."""
+        """Whether a world of the same size would have other members or slots."""
         return bool(self.cordoned or self.changed or self.relieved)
 
 
 def fit(turn: Turn) -> Fit:
-    """Which world there should be instead of the running one."""
+    """The world that should run instead of the current one."""
     members = turn.members()
     excludes = turn.record.sizing.excludes
     cordoned = tuple(entry for entry in members if excludes(entry.info.node) or not turn.places(entry))
@@ -227,7 +228,7 @@ def fit(turn: Turn) -> Fit:
 
 
 def consider_size(turn: Turn) -> None:
-    """Replace the running world when there should be a larger or smaller one, or one of other nodes."""
+    """Replace the running world if its size or its nodes should change."""
     world = turn.record.world
     if world is None or turn.record.done or turn.record.sizing.suspended:
         return
@@ -245,8 +246,8 @@ def consider_size(turn: Turn) -> None:
 
 
 def _cools_down(turn: Turn, best: Fit) -> bool:
-    """Whether another size has to wait. A cordon does not, nor do other slots, nor a node that joins what was wished
-    before."""
+    """Whether a new size must wait for the cool-down. A cordon, other slots, or a node that joins an earlier request do
+    not wait."""
     if best.other or not turn.resizing or turn.now_s >= turn.cooling_until_s:
         return False
     turn.wake_at(turn.cooling_until_s)
@@ -277,7 +278,7 @@ def _why(turn: Turn, best: Fit, now: int) -> str:
         return "; ".join(part for part in parts if part)
     if best.nodes > now:
         return f"{names(best.newcomers)} joined: {step}"
-    return f"{step}, as asked for by {turn.record.sizing.by}"
+    return f"{step}, as requested by {turn.record.sizing.by}"
 
 
 # --- how far it has come ---------------------------------------------------------------------------------------------
@@ -289,11 +290,11 @@ class Standing:
 
     conforms: bool
     waiting: str
-    """What stands between the two, in words."""
+    """What is still missing, as text."""
 
 
 def observe(turn: Turn) -> None:
-    """Note that the newest wish holds, once it does."""
+    """Record when the newest request is fulfilled."""
     sizing = turn.record.sizing
     if turn.record.observed >= sizing.generation:
         return
@@ -313,7 +314,7 @@ def observe(turn: Turn) -> None:
 
 
 def standing(turn: Turn) -> Standing:
-    """Compare what is wanted with what is."""
+    """Compare what is wanted with the current world."""
     record = turn.record
     leaving = [turn.nodes[one.node] for one in record.departing if turn.current(one.node, one.incarnation) is not None]
     if leaving:

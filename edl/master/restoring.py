@@ -1,9 +1,9 @@
-"""Which commit the next world begins from, who gives it, and who keeps copies of the commits it makes.
+"""Chooses the commit from which the next world begins, its sources, and the nodes that keep copies of new commits.
 
-One choice for the whole world, so that no two ranks restore different steps. The newest complete commit wins,
-wherever it lies: in the memory of a node, its own or another's copy, or in the checkpoint directory. From there one
-node reads it into its memory first; after that it is like any other. A sharded one is only checked by that node, to its
-last byte, and read by the workers.
+There is one choice for the whole world, so that no two ranks restore different steps. The newest complete commit wins,
+wherever it is: in a node's memory, as its own or as a copy, or in the checkpoint directory. In the last case one node
+first reads it into memory; a sharded checkpoint is only verified by that node, to its last byte, and read by the
+workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl.wire.messages import NO_STATE, Source, Version
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """What the next world begins from."""
+    """The commit from which the next world begins, and where it is."""
 
     version: Version = NO_STATE
     shards: int = 1
@@ -30,20 +30,21 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """First this node has to read the state from the checkpoint directory, or to check it there if it is sharded."""
+    """First this node must read the state from the checkpoint directory, or verify it there if it is sharded."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """There are checkpoints, and none can be used."""
+    """There are checkpoints, but none can be used."""
 
     why: str
 
 
 def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int) -> Restore | Load | Unusable:
-    """What a world of ``members`` with ``size`` workers begins from. ``entries``: all nodes that can give state now."""
+    """The starting point of a world of ``members`` with ``size`` workers. ``entries``: all nodes that can provide state
+    now."""
     held = _in_memory(entries, size)
     best = max(held, key=lambda restore: restore.version, default=Restore())
     stored = max((entry.stored for entry in members), default=NO_STATE)
@@ -61,8 +62,8 @@ def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int
 
 
 def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
-    """Workers that a world must have to begin from the newest commit in memory, if that is newer than ``than``; 0 when
-    it does not matter. A sharded state in memory fits one size only."""
+    """The number of workers that a world must have to begin from the newest commit in memory, if that is newer than
+    ``than``; 0 for any number. A sharded state in memory fits one size only."""
     entries = list(entries)
     sizes = {holding.shards for entry in entries for holding in entry.holdings if holding.version > than}
     whole = [(found.version, size) for size in sizes for found in _in_memory(entries, size) if found.version > than]
@@ -70,21 +71,21 @@ def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
 
 
 def is_cut(members: Sequence[NodeEntry]) -> bool:
-    """The state is sharded, and in memory it fits worlds of this size only: another one would throw it away. Not so
-    with a checkpoint directory: there the workers write it at the boundary, and any size reads it."""
+    """Whether the state is sharded and, in memory, only fits worlds of this size, so that another size would discard
+    it. With a checkpoint directory it does not: the workers write it at the boundary, and any size can read it."""
     sharded = any(holding.shards > 1 for entry in members for holding in entry.holdings)
     return sharded and not any(entry.stored_sharded and entry.stored.commit for entry in members)
 
 
 def newest_in_memory(entries: Sequence[NodeEntry]) -> Restore:
-    """The newest commit of which every part is in somebody's memory, whatever size of world it fits."""
+    """The newest commit of which all parts are in memory, whatever world size it fits."""
     sizes = {holding.shards for entry in entries for holding in entry.holdings}
     found = [restore for size in sizes for restore in _in_memory(entries, size)]
     return max(found, key=lambda restore: restore.version, default=Restore())
 
 
 def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
-    """Commits of which every part is in somebody's memory, and that a world of this size can begin from."""
+    """Commits of which all parts are in memory, and from which a world of this size can begin."""
     parts: dict[tuple[Version, int], list[Source]] = {}
     for entry in entries:
         info = entry.info
@@ -100,11 +101,11 @@ def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
 
 
 def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:
-    """Where each member sends copies of its commits: to a member on another rack, as evenly as can be, else to the next
-    member; a world of one node to a spare, if there is one. Whoever has a place elsewhere that is not crowded keeps it:
-    another one would cost a copy of everything."""
+    """The node that receives copies of each member's commits: a member on another rack, spread as evenly as possible,
+    else the next member; in a world of one node a spare, if there is one. An uncrowded earlier choice is kept, since a
+    new one would cost a copy of everything."""
     racks = {entry.info.rack for entry in members} - {""}
-    # Without two racks nobody is on another one, and looking for such is work for the square of the nodes.
+    # With a single rack, searching other racks would only cost time (quadratic in the nodes).
     away: dict[NodeId, list[NodeEntry]] = {
         entry.info.node: _on_other_racks(index, members) if len(racks) > 1 else []
         for index, entry in enumerate(members)
@@ -123,7 +124,7 @@ def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mappin
         if entry.info.node in found:
             continue
         if there:
-            chosen: NodeEntry | None = min(there, key=lambda one: load[one.info.node])  # of equals the next one
+            chosen: NodeEntry | None = min(there, key=lambda one: load[one.info.node])  # the next one among equals
         else:
             alone = next(iter(spares), None)
             chosen = members[(index + 1) % len(members)] if len(members) > 1 else alone
@@ -134,7 +135,7 @@ def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mappin
 
 
 def _on_other_racks(index: int, members: Sequence[NodeEntry]) -> list[NodeEntry]:
-    """Beginning with the next one."""
+    """Members on other racks, beginning with the next one."""
     rack = members[index].info.rack
     others = [*members[index + 1 :], *members[:index]]
     return [entry for entry in others if rack and entry.info.rack and entry.info.rack != rack]

@@ -1,9 +1,10 @@
-"""What a service that the Master hosts is: a pure machine beside the Master's own, such as the one that leases data.
+"""The interface of services that the Master hosts: pure machines beside the Master's own, such as the one that leases
+data.
 
-The Master knows none of them by name; ``launch/compose.py`` plugs them in. A service is fed with what happens to the
-world and with what workers say to it, in one order. The shell steps it, writes what it wants kept (in one guarded
-transaction), and only then sends its words. It is failed over with the Master: the next one makes a new machine and
-loads what was kept; what was only said may be lost, and whoever said it says it again.
+The Master knows none of them by name; ``launch/compose.py`` plugs them in. A service gets events about the world and
+messages from workers, in one order. The shell steps it, writes what it wants kept (in one guarded transaction), and
+only then sends its messages. It fails over with the Master: the next one creates a new machine and loads what was kept.
+Messages may be lost; their senders repeat them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class WorldBegan:
 
 @dataclass(frozen=True, slots=True)
 class WorldEnded:
-    """The world is over, because the next one begins or the job has ended: nothing of its workers counts any more but
-    what the next state contains. Said late on purpose: workers train on while they leave a world at a step boundary."""
+    """The world is over, because the next one begins or the job has ended: of its workers' results only those in the
+    next state count. Sent late on purpose, since workers train on until they leave a world at a step boundary."""
 
     round: Round
     reason: str
@@ -39,7 +40,7 @@ class WorldEnded:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A worker of the running world, or one that still believes to be in ``round``, says something."""
+    """A message from a worker of the running world, or from one that still believes it is in ``round``."""
 
     caller: Caller
     round: Round
@@ -51,20 +52,20 @@ class KeyPut:
     """A leased key below the service's name appeared or changed, such as one that a helper process registers."""
 
     name: str
-    """Without the prefix."""
+    """Name without the prefix."""
     value: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGone:
-    """Such a key is gone: whoever held its lease is dead or has left."""
+    """Such a key is gone: the holder of its lease is dead or has left."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Caller:
-    """One worker's slot. Who sits in it, the round says."""
+    """A worker's slot. Together with the round it identifies the worker."""
 
     node: NodeId
     slot: int
@@ -72,15 +73,15 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """The line to a helper process stands (again): what was sent before may be lost."""
+    """The line to a helper process is up (again): messages sent before may be lost."""
 
     name: str
-    """Of its key."""
+    """Name of its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineDown:
-    """The line to a helper process broke, or could not be made; it is tried again as long as the key is there."""
+    """The line to a helper process broke or could not be opened; retried while the key exists."""
 
     name: str
     refused: bool
@@ -89,7 +90,7 @@ class LineDown:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A helper process says something over its line."""
+    """A helper process sent a message over its line."""
 
     name: str
     body: str
@@ -97,19 +98,19 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class SettingsHold:
-    """Batch and LR of the world have changed, or are those that a Master which takes over has found."""
+    """Batch size and LR of the world have changed, or are those found by a new Master."""
 
     settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Somebody outside of the world asks for something (``edl data add``). To be answered with ``Answered``."""
+    """A request from outside of the world (``edl data add``), to be answered with ``Answered``."""
 
     number: int
-    """For the answer."""
+    """Number for the answer."""
     by: str
-    """Who, in words."""
+    """The requester, as text."""
     body: str
 
 
@@ -120,7 +121,7 @@ Event = WorldBegan | WorldEnded | Said | KeyPut | KeyGone | Tick | LineUp | Line
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say something to a worker. Lost when the worker, its node or the stream is gone."""
+    """Send a message to a worker. It is lost if the worker, its node or the stream is gone."""
 
     caller: Caller
     body: str
@@ -128,8 +129,8 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write below the service's name in the store, before anything is told; an empty value deletes. At most about
-    1 MB each (etcd takes no more in one request)."""
+    """Write a value below the service's name in the store, before any message is sent; an empty value deletes. At most
+    about 1 MB each (etcd's limit for one request)."""
 
     name: str
     value: bytes
@@ -137,16 +138,15 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line of the job's history."""
+    """Add a line to the job's history."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something that the job's end has to tell: a job whose workers all end well then ends with
-    ``ExitCode.INCOMPLETE`` and this text instead of with success. A later text with the same name replaces it; an
-    empty one takes it back."""
+    """Something to report at the end of the job: a job whose workers all succeed then ends with ``ExitCode.INCOMPLETE``
+    and this text. A later text with the same name replaces it; an empty one withdraws it."""
 
     name: str
     text: str
@@ -154,7 +154,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Say something to a helper process, by the name of its key. Lost when its line is down."""
+    """Send a message to a helper process, by the name of its key. It is lost while the line is down."""
 
     name: str
     body: str
@@ -162,14 +162,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job cannot go on: it ends now, as failed, with this text."""
+    """The job cannot continue: end it now, as failed, with this text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """To ``Ordered``, once all is written."""
+    """Answer to ``Ordered``, sent once everything is written."""
 
     number: int
     ok: bool
@@ -180,37 +180,37 @@ Effect = Tell | Keep | WakeAt | Note | Flaw | Send | Fail | Answered
 
 
 class Service(Protocol):
-    """One service. Large tables may be changed in place: no copy of the state is kept by anybody."""
+    """One service. Large tables may be changed in place, since no copy of the state is kept."""
 
     name: str
-    """One path segment: its keys lie below ``/edl/<job>/services/<name>/``."""
+    """One path segment: its keys are below ``/edl/<job>/services/<name>/``."""
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
-        """First call: what the last Master kept, by name; empty for a new job."""
+        """First call, with what the last Master kept, by name; empty for a new job."""
         ...
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """Take one event. Raises nothing for what a worker says, however wrong: it answers."""
+        """Handle one event. Never raises because of a worker's message, however wrong: it answers."""
         ...
 
     def report(self) -> tuple[Progress, ...]:
-        """What ``edl status`` shows."""
+        """Counters for ``edl status``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One thing that a service keeps count of, such as a data set's epoch."""
+    """One counted thing of a service, such as a data set's epoch."""
 
     name: str
     text: str
-    """For people."""
+    """Text for people."""
     counts: Mapping[str, float]
-    """For tools: names end in the unit (``_records``, ``_shards``, ``_s``, ``_per_s``) where there is one."""
+    """Numbers for tools: names end in the unit (``_records``, ``_shards``, ``_s``, ``_per_s``), if any."""
 
 
 def rank_of(world: World, caller: Caller) -> Rank | None:
-    """The caller's rank in a world; None when it has none there."""
+    """The caller's rank in a world; None if it has none."""
     member = world.member(caller.node)
     if member is None or caller.slot not in member.used:
         return None

@@ -1,8 +1,8 @@
-"""The size of the job: what people, autoscalers and schedulers have asked for, and what becomes of the next wish.
+"""The job's size: requests of people, autoscalers and schedulers, and the rules for accepting them.
 
-Level-triggered: ``Sizing`` says what is wanted now, not what was asked for on the way. A wish is judged against what
-the Master knows at that moment; what is accepted becomes part of the record before anybody hears of it, and holds for
-every Master to come. How a world comes to conform is the business of ``resizing.py``.
+Level-triggered: ``Sizing`` holds what is wanted now, not the requests on the way. A request is judged by what the
+Master knows at that moment. An accepted one becomes part of the record before it is answered, and holds for all later
+Masters. ``resizing.py`` makes the world conform.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from edl.wire.messages import NodeInfo
 from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
 
 KEYS_KEPT = 32
-"""Keys of wishes that are remembered with their answers."""
+"""Number of request keys that are remembered with their answers."""
 SHOWN_NODES = 8
-"""Of those there are, where one is named that is not."""
+"""Number of existing nodes listed when an unknown node is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cordoned:
-    """A node that takes no part, whatever launcher comes under its name."""
+    """A node that takes no part, whichever launcher uses its name."""
 
     node: NodeId
     why: str
@@ -37,36 +37,37 @@ class Cordoned:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What is wanted. Also the value of a key of its own in the store, whose revision tells stale wishes."""
+    """What is wanted. Also stored under a key of its own, whose revision detects stale requests."""
 
     minimum: int = 0
-    """Bounds that were set while the job ran; 0: those of the spec hold."""
+    """Bounds set while the job ran; 0: the spec's apply."""
     maximum: int = 0
     desired: int = 0
-    """Nodes asked for, as they were asked for: bounds that change later may cut it. 0: nobody has asked."""
+    """Requested nodes, as requested: later bounds may limit them. 0: no request."""
     generation: int = 0
-    """Counts accepted wishes of every kind; never goes back."""
+    """Number of accepted requests of any kind; never decreases."""
     by: str = ""
-    """Who asked last, and why."""
+    """The last requester, and the reason."""
     reason: str = ""
     suspended: str = ""
-    """Who has suspended the job; empty: nobody."""
+    """The requester of the suspension; empty if the job is not suspended."""
     cordoned: tuple[Cordoned, ...] = ()
     automatic: bool = False
-    """The size was last asked for by the autoscale policy, or given back to it: it may ask for another one."""
+    """The size was last requested by the autoscale policy, or given back to it, so the policy may request another
+    one."""
     fact: int = -1
-    """Size that an owning scheduler has said last, before it was brought within the bounds; -1: none has."""
+    """The last size reported by an owning scheduler, before it was limited to the bounds; -1: none."""
 
     def bounds(self, spec: NodeRange) -> NodeRange:
-        """Those that hold."""
+        """The bounds that apply."""
         return NodeRange(self.minimum, self.maximum, spec.unit) if self.maximum else spec
 
     def wished(self, spec: NodeRange) -> int:
-        """Nodes asked for, within the bounds; 0: nobody has asked."""
+        """The requested number of nodes, within the bounds; 0: no request."""
         return within(self.bounds(spec), self.desired) if self.desired else 0
 
     def target(self, spec: NodeRange) -> int:
-        """Nodes of a world if there are enough of them."""
+        """The number of nodes of a world, if enough are available."""
         return self.wished(spec) or self.bounds(spec).highest
 
     def excludes(self, node: str) -> bool:
@@ -78,13 +79,13 @@ NO_SIZING = Sizing()
 
 
 def within(bounds: NodeRange, nodes: int) -> int:
-    """The allowed size next to one that is asked for: not more than that, if there is such a one."""
+    """Round the requested size down to an allowed one; up to the minimum if none is smaller."""
     return bounds.fit(nodes) or bounds.lowest
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A wish that came with a key, and the answer it got."""
+    """A request that came with a key, and its answer."""
 
     key: str
     verdict: Verdict
@@ -93,7 +94,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Departing:
-    """A node that has to leave. It does so once; a launcher that comes back under its name is another one."""
+    """A node that has to leave, once; a later launcher with its name is another node."""
 
     node: NodeId
     incarnation: Incarnation
@@ -101,25 +102,25 @@ class Departing:
     deadline_s: float
     care: Care
     era: int = 0
-    """Commit that has to be complete in the checkpoint directory before it is told; 0, 0: none has been agreed on."""
+    """Commit that must be complete in the checkpoint directory before the node is told; 0, 0: not agreed on yet."""
     commit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What wishes are judged by."""
+    """The facts by which requests are judged."""
 
     spec: NodeRange
     nodes: frozenset[str]
-    """All there are."""
+    """All existing nodes."""
     able: frozenset[str]
-    """Those of them that can take part: alive, not leaving, not cordoned."""
+    """Existing nodes that can take part: alive, not leaving, not cordoned."""
     lowest: int = 0
-    """Nodes without which there is no world; 0: those of the bounds."""
+    """Minimum number of nodes for a world; 0: the lower bound."""
     over: str = ""
-    """Why nothing is taken on any more; empty: it is."""
+    """Why requests are no longer accepted; empty if requests are accepted."""
     owner: str = ""
-    """The scheduler to which the size belongs; empty: to whoever asks."""
+    """The scheduler that owns the size; empty if none does."""
     saves: bool = True
     """There is a checkpoint directory, as far as is known."""
     aware: bool = True
@@ -127,38 +128,38 @@ class Facts:
     scales: bool = False
     """There is an autoscale policy."""
     cut: int = 0
-    """The state is sharded, only in memory, and fits worlds of so many nodes; 0: it fits any."""
+    """Number of nodes that a sharded state, present only in memory, fits; 0: any."""
     keepers: frozenset[str] = frozenset()
-    """Nodes whose launchers run a member of the embedded store; it ends with them."""
+    """Nodes whose launchers run a member of the embedded store, which ends with them."""
     members: int = 0
-    """Members that this store has; it answers as long as more than half of them run."""
+    """Number of members of that store; it answers while more than half of them run."""
     held: int = 0
-    """Store revision at which the size was last changed."""
+    """Store revision of the last change of the size."""
     seen: Sequence[Seen] = ()
     infos: Mapping[NodeId, NodeInfo] = field(default_factory=dict)
-    """What is known of the nodes that are there."""
+    """Information about the existing nodes."""
     dropped: Sequence[slots.Dropped] = ()
     """Slots that take no part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What becomes of a wish."""
+    """The decision about a request."""
 
     verdict: Verdict
     text: str
     sizing: Sizing
     said: str = ""
-    """What is wanted from now on, in words, for the history."""
+    """What is wanted from now on, as text for the history."""
 
     @property
     def ok(self) -> bool:
-        """Whether it is taken on."""
+        """Whether the request is accepted or already fulfilled."""
         return self.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
 
 
 def judge(sizing: Sizing, wish: Wish, facts: Facts) -> Judged:
-    """What becomes of a wish. Nothing is changed here."""
+    """Judge a request, without changing anything."""
     key = getattr(wish, "key", "")
     before = next((seen for seen in facts.seen if key and seen.key == key), None)
     if before is not None:
@@ -181,7 +182,7 @@ def judge(sizing: Sizing, wish: Wish, facts: Facts) -> Judged:
 
 
 def remember(seen: Sequence[Seen], wish: Wish, judged: Judged) -> tuple[Seen, ...]:
-    """The answers to keep. What was refused has changed nothing, and may be asked for again under its key."""
+    """Update the remembered answers. A refused request changed nothing, and may be repeated under its key."""
     key = getattr(wish, "key", "")
     if not key or not judged.ok or any(one.key == key for one in seen):
         return tuple(seen)
@@ -235,7 +236,7 @@ def _to_policy(sizing: Sizing) -> Judged:
 
 
 def _misfit(nodes: int, bounds: NodeRange) -> str:
-    """Why a world of so many nodes is outside the rules; empty if it is not."""
+    """Why a world of ``nodes`` nodes is not allowed; empty if it is."""
     if nodes <= 0:
         return f"{nodes} nodes: not a size of a job that trains. To stop for a while: edl suspend; for good: edl stop"
     if not bounds.minimum <= nodes <= bounds.maximum:
@@ -248,7 +249,7 @@ def _misfit(nodes: int, bounds: NodeRange) -> str:
 
 
 def _fact(sizing: Sizing, wish: Resize, bounds: NodeRange) -> Judged:
-    """An owning scheduler says how many nodes it gives. That is so, whatever the bounds say."""
+    """An owning scheduler reports how many nodes it provides. That is a fact, whatever the bounds."""
     news = wish.nodes != sizing.fact
     told = dataclasses.replace(sizing, fact=wish.nodes)
     if wish.nodes <= 0:
@@ -304,7 +305,7 @@ def _storeless(facts: Facts, going: frozenset[str]) -> str:
     if left == facts.keepers or len(left) >= needed:
         return ""
     kept = f"leaves {count(len(left))} with a member of the job's store, and {needed} of {facts.members} are needed"
-    return f"{kept}: the job would end with it. Use edl cordon, which lets the launcher stay, or an etcd of its own"
+    return f"{kept}: the job would end with it. Use edl cordon, which keeps the launcher, or a separate etcd"
 
 
 def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
@@ -335,7 +336,7 @@ def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
         return _known(sizing, f"{node} is {'' if excluded else 'not '}cordoned")
     others = tuple(one for one in sizing.cordoned if one.node != node)
     if not wish.cordoned:
-        return _accepted(dataclasses.replace(sizing, cordoned=others), f"{node} not cordoned any more")
+        return _accepted(dataclasses.replace(sizing, cordoned=others), f"{node} no longer cordoned")
     short = _short(sizing, facts, frozenset((node,)))
     if short:
         return _refused(sizing, f"cordoning {node} {short}")

@@ -1,9 +1,8 @@
-"""Which slots of a node its workers are in: strikes, drops and returns in the Master. The rules are in
-``edl.master.policies.slots``.
+"""Slots of the nodes in the Master: strikes, drops and returns. The rules are in ``edl.master.policies.slots``.
 
-Level-triggered like the size: the record says which slots are dropped, and from that follows for each node in which
-slots its next workers are. A world that has others is replaced (``edl.master.resizing``); agents are told, so that they
-keep workers ready where they will be needed.
+Level-triggered like the size: the record says which slots are dropped, and from this follows which slots each node's
+next workers use. A world that uses others is replaced (``edl.master.resizing``); agents are told, so that they keep
+workers ready in the right slots.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from edl.wire.wishes import Cordon
 
 
 def candidate(turn: Turn, entry: NodeEntry) -> Candidate:
-    """A node as ``edl.rendezvous.ranks`` sees it."""
+    """A node in the form that ``edl.rendezvous.ranks`` needs."""
     info = entry.info
     return Candidate(info.node, entry.joined, info.node_rank, info.index, impaired=is_impaired(turn, entry))
 
 
 def is_impaired(turn: Turn, entry: NodeEntry) -> bool:
-    """Whether it can run fewer workers than it is meant to."""
+    """Whether the node can run fewer workers than planned."""
     return len(turn.places(entry)) < entry.info.slots
 
 
 def workers_of(turn: Turn, entries: Sequence[NodeEntry]) -> int:
-    """Workers of a world of these nodes."""
+    """Number of workers in a world of these nodes."""
     return sum(len(turn.places(entry)) for entry in entries)
 
 
@@ -42,7 +41,7 @@ def workers_of(turn: Turn, entries: Sequence[NodeEntry]) -> int:
 
 
 def judge(turn: Turn) -> None:
-    """Once all that is awaited is known, before a world forms: count what led to the end of the last one."""
+    """Count what ended the last world, once it is known and before the next one forms."""
     record = turn.record
     if record.judged or record.world is None:
         return
@@ -63,7 +62,7 @@ def judge(turn: Turn) -> None:
 
 
 def unfit(turn: Turn, event: Unfit) -> None:
-    """A check names a slot."""
+    """A check reports an unfit slot."""
     entry = turn.current(event.node, event.incarnation)
     if entry is not None and event.slot in rules.usable(turn.record.dropped, entry.info):
         _drop_by_itself(turn, entry, event.slot, event.why)
@@ -74,7 +73,7 @@ def _drop_by_itself(turn: Turn, entry: NodeEntry, slot: int, why: str) -> None:
     missed = _missed(turn, entry, slot)
     name = f"slot {slot} of {entry.info.node}"
     if missed:
-        if rules.slots_of(entry.info) > 1 or len(turn.nodes) > 1:  # else there was no choice at all
+        if rules.slots_of(entry.info) > 1 or len(turn.nodes) > 1:  # otherwise there was no choice
             turn.note(Kind.SLOT, f"{name} {why}; it stays: {missed}", entry.info.node)
         return
     _drop(turn, entry.info, slot, why, by_hand=False)
@@ -85,7 +84,7 @@ def _drop_by_itself(turn: Turn, entry: NodeEntry, slot: int, why: str) -> None:
 
 
 def _missed(turn: Turn, entry: NodeEntry, slot: int) -> str:
-    """Why the job cannot do without a slot; empty: it can."""
+    """Why the job cannot do without a slot; empty if it can."""
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
     if not left and not turn.next_size(_others(turn, entry)).nodes:
         return "it is the last one of its node, and there is no world without that"
@@ -95,7 +94,7 @@ def _missed(turn: Turn, entry: NodeEntry, slot: int) -> str:
 
 
 def _others(turn: Turn, entry: NodeEntry) -> int:
-    """Other nodes that can take part, now or once they are ready."""
+    """Number of other nodes that can take part, now or once they are ready."""
     return sum(
         other.registered
         and other.info.node != entry.info.node
@@ -114,8 +113,8 @@ def _drop(turn: Turn, info: NodeInfo, slot: int, why: str, *, by_hand: bool) -> 
 
 
 def come_back(turn: Turn) -> None:
-    """Slots that have cooled down take part again, once more before they are dropped again; as long as the restart
-    budget would bear that."""
+    """Let dropped slots take part again after their cool-down, with one strike left, as long as the restart budget
+    would bear a failure."""
     limits = turn.spec.slots
     cooling = [one for one in turn.record.dropped if not one.by_hand]
     if not limits.cooldown_s or not cooling or turn.record.restarts >= turn.spec.max_restarts:
@@ -145,20 +144,20 @@ def _forget(turn: Turn, back: Sequence[Dropped]) -> None:
 
 
 def wished(turn: Turn, wish: Cordon) -> None:
-    """Carry out what ``edl.master.sizing`` has accepted."""
+    """Carry out a request that ``edl.master.sizing`` has accepted."""
     entry = turn.nodes.get(NodeId(wish.node))
     info = entry.info if entry is not None else None
     if not wish.cordoned:
         _forget(turn, rules.meant(turn.record.dropped, info, wish.node, wish.device))
     elif wish.device and info is not None:
         slot = rules.named(info, wish.device)
-        assert slot is not None  # noqa: S101 - else the wish would have been refused
+        assert slot is not None  # noqa: S101 - otherwise the request would have been refused
         why = ": ".join(part for part in (wish.by, " ".join(wish.reason.split())) if part)
         _drop(turn, info, slot, f"by hand ({why})", by_hand=True)
 
 
 def news(turn: Turn) -> list[str]:
-    """What has been dropped since the last world, in words."""
+    """The slots dropped since the last world, as text."""
     return [
         f"slot {one.slot} of {one.node} dropped: {one.why}"
         for one in turn.record.dropped
@@ -167,7 +166,7 @@ def news(turn: Turn) -> list[str]:
 
 
 def left_out(turn: Turn) -> list[str]:
-    """What was dropped by itself and is so still: a job that ended well may have got over a bug in this way."""
+    """The slots that were dropped automatically and still are: a successful job may have hidden a bug in this way."""
     return [f"slot {one.slot} of {one.node} was dropped: {one.why}" for one in turn.record.dropped if not one.by_hand]
 
 
@@ -175,8 +174,8 @@ def left_out(turn: Turn) -> list[str]:
 
 
 def relieved(turn: Turn, newcomers: Sequence[NodeEntry], nodes: int) -> list[NodeEntry]:
-    """Members with dropped slots that would give way to whole nodes which stand ready, in a world of so many nodes.
-    Not where it costs steps, nor the state."""
+    """Members with dropped slots that ready complete nodes would replace, in a world of ``nodes`` nodes. None if that
+    would cost steps or the state."""
     members = turn.members()
     impaired = [entry for entry in members if not turn.excluded(entry) and is_impaired(turn, entry)]
     if not impaired or not newcomers or not turn.underway or is_cut(members):
@@ -189,7 +188,7 @@ def relieved(turn: Turn, newcomers: Sequence[NodeEntry], nodes: int) -> list[Nod
 
 
 def misplaced(turn: Turn) -> list[NodeEntry]:
-    """Members whose workers are to be in other slots than they are. Not while the state would be lost by that."""
+    """Members whose workers should be in other slots; not if moving them would lose the state."""
     found = []
     members = turn.members()
     for entry in members:
@@ -202,21 +201,21 @@ def misplaced(turn: Turn) -> list[NodeEntry]:
 
 
 def changes(turn: Turn, entries: Sequence[NodeEntry]) -> str:
-    """What is to become of the slots of these members, in words."""
+    """The changes to the slots of these members, as text."""
     said: list[str] = []
     for entry in entries:
         member = turn.member(entry)
         used, places = set(member.used if member is not None else ()), set(turn.places(entry))
         for slot in sorted(used - places):
             one = rules.dropped_here(turn.record.dropped, entry.info, slot)
-            why = f" dropped: {one.why}" if one is not None else " not needed any more"
+            why = f" dropped: {one.why}" if one is not None else " no longer needed"
             said.append(f"slot {slot} of {entry.info.node}{why}")
         said += [f"slot {slot} of {entry.info.node} takes part" for slot in sorted(places - used)]
     return "; ".join(said)
 
 
 def tell(turn: Turn) -> None:
-    """Let agents know in which slots their next workers are, where that has changed."""
+    """Tell agents which slots their next workers use, if that has changed."""
     for entry in list(turn.nodes.values()):
         places = turn.places(entry)
         known = entry.uses or rules.first(entry.info.slots)

@@ -1,4 +1,4 @@
-"""What a Master knows. ``Record`` survives it in the store; the rest is learnt again by the next Master."""
+"""The Master's state. ``Record`` survives it in the store; the next Master collects the rest again."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from edl.wire.messages import (
 
 
 class Phase(enum.Enum):
-    """Where the job stands."""
+    """The phases of a job."""
 
     FORMING = "forming"
-    """No world is meant to run; nodes stop their workers and say they are ready."""
+    """No world should run; nodes stop their workers and report ready."""
     RUNNING = "running"
-    """The recorded world is meant to run."""
+    """The recorded world should run."""
     ENDED = "ended"
     """The outcome is decided."""
 
 
 class NodeStatus(enum.Enum):
-    """What one node does, as far as the Master was told."""
+    """The phases of a node, as known to the Master."""
 
     WARMING = "warming"
     """Alive, but not ready to run workers yet."""
@@ -45,15 +45,15 @@ class NodeStatus(enum.Enum):
     """Runs no worker and has ports reserved; a spare while a world runs without it."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """Has been told to stop its workers, or will be when it attaches."""
+    """Has been ordered to stop its workers, or will be when it attaches."""
     DONE = "done"
-    """All its workers of the current round ended with status 0."""
+    """All its workers of the current round exited with status 0."""
     PREPARING = "preparing"
-    """Runs no worker of a round, and starts workers ahead of the next world; waited for only where it is needed."""
+    """Runs no worker of a round, and starts workers ahead of the next world; waited for only if it is needed."""
     LOADING = "loading"
     """Was ready, and reads the state from the checkpoint directory."""
     LEAVING = "leaving"
-    """Goes away on purpose; counted out."""
+    """Leaves on purpose; no longer counted."""
 
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
@@ -82,7 +82,7 @@ NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something that the end of the job has to tell, even if all workers end well."""
+    """Something to report at the end of the job, even if all workers succeed."""
 
     name: str
     text: str
@@ -90,71 +90,71 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the next Master must know. Written to the store, fenced, before anybody is told about it."""
+    """The state that the next Master needs. Written to the store, fenced, before any node is told about it."""
 
     phase: Phase = Phase.FORMING
     round: Round = Round(0)
-    """Number of the last world that was formed; never goes back."""
+    """Number of the last world that was formed; never decreases."""
     world: World | None = None
-    """The last world formed: running, or the one being replaced."""
+    """The last world formed: running, or being replaced."""
     reason: str = "waiting for the first nodes"
-    """Why the phase is what it is."""
+    """The reason for the phase."""
     restarts: int = 0
     """Worker failures charged to the budget; one more than the budget means that the job is about to fail."""
     charged: bool = False
-    """The change under way was charged; given back when a node of the world turns out to have died."""
+    """The current change was charged; the charge is returned if a node of the world turns out to have died."""
     done: tuple[NodeId, ...] = ()
-    """Nodes of the running world whose workers have all ended with status 0."""
+    """Nodes of the running world whose workers have all exited with status 0."""
     saving: tuple[NodeId, ...] = ()
-    """Those of them that still write what was saved: the job ends when they have, and goes back if one is lost."""
+    """Those of them that still write saves: the job ends when they have, and the world is repeated if one is lost."""
     failures: tuple[Failure, ...] = ()
     """Failures of the last incident, in order of arrival."""
     rejoins: bool = False
-    """Workers of this job have shown that they can rejoin in process; newcomers start theirs ahead."""
+    """Workers of this job have shown that they can rejoin in process; new nodes start theirs ahead."""
     era: int = 0
-    """Era of the last world; never goes back."""
+    """Era of the last world; never decreases."""
     newest: Version = NO_STATE
-    """Newest commit that a world has begun from; one without any state after that has lost it."""
+    """Newest commit from which a world has begun; a later world without any state has lost it."""
     kill: str = ""
-    """Somebody has set the kill switch: who. The job ends as soon as its workers have stopped."""
+    """The requester of the kill switch, if it is set. The job ends as soon as its workers have stopped."""
     settings: Settings = NO_SETTINGS
-    """Batch and LR that hold in the last world, as last agreed on; ``world.settings`` is what it began with."""
+    """Current batch and LR of the last world; ``world.settings`` is what it began with."""
     policy: HyperPolicy | None = None
-    """What has been made of the spec's by hand; None if it never was."""
+    """The manually changed policy; None if it was never changed."""
     wish: str = ""
-    """Who has changed it and how, until that holds."""
+    """The requester and content of a manual change, until it takes effect."""
     first_workers: int = 0
-    """Workers of the first world: what the script's LR is meant for, if nobody says otherwise."""
+    """Workers of the first world, for which the script's LR is meant unless configured otherwise."""
     flaws: tuple[Flaw, ...] = ()
-    """What services have to say at the end; see ``edl.master.service.Flaw``."""
+    """Reports of services for the end of the job; see ``edl.master.service.Flaw``."""
     outcome: Finish | None = None
     sizing: Sizing = NO_SIZING
-    """What is wanted."""
+    """The requested size and settings."""
     observed: int = 0
-    """Generation of it that the world conforms to, as far as the nodes that are there allow."""
+    """Generation of ``sizing`` that the world conforms to, as far as the available nodes allow."""
     seen: tuple[Seen, ...] = ()
-    """Wishes that came with a key, oldest first."""
+    """Requests that came with a key, oldest first."""
     departing: tuple[Departing, ...] = ()
     """Nodes that have to leave, until they are gone."""
     owed: str = ""
-    """Why the world is to write a checkpoint as soon as it trains: somebody has left who had not the time."""
+    """Why the world must write a checkpoint as soon as it trains: a node left without the time to write it."""
     learnt: Learnt = NOTHING_LEARNT
-    """What the autoscale policy knows about sizes."""
+    """The autoscale policy's knowledge about sizes."""
     strikes: tuple[Strike, ...] = ()
-    """Slots that have failed by themselves, the last one to do so at the end."""
+    """Slots that have failed by themselves, the latest last."""
     dropped: tuple[Dropped, ...] = ()
-    """Slots that take no part, of whatever node has them."""
+    """Slots that take no part, on any node."""
     judged: bool = False
-    """What led to the end of the last world has been counted among the strikes."""
+    """The end of the last world has been counted among the strikes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """One node in the Master's eyes."""
+    """One node, as the Master knows it."""
 
     info: NodeInfo
     joined: int
-    """Order of first sight by this Master."""
+    """Order in which this Master first saw the nodes."""
     status: NodeStatus
     registered: bool = False
     """Its key is in the store, so its lease lives. Without that a node takes no part."""
@@ -163,7 +163,7 @@ class NodeEntry:
     seen_round: Round = Round(0)
     ports: tuple[int, ...] = ()
     due_s: float = float("inf")
-    """Until when others wait for this node before a world forms without it."""
+    """Time until which others wait for this node before a world forms without it."""
     parked: bool = False
     """Its workers have been started and wait for their world."""
     prestarted: bool = False
@@ -177,27 +177,27 @@ class NodeEntry:
     underway: bool = False
     """All its workers of the current round train and can be held at a step boundary."""
     how: str = ""
-    """By which way its workers came into the current round."""
+    """How its workers came into the current round."""
     draining: bool = False
-    """It wants to leave, and trains on until others have a world without it."""
+    """It wants to leave, and trains until the others have a world without it."""
     keeper: NodeId = NodeId("")
-    """Where it was told to send copies of its commits."""
+    """The node to which it sends copies of its commits."""
     departing: bool = False
-    """It has been told to leave, on the stream that is open now."""
+    """It has been ordered to leave, on the current stream."""
     idled: bool = False
-    """It has been told to end the workers that wait for a world, on the stream that is open now."""
+    """It has been ordered to end waiting workers, on the current stream."""
     writes: Version = NO_STATE
-    """Commit that it was asked to write while the job rests, on the stream that is open now."""
+    """Commit that it was asked to write while the job is suspended, on the current stream."""
     hurried: bool = False
-    """It wants to leave, and has not the time to write a checkpoint: the others do."""
+    """It wants to leave without time for a checkpoint: the others write it."""
     not_kept: str = ""
-    """Why its workers' commits are not kept in memory, as it has said last."""
+    """Its last report of why its workers' commits are not kept in memory."""
     not_logged: str = ""
-    """Why what its workers write is not kept in files, as it has said last."""
+    """Its last report of why its workers' output is not written to files."""
     step_s: float = 0.0
-    """What a step takes there, as it has said last; 0: it has not."""
+    """Its last reported step time in seconds; 0: none."""
     uses: tuple[int, ...] = ()
-    """Slots that it knows its next workers to be in; empty: the first ones."""
+    """Slots that it knows its next workers use; empty: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,42 +213,42 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class MasterState:
-    """Everything a Master decides from."""
+    """Everything that the Master's decisions depend on."""
 
     spec: JobSpec
     record: Record
     nodes: Mapping[NodeId, NodeEntry] = field(default_factory=dict)
     dead: frozenset[Incarnation] = frozenset()
-    """Incarnations this Master has seen die; they are told so if they come back."""
+    """Incarnations that this Master has seen die; they are told if they come back."""
     arrivals: int = 0
     forming_since_s: float = 0.0
     grace_until_s: float | None = None
-    """End of the wait for further nodes, once enough stand ready."""
+    """End of the wait for further nodes, once enough are ready."""
     ended_at_s: float | None = None
     agreement: Agreement | None = None
     agreements: int = 0
-    """Numbers given out so far."""
+    """Number of agreements so far."""
     at_boundary: bool = False
-    """The last world is being left at a step boundary: any trouble on the way makes it an interruption."""
+    """The last world is being left at a step boundary; any problem turns this into an interruption."""
     formed_at_s: float = 0.0
-    """When the last world was formed, or this Master took it over."""
+    """Time at which the last world was formed, or this Master took it over."""
     trained_s: float = 0.0
-    """How long that world lasted."""
+    """Seconds that that world lasted."""
     quick: int = 0
-    """Worlds in a row whose workers failed as soon as they ran; see ``forming.pause_s``."""
+    """Number of worlds in a row whose workers failed as soon as they ran; see ``forming.pause_s``."""
     dropped_s: Mapping[tuple[NodeId, int], float] = field(default_factory=dict)
-    """Since when, as far as this Master knows, slots cool down that were dropped by themselves."""
+    """Time at which the cool-down of automatically dropped slots began, as far as this Master knows."""
     settings_failed: bool = False
-    """No boundary could be agreed on for other settings: not tried again in this world."""
+    """No boundary could be agreed on for new settings: not tried again in this world."""
     resizing: bool = False
-    """Another size has been asked for since the world last conformed."""
+    """Another size has been requested since the world last conformed."""
     cooling_until_s: float = 0.0
-    """Until then other sizes wait; see ``JobSpec.cooldown_s``."""
+    """Time until which other sizes wait; see ``JobSpec.cooldown_s``."""
     unwritten: tuple[Version, str] = (NO_STATE, "")
-    """The newest checkpoint that was to be written and was not, and why; no reason once it or a later one is."""
+    """The newest checkpoint that could not be written, and why; empty once it or a later one is written."""
     save_s: float = 0.0
-    """What it took to write the last checkpoint; 0: none has been written."""
+    """Seconds that writing the last checkpoint took; 0: none has been written."""
     scaling: Memory = NO_MEMORY
-    """What the autoscale policy measures just now."""
+    """The autoscale policy's current measurement."""
     reason: str = ""
-    """Why the last step did what it did; shown by ``edl status``."""
+    """The reason of the last step; shown by ``edl status``."""

@@ -1,7 +1,7 @@
-"""What of a job lies under which key in the store: the operations that write it, and what a next Master reads.
+"""The job's keys in the store: operations that write them, and the functions by which the next Master reads them.
 
-No IO. The world has a key of its own, because it names every node and the rest of the record changes far more often: at
-the end of a hundred nodes' job the record is written a hundred times, and it would name them all each time.
+No I/O. The world has its own key, because it names every node while the rest of the record changes far more often: at
+the end of a job of a hundred nodes the record is written a hundred times.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 MOST_BYTES = 1024 * 1024
 MOST_OPERATIONS = 100
-"""Of one transaction: etcd takes 1.5 MB and 128 operations unless told otherwise."""
+"""Limits of one transaction: by default etcd accepts 1.5 MB and 128 operations."""
 
 
 def readable(kind: type[T], values: Mapping[str, bytes], prefix: str, log: Callable[[str], None]) -> list[T]:
-    """What lies below a prefix. Something else there is named and passed over: it must not blind the Master."""
+    """Decode all values below a prefix. An invalid one is logged and skipped, so that it does not block the Master."""
     found = []
     for key, value in values.items():
         if key.startswith(prefix):
@@ -40,7 +40,7 @@ def readable(kind: type[T], values: Mapping[str, bytes], prefix: str, log: Calla
 
 
 def record_in(values: Mapping[str, bytes], keys: JobKeys) -> Record | None:
-    """What the last Master has left; None: nothing."""
+    """The last Master's record; None without one."""
     if keys.record not in values:
         return None
     record = plain.loads(Record, values[keys.record])
@@ -50,7 +50,7 @@ def record_in(values: Mapping[str, bytes], keys: JobKeys) -> Record | None:
 
 
 def record_operations(keys: JobKeys, before: Record | None, record: Record) -> list[Operation]:
-    """Those that turn one record into the other. They belong into one transaction."""
+    """Operations that turn one record into the other. They belong into one transaction."""
     operations: list[Operation] = []
     if record != before:
         operations.append(Put(keys.record, plain.dumps(dataclasses.replace(record, world=None))))
@@ -62,7 +62,7 @@ def record_operations(keys: JobKeys, before: Record | None, record: Record) -> l
 
 
 def journal_operations(keys: JobKeys, journal: Journal, added: Sequence[JournalEntry]) -> list[Operation]:
-    """Lines of history that come, and those that go for them."""
+    """Operations that add lines of history and delete those that they displace."""
     return [
         *(Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added),
         *(Delete(keys.journal_entry(number)) for number in journal.outdated(added)),
@@ -70,7 +70,7 @@ def journal_operations(keys: JobKeys, journal: Journal, added: Sequence[JournalE
 
 
 def service_operations(keys: JobKeys, kept: Sequence[tuple[str, Keep]]) -> list[Operation]:
-    """What services keep, in order; of several values for one name the last one."""
+    """Operations for what services keep, in order; of several values for one name only the last one."""
     newest = {(service, one.name): index for index, (service, one) in enumerate(kept)}
     found: list[Operation] = []
     for index, (service, one) in enumerate(kept):
@@ -81,7 +81,7 @@ def service_operations(keys: JobKeys, kept: Sequence[tuple[str, Keep]]) -> list[
 
 
 def transactions(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """The same in order, in pieces that the store takes."""
+    """Split operations, in order, into transactions that the store accepts."""
     piece: list[Operation] = []
     size = 0
     for operation in operations:
@@ -96,7 +96,7 @@ def transactions(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
 
 
 def whole_job(keys: JobKeys) -> list[Operation]:
-    """Clear what a job leaves behind."""
+    """Operations that delete a job's keys."""
     single = keys.spec, keys.origin, keys.record, keys.world, keys.scale, keys.token, keys.over
     return [
         *(Delete(key) for key in single),

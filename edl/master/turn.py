@@ -1,6 +1,6 @@
-"""One turn of the Master: the state under change and the effects collected so far.
+"""One step of the Master in progress: the changing state and the effects collected so far.
 
-Mutable on purpose and never seen outside one ``step``: each rule reads what the rules before it did.
+Mutable on purpose; never visible outside one ``step``. Each rule sees the changes of the rules before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edl.wire.messages import MasterMessage, Member
 
 
 class Turn:
-    """Working copy of a ``MasterState`` at one moment."""
+    """Working copy of a ``MasterState`` during one step."""
 
     def __init__(self, state: MasterState, now_s: float) -> None:
         self.spec = state.spec
@@ -46,12 +46,12 @@ class Turn:
         self.reason = state.reason
         self.effects: list[Effect] = []
         self._excluding: Record | None = None
-        """The record that the two below are made from."""
+        """The record from which the next two attributes were computed."""
         self._departing: set[tuple[NodeId, Incarnation]] = set()
         self._cordoned: set[NodeId] = set()
 
     def decision(self) -> Decision:
-        """The outcome of this turn."""
+        """The result of this step."""
         state = MasterState(
             spec=self.spec,
             record=self.record,
@@ -82,11 +82,11 @@ class Turn:
 
     @property
     def patience_s(self) -> float:
-        """How long a node may stay away before others go on without it, when nothing proves it dead."""
+        """Seconds that a node may be absent before others continue without it, unless it is proven dead earlier."""
         return 2 * self.spec.timeouts.lease_ttl_s
 
     def member(self, entry: NodeEntry) -> Member | None:
-        """The node's place in the recorded world, if this very incarnation has one."""
+        """The node's place in the recorded world, if this incarnation has one."""
         world = self.record.world
         if world is None:
             return None
@@ -94,17 +94,17 @@ class Turn:
         return member if member is not None and member.incarnation == entry.info.incarnation else None
 
     def current(self, node: NodeId, incarnation: Incarnation) -> NodeEntry | None:
-        """The entry of a node if it is still that incarnation."""
+        """The entry of a node if it is still this incarnation."""
         entry = self.nodes.get(node)
         return entry if entry is not None and entry.info.incarnation == incarnation else None
 
     @property
     def bounds(self) -> NodeRange:
-        """Nodes that a world may have: those of the spec, unless they were changed meanwhile."""
+        """The allowed numbers of nodes of a world: the spec's, unless changed since."""
         return self.record.sizing.bounds(self.spec.nodes)
 
     def next_size(self, available: int) -> Size:
-        """Nodes of the world that follows the recorded one, if so many can take part."""
+        """The size of the world after the recorded one, if ``available`` nodes can take part."""
         world = self.record.world
         previous = len(world.members) if world is not None else 0
         wished = self.record.sizing.wished(self.spec.nodes)
@@ -119,16 +119,16 @@ class Turn:
         ]
 
     def ready(self) -> list[NodeEntry]:
-        """Nodes that could be told to start workers right now."""
+        """Nodes that could be ordered to start workers now."""
         return [entry for entry in self.free() if not self.excluded(entry)]
 
     def places(self, entry: NodeEntry) -> tuple[int, ...]:
-        """Slots of a node that workers of the next world are in; empty: all have been dropped."""
+        """Slots of a node that the next world's workers use; empty: all have been dropped."""
         return slots.places(self.record.dropped, entry.info)
 
     def excluded(self, entry: NodeEntry) -> bool:
-        """Whether a node is to take no part: cordoned, about to be told to leave, or without a slot to use."""
-        if self._excluding is not self.record:  # there may be hundreds of either
+        """Whether a node takes no part: cordoned, about to be ordered to leave, or without a usable slot."""
+        if self._excluding is not self.record:  # there may be hundreds of both
             self._excluding = self.record
             self._departing = {(one.node, one.incarnation) for one in self.record.departing}
             self._cordoned = {one.node for one in self.record.sizing.cordoned}
@@ -137,7 +137,7 @@ class Turn:
         return told or not self.places(entry)
 
     def members(self) -> list[NodeEntry]:
-        """Entries of the recorded world, as far as those very incarnations are still there, in its order."""
+        """Entries of the recorded world, in its order, of incarnations that still exist."""
         world = self.record.world
         places = world.members if world is not None else ()
         found = [self.current(place.node, place.incarnation) for place in places]
@@ -145,12 +145,12 @@ class Turn:
 
     @property
     def finished(self) -> frozenset[NodeId]:
-        """Nodes of the running world that are through: the job needs nothing of them any more."""
+        """Nodes of the running world that have finished: the job needs nothing more from them."""
         return frozenset(self.record.done) - frozenset(self.record.saving)
 
     @property
     def underway(self) -> bool:
-        """Whether every member of the running world trains, and can be held at a step boundary."""
+        """Whether all members of the running world train and can be held at a step boundary."""
         world = self.record.world
         if self.record.phase is not Phase.RUNNING or world is None:
             return False
@@ -170,27 +170,27 @@ class Turn:
         self.record = dataclasses.replace(self.record, **changes)
 
     def tell(self, entry: NodeEntry, message: MasterMessage) -> None:
-        """Send to a node, if it is there to hear; otherwise attaching brings it up to date."""
+        """Send a message to a node if it is attached; otherwise attaching brings it up to date."""
         if entry.attached:
             self.effects.append(Tell(entry.info.node, entry.info.incarnation, message))
 
     def probe(self, entry: NodeEntry) -> None:
-        """Ask whether the agent still listens."""
+        """Probe whether the agent still listens."""
         self.effects.append(Probe(entry.info))
 
     def revoke(self, incarnation: Incarnation) -> None:
-        """End a lease."""
+        """Revoke a lease."""
         self.effects.append(Revoke(incarnation))
 
     def wake_at(self, at_s: float) -> None:
-        """Ask for a tick."""
+        """Request a tick."""
         self.effects.append(WakeAt(at_s))
 
     def note(self, kind: Kind, text: str, node: str = "") -> None:
-        """Write a line of history; it is also the reason of this turn."""
+        """Add a line to the history; it is also the reason of this step."""
         self.reason = text
         self.effects.append(Note(kind, text, node))
 
     def conclude(self) -> None:
-        """Let the Master go."""
+        """Let the Master exit."""
         self.effects.append(Conclude())

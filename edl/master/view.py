@@ -1,4 +1,4 @@
-"""The Master's state and history as people see them."""
+"""The Master's state and history as shown to people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeVi
 from edl.wire.wishes import ScaleView
 
 SHOWN = 10
-"""Lines of history that come with the status."""
+"""Number of history lines shown with the status."""
 _SAVING = re.compile(r".*: saving commit (\d+)", re.DOTALL)
 _COMPLETE = re.compile(r"commit (\d+) is complete in (.*)", re.DOTALL)
 _SETTINGS = re.compile(r"settings \d+ from commit (\d+): .*", re.DOTALL)
@@ -27,7 +27,7 @@ _FAILED = re.compile(r"commit (\d+) could not be written: (.*)", re.DOTALL)
 def job_status(
     state: MasterState, master: NodeId, journal: tuple[JournalEntry, ...], revision: int = 0, now_s: float = 0.0
 ) -> JobStatus:
-    """Everything ``edl status`` shows. ``journal``: all the history there is. ``revision``: of the size."""
+    """Everything that ``edl status`` shows. ``journal``: the whole history. ``revision``: of the size."""
     record = state.record
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
     return JobStatus(
@@ -64,7 +64,7 @@ def job_status(
 
 
 def _warnings(state: MasterState) -> tuple[str, ...]:
-    """What is wrong now with what is kept: of the state, and of the logs."""
+    """Current problems with checkpoints, in-memory commits and logs."""
     without = {node: entry.not_kept for node, entry in sorted(state.nodes.items()) if entry.not_kept}
     unkept = (f"commits of node {node} are not kept in memory: {why}" for node, why in without.items())
     unlogged = (f"node {node}: {entry.not_logged}" for node, entry in sorted(state.nodes.items()) if entry.not_logged)
@@ -72,7 +72,7 @@ def _warnings(state: MasterState) -> tuple[str, ...]:
 
 
 def _is_out(entry: NodeEntry, record: Record) -> bool:
-    """Whether a node is cordoned, or has no slot that may be used, which is the same."""
+    """Whether a node is cordoned or has no usable slot, which is equivalent."""
     return record.sizing.excludes(entry.info.node) or not slots.places(record.dropped, entry.info)
 
 
@@ -152,7 +152,7 @@ def _boundary(agreement: Agreement | None, world: World | None) -> str:
 
 
 def _place(saved: Version, journal: Sequence[JournalEntry]) -> str:
-    """Where a commit was written, by its number: the last one to have it counts."""
+    """Where the newest commit with this number was written; empty if unknown."""
     for entry in reversed(journal) if saved.commit else ():
         found = complete(entry)
         if found is not None and found[0] == saved.commit:
@@ -167,8 +167,7 @@ _BY_SCRIPT = "with parameter servers it is the script that saves (ps.save()), or
 
 
 def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, wish: str = "") -> Answer:
-    """What is said to somebody who uses a switch. ``checkpoint_dir``: None when it is not known. ``wish``: with
-    ``SET``."""
+    """The answer to a use of a switch. ``checkpoint_dir``: None if unknown. ``wish``: for ``SET``."""
     record = state.record
     underway = Turn(state, now_s=0.0).underway
     keep = "and nothing could be written: it has no --checkpoint-dir"
@@ -203,24 +202,24 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, wish
 
 
 def saving(entry: JournalEntry) -> int | None:
-    """Number of the commit that is going to be saved, if this line says so."""
+    """The number of the commit that will be saved, if this line announces it."""
     found = _SAVING.fullmatch(entry.text) if entry.kind == Kind.BOUNDARY.value else None
     return int(found[1]) if found else None
 
 
 def changed(entry: JournalEntry) -> int | None:
-    """Commit from which other settings hold, if this line says so."""
+    """The commit from which new settings hold, if this line announces them."""
     found = _SETTINGS.fullmatch(entry.text) if entry.kind == Kind.SETTINGS.value else None
     return int(found[1]) if found else None
 
 
 def complete(entry: JournalEntry) -> tuple[int, str] | None:
-    """Number and place of a commit that is complete in the checkpoint directory, if this line says so."""
+    """Number and place of a complete checkpoint, if this line reports one."""
     found = _COMPLETE.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
     return (int(found[1]), found[2]) if found else None
 
 
 def unwritten(entry: JournalEntry) -> tuple[int, str] | None:
-    """Number of a commit that could not be written, and why, if this line says so."""
+    """Number of a commit that could not be written, and the reason, if this line reports one."""
     found = _FAILED.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
     return (int(found[1]), found[2]) if found else None

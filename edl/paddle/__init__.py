@@ -1,4 +1,4 @@
-"""edl for PaddlePaddle scripts."""
+"""The public names of edl for PaddlePaddle scripts, imported on first use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The launcher's part, ``edl.paddle.startup``, is imported without the rest, and so without paddle."""
+    """Import a public name when it is used, so that the launcher can import ``edl.paddle.startup`` without paddle."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,4 +1,4 @@
-"""``accumulate`` for Paddle."""
+"""``accumulate`` for Paddle: steps of several micro-batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edl.worker.steps import StepLoader
 def accumulate(
     loader: StepLoader, model: Any, *, noise: AdaScale | None = None, seed: int = 0, first_step: int = 0
 ) -> Iterator[Step]:
-    """The rest of the loader's epoch, step by step::
+    """Iterate over the rest of the loader's epoch, step by step::
 
         for step in edl.accumulate(loader, parallel):
             for batch in step:
@@ -33,19 +33,20 @@ def accumulate(
             state.commit()
 
     After a step's last ``backward`` the gradients are those of the mean loss over all samples of the step, on all
-    workers. ``model``: made by ``edl.parallel``, or the plain one on a single worker. With ``--logical-ranks`` either.
+    workers. ``model``: made by ``edl.parallel``, or a plain layer on a single worker; with ``--logical-ranks`` either.
 
-    ``noise``: where AdaScale's measurements go, if not in the ``State``. ``seed``: of the logical ranks' random
-    numbers; ``first_step``: steps made before this loop, for scripts without a ``State``.
+    ``noise``: receives AdaScale's measurements, if it is not in the ``State``. ``seed``: for the random numbers of
+    logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
+    ``StateError`` for a plain layer on several workers.
     """
     trainee = PaddleTrainee(model)
     return begin(loader, trainee, lambda: LogicalModel(trainee.layer), noise, seed, first_step)
 
 
 class PaddleTrainee:
-    """``edl.worker.accumulate.Trainee`` for a layer, in ``edl.paddle.Parallel`` or plain.
+    """Implements ``edl.worker.accumulate.Trainee`` for a layer, plain or in ``edl.paddle.Parallel``.
 
-    The averaging follows the last backward pass; the passes themselves never exchange anything.
+    Gradients are averaged after the last backward pass; the passes themselves exchange nothing.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,37 +58,37 @@ class PaddleTrainee:
         self._hooks: list[Any] = []
 
     def check_workers(self) -> None:
-        """A plain layer averages nothing."""
+        """Refuse a plain layer on several workers, since its gradients would not be averaged. Raises ``StateError``."""
         if self._wrapper is None and group.size() > 1:
             raise StateError(
                 f"accumulate() was given a plain layer on {group.size()} workers: wrap it, edl.parallel(model)"
             )
 
     def apart(self) -> contextlib.AbstractContextManager[Any]:
-        """As ``no_sync``."""
+        """Passes in this context are not averaged: ``no_sync`` of ``Parallel``."""
         return self._wrapper.no_sync() if self._wrapper is not None else contextlib.nullcontext()
 
     together = apart
 
     def backward(self, loss: Any, factor: float) -> None:
-        """Multiplying the loss by 1 would only cost time."""
+        """Run a backward pass. The multiplication is skipped for factor 1 to save time."""
         self._squares = []
         (loss if factor == 1.0 else loss * factor).backward()
 
     def backward_of_nothing(self, loss: Any) -> None:
-        """Not needed: the others wait for the averaging only."""
+        """Nothing to do: other workers wait only for the averaging."""
 
     def conclude(self) -> None:
-        """Average."""
+        """Average the gradients."""
         if self._wrapper is not None:
             self._wrapper.average_gradients()
 
     def value(self, loss: Any, factor: float) -> Any:
-        """A tensor of its own."""
+        """The weighted loss as a separate tensor."""
         return (loss.detach() * factor).reshape([])
 
     def listen(self) -> None:
-        """By hooks, since ``.grad`` holds the sum of several passes."""
+        """Measure each pass with hooks, since ``.grad`` holds the sum of several passes."""
         if not self._hooks:
             hook = self._hear
             self._hooks = [parameter.register_hook(hook) for parameter in self._parameters]
@@ -96,29 +97,29 @@ class PaddleTrainee:
         self._squares.append(_square(gradient))
 
     def heard(self) -> float:
-        """All squares are numbers already."""
+        """The squared norm of the last pass's gradients."""
         return sum(self._squares)
 
     def square(self) -> float:
-        """Of ``.grad``."""
+        """The squared norm of ``.grad``."""
         return sum(_square(one.grad) for one in self._parameters if one.grad is not None)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Over the ring; a plain layer is alone."""
+        """Exchange bytes over the ring; for a plain layer only this worker's are returned."""
         found: list[bytes] = FRAMEWORK.exchange(data) if self._wrapper is not None else [data]
         return found
 
     def copy_buffers(self) -> list[Any]:
-        """A copy of each."""
+        """A copy of each buffer of the layer."""
         return [np.array(buffer.numpy()) for buffer in buffers(self.layer)]
 
     def set_buffers(self, saved: list[Any]) -> None:
-        """In place."""
+        """Overwrite the layer's buffers in place."""
         for buffer, values in zip(buffers(self.layer), saved, strict=True):
             fill(buffer, values)
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -132,7 +133,7 @@ def _square(gradient: Any) -> float:
 
 
 def _merged(gradient: Any) -> Any:
-    """The rows of an embedding's gradient, each once."""
+    """The rows of an embedding's gradient, with duplicates added up."""
     rows, places = np.unique(np.asarray(gradient.rows(), np.int64), return_inverse=True)
     values = gradient.numpy()
     merged = np.zeros((len(rows), *values.shape[1:]), np.float64)

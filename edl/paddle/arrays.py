@@ -1,4 +1,4 @@
-"""Paddle's tensors as bytes, and back."""
+"""Converts Paddle's tensors to bytes and back."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NAMES = {
 }  # fmt: skip
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 _AS_NUMPY = {"bfloat16": "uint16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
-"""How numpy holds the bits of what it does not know."""
+"""The numpy types that hold the bits of types unknown to numpy."""
 _SLICE_BYTES = 4 << 20
 _THREADS = 4
 _SHORT_BYTES = 16 << 10
-"""A shorter copy is over before another thread could be told of it."""
+"""A shorter copy takes less time than starting it on another thread."""
 
-# Unlike ctypes.memmove it does not let go of the interpreter's lock, which other threads might be slow to give back.
+# Unlike ctypes.memmove this keeps the GIL: other threads might be slow to return it.
 _move_locked: Any = ctypes.PyDLL(None).memmove
 _move_locked.argtypes, _move_locked.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
@@ -40,7 +40,7 @@ _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 @functools.cache
 def _only_cpu() -> bool:
-    """Whether this Paddle knows no other device. A tensor's place takes longer to ask for than a short copy."""
+    """Whether this Paddle supports no other device. Querying a tensor's place takes longer than a short copy."""
     others: list[Any] = [paddle.is_compiled_with_cuda(), paddle.is_compiled_with_xpu()]
     others.extend(paddle.device.get_all_custom_device_type() or ())
     return not any(others)
@@ -51,14 +51,15 @@ def _is_on_cpu(tensor: Any) -> bool:
 
 
 def kind(tensor: Any) -> str:
-    """``float32``, ``bfloat16`` …"""
+    """The type's name, such as ``float32`` or ``bfloat16``."""
     return str(tensor.dtype).rpartition(".")[2]
 
 
 def memory(tensor: Any) -> Any:
-    """A numpy array over a tensor's own memory; None for a tensor that is not on the CPU, or not dense.
+    """A numpy array over a tensor's own memory; None for a tensor that is not on the CPU or not contiguous.
 
-    By its address: DLPack refuses parameters and bfloat16, which numpy does not know. It must not outlive the tensor.
+    It uses the address, because DLPack refuses parameters, and bfloat16, which numpy does not have. It must not outlive
+    the tensor.
     """
     if not _is_on_cpu(tensor) or not tensor.is_contiguous():
         return None
@@ -72,7 +73,7 @@ def memory(tensor: Any) -> Any:
 
 
 def fill(tensor: Any, values: Any) -> None:
-    """Give a tensor these values, of its own shape; bfloat16 as uint16."""
+    """Copy values of the same shape into a tensor; bfloat16 is passed as uint16."""
     target = memory(tensor)
     if target is not None:
         np.copyto(target, values)
@@ -83,21 +84,21 @@ def fill(tensor: Any, values: Any) -> None:
 
 
 def from_memory(array: Any, name: Any) -> Any:
-    """A tensor of this kind over a numpy array's memory, which it keeps alive."""
+    """A tensor of this type over a numpy array's memory, which it keeps alive."""
     if not array.size:
         return paddle.empty(list(array.shape), dtype=name)
     if name == "bfloat16":
-        array = array.view(np.int16)  # Paddle does not reinterpret unsigned ones
+        array = array.view(np.int16)  # Paddle cannot reinterpret unsigned types
     try:
         tensor = paddle.from_dlpack(array)
-    except BufferError:  # numpy before 2.1 hands out nothing that is read only
+    except BufferError:  # numpy before 2.1 does not export read-only arrays
         tensor = paddle.Tensor(array, zero_copy=True)
     return tensor if kind(tensor) == name else tensor.view(name)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _info(dtype: Any, shape: tuple[int, ...]) -> ArrayInfo:
-    """Of one of Paddle's types, or numpy's."""
+    """Type, shape and size for a type of Paddle or numpy. Raises ``StateError`` for an unsupported type."""
     name = str(dtype).rpartition(".")[2]
     if name not in _NAMES:
         raise StateError(f"an array of {name} cannot be kept")
@@ -105,14 +106,14 @@ def _info(dtype: Any, shape: tuple[int, ...]) -> ArrayInfo:
 
 
 class PaddleArrays:
-    """``edl.worker.framework.Arrays`` for Paddle."""
+    """Implements ``edl.worker.framework.Arrays`` for Paddle."""
 
     def is_array(self, value: object) -> bool:
-        """Whether this is a tensor, or a numpy array."""
+        """Whether the value is a tensor or a numpy array."""
         return isinstance(value, paddle.Tensor | np.ndarray)
 
     def info(self, value: Any) -> ArrayInfo:
-        """Raises ``StateError`` for a kind that cannot be written, and for sparse and distributed tensors."""
+        """Type, shape and size. Raises ``StateError`` for unsupported types, and for sparse and distributed tensors."""
         dtype, shape = value.dtype, tuple(value.shape)
         if isinstance(value, paddle.Tensor):
             if value.is_selected_rows() or value.is_sparse():
@@ -127,7 +128,7 @@ class PaddleArrays:
 
     def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
         """Copy each array into its buffer, in slices on several threads."""
-        made = []  # stays until all is copied
+        made = []  # keeps converted arrays alive until all is copied
         copies: list[tuple[int, int, int]] = []
         addressof, from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
         for value, buffer in zip(values, buffers, strict=True):
@@ -136,9 +137,7 @@ class PaddleArrays:
                 continue
             target = addressof(from_buffer(buffer))
             if isinstance(value, paddle.Tensor) and _is_on_cpu(value) and value.is_contiguous():
-                source = (
-                    value.data_ptr()
-                )  # of as many bytes as info() has said; asking again takes longer than the copy
+                source = value.data_ptr()  # size as from info(); querying it again takes longer than the copy
             else:
                 made.append(_dense(value))
                 if made[-1].nbytes != size:
@@ -165,20 +164,20 @@ class PaddleArrays:
         return from_memory(array, name)
 
     def copy(self, value: Any) -> Any:
-        """An array of its own with the same values."""
+        """A separate copy of the array."""
         return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
 
     def digest(self, values: Sequence[Any]) -> int:
-        """See ``edl.paddle.digest``."""
+        """A 64-bit hash of all bytes; see ``edl.paddle.digest``."""
         return digest([_dense(value) for value in values])
 
     def finite(self, values: Sequence[Any]) -> list[bool]:
-        """For each whether it holds neither NaN nor an infinity."""
+        """For each array whether it contains neither NaN nor infinity."""
         return finite(values)
 
 
 def _dense(value: Any) -> Any:
-    """The values densely in the host's memory."""
+    """The values as a dense array in the host's memory."""
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value)
     found = memory(value)
@@ -193,11 +192,11 @@ def _slices(target: int, source: int, size: int) -> list[tuple[int, int, int]]:
 
 def _copy(copies: Sequence[tuple[int, int, int]]) -> None:
     for target, source, size in copies:
-        ctypes.memmove(target, source, size)  # without the interpreter's lock
+        ctypes.memmove(target, source, size)  # releases the GIL
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
-    """Made when first needed, and anew in a child that was forked from a process that had some."""
+    """Created on first use, and again in a forked child, which does not inherit the threads."""
     global _pool
     if _pool is None or _pool[0] != os.getpid():
         _pool = (os.getpid(), ThreadPoolExecutor(count, thread_name_prefix="edl-copy"))

@@ -1,6 +1,6 @@
-"""Collectives on tensors, over the group of the current round. Alone, each of them is the identity.
+"""Collectives on tensors, over the group of the current round. With a single rank each of them is the identity.
 
-A tensor on an accelerator goes through the host's memory.
+A tensor on an accelerator is copied through the host's memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edl.paddle.arrays import fill, from_memory, kind, memory
 
 
 def all_reduce(tensor: Any, op: str = "sum") -> Any:
-    """Combine a tensor over all ranks, in place: ``sum``, ``mean``, ``max``, ``min`` or ``prod``. Returns it."""
+    """Reduce a tensor over all ranks in place: ``sum``, ``mean``, ``max``, ``min`` or ``prod``. Returns the tensor."""
     ring = group.current()
     if ring is not None:
         _in_place(tensor, lambda array: ring.all_reduce(array, op, bfloat16=kind(tensor) == "bfloat16"))
@@ -22,7 +22,7 @@ def all_reduce(tensor: Any, op: str = "sum") -> Any:
 
 
 def broadcast(tensor: Any, root: int = 0) -> Any:
-    """Every rank's tensor becomes that of ``root``, in place. Returns it."""
+    """Set the tensor of every rank to that of ``root``, in place. Returns the tensor."""
     ring = group.current()
     if ring is not None:
         _in_place(tensor, lambda array: ring.broadcast(array, root))
@@ -30,7 +30,7 @@ def broadcast(tensor: Any, root: int = 0) -> Any:
 
 
 def all_gather(tensor: Any) -> list[Any]:
-    """The tensors of all ranks, equal in shape, in the order of the ranks."""
+    """The tensors of all ranks, which must have equal shapes, in the order of the ranks."""
     ring = group.current()
     if ring is None:
         return [tensor.detach().clone()]
@@ -40,7 +40,7 @@ def all_gather(tensor: Any) -> list[Any]:
 
 
 def barrier() -> None:
-    """Returns once all ranks have called it."""
+    """Returns after all ranks have called it."""
     ring = group.current()
     if ring is not None:
         ring.barrier()
@@ -48,7 +48,7 @@ def barrier() -> None:
 
 def _array(tensor: Any) -> Any:
     found = memory(tensor)
-    # numpy() is read only for some tensors.
+    # numpy() is read-only for some tensors.
     return np.array(tensor.detach().contiguous().numpy()) if found is None else found
 
 

@@ -1,4 +1,4 @@
-"""``Data``: a data set that the workers of a job read together, as Paddle's tensors."""
+"""``Data``: a data set that the workers of a job read together, as Paddle tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from data_service.loader.worker_context import SessionContext, WorkerContext
 from edl.paddle.framework import FRAMEWORK
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64}
-"""Kinds that Paddle does not have, or takes for something else."""
+"""Types that Paddle lacks or misinterprets, and wider ones to use instead."""
 
 
 class Data(Loader):
-    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors in the host's memory, by
-    column."""
+    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of CPU tensors by column name."""
 
     def _make_context(self) -> WorkerContext:
         return SessionContext(FRAMEWORK)

@@ -1,8 +1,8 @@
-"""Data parallelism over the current round's group: gradients are averaged when ``backward()`` returns.
+"""Data parallelism over the current round's group: gradients are averaged before ``backward()`` returns.
 
-Paddle's own DataParallel averages inside the C++ engine, where a lost peer aborts the process. Here the hooks of the
-engine only note that a gradient has come; the averaging follows in Python, still before ``backward()`` returns to the
-script, and so a lost peer is an exception that a script can see.
+Paddle's own DataParallel averages inside the C++ engine, where a lost peer aborts the process. Here the engine's hooks
+only record that a gradient has been computed; the averaging follows in Python, before ``backward()`` returns to the
+script, so a lost peer raises an exception that the script can see.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.worker.ring import OutOfStep, Ring
 
 BUCKET_BYTES = 25 << 20
 _ALONE_BYTES = 1 << 20
-"""A gradient of this size is averaged where it lies; smaller ones are gathered first."""
+"""A gradient of at least this size is averaged in place; smaller ones are gathered first."""
 _KINDS = ("float32", "float16", "bfloat16", "float64")
 _SPARSE = 128
 
@@ -35,22 +35,22 @@ _made = 0
 
 
 def parallel(layer: Any) -> Parallel:
-    """A layer that trains on all ranks: ``model = edl.paddle.parallel(model)``, and nothing else changes.
+    """Make a layer train on all ranks: ``model = edl.paddle.parallel(model)``; nothing else changes.
 
-    It is made once and used in every round. All ranks must run the same backward passes; parameters that some or all
-    ranks do not use are no harm.
+    Call it once; the result is used in every round. All ranks must run the same backward passes; parameters that some
+    or all ranks do not use are allowed.
     """
     return layer if isinstance(layer, Parallel) else Parallel(layer)
 
 
 class Parallel(_nn.Layer):  # type: ignore[misc]
-    """Behaves as the layer it was made from; ``state_dict`` has the same names."""
+    """Behaves like the layer it was made from; ``state_dict`` has the same names."""
 
     def __init__(self, layer: Any) -> None:
         global _made
         super().__init__()
         _watch_backward()
-        # Neither a sublayer nor a copy: all that is said of layers' contents is said of the original's.
+        # It is neither a sublayer nor a copy: everything about the layer's contents refers to the original.
         object.__setattr__(self, "layer", layer)
         for shared in ("_parameters", "_sub_layers", "_buffers", "_non_persistable_buffer_names_set"):
             object.__setattr__(self, shared, layer.__dict__[shared])
@@ -71,24 +71,25 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
             return getattr(self.__dict__["layer"], name)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """The layer's own."""
+        """Call the layer, and prepare for a backward pass when training."""
         if self.layer.training and paddle.is_grad_enabled():
             self._prepare()
         return self.layer(*arguments, **named)
 
     def train(self, mode: bool = True) -> Parallel:
-        """As of any layer."""
+        """Set training mode, as for any layer."""
         self.layer.train() if mode else self.layer.eval()
         self.training = mode
         return self
 
     def eval(self) -> Parallel:
-        """As of any layer."""
+        """Set evaluation mode, as for any layer."""
         return self.train(False)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here only add up gradients on each rank; the next one outside averages all of it."""
+        """Backward passes in this context only accumulate gradients on each rank; the next pass outside averages the
+        sum."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -96,10 +97,10 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
             self._syncs = before
 
     def average_gradients(self) -> None:
-        """Average the gradients as they are, for who has made all passes in ``no_sync``. All ranks call it."""
+        """Average the current gradients, after all passes have been made in ``no_sync``. All ranks must call it."""
         ring = group.current()
         if ring is not None and ring.world_size > 1:
-            # The pass that makes an empty gradient must not be averaged in its turn.
+            # A pass that creates an empty gradient must not trigger averaging itself.
             with _all_or_nobody(ring), self.no_sync():
                 self._average(ring)
 
@@ -115,7 +116,8 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
                     parameter._register_backward_hook(functools.partial(_came, me))
         ring = group.current()
         if ring is not None and (self._agreed is None or self._agreed() is not ring):
-            # A new world: whoever has built its own values takes those of rank 0. Those restored are equal anyway.
+            # New world: ranks that have initialized their own values take those of rank 0. Restored values are equal
+            # anyway.
             if ring.world_size > 1:
                 with _all_or_nobody(ring):
                     for tensor in (*self.layer.parameters(), *self.layer.buffers()):
@@ -129,12 +131,12 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         gradients = [parameter.grad for parameter in parameters]
         ours = np.array([_flag(gradient) for gradient in gradients], np.uint8)
         flags = ours.copy()
-        ring.all_reduce(flags, "max")  # which parameters any rank has used
+        ring.all_reduce(flags, "max")  # parameters used by any rank
         for parameter, mine, flag in zip(parameters, ours, flags, strict=True):
             if mine not in (0, flag):
-                raise OutOfStep(f"the gradient of {parameter.name} is of another kind on another rank")
+                raise OutOfStep(f"the gradient of {parameter.name} has another type on another rank")
         buckets: dict[str, _Bucket] = {}
-        # From the last layer to the first: the order in which they have come.
+        # From the last layer to the first: the order in which they were computed.
         for parameter, gradient, flag in reversed(list(zip(parameters, gradients, flags.tolist(), strict=True))):
             if flag & _SPARSE:
                 _average_sparse(ring, parameter, gradient)
@@ -145,7 +147,7 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
             self._average_bucket(ring, name, bucket)
 
     def _average_dense(self, ring: Ring, buckets: dict[str, _Bucket], gradient: Any, name: str) -> None:
-        """Now if it is large, else when there are enough of its kind."""
+        """Average a gradient now if it is large, else when enough of its type have been gathered."""
         array = memory(gradient)
         if array is not None and array.nbytes >= _ALONE_BYTES:
             ring.all_reduce(array, "mean", bfloat16=name == "bfloat16")
@@ -177,8 +179,9 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
 
 @contextmanager
 def _all_or_nobody(ring: Ring) -> Iterator[None]:
-    """The ring aborts itself when a call fails in the middle. Whoever leaves between two calls lets the others wait
-    as well, with gradients that are partly the mean and partly its own: nothing of this round may follow from them."""
+    """Abort the ring when this rank fails between two calls; the ring itself does so only for a failure within a call.
+    Otherwise the other ranks would wait, with gradients of which only some are averaged. Nothing may be computed from
+    them in this round."""
     try:
         yield
     except BaseException as error:
@@ -187,7 +190,7 @@ def _all_or_nobody(ring: Ring) -> Iterator[None]:
 
 
 class _Bucket:
-    """Small gradients of one kind."""
+    """Small gradients of one type."""
 
     def __init__(self) -> None:
         self.gradients: list[Any] = []
@@ -196,7 +199,7 @@ class _Bucket:
 
 
 def _flag(gradient: Any) -> int:
-    """What the ranks tell each other about a gradient: 0 for none."""
+    """How a rank describes a gradient to the others; 0 for none. Raises ``TypeError`` for an unsupported type."""
     if gradient is None:
         return 0
     name = kind(gradient)
@@ -206,15 +209,15 @@ def _flag(gradient: Any) -> int:
 
 
 def _zero_gradient(parameter: Any, name: Any) -> Any:
-    """A gradient for what this rank has not used, but others have."""
+    """A zero gradient for a parameter that other ranks have used, but not this one."""
     parameter.grad = paddle.zeros(parameter.shape, dtype=name)
     return parameter.grad
 
 
 def _average_sparse(ring: Ring, parameter: Any, gradient: Any) -> None:
-    """The rows of an embedding: each rank gets all ranks' rows. The same row may come more than once, as always."""
+    """Average an embedding's gradient: each rank gets all ranks' rows. A row may occur more than once, as usual."""
     if gradient is None:
-        # The one way to come by an empty gradient of this kind.
+        # The only way to create an empty gradient of this kind.
         nothing = paddle.zeros([0], dtype="int64")
         paddle.nn.functional.embedding(nothing, parameter, sparse=True).sum().backward()
         gradient = parameter.grad
@@ -236,7 +239,7 @@ def _average_sparse(ring: Ring, parameter: Any, gradient: Any) -> None:
 
 
 def _came(of: weakref.ref[Parallel]) -> None:
-    """Called by the engine, from C++: an exception here could not be caught by the script."""
+    """Called by the engine from C++, so the script could not catch an exception raised here."""
     model = of()
     if model is not None and model._syncs:
         _touched().add(model)
@@ -250,7 +253,7 @@ def _touched() -> set[Parallel]:
 
 
 def _watch_backward() -> None:
-    """Let every backward pass end with the averaging. Passes within passes (recomputation) belong to the outer one."""
+    """Make every backward pass end with averaging. Nested passes (recomputation) belong to the outer one."""
     original: Callable[..., Any] = core.eager.run_backward
     if getattr(original, "_edl", False):
         return

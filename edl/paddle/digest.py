@@ -16,7 +16,7 @@ _WORD_BYTES = 4
 
 
 def digest(values: Sequence[Any]) -> int:
-    """A hash of the bytes of numpy arrays, in this order; shapes and types do not count."""
+    """Hash the bytes of numpy arrays, in this order; shapes and types are not included."""
     result = 0
     for value in values:
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -33,7 +33,7 @@ def digest(values: Sequence[Any]) -> int:
 
 
 def finite(values: Sequence[Any]) -> list[bool]:
-    """For each whether all its elements are finite."""
+    """For each array whether all its elements are finite."""
     return [_is_finite(value) for value in values]
 
 
@@ -52,7 +52,7 @@ def _mixed(result: int, part: int) -> int:
 
 @lru_cache(maxsize=1)
 def _factors() -> Any:
-    """Odd numbers: those of the splitmix64 generator for 1, 2, 3 …"""
+    """Odd numbers from the splitmix64 generator for 1, 2, 3, …"""
     with np.errstate(over="ignore"):
         mixed = np.arange(1, _BLOCK_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

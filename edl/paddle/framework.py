@@ -1,5 +1,5 @@
-"""What edl.worker needs to know about Paddle. Its own gloo groups are not used: a peer that dies aborts the process in
-``DataParallel``, 30 seconds are their fixed limit, and every group formed leaks threads and descriptors."""
+"""Paddle as seen by edl.worker. Paddle's own gloo groups are not used: a dead peer aborts the process in
+``DataParallel``, their time limit is fixed at 30 seconds, and every group leaks threads and descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edl.worker.ring import PeerLost, Ring
 
 
 class PaddleFramework:
-    """``edl.worker.framework.Framework`` for Paddle."""
+    """Implements ``edl.worker.framework.Framework`` for Paddle."""
 
     name = "paddle"
 
@@ -25,24 +25,25 @@ class PaddleFramework:
         self.arrays = PaddleArrays()
 
     def why_not_in_process(self) -> str:
-        """Only training on the CPU rejoins in process."""
+        """The reason why this worker has to be restarted to join the next world; empty when it trains on the CPU."""
         framework: Any = paddle.framework
         place = framework._current_expected_place_()
         if place.is_cpu_place():
             return ""
-        return f"paddle trains on {place} here, and its communicators cannot be formed anew in one process"
+        return f"paddle trains on {place} here, and its communicators cannot be formed again in the same process"
 
     def prepare(self, seat: Seat) -> Ring:
         """The ring of this round, not connected yet."""
         return Ring(seat.rank, seat.world_size, seat.endpoints, seat.token, seat.round)
 
     def connect(self, ring: Ring, seat: Seat) -> None:
-        """Connect it; ``edl.paddle``'s collectives and ``parallel`` use it from now on."""
+        """Connect the ring; ``edl.paddle``'s collectives and ``parallel`` use it from now on."""
         group.use(ring)
         ring.connect()
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Over the ring of the round; over the group of a script that has called ``init_parallel_env`` itself."""
+        """Exchange bytes over the ring of the round, or over the group of a script that has called
+        ``init_parallel_env`` itself. Returns one entry per rank."""
         ring = group.current()
         if ring is not None:
             return [data] if ring.world_size == 1 else exchange(data, lambda part: _around(ring, part))
@@ -51,7 +52,8 @@ class PaddleFramework:
         return [data]
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """Over the ring of the round; over the group of a script that has called ``init_parallel_env`` itself."""
+        """Send bytes from rank ``root`` over the ring of the round, or over the group of a script that has called
+        ``init_parallel_env`` itself."""
         ring = group.current()
         if ring is not None:
             return ring.broadcast_bytes(data, root)
@@ -59,15 +61,16 @@ class PaddleFramework:
         return self.exchange(data if rank == root else b"")[root if self._shared() else 0]
 
     def _shared(self) -> bool:
-        """Whether the script has a group of its own with others in it."""
+        """Whether the script has its own group with other ranks."""
         return bool(paddle.distributed.is_initialized() and paddle.distributed.get_world_size() > 1)
 
     def out_of_memory(self, error: BaseException) -> bool:
-        """Paddle's ``ResourceExhaustedError`` arrives as Python's own."""
+        """Whether an exception reports a lack of memory. Paddle's ``ResourceExhaustedError`` arrives as
+        ``MemoryError``."""
         return isinstance(error, MemoryError)
 
     def lost_peers(self, error: BaseException) -> bool:
-        """Also when somebody has raised another exception from it."""
+        """Whether an exception, or one that it was raised from, reports a lost peer."""
         return any(isinstance(one, PeerLost) for one in chain(error))
 
 
@@ -82,4 +85,4 @@ def _through_paddle(data: bytes) -> list[bytes]:
 
 
 FRAMEWORK: Any = PaddleFramework()
-"""The one of this process."""
+"""The only framework object of this process."""

@@ -1,4 +1,4 @@
-"""The group that Paddle's tensors are exchanged over: the current round's ring."""
+"""The group over which Paddle's tensors are exchanged: the current round's ring."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ _current: Ring | None = None
 
 
 def current() -> Ring | None:
-    """The ring of the current round, connected or aborted; None for a process that was never given a place."""
+    """The ring of the current round, connected or aborted; None in a process that has not joined a world."""
     return _current
 
 
 def use(ring: Ring | None) -> None:
-    """From now on everything goes over this one."""
+    """Use this ring for all exchanges from now on."""
     global _current
     _current = ring
 
 
 def size() -> int:
-    """Ranks in the current round."""
+    """Number of ranks in the current round."""
     return 1 if _current is None else _current.world_size

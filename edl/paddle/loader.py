@@ -23,18 +23,19 @@ from edl.worker.steps import Share
 
 
 class DataLoader(io.DataLoader):
-    """``paddle.io.DataLoader`` that knows what the script has been given: its state is the position in the epoch, and
-    what was only fetched ahead is not consumed.
+    """``paddle.io.DataLoader`` that tracks which batches the script has received: its state is the position in the
+    epoch, and prefetched batches are not counted as consumed.
 
-    The arguments are Paddle's. ``batch_sampler`` is an ``EDLBatchSampler``; without one it is made from ``dataset``,
-    ``batch_size``, ``shuffle``, ``drop_last`` and ``seed``. ``dataset`` may be what ``shard_iterable`` returns.
+    The arguments are Paddle's. ``batch_sampler`` is an ``EDLBatchSampler``; without one it is created from ``dataset``,
+    ``batch_size``, ``shuffle``, ``drop_last`` and ``seed``. ``dataset`` may be the result of ``shard_iterable``.
 
-    ``batch_size`` is that of one worker. Where the job prescribes ``--global-batch`` or ``--local-batch``, the batches
-    are as large as these say. Raises ``StateError`` for arguments that are not possible.
+    ``batch_size`` is the size per worker. If the job prescribes ``--global-batch`` or ``--local-batch``, these
+    determine the size of the batches. Raises ``StateError`` for unsupported arguments.
 
-    It draws from no generator of the script. With ``num_workers`` the generators of the loading processes are set
-    before each batch, by the sampler's seed, the epoch and the batch's place in it. Without, and with a ``RandomState``
-    in the ``State``, a batch is loaded when it is asked for, not ahead on a thread.
+    It uses none of the script's random generators. With ``num_workers`` the generators of the loading processes are
+    seeded before each batch, from the sampler's seed, the epoch and the batch's position in it. Without
+    ``num_workers``, and with a ``RandomState`` in the ``State``, a batch is loaded when it is requested, not prefetched
+    on a thread.
     """
 
     def __init__(self, dataset: Any, feed_list: Any = None, places: Any = None, return_list: bool = True,
@@ -48,7 +49,7 @@ class DataLoader(io.DataLoader):
             raise StateError("batch_size and drop_last belong to the batch_sampler: give them to the EDLBatchSampler")
         self._stream = dataset if isinstance(dataset, ShardedIterable) else None
         self.share: Share | None = None
-        """What the batch that was handed out last is in its step."""
+        """The share of the last returned batch in its step."""
         self._feed: Feed | None = None
         self._unfinished = False
         self._seed = seed
@@ -72,28 +73,28 @@ class DataLoader(io.DataLoader):
 
     @property
     def epoch(self) -> int:
-        """The epoch whose rest the next iteration hands out; it rises when an iteration has come to the end."""
+        """The epoch that the next iteration continues; increases when an iteration has reached its end."""
         return self._position.epoch
 
     def __iter__(self) -> Any:
-        """The rest of the epoch, from the position on, in the current world."""
+        """The rest of the epoch from the current position, in the current world."""
         return Plain(self._handing(whole_steps=False), self._seen)
 
     def shares(self) -> Iterator[tuple[Any, Share]]:
-        """The rest of the epoch: each micro-batch with its share, step after step. A step counts as consumed once its
-        last micro-batch has been handed out."""
+        """The rest of the epoch: each micro-batch with its share, step after step. A step counts as consumed when its
+        last micro-batch has been returned."""
         return self._handing(whole_steps=True)
 
     def set_epoch(self, epoch: int) -> None:
-        """See ``EDLDistributedSampler.set_epoch``."""
+        """Start an epoch, as ``EDLDistributedSampler.set_epoch`` does."""
         self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's."""
+        """The position, as in the sampler's ``state_dict``."""
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The sampler's."""
+        """Restore the position, as the sampler's ``load_state_dict`` does."""
         self._position.load_state_dict(state)
 
     def _handing(self, *, whole_steps: bool) -> Handing:
@@ -109,7 +110,7 @@ class DataLoader(io.DataLoader):
 
     def _open(self) -> Iterator[Any]:
         if self._unfinished and self._iterator is not None:
-            # Paddle's loader cannot begin again with workers whose last iteration was broken off.
+            # Paddle's loader cannot reuse loading processes whose last iteration was interrupted.
             self._close(self._iterator, False)
         self._unfinished = True
         if self.num_workers == 0 and keeps_numbers():
@@ -122,7 +123,8 @@ class DataLoader(io.DataLoader):
         return found
 
     def _ahead(self) -> Iterator[Any]:
-        """As Paddle loads, which draws the seed of its loading processes from numpy's global generator."""
+        """Paddle's own iteration, which takes the seed of its loading processes from numpy's global generator; that is
+        restored."""
         where = self._position
         mine = key("loader", getattr(where, "seed", self._seed), where.epoch, where.standing, where.place().rank)
         kept = np.random.get_state()
@@ -145,13 +147,14 @@ class DataLoader(io.DataLoader):
 
 
 class _Indices(list[Any]):
-    """The indices of a batch. A loading process that takes them from its queue sets its generators by their key."""
+    """The indices of a batch. A loading process that receives them from its queue seeds its generators with their
+    key."""
 
     key = b""
 
     @classmethod
     def marked(cls, key: bytes, indices: list[int]) -> _Indices:
-        """With this key."""
+        """Create indices with this key."""
         made = cls(indices)
         made.key = key
         return made
@@ -168,9 +171,9 @@ def _arrived(key: bytes, indices: list[int]) -> list[int]:
 
 def _refuse(dataset: Any, shuffle: bool, batch_sampler: Any, more: Mapping[str, Any]) -> None:
     if isinstance(dataset, io.IterableDataset) and not isinstance(dataset, ShardedIterable):
-        raise StateError("edl.DataLoader with an IterableDataset: wrap it, edl.shard_iterable(dataset)")
+        raise StateError("edl.DataLoader with an IterableDataset: wrap it with edl.shard_iterable(dataset)")
     if isinstance(dataset, ShardedIterable) and more.get("persistent_workers"):
-        raise StateError("persistent_workers=True with shard_iterable: its processes would not learn the position")
+        raise StateError("persistent_workers=True with shard_iterable: its processes would not receive the position")
     if batch_sampler is not None and not isinstance(batch_sampler, EDLBatchSampler):
         raise StateError(
             f"batch_sampler: a {type(batch_sampler).__name__} does not know how many workers there are; take "
@@ -184,7 +187,7 @@ def _refuse(dataset: Any, shuffle: bool, batch_sampler: Any, more: Mapping[str, 
 
 
 class ShardedIterable(CoreStream, io.IterableDataset[Any]):
-    """See ``shard_iterable``."""
+    """The stream that ``shard_iterable`` returns."""
 
     def __iter__(self) -> Iterator[Any]:
         info = io.get_worker_info()
@@ -193,10 +196,10 @@ class ShardedIterable(CoreStream, io.IterableDataset[Any]):
 
 def shard_iterable(dataset: Any, *, transform: Callable[[Any], Any] | None = None, tail: str = PAD,
                    num_replicas: int | None = None, rank: int | None = None) -> ShardedIterable:  # fmt: skip
-    """A stream of which each worker takes its part, finite or not, for ``edl.DataLoader``.
+    """Distribute a finite or infinite stream over the workers, for ``edl.DataLoader``.
 
-    ``dataset`` yields the same in the same order wherever it is iterated; every loading process reads all of it, and
-    ``transform`` is done only with what it takes. If it has ``iter_from(position)``, that is called instead of reading
-    over what has been consumed; if it has ``set_epoch``, that is called before each epoch.
+    ``dataset`` must yield the same items in the same order in every process. Each loading process reads all of it, and
+    applies ``transform`` only to the items that it returns. If ``dataset`` has ``iter_from(position)``, that is called
+    instead of skipping consumed items; if it has ``set_epoch``, that is called before each epoch.
     """
     return ShardedIterable(dataset, num_replicas, rank, tail=tail, transform=transform)

@@ -1,7 +1,7 @@
-"""Batches that are loaded when they are asked for.
+"""Loads batches when they are requested.
 
-Without processes of its own Paddle's loader loads ahead on a thread. A data set that draws random numbers there draws
-from the generators that the script draws from meanwhile, in an order that no two runs share.
+Without loading processes Paddle's loader prefetches on a thread. A data set that draws random numbers there would share
+the generators with the script, in an order that differs between runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 
 
 def on_demand(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """What ``paddle.io.DataLoader`` with ``num_workers=0`` yields for these batches of indices."""
+    """Yields the batches that ``paddle.io.DataLoader`` with ``num_workers=0`` yields for these batches of indices."""
     collate = loader.collate_fn or (default_collate_fn if loader.auto_collate_batch else default_convert_fn)
     fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
         loader.dataset_kind, loader.dataset, loader.auto_collate_batch, collate, loader.drop_last

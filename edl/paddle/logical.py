@@ -1,4 +1,4 @@
-"""A Paddle layer as logical ranks need it."""
+"""A Paddle layer as needed by logical ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from edl.paddle.framework import FRAMEWORK
 from edl.paddle.random_state import RandomState, reseed
 
 _SMALL = ("float16", "bfloat16")
-"""Added up in 32 bits."""
+"""Types that are added up in 32 bits."""
 
 
 def buffers(layer: Any) -> list[Any]:
-    """What forward passes change: also statistics that Paddle keeps as parameters without gradient, which are vectors.
-    Frozen matrices, which may be large, are left alone."""
+    """Tensors that forward passes change, including statistics that Paddle stores as parameters without gradient, which
+    are vectors. Frozen matrices, which may be large, are left out."""
     kept = [one for one in layer.parameters() if one.stop_gradient and len(one.shape) <= 1]
     return [*layer.buffers(), *kept]
 
 
 class LogicalModel:
-    """``edl.worker.accumulate.LogicalTrainee``. Gradients are gathered by kind of number, flat, in memory."""
+    """Implements ``edl.worker.accumulate.LogicalTrainee``. Gradients are flattened and grouped by type in the host's
+    memory."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -40,21 +41,21 @@ class LogicalModel:
     # --- random numbers ----------------------------------------------------------------------------------------------
 
     def random(self) -> dict[str, Any]:
-        """Paddle's, numpy's, Python's."""
+        """States of Paddle's, numpy's and Python's generators."""
         return self._random.state_dict()
 
     def set_random(self, saved: dict[str, Any]) -> None:
-        """The inverse."""
+        """Restore the states returned by ``random``."""
         self._random.load_state_dict(saved)
 
     def reseed(self, key: bytes) -> None:
-        """Each generator gets its own part of the key."""
+        """Seed each generator from its own part of the key."""
         reseed(key)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
     def take(self) -> tuple[bytes, list[Any]]:
-        """Parameters that were not used count as 0."""
+        """Take the gradients, one array per type. Unused parameters count as 0."""
         used = bytes(one.grad is not None for one in self._parameters)
         arrays = [
             np.concatenate([self._piece(self._parameters[number], name) for number in numbers])
@@ -74,7 +75,7 @@ class LogicalModel:
         return wide.numpy().reshape(-1)
 
     def give(self, used: bytes, arrays: list[Any]) -> None:
-        """Each gradient becomes a tensor of its own."""
+        """Set the gradients as separate tensors."""
         for numbers, array in zip(self._kinds.values(), arrays, strict=True):
             at = 0
             for number in numbers:
@@ -89,31 +90,31 @@ class LogicalModel:
                     parameter.clear_gradient(False)
 
     def squared(self, arrays: list[Any]) -> float:
-        """In 64 bits."""
+        """The squared norm, computed in 64 bits."""
         return sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)
 
     # --- among the workers -------------------------------------------------------------------------------------------
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Over the ring of the round."""
+        """Exchange bytes over the ring of the round."""
         found: list[bytes] = FRAMEWORK.exchange(data)
         return found
 
     def sizes(self) -> list[int]:
-        """Elements of each kind."""
+        """Number of elements of each kind."""
         return [sum(int(self._parameters[number].size) for number in numbers) for numbers in self._kinds.values()]
 
     def blank(self, array: int, rows: int, columns: int) -> Any:
-        """Whatever was in that memory."""
+        """An uninitialized array."""
         return np.empty((rows, columns), list(self._kinds)[array])
 
     def gather(self, sent: Any) -> Any:
-        """Over the ring of the round."""
+        """Gather an array from all workers over the ring of the round."""
         ring = group.current()
         return [sent] if ring is None else ring.all_gather(sent)
 
     def send_buffers(self, saved: list[Any], root: int) -> None:
-        """As bytes, all at once."""
+        """Set the buffers to those of rank ``root``, sent as bytes in one message."""
         ring = group.current()
         if ring is not None and ring.world_size > 1:
             flat = np.frombuffer(bytearray(b"".join(one.tobytes() for one in saved)), np.uint8)

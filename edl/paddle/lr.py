@@ -17,11 +17,11 @@ _MARK = "_edl_scaled"
 
 
 def scale_lr(optimizer: Any, *, rule: Rule | None = None, noise: AdaScale | None = None) -> None:
-    """From now on each ``optimizer.step()`` uses the learning rate times the factor that holds for this step.
+    """Multiply the learning rate by the factor of the current step in each ``optimizer.step()`` from now on.
 
-    Before and after it the optimizer and its scheduler hold the script's own learning rate. ``rule(reference, size)``
-    is for ``--lr-rule=user``; ``noise`` for ``--lr-rule=adascale``, if it is in no ``State``. Doing it again only sets
-    these anew.
+    Outside of it the optimizer and its scheduler hold the script's own learning rate. ``rule(reference, size)`` is for
+    ``--lr-rule=user``; ``noise`` for ``--lr-rule=adascale``, if it is not in the ``State``. A second call only replaces
+    these.
     """
     factor = LrFactor(rule, noise)
     known = getattr(optimizer, _MARK, None)
@@ -35,7 +35,7 @@ def scale_lr(optimizer: Any, *, rule: Rule | None = None, noise: AdaScale | None
 
 
 class _Scaled:
-    """Paddle's optimizers have no hooks: their methods are wrapped."""
+    """Wraps methods of an optimizer, since Paddle's optimizers have no hooks."""
 
     def __init__(self, optimizer: Any, factor: Callable[[], float]) -> None:
         self.factor = factor
@@ -43,7 +43,7 @@ class _Scaled:
         self._inside = False
 
     def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method with another learning rate; also if it calls the other one."""
+        """The method with the scaled learning rate; it is scaled once, even if one wrapped method calls the other."""
 
         @functools.wraps(method)
         def wrapped(*arguments: Any, **named: Any) -> Any:

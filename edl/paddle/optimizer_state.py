@@ -1,7 +1,8 @@
-"""An optimizer's state under names that another process gives the same parameters too.
+"""An optimizer's state under names that are the same in every process.
 
-Paddle's own keys (``linear_0.w_0_moment1_0``) count the layers and optimizers that a process has made. Here they are
-``{"parameters": {"model.weight": {"moment1": …}}}``: the layer's name in ``State``, and the parameter's in the layer.
+Paddle's own keys (``linear_0.w_0_moment1_0``) depend on how many layers and optimizers a process has created. Here they
+are ``{"parameters": {"model.weight": {"moment1": …}}}``: the layer's name in ``State``, and the parameter's name in the
+layer.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _MASTER = "master_weight"
 
 
 def capture(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that decides how the optimizer goes on. Parameters it has not stepped yet have nothing in it."""
+    """Everything that determines how the optimizer continues. Parameters without a step so far have no entry."""
     if isinstance(optimizer, paddle.optimizer.LBFGS):
-        return {"lbfgs": dict(optimizer.state), **_capture_rate(optimizer)}  # Paddle has no way to load it
+        return {"lbfgs": dict(optimizer.state), **_capture_rate(optimizer)}  # Paddle cannot load it
     if not optimizer._accumulators and optimizer._accumulators_holder:
-        # Loaded with set_state_dict, not stepped since: Paddle would unpack it at the first step.
+        # It was loaded with set_state_dict and has not made a step since; Paddle would unpack it at the first step.
         _create(optimizer, [each for each in _parameters(optimizer) if _is_held(optimizer, each)])
     names = _names(optimizer, layers)
     kept: dict[str, dict[str, Any]] = {}
@@ -41,8 +42,9 @@ def load(
     state: Mapping[str, Any],
     owned: Callable[[Any], Any] = lambda part: part,
 ) -> None:
-    """The inverse, also for an optimizer that has not stepped yet. Copies into the tensors there are. What may keep
-    what it is given gets what ``owned`` makes. Raises ``ValueError`` if it does not fit."""
+    """The inverse of ``capture``, also for an optimizer that has made no step yet. Copies into existing tensors;
+    receivers that may keep their argument get the result of ``owned``. Raises ``ValueError`` if the state does not
+    fit."""
     if isinstance(optimizer, paddle.optimizer.LBFGS):
         optimizer.state.clear()
         optimizer.state.update(owned(state["lbfgs"]))
@@ -53,10 +55,10 @@ def load(
     kept = state["parameters"]
     unknown = sorted(kept.keys() - parameters.keys())
     if unknown:
-        raise ValueError(f"it has no parameter {', '.join(unknown[:5])} any more")
+        raise ValueError(f"it no longer has the parameters {', '.join(unknown[:5])}")
     _forget(optimizer, {names[own] for own in names} - kept.keys(), names)
     _create(optimizer, [parameters[name] for name in kept])
-    names = _names(optimizer, layers)  # once more: now it has its master weights
+    names = _names(optimizer, layers)  # again: now it has its master weights
     places: dict[tuple[str, str], Any] = {}
     for kind, values in optimizer._accumulators.items():
         places.update({(_name(names, own), kind): tensor for own, tensor in values.items()})
@@ -92,10 +94,10 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _names(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, str]:
-    """Paddle's name of a parameter, or of its master weight, to ours."""
+    """Maps Paddle's name of a parameter, or of its master weight, to the stable name."""
     kept = {
         parameter.name: f"{layer_name}.{name}"
-        for layer_name, layer in reversed(list(layers.items()))  # the first one to hold it names it
+        for layer_name, layer in reversed(list(layers.items()))  # the first layer that has it determines the name
         for name, parameter in layer.named_parameters()
     }
     found = {
@@ -108,7 +110,7 @@ def _names(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, str]:
 
 def _name(names: Mapping[str, str], own: str) -> str:
     if own not in names:
-        raise StateError(f"the optimizer keeps values for {own}, which is none of its parameters")
+        raise StateError(f"the optimizer keeps values for {own}, which is not one of its parameters")
     return names[own]
 
 
@@ -121,7 +123,7 @@ def _is_held(optimizer: Any, parameter: Any) -> bool:
 
 
 def _create(optimizer: Any, parameters: list[Any]) -> None:
-    """Make the tensors that the first step would make. It does nothing for parameters that have them."""
+    """Create the tensors that the first step would create. Does nothing for parameters that have them."""
     if parameters:
         base: Any = framework
         with base.dygraph_guard_if_declarative():
@@ -129,7 +131,7 @@ def _create(optimizer: Any, parameters: list[Any]) -> None:
 
 
 def _forget(optimizer: Any, unsaved: set[str], names: Mapping[str, str]) -> None:
-    """Parameters that had not been stepped when this was saved begin anew, should they have been stepped since."""
+    """Reset parameters that had made no step when the state was saved, in case they have made steps since."""
     own_names = {own for own, name in names.items() if name in unsaved}
     for values in optimizer._accumulators.values():
         for own in own_names & values.keys():

@@ -53,13 +53,13 @@ __all__ = [
 
 
 class Embedding(nn.Layer):
-    """Rows of a table on the parameter servers. ``forward``: keys int64 of any shape, any value, to float32 of
+    """Rows of a table on the parameter servers. ``forward`` maps int64 keys of any shape and value to float32 of shape
     ``(*shape, dim)``.
 
-    Rows come into being when a key is seen for the first time, with weights that follow from ``initial`` and the key.
-    Several embeddings may have one ``name``, and then share the table. ``combiner``: ``"sum"`` or ``"mean"`` over the
-    last dimension of the keys. Gradients go to the servers with ``step``; there are no parameters for an optimizer.
-    In eval mode keys without a row get none. Raises ``SettingError``.
+    A row is created when its key is first seen, with weights that depend on ``initial`` and the key. Several embeddings
+    may have the same ``name``, and then share the table. ``combiner``: ``"sum"`` or ``"mean"`` over the last dimension
+    of the keys. Gradients are sent to the servers by ``step``; there are no parameters for an optimizer. In eval mode
+    no rows are created. Raises ``SettingError``.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class Embedding(nn.Layer):
         self.combiner = checked_combiner(combiner)
         self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged)
         self.dim = dim
-        # Autograd calls back only for what depends on something. In a list, since a layer keeps tensors as its own.
+        # Autograd runs backward only for results that require gradients. It is in a list because a layer would register
+        # a tensor as its own.
         self._anchor = [paddle.zeros([], "float32")]
         self._anchor[0].stop_gradient = False
 
     def forward(self, keys: Any) -> Any:
-        """See the class."""
+        """The rows of the keys, or their combination; see the class."""
         numbers = _numbers(keys, self.table)
         return self._result(keys, numbers, part.pull(self.table, numbers, insert=self.training))
 
@@ -98,12 +99,12 @@ class Embedding(nn.Layer):
         return rows.mean(axis=-2) if self.combiner == "mean" else rows
 
     def extra_repr(self) -> str:
-        """For ``print(model)``."""
+        """The text in ``print(model)``."""
         return f"{self.table!r}, dim={self.dim}" + (f", combiner={self.combiner!r}" if self.combiner else "")
 
 
 class _Pulled(paddle.autograd.PyLayer):
-    """Rows as a tensor; the way back takes their gradients."""
+    """Pulled rows as a tensor; its backward pass collects their gradients."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Any, rows: Any, place: Any, table: str, keys: Any) -> Any:
@@ -116,12 +117,12 @@ class _Pulled(paddle.autograd.PyLayer):
 
 
 class Dense:
-    """The parameters of a layer, embeddings left aside, lie in a table on the parameter servers, which apply
-    ``optimizer``. Their first values are those of the trainer that comes first; ``step`` brings the newest.
+    """Keeps the parameters of a layer, except embeddings, in a table on the parameter servers, which apply
+    ``optimizer``. Their first values are those of the first trainer; ``step`` fetches the newest.
 
-    ``name``: of the table; each ``Dense`` of a script needs its own. ``every``: new values are fetched every so many
-    steps. What is not trained stays as it is in each trainer: buffers, such as the statistics of ``BatchNorm``, and
-    parameters with ``stop_gradient=True``.
+    ``name``: the name of the table; each ``Dense`` of a script needs its own. ``every``: number of steps between
+    fetches of new values. Untrained values stay local to each trainer: buffers, such as the statistics of
+    ``BatchNorm``, and parameters with ``stop_gradient=True``.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Dense:
         return {key: _floats(one) for key, one in self._parameters.items()}
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Give the parameters these values."""
+        """Set the parameters to these values."""
         for key, one in self._parameters.items():
             if kind(one) == "float32":
                 fill(one, values[key])
@@ -151,16 +152,16 @@ class Dense:
                 paddle.assign(paddle.to_tensor(values[key]).astype(one.dtype), output=one)
 
     def take_gradients(self) -> dict[str, Any] | None:
-        """Gradients by name, of parameters that have one, and clear them; None if there are none."""
+        """Return the gradients by name, of parameters that have one, and clear them; None if there are none."""
         grads = {key: _floats(one.grad) for key, one in self._parameters.items() if one.grad is not None}
         for one in self._parameters.values():
-            one.clear_gradient(False)  # lets go of the memory, and does not write zeros into it
+            one.clear_gradient(False)  # frees the memory instead of writing zeros
         return grads or None
 
 
 def lookup(*wanted: tuple[Embedding, Any]) -> list[Any]:
-    """What several embeddings give for their keys, ``lookup((users, batch["user"]), (words, batch["words"]))``, fetched
-    in one trip to the servers; one after another they take a trip each."""
+    """The results of several embeddings for their keys, ``lookup((users, batch["user"]), (words, batch["words"]))``,
+    fetched in one request to the servers instead of one each."""
     asked = [(one.table, _numbers(keys, one.table), one.training) for one, keys in wanted]
     found = part.lookup(asked)
     return [
@@ -170,7 +171,7 @@ def lookup(*wanted: tuple[Embedding, Any]) -> list[Any]:
 
 
 def prefetch(table: Embedding | str, keys: Any) -> None:
-    """Rows of the next batch's keys are fetched while this one is trained on."""
+    """Start to fetch the rows of the next batch's keys while the current batch is trained on."""
     _prefetch(table, _numbers(keys, table if isinstance(table, str) else table.table))
 
 
@@ -189,7 +190,7 @@ def _floats(tensor: Any) -> Any:
 
 
 def _array(tensor: Any) -> Any:
-    """A numpy array of its values: its own memory, which stays alive, if it is on the CPU."""
+    """The values as a numpy array: over the tensor's memory, which stays alive, if it is on the CPU."""
     if not tensor.place.is_cpu_place() or not tensor.size:
         return np.ascontiguousarray(tensor.numpy())
     return np.from_dlpack(tensor if tensor.is_contiguous() else tensor.contiguous())

@@ -15,12 +15,12 @@ from edl.worker.numbers import reseed_numpy
 
 
 class RandomState:
-    """Paddle's generators, numpy's global one and Python's, as something that ``State`` keeps.
+    """Paddle's generators, numpy's global one and Python's, as an object for ``State``.
 
-    ``State(random=edl.RandomState())`` sets all of them at every step boundary, to where the job's seed, the rank and
-    the number of the commit say: the numbers of a step do not depend on what happened before it. ``generators``: more
-    of them that the script draws from, ``numpy.random.Generator``. ``seed``: of the job; without it, where Paddle's
-    generator stands on rank 0 when training begins, so ``paddle.seed`` decides.
+    ``State(random=edl.RandomState())`` seeds all of them at every step boundary from the job's seed, the rank and the
+    number of the commit, so the random numbers of a step do not depend on earlier steps. ``generators``: additional
+    ``numpy.random.Generator`` objects that the script uses. ``seed``: the job's seed; by default it is derived from the
+    state of Paddle's generator on rank 0 when training begins, so ``paddle.seed`` determines it.
     """
 
     def __init__(self, *generators: Any, seed: int | None = None) -> None:
@@ -34,7 +34,7 @@ class RandomState:
         self._more = generators
 
     def edl_seed(self) -> str:
-        """See ``edl.worker.numbers.Generators``."""
+        """The job's seed as text; see ``edl.worker.numbers.Generators``."""
         if self._seed is not None:
             origin = str(self._seed).encode()
         else:
@@ -42,13 +42,13 @@ class RandomState:
         return hashlib.blake2b(origin, digest_size=16).hexdigest()
 
     def edl_reseed(self, key: bytes) -> None:
-        """See ``edl.worker.numbers.Generators``."""
+        """Seed all generators from a key; see ``edl.worker.numbers.Generators``."""
         reseed(key)
         for number, one in enumerate(self._more):
             reseed_numpy(one, hashlib.blake2b(key, digest_size=32, salt=number.to_bytes(8, "little")).digest())
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all of them stand."""
+        """The states of all generators."""
         name, keys, position, has_gauss, gauss = np.random.get_state()
         version, internal, gauss_next = random.getstate()
         return {
@@ -58,9 +58,9 @@ class RandomState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the states. Paddle's generators stay unchanged when the number of devices differs."""
         saved = [_generator_state(*plain) for plain in state["paddle"]]
-        if len(saved) == len(paddle.get_rng_state()):  # else from a machine with other devices
+        if len(saved) == len(paddle.get_rng_state()):  # otherwise saved on a machine with other devices
             paddle.set_rng_state(saved)
         name, keys, *rest = state["numpy"]
         np.random.set_state((name, np.asarray(keys, np.uint32), *rest))
@@ -69,7 +69,7 @@ class RandomState:
 
 
 def reseed(key: bytes) -> None:
-    """Set Paddle's generators, numpy's and Python's; each by its own part of 64 bytes."""
+    """Seed Paddle's, Python's and numpy's generators; each from its own part of 64 bytes."""
     paddle.seed(int.from_bytes(key[:8], "little") >> 1)
     random.seed(key[8:40])
     np.random.seed(int.from_bytes(key[40:44], "little"))

@@ -17,22 +17,22 @@ from edl.worker import sampler as core
 from edl.worker.feeding import Batches
 
 _SMALL = 2**31
-"""Indices below it are kept in four bytes."""
+"""Smaller indices are stored in four bytes."""
 
 
 class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
-    """Each worker's part of an epoch, for worlds that change. ``EDLBatchSampler`` makes batches of it.
+    """Each worker's part of an epoch, for worlds that change. ``EDLBatchSampler`` makes batches from it.
 
     ``num_replicas`` and ``rank`` follow the job unless they are given.
 
-    - ``tail``: what happens at the end of an epoch that does not come out even. ``"pad"`` repeats samples from the
-      beginning of the order, ``"drop"`` leaves some out, ``"exact"`` hands out each sample once, unevenly.
-    - ``order``: ``"framework"`` is that of ``paddle.io.DistributedBatchSampler`` (with seed 0), kept in 4 bytes a
-      sample; ``"computed"`` is kept in none.
-    - ``base``: another sampler, whose indices (or lists of indices, which stay together) are dealt out.
+    - ``tail``: how to end an epoch that cannot be divided evenly. ``"pad"`` repeats samples from the beginning of the
+      order, ``"drop"`` leaves some out, ``"exact"`` returns each sample once, unevenly.
+    - ``order``: ``"framework"`` is that of ``paddle.io.DistributedBatchSampler`` (with seed 0) and takes 4 bytes of
+      memory per sample; ``"computed"`` takes none.
+    - ``base``: another sampler, whose indices (or lists of indices, which stay together) are distributed.
     - ``counts=False``: only ``advance()`` moves the position.
 
-    State: ``State(sampler=sampler)``. Raises ``StateError`` for options that are not possible.
+    State: ``State(sampler=sampler)``. Raises ``StateError`` for unsupported options.
     """
 
     framework = "paddle"
@@ -64,15 +64,16 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
 
 
 class EDLBatchSampler(Batches, BatchSampler):  # type: ignore[misc]
-    """``paddle.io.DistributedBatchSampler`` for worlds that change: the same batches as long as the world stays (with
-    ``shuffle``, if the number of samples can be divided by that of the workers: Paddle shuffles its padding, too).
+    """``paddle.io.DistributedBatchSampler`` for worlds that change: the same batches while the world stays the same
+    (with ``shuffle``, only if the number of samples is a multiple of the number of workers, since Paddle also shuffles
+    its padding).
 
-    ``batch_size`` is that of one worker. Where the job prescribes ``--global-batch`` or ``--local-batch``, the batches
-    are as large as these say. ``drop_last`` leaves out a last step that is smaller than the others. ``sampler``: an
-    ``EDLDistributedSampler`` in place of ``dataset`` and the options that it would be made from.
+    ``batch_size`` is the size per worker. If the job prescribes ``--global-batch`` or ``--local-batch``, these
+    determine the size of the batches. ``drop_last`` leaves out a last step that is smaller than the others.
+    ``sampler``: an ``EDLDistributedSampler`` in place of ``dataset`` and its options.
 
-    Give it to ``edl.DataLoader(dataset, batch_sampler=…)``, or go over it yourself. Raises ``StateError`` for options
-    that are not possible.
+    Pass it to ``edl.DataLoader(dataset, batch_sampler=…)``, or iterate over it. Raises ``StateError`` for unsupported
+    options.
     """
 
     def __init__(self, dataset: Any = None, batch_size: int = 1, num_replicas: int | None = None,
@@ -100,5 +101,5 @@ class EDLBatchSampler(Batches, BatchSampler):  # type: ignore[misc]
 
     @property
     def epoch(self) -> int:
-        """See the sampler's."""
+        """The epoch of the sampler."""
         return self.sampler.epoch

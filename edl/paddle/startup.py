@@ -1,4 +1,4 @@
-"""What a worker start needs to know about Paddle. Called by name from ``edl.worker.frameworks``."""
+"""What a worker's start needs from Paddle. Called by name from ``edl.worker.frameworks``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def why_unsafe() -> str:
 
 
 def before_script(imported_under: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Adapt Paddle's store to this worker, and apply flags set after the import. Does nothing twice."""
+    """Adapt Paddle's store to this worker, and apply flags that were set after the import. A second call does
+    nothing."""
     import paddle
     from paddle.base import core
 
@@ -32,10 +33,10 @@ def before_script(imported_under: Mapping[str, str], environment: Mapping[str, s
 
 
 def _apply_flags(paddle: Any, imported_under: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Paddle reads ``FLAGS_*`` when it is imported; hand over those this worker has set otherwise."""
+    """Apply ``FLAGS_*`` that differ from those at import, since Paddle reads them only when it is imported."""
     for name, value in environment.items():
         if name.startswith("FLAGS_") and imported_under.get(name) != value:
-            # Variables of launchers begin with FLAGS_ as well, and are no flags of the library.
+            # Variables of launchers begin with FLAGS_ as well, but are not flags of the library.
             with contextlib.suppress(ValueError, TypeError):
                 kind = type(paddle.get_flags(name)[name])
                 paddle.set_flags({name: value.lower() in _TRUE if kind is bool else kind(value)})

@@ -24,14 +24,15 @@ _REFUSED = frozenset({
 
 
 class State(core.State):
-    """What a training script must not lose: ``State(model=model, optimizer=optimizer, epoch=0)``.
+    """The state of a training script that must not be lost: ``State(model=model, optimizer=optimizer, epoch=0)``.
 
-    Layers, optimizers, LR schedulers, anything else with ``state_dict``, tensors, arrays and plain values.
+    It accepts layers, optimizers, LR schedulers, other objects with ``state_dict``, tensors, arrays and plain values.
+    Raises ``StateError`` for ``sharded=True`` and for objects that cannot be saved.
     """
 
     def __init__(self, *, sharded: bool = False, copy_every: int = 1, **values: Any) -> None:
         if sharded:
-            # Paddle 3.3's distributed checkpoint needs CUDA to be read by more than one process.
+            # Paddle 3.3's distributed checkpoint can be read by more than one process only with CUDA.
             raise StateError("sharded=True: sharded state is not possible with Paddle, only with PyTorch")
         super().__init__(FRAMEWORK, values, sharded=sharded, copy_every=copy_every)
         for name, obj in self._objects.items():
@@ -43,7 +44,7 @@ class State(core.State):
         return "\n".join(f"{name} {list(one.shape)} {one.dtype}" for name, one in obj.named_parameters())
 
     def _layers(self) -> dict[str, Any]:
-        """The layers that are kept, by the names they are kept under."""
+        """The layers in the state, by their names."""
         return {name: value for name, value in self._objects.items() if isinstance(value, paddle.nn.Layer)}
 
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
@@ -64,7 +65,7 @@ class State(core.State):
             _load_layer(obj, plain, self._owned)
         else:
             super()._load_object(name, obj, plain)
-            if isinstance(obj, paddle.amp.GradScaler):  # an interrupted step's: the next one's count as unscaled else
+            if isinstance(obj, paddle.amp.GradScaler):  # may be left by an interrupted step
                 getattr(obj, "_optimizer_states", {}).clear()
 
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
@@ -72,37 +73,40 @@ class State(core.State):
 
 
 def _refuse(name: str, obj: Any) -> None:
-    """Optimizers around another one keep that one's state out of sight, and Fleet's spread it over the workers."""
+    """Refuse optimizers that wrap another one and hide its state, and Fleet's, which distribute it over the workers.
+    Raises ``StateError``."""
     for kind in type(obj).__mro__:
         if kind.__name__ in _REFUSED and kind.__module__.startswith("paddle."):
             raise StateError(
-                f"state.{name}: a {type(obj).__name__} cannot be kept, because it holds or spreads what another "
-                "optimizer or layer keeps; keep that one, and use edl.parallel for the model"
+                f"state.{name}: a {type(obj).__name__} cannot be kept, because it holds or spreads the state of an "
+                "optimizer or layer; keep that one, and use edl.parallel for the model"
             )
 
 
 def _load_layer(layer: Any, plain: Any, owned: Callable[[Any], Any]) -> None:
-    """Paddle's own way copies into the tensors there are. A layer with a way of its own may keep what it gets."""
+    """Restore a layer. Paddle's own method copies into the existing tensors; a layer with its own method may keep its
+    argument and gets a copy."""
     own = layer.state_dict()
     missing, unexpected = own.keys() - plain.keys(), plain.keys() - own.keys()
     if missing or unexpected:
-        raise ValueError(f"it lacks {sorted(unexpected)[:5]} and has {sorted(missing)[:5]}, which were not saved")
+        raise ValueError(f"it lacks the saved {sorted(unexpected)[:5]}, and {sorted(missing)[:5]} were not saved")
     for key, tensor in own.items():
         if list(tensor.shape) != list(plain[key].shape):
             raise ValueError(f"{key}: saved as {list(plain[key].shape)}, now {list(tensor.shape)}")
     usual = getattr(layer.set_state_dict, "__func__", None) is paddle.nn.Layer.set_state_dict
     layer.set_state_dict(plain if usual else owned(plain))
     for parameter in layer.parameters():
-        parameter.clear_gradient(False)  # what an interrupted backward pass has left
+        parameter.clear_gradient(False)  # may be left by an interrupted backward pass
 
 
 def _load_value(plain: Any, live: Any) -> Any:
-    """What a value becomes: on the device of the one before. A tensor that is trained (a leaf that takes a gradient)
-    is filled, since optimizers hold on to it. Others are new ones: what is there may be part of anything."""
+    """The restored value, on the device of the existing one. A trained tensor (a leaf that requires a gradient) is
+    filled in place, since optimizers refer to it. Others are created anew, since the existing one may be part of
+    anything."""
     if isinstance(plain, paddle.Tensor) and isinstance(live, paddle.Tensor):
         if live.is_leaf and not live.stop_gradient:
             if list(live.shape) != list(plain.shape):
-                raise ValueError(f"kept as a tensor of {list(plain.shape)}, it is one of {list(live.shape)} now")
+                raise ValueError(f"saved as a tensor of shape {list(plain.shape)}, now its shape is {list(live.shape)}")
             live.set_value(plain)
             live.clear_gradient(False)
             return live

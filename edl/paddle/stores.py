@@ -1,13 +1,13 @@
-"""Paddle's store, without its pauses and without what those pauses hide.
+"""Makes Paddle's store faster, and avoids an error that its delays hide.
 
-Two costs of Paddle 3.x's ``init_parallel_env`` are taken away here, both measured on loopback: a rank that comes
-before rank 0 listens sleeps three seconds before it tries again, and each operation on the store waits 44 ms because
-Nagle's algorithm (RFC 896) meets delayed acknowledgements (RFC 1122, 4.2.3.2).
+Two costs of Paddle 3.x's ``init_parallel_env`` are removed here, both measured on loopback: a rank that connects before
+rank 0 listens sleeps three seconds before it retries, and each operation on the store takes 44 ms because Nagle's
+algorithm (RFC 896) meets delayed acknowledgements (RFC 1122, 4.2.3.2).
 
 A gloo group writes each rank's address under a key that is the same for every group of the store
-(``process_group_gloo.cc`` puts no prefix before it). So the second group of a script, which ``fleet.init`` makes, may
-read what the first one has left: the connection is refused, or both sides wait for half a minute. At 44 ms an
-operation the new address mostly came in time; without them it does not. So every further group gets a store of its own.
+(``process_group_gloo.cc`` adds no prefix). So the second group of a script, which ``fleet.init`` creates, may read the
+addresses of the first: the connection is refused, or both sides wait for half a minute. With 44 ms per operation the
+new address mostly arrived in time; without the delay it does not. So every further group gets its own store.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from edl.worker.patience import wait_until_open
 
 
 def adapt(core: Any, environment: Mapping[str, str]) -> None:
-    """Change the two functions of ``paddle.base.core`` that make the job's store and gloo groups. Does nothing twice,
-    and nothing to functions that a version of Paddle does not have. ``environment``: the worker's, live."""
+    """Replace the two functions of ``paddle.base.core`` that create the job's store and gloo groups. A second call does
+    nothing, and functions that this version of Paddle lacks are left out. ``environment``: the worker's live
+    environment."""
     original = getattr(core, "create_or_get_global_tcp_store", None)
     if original is not None and not getattr(original, "_edl_patient", False):
         core.create_or_get_global_tcp_store = _patient(original, environment)
@@ -37,7 +38,7 @@ def adapt(core: Any, environment: Mapping[str, str]) -> None:
 
 
 def _patient(original: Callable[..., Any], environment: Mapping[str, str]) -> Callable[..., Any]:
-    """The function that gives the job's store: it connects once rank 0 listens, and sends at once."""
+    """The function that returns the job's store: it connects when rank 0 listens, and sends without delay."""
     made = False
 
     def create_or_get_global_tcp_store(*arguments: Any, **named: Any) -> Any:
@@ -59,10 +60,10 @@ def _patient(original: Callable[..., Any], environment: Mapping[str, str]) -> Ca
 def _with_own_store(
     original: Callable[..., Any], tcp_store: Callable[..., Any], environment: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """The function that makes a gloo group: all but the first on a store meet in a store of their own.
+    """The function that creates a gloo group: all but the first on a store use a separate store.
 
-    Its rank 0 serves it and says where in the store that was given. All ranks of a group make it in the same order,
-    as Paddle itself requires, so they count alike.
+    Its rank 0 serves that store and publishes the address in the given store. All ranks create groups in the same
+    order, as Paddle itself requires, so their counters agree.
     """
     seen: list[Any] = []
     made: Counter[tuple[int, int]] = Counter()
@@ -84,10 +85,10 @@ def _with_own_store(
 
 
 def _own_store(store: Any, key: str, rank: int, host: str, tcp_store: Callable[..., Any]) -> Any:
-    """A new store for one group, which finds it by ``key`` in the one that all have."""
+    """A new store for one group; the ranks find it by ``key`` in the shared store."""
     if rank == 0:
         with _held_port() as port:
-            # For 0 workers: it waits for none, so the others need not be told before it listens.
+            # For 0 workers: it does not wait for any, so the others can be told after it listens.
             own = tcp_store(host, port, True, 0)
         store.set(key, f"{host} {port}")
         return own
@@ -98,8 +99,8 @@ def _own_store(store: Any, key: str, rank: int, host: str, tcp_store: Callable[.
 
 @contextlib.contextmanager
 def _held_port() -> Iterator[int]:
-    """A port that nobody else is given: bound and never listened on. Paddle, which allows that its address is used
-    (SO_REUSEADDR), can listen there all the same; where it cannot, it ends the process."""
+    """A port that is reserved: bound, but never listened on. Paddle can listen there nevertheless, since it sets
+    SO_REUSEADDR; if it could not listen, it would end the process."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", 0))
@@ -107,7 +108,8 @@ def _held_port() -> Iterator[int]:
 
 
 def _store_address(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Where rank 0 serves the store: as in Paddle's ``store_utils.cc``, which does not look at ``MASTER_ADDR``."""
+    """The address at which rank 0 serves the store, as in Paddle's ``store_utils.cc``, which ignores
+    ``MASTER_ADDR``."""
     endpoint = environment.get("PADDLE_MASTER") or environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
     host, _, port = endpoint.rpartition(":")
     return (host, int(port)) if host and port.isdigit() else None
@@ -115,7 +117,7 @@ def _store_address(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 @contextlib.contextmanager
 def _sending_at_once() -> Iterator[None]:
-    """Sockets that Paddle opens meanwhile get TCP_NODELAY."""
+    """Sets TCP_NODELAY on sockets that Paddle opens inside this context."""
     before = _sockets()
     yield
     for descriptor in _sockets() - before:
@@ -133,6 +135,6 @@ def _sockets() -> set[int]:
 
 
 def _send_at_once(descriptor: int) -> None:
-    """TCP_NODELAY for a socket that belongs to Paddle; the duplicate shares its options and is closed again."""
+    """Set TCP_NODELAY on Paddle's socket through a duplicate, which shares its options and is closed again."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
         duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

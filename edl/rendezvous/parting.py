@@ -1,8 +1,9 @@
-"""What is done with the time that is left when a node is going to be taken away.
+"""Decides which node writes a checkpoint when a node is about to be taken away.
 
-All commit at the next step boundary, and the others go on without it. Nobody waits for more than that, so the question
-is only who brings that commit to the checkpoint directory. If no boundary comes in time, the others go on from the
-newest commit that lives in their memory or lies in the directory: that needs no decision.
+All workers commit at the next step boundary, and the other nodes continue without the leaving one. No node waits for
+more than that; the only question is which of them writes that commit to the checkpoint directory. If no boundary is
+reached in time, the other nodes continue from the newest commit in memory or in the directory, and no decision is
+needed.
 """
 
 from __future__ import annotations
@@ -10,28 +11,29 @@ from __future__ import annotations
 import enum
 
 DRAIN_SHARE = 0.5
-"""Of the time there is: how long a node that leaves waits for the others to form a world without it; the rest is for
-its workers to end, and for what it writes."""
+"""Share of the grace period that a leaving node waits for the others to form a world without it. The rest is for
+stopping its workers and for writing a checkpoint."""
 SAFETY = 2.0
-"""A checkpoint may take so many times as long as the last one: on a host that ends, much happens at once."""
+"""Safety factor on the duration of the last checkpoint: a host that shuts down is busy."""
 
 
 class Saver(enum.Enum):
-    """Who writes."""
+    """The nodes that write the checkpoint."""
 
     LEAVER = "leaver"
-    """The node that leaves, while the others train on."""
+    """The leaving node, while the others train."""
     OTHERS = "others"
-    """Those that go on and hold the whole state: at a boundary of theirs, while they train. The node that leaves
+    """Remaining nodes that hold the whole state: at one of their step boundaries, while they train. The leaving node
     neither writes nor sends."""
 
 
 def need_s(step_s: float, save_s: float) -> float:
-    """Time that leaving with a checkpoint takes, as far as it has been measured; 0: nothing has been."""
+    """Seconds needed to leave with a checkpoint, from measured durations; 0 if nothing has been measured."""
     return step_s + SAFETY * save_s
 
 
 def saver(grace_s: float, step_s: float, save_s: float) -> Saver:
-    """Who is to write. ``grace_s``: how long the workers of the node may go on, its share of the time there is."""
+    """Choose who writes. ``grace_s``: seconds that the node's workers may still train, ``DRAIN_SHARE`` of the grace
+    period."""
     enough = save_s <= 0 or grace_s / DRAIN_SHARE >= need_s(step_s, save_s)
     return Saver.LEAVER if enough else Saver.OTHERS

@@ -1,4 +1,4 @@
-"""Small turns of phrase for messages: numbers with their nouns, lists that are not too long, words of somebody else."""
+"""Text helpers for messages: numbers with nouns, shortened lists, and untrusted text on one line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def count(number: int, noun: str = "node") -> str:
 
 
 def listed(names: Sequence[str], limit: int = 5) -> str:
-    """Some names, and how many more."""
+    """The first ``limit`` names and the number of the others: ``a, b and 3 more``."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def one_line(text: str) -> str:
-    """Somebody's words as they can be shown or given to a program: no control characters, no halves of characters."""
+    """Untrusted text made safe to print: one line, without control characters or lone surrogates."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -1,10 +1,10 @@
-"""Which nodes form the next world, and in which order.
+"""Selects the nodes of the next world and orders them.
 
-Rules, in this order of weight: where fewer train than could, those go that their scheduler takes away first (the
-highest indexes, where it has given any), and then those that can run fewer workers than they are meant to, since a slot
-of theirs was dropped: a whole node takes their place; a node that asked for a position with ``--node-rank`` gets it
-when the world is that large; survivors keep their order; a newcomer takes the first vacated place; further newcomers go
-to the end in the order in which they joined.
+The rules, by priority. If there are more candidates than places, the nodes that their scheduler will remove first (the
+highest indexes, where it assigns any) are left out first, then impaired nodes, which run fewer workers than planned
+because a slot was dropped: a complete node replaces them. A node that requested a position with ``--node-rank`` gets it
+when the world is large enough. Survivors keep their order. A newcomer takes the first vacated place; further newcomers
+go to the end in the order in which they joined.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edl.types import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that stands ready. ``joined`` orders newcomers; ``node_rank`` is -1 when no position was asked for,
-    ``index`` when its scheduler has given it no number."""
+    """A node that is ready. ``joined`` orders newcomers; ``node_rank`` is -1 if no position was requested, ``index`` is
+    -1 if the scheduler assigned no number."""
 
     node: NodeId
     joined: int
     node_rank: int = -1
     index: int = -1
     impaired: bool = False
-    """It can run fewer workers than it is meant to."""
+    """It runs fewer workers than planned, because a slot was dropped."""
 
 
 def order(
@@ -34,10 +34,10 @@ def order(
 ) -> tuple[NodeId, ...]:
     """The next world's nodes, position 0 first.
 
-    ``previous``: the last world in order. ``size``: at most ``len(candidates)``. ``wanted``: nodes that there are to
-    be in the end, 0 when nobody has said; a scheduler takes those away whose index is not below. When there are more
-    candidates than places, those go first, then impaired ones, then newcomers, then the highest indexes, then the last
-    survivors.
+    ``previous``: the last world in order. ``size``: from 1 to ``len(candidates)``. ``wanted``: the target number of
+    nodes, 0 if there is none; a scheduler removes nodes whose index is not below it. If there are more candidates than
+    places, those nodes are left out first, then impaired ones, then newcomers, then the highest indexes, then the last
+    survivors. Raises ``ValueError`` for a size out of range.
     """
     if not 0 < size <= len(candidates):
         raise ValueError(f"size={size} with {len(candidates)} candidates")
@@ -46,8 +46,8 @@ def order(
 
 
 def _choose(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int, wanted: int) -> list[NodeId]:
-    """Members in order of claim: survivors by index and position, then newcomers by node rank asked for, index and
-    arrival; then the same of impaired ones; at the end all that will be taken away."""
+    """Candidates in order of priority, cut to ``size``: survivors by index and position, then newcomers by requested
+    node rank, index and arrival; then impaired nodes in the same order; last those that will be removed."""
     place = {node: position for position, node in enumerate(previous)}
 
     def claim(one: Candidate) -> tuple[Any, ...]:

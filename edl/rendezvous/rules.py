@@ -1,7 +1,7 @@
-"""How many nodes the next world has. Arithmetic on the bounds, the size asked for and the level of fault tolerance.
+"""Decides how many nodes the next world has, from the bounds, the requested size and the fault-tolerance level.
 
-Whatever is answered here, ``lowest <= size <= highest`` and ``size % unit == 0`` hold, or the size is 0 and the
-reason says what is missing.
+The result always satisfies ``lowest <= size <= highest`` and ``size % unit == 0``, or it is 0 and the reason says what
+is missing.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from edl.rendezvous.phrases import count
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Node count of the next world, 0 when none can form, with the reason in words."""
+    """Number of nodes in the next world, 0 if none can form, with the reason as text."""
 
     nodes: int
     reason: str
 
 
 def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available: int, wished: int = 0) -> Size:
-    """Decide the next world's node count.
+    """Decide the next world's number of nodes.
 
-    ``previous``: nodes of the last world, 0 before the first. ``available``: nodes that stand ready. ``wished``: a size
-    within the bounds that somebody has asked for, 0 for none. It takes the place of what the level says about the size.
+    ``previous``: nodes in the last world, 0 before the first. ``available``: nodes that are ready. ``wished``: a
+    requested size within the bounds, 0 for none; it overrides the size that the level would choose.
     """
     if previous and level is FaultTolerance.RECOVER:
         return _recover(bounds, previous, available, wished)
@@ -36,9 +36,9 @@ def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available
 
 
 def _recover(bounds: NodeRange, previous: int, available: int, wished: int) -> Size:
-    """Keep the size, until somebody asks for another one and there are nodes enough for it."""
+    """Keep the size until another one is requested and enough nodes are ready for it."""
     if wished and available >= wished:
-        return Size(wished, f"{count(wished)}, as asked for")
+        return Size(wished, f"{count(wished)}, as requested")
     keep = min(max(previous, bounds.lowest), wished or bounds.highest)
     if available >= keep:
         return Size(keep, "all places are filled again")
@@ -50,7 +50,7 @@ def _surplus(bounds: NodeRange, nodes: int, available: int, wished: int) -> str:
     if nodes == available:
         return f"{count(nodes)} ready"
     if nodes == wished:
-        return f"{nodes} of {count(available)} ready, as asked for; the others are spares"
+        return f"{nodes} of {count(available)} ready, as requested; the others are spares"
     if nodes == bounds.highest:
         return f"{nodes} of {count(available)} ready, the maximum; the others are spares"
     return f"{nodes} of {count(available)} ready; the others are spares"

@@ -1,2 +1,3 @@
-"""What gives and takes machines: Kubernetes, Slurm, PaddleCloud, this host, or any program. One file each behind one
-Protocol (``port.py``); ``reconcile.py`` decides, ``shell.py`` carries out beside the ruling Master."""
+"""Adapters for systems that add and remove machines: Kubernetes, Slurm, PaddleCloud, processes on this host, or any
+program. One file each behind one Protocol (``port.py``); ``reconcile.py`` decides, and ``shell.py`` executes its
+decisions beside the elected Master."""

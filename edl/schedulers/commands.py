@@ -1,4 +1,4 @@
-"""Programs that an adapter calls, with a time limit, and errors in their own words."""
+"""Calls external programs with a time limit, and reports failures with the program's own output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edl.errors import SchedulerError
 MOST_SHOWN = 400
 """Characters of a program's output in an error message."""
 MOST_READ = 4 * 1024 * 1024
-"""Bytes of its output that count."""
+"""Maximum number of bytes read from its output."""
 
 
 class CommandFailed(SchedulerError):
-    """It ended with another status than 0."""
+    """The program exited with a status other than 0."""
 
     def __init__(self, message: str, status: int, said: str) -> None:
         super().__init__(message, retry=True)
@@ -30,12 +30,13 @@ class CommandFailed(SchedulerError):
 async def call(
     command: Sequence[str], timeout_s: float, *, environment: Mapping[str, str] | None = None, written: str = ""
 ) -> str:
-    """Run it to its end and return what it writes to its standard output. ``written``: for its standard input.
+    """Run a program to its end and return its standard output. ``written`` is passed to its standard input.
 
     Raises ``CommandFailed``, and ``SchedulerError`` when it cannot be started (``retry`` is false then) or takes too
-    long; then it is killed with all that it has started.
+    long; then it is killed with all its child processes.
     """
-    # Files, not pipes: a program that leaves others behind has ended when it has ended, not when they close their ends.
+    # Files instead of pipes: if a program leaves background processes behind, we wait only for the program, not until
+    # they close their end of a pipe.
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         told.write(written.encode())
         told.seek(0)
@@ -62,7 +63,7 @@ async def call(
         if process.returncode:
             said = _shown(_read(err)) or _shown(_read(out)) or "nothing"
             code = process.returncode
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
             raise CommandFailed(f"{command[0]} {how} and said: {said}", code, said)
         return _read(out).decode(errors="replace")
 

@@ -1,12 +1,12 @@
-"""Schedulers that edl does not know: a command of the user's, asked or polled.
+"""Schedulers that edl has no adapter for: the user's own command is called or polled.
 
 ``exec:COMMAND`` is called as
 
     COMMAND current                      prints a number, or {"nodes": 3, "there": 2, "detail": "…"}
     COMMAND request N REASON             have N nodes
-    COMMAND release N REASON NAME…       take these away, so that N are left
+    COMMAND release N REASON NAME…       remove these nodes, so that N are left
 
-``discovery:COMMAND`` is polled, as by Horovod: it prints a line ``HOST`` or ``HOST:SLOTS`` for each host there is.
+``discovery:COMMAND`` is polled, as by Horovod: it prints a line ``HOST`` or ``HOST:SLOTS`` for each available host.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from edl.schedulers.port import Doomed, Observation, Size, Sized
 TIMEOUT_S = 30.0
 POLL_S = 1.0
 LEAST = {"timeout": 0.1, "poll": 0.01}
-"""Seconds."""
+"""Smallest allowed values, in seconds."""
 SHOWN = 300
-"""Characters of it in a message."""
+"""Characters of the output in a message."""
 FINAL = {64: "usage", 77: "no permission", 78: "configuration", 126: "not executable", 127: "not found"}
-"""Exit statuses after which trying again is of no use (sysexits.h, and those of a shell)."""
+"""Exit statuses after which a retry is useless (sysexits.h, and those of a shell)."""
 
 
 def check(wanted: SchedulerChoice) -> None:
-    """The command is there. Raises ``SettingError``."""
+    """Check the settings and that the command exists. Raises ``SettingError``."""
     _words(wanted)
     for key, least in LEAST.items():
         seconds(wanted.conf, key, TIMEOUT_S, least)
 
 
 def make(order: Order) -> ExecScheduler | DiscoveryScheduler:
-    """For one rule."""
+    """Create the adapter for one Master's term."""
     wanted = order.wanted
     program = Program(
         tuple(_words(wanted)),
@@ -63,21 +63,21 @@ def _words(wanted: SchedulerChoice) -> list[str]:
     if not words or shutil.which(words[0]) is None:
         raise SettingError(
             *("--scheduler", wanted.text, f"no such program on the PATH, or not executable: {(words or [''])[0]!r}"),
-            "It is called on the node that rules, which may be any: have it on all of them",
+            "The node of the elected Master calls it, which may be any: install it on all nodes",
         )
     return words
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command that is run again and again."""
+    """A command that is run repeatedly."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
     timeout_s: float
 
     async def run(self, *arguments: str) -> str:
-        """What it prints. Raises ``SchedulerError``."""
+        """The program's standard output. Raises ``SchedulerError``."""
         try:
             return await call([*self.words, *arguments], self.timeout_s, environment=self.environment)
         except CommandFailed as error:
@@ -87,7 +87,7 @@ class Program:
 
 
 class ExecScheduler:
-    """See ``port.Scheduler``."""
+    """Implements ``port.Scheduler`` by calling the user's command for each operation."""
 
     indexed = False
     ask_none_at_end = False
@@ -97,28 +97,28 @@ class ExecScheduler:
         self.name = name
 
     async def current(self) -> Size:
-        """What the command says. Raises ``SchedulerError``."""
+        """The size that the command prints. Raises ``SchedulerError``."""
         return read_size(await self._program.run("current"), self.name)
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Have it see to it. Raises ``SchedulerError``."""
+        """Have the command provide that many nodes. Raises ``SchedulerError``."""
         await self._program.run("request", str(nodes), reason)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Have it take these away. Raises ``SchedulerError``."""
+        """Have the command remove these nodes. Raises ``SchedulerError``."""
         await self._program.run("release", str(nodes), reason, *names)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """It cannot tell."""
+        """Yields nothing, since the command cannot report changes by itself."""
         return
         yield  # an iterator without elements
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no connection is open."""
 
 
 def read_size(text: str, name: str) -> Size:
-    """``3`` or ``{"nodes": 3}``. Raises ``SchedulerError``."""
+    """Parse ``3`` or ``{"nodes": 3}``. Raises ``SchedulerError``."""
     try:
         told = json.loads(text)
         told = {"nodes": told} if isinstance(told, int) else told
@@ -134,7 +134,7 @@ def read_size(text: str, name: str) -> Size:
 
 
 class DiscoveryScheduler:
-    """See ``port.Scheduler``. It cannot be asked for anything."""
+    """Implements ``port.Scheduler`` for a command that lists hosts. It cannot be asked for nodes."""
 
     indexed = False
     ask_none_at_end = False
@@ -146,19 +146,20 @@ class DiscoveryScheduler:
         self.name = name
 
     async def current(self) -> Size:
-        """As many as there are hosts. Raises ``SchedulerError``."""
+        """The number of hosts listed. Raises ``SchedulerError``."""
         return Size(len(await self._hosts()))
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Raises ``SchedulerError``."""
-        raise SchedulerError(f"{self.name} only tells which hosts there are", retry=False)
+        """Always raises ``SchedulerError``, since the command only lists hosts."""
+        raise SchedulerError(f"{self.name} only lists hosts and cannot provide nodes", retry=False)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Raises ``SchedulerError``."""
+        """Always raises ``SchedulerError``, like ``request``."""
         await self.request(nodes, reason)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Polls. Hosts that are no longer named are doomed; while the command fails, those of before are there."""
+        """Polls the command. Hosts that are no longer listed are reported as doomed; while the command fails, the last
+        list is kept."""
         before: tuple[str, ...] | None = None
         failing = False
         while True:
@@ -166,37 +167,37 @@ class DiscoveryScheduler:
                 hosts = await self._hosts()
             except SchedulerError as error:
                 if not failing:
-                    self._log(f"{error} (the hosts of before are kept, polling goes on)")
+                    self._log(f"{error} (keeping the last list of hosts; polling continues)")
                 failing = True
             else:
                 failing = False
                 for host in before or ():
                     if host not in hosts:
-                        yield Doomed(host, f"{self.name} does not name {host} any more")
+                        yield Doomed(host, f"{self.name} no longer lists {host}")
                 if before is None or len(before) != len(hosts):
                     yield Sized(Size(len(hosts)))
                 before = hosts
             await asyncio.sleep(self._poll_s)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no connection is open."""
 
     async def _hosts(self) -> tuple[str, ...]:
         return read_hosts(await self._program.run(), self.name)
 
 
 def read_hosts(text: str, name: str) -> tuple[str, ...]:
-    """``host`` or ``host:slots`` in each line; hosts without slots are not there. Raises ``SchedulerError``."""
+    """Parse one ``host`` or ``host:slots`` per line; hosts with 0 slots are left out. Raises ``SchedulerError``."""
     hosts: list[str] = []
     for line in (line.strip() for line in text.splitlines()):
         if not line or line.startswith("#"):
             continue
         match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d+))?", line)
         if match is None:
-            raise SchedulerError(f"{name}: printed {line[:SHOWN]!r}, which is no HOST or HOST:SLOTS", retry=True)
+            raise SchedulerError(f"{name}: printed {line[:SHOWN]!r}, which is not HOST or HOST:SLOTS", retry=True)
         host = match[1].strip("[]")
         if host not in hosts and match[2] != "0":
             hosts.append(host)
-    if not hosts:  # rather a flaw of the command than the end of all hosts
+    if not hosts:  # more likely a bug in the command than the loss of all hosts
         raise SchedulerError(f"{name}: printed no host", retry=True)
     return tuple(hosts)

@@ -1,8 +1,8 @@
-"""What an adapter is told when it is made: which scheduler the user means, and what of the launcher it may need.
+"""The input for creating an adapter: which scheduler the user wants, and what it may use of the launcher.
 
-Each module of an adapter has two functions: ``check(wanted: SchedulerChoice) -> None`` raises ``SettingError`` for what
-can be seen to be wrong before anything is started, on every launcher; ``make(order: Order) -> Scheduler`` makes one for
-the time that one Master rules.
+Each adapter module has two functions. ``check(wanted: SchedulerChoice) -> None`` runs on every launcher before anything
+is started and raises ``SettingError`` for errors that can be detected then. ``make(order: Order) -> Scheduler`` creates
+an adapter for one Master's term.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_S = 86400.0
 
 
 def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.001) -> float:
-    """A time among ``--scheduler-conf``, at most a day. Raises ``SettingError``."""
+    """A time from ``--scheduler-conf``, at most a day. Raises ``SettingError``."""
     text = conf.get(key, "")
     try:
         value = float(text) if text else default
@@ -39,30 +39,32 @@ class Order:
     wanted: SchedulerChoice
     job: JobId
     nodes: NodeRange
-    """The job's bounds, as it began with them."""
+    """The job's bounds at its start."""
     node: str
-    """The node whose launcher this is: the Master's."""
+    """The Master's node, where this launcher runs."""
     clock: Clock
     log: Callable[[str], None]
     launcher: tuple[str, ...]
-    """Command line of one more launcher of this job, complete but for ``--node-id`` and ``--node-index``; see
+    """Command line of an additional launcher of this job, complete except for ``--node-id`` and ``--node-index``; see
     ``with_options``."""
     environment: Mapping[str, str]
-    """For processes that it starts: this launcher's own, without what is meant for this node alone."""
+    """Environment for processes that the adapter starts: this launcher's own, without variables meant for this node
+    only."""
     runtime_folder: Path
-    """For small files that have to be found again by the next Master on this host. May not exist yet."""
+    """For small files that the next Master on this host has to find. May not exist yet."""
     log_folder: Path
-    """Where launchers of this host write. May not exist yet."""
+    """Where launchers of this host write their logs. May not exist yet."""
     shutdown_s: float
-    """How long workers may take to end."""
+    """Seconds that workers may take to end."""
     store: Store
-    """The job's own."""
+    """The job's own store."""
     beside: Callable[[], Mapping[int, str]]
-    """Launchers of this job that run on this host: process and node."""
+    """Launchers of this job that run on this host: pid to node name."""
     open_store: Callable[[Sequence[str]], Store]
-    """Another etcd, with the same credentials and time limits."""
+    """Connects to another etcd, with the same credentials and time limits."""
 
 
 def with_options(launcher: Sequence[str], *options: str) -> list[str]:
-    """A launcher's command line with more options, such as ``--node-id=n7``: right after ``python -m edl.launch``."""
+    """A launcher's command line with options, such as ``--node-id=n7``, inserted right after ``python -m
+    edl.launch``."""
     return [*launcher[:3], *options, *launcher[3:]]

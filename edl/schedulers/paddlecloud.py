@@ -1,9 +1,9 @@
 """PaddleCloud: the number of nodes is a key in etcd, ``/paddle/<PADDLE_ELASTIC_JOB_ID>/np``.
 
-PaddleCloud's controller writes ``spec.worker.replicas`` there whenever it changes, but only where the key exists; so it
-is made at the beginning. With ``--scale-owner=master`` the Master writes it, and with ``paddlejob=NAME`` in
-``--scheduler-conf`` it also changes that PaddleJob, which is what makes pods. What anybody else writes there that is no
-number of nodes is named, and nothing comes of it.
+PaddleCloud's controller writes ``spec.worker.replicas`` there whenever it changes, but only if the key exists; so edl
+creates it at the start. With ``--scale-owner=master`` the Master writes it, and with ``paddlejob=NAME`` in
+``--scheduler-conf`` it also changes that PaddleJob, which creates the pods. A value written by others that is not a
+number of nodes is logged and ignored.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MOST_NODES = 1_000_000
 SHOWN = 40
 """Characters of a value in a message."""
 AGAIN_S = 1.0
-"""After a watch that has lost track, or a store that does not answer."""
+"""Pause in seconds after a watch has missed changes, or while the store is unreachable."""
 TRIES = 5
-"""Of a write that others come in between."""
+"""How often a write is retried after a conflict."""
 _OURS = ("server", "paddlejob")
 
 
 def check(wanted: SchedulerChoice) -> None:
-    """The addresses are addresses. Raises ``SettingError``."""
+    """Check the addresses and settings. Raises ``SettingError``."""
     _endpoints(wanted.conf, environment())
     inner = _paddlejob(wanted)
     if inner is not None:
@@ -47,12 +47,12 @@ def check(wanted: SchedulerChoice) -> None:
         kubernetes.check(inner)
     elif rest := [key for key in wanted.conf if key not in _OURS]:
         raise SettingError(
-            "--scheduler-conf", rest[0], "says nothing without paddlejob=NAME", "Add it, or drop this one"
+            "--scheduler-conf", rest[0], "has no effect without paddlejob=NAME", "Add it, or remove this key"
         )
 
 
 def make(order: Order) -> PaddleCloud:
-    """For one rule."""
+    """Create the adapter for one Master's term."""
     told = order.environment
     inner, endpoints = _paddlejob(order.wanted), _endpoints(order.wanted.conf, told)
     pods: Scheduler | None = None
@@ -67,49 +67,50 @@ def make(order: Order) -> PaddleCloud:
 
 
 def key_of(job: str) -> str:
-    """Where the number of a job stands."""
+    """The etcd key that holds the number of a job's nodes."""
     return f"/paddle/{job}/np"
 
 
 def read_nodes(text: str) -> int:
-    """A number of nodes; 0: it is none."""
+    """Parse a number of nodes; 0: it is not one."""
     bare = text.strip()
     number = int(bare) if re.fullmatch(r"[0-9]{1,7}", bare) else 0
     return number if number <= MOST_NODES else 0
 
 
 def _paddlejob(wanted: SchedulerChoice) -> SchedulerChoice | None:
-    """The adapter that makes the pods, if one is named."""
+    """The settings of the adapter that creates the pods, if a PaddleJob is named."""
     name = wanted.conf.get("paddlejob", "")
     conf = {key: value for key, value in wanted.conf.items() if key not in _OURS}
     return SchedulerChoice("paddlejob", name, conf, wanted.owner) if name else None
 
 
 def _endpoints(conf: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Members of the etcd that is named; none: the job's own store."""
+    """Members of the configured etcd; empty: the job's own store is used."""
     name = "--scheduler-conf server" if "server" in conf else SERVER
     text = conf.get("server", "") or environment.get(SERVER, "")
-    # A comma would end a value of --scheduler-conf.
+    # a comma would end the value in --scheduler-conf, so a semicolon is accepted as well
     parts = [part.strip().rstrip("/") for part in re.split("[,;]", text)]
     found = []
     for part in filter(None, parts):
         bare = re.sub(r"^(etcds?|https?)://", "", part)
         match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", bare)
         if match is None or not 0 < int(match[2]) < 65536:
-            raise SettingError(name, text, f"{part!r} is no address", "Write host:port, such as etcd:2379")
+            raise SettingError(name, text, f"{part!r} is not an address", "Write host:port, such as etcd:2379")
         found.append(bare)
     return tuple(found)
 
 
 class PaddleCloud:
-    """See ``port.Scheduler``."""
+    """Implements ``port.Scheduler`` with a key in etcd."""
 
     ask_none_at_end = False
 
     def __init__(
         self, store: Store, key: str, first: int, log: Callable[[str], None], pods: Scheduler | None, *, mine: bool
     ) -> None:
-        """``first``: written where nothing is. ``pods``: who makes them. ``mine``: the store is to be closed."""
+        """``first``: written when the key does not exist. ``pods``: the adapter that creates pods. ``mine``: close the
+        store at the end."""
         self._store = store
         self._key = key
         self._nodes = first
@@ -118,35 +119,36 @@ class PaddleCloud:
         self._pods = pods
         self._mine = mine
         self.indexed = pods is not None
-        """Its controller takes away the pods with the highest indexes. Without pods any launcher may leave."""
+        """PaddleJob's controller removes the pods with the highest indexes. Without pods any launcher may leave."""
         self.name = f"PaddleCloud ({key})"
 
     async def current(self) -> Size:
-        """What the key says; it is made if it is not there. Raises ``SchedulerError``."""
+        """The number in the key, which is created if it does not exist. Raises ``SchedulerError``."""
         entry = await self._reached(self._entry())
         if entry is None:
             await self._reached(self._store.write([Put(self._key, b"%d" % self._nodes)], [CreatedAt(self._key, 0)]))
             entry = await self._reached(self._entry())
         if entry is not None:
             self._read(entry.value)
-        detail = f"the key holds {self._junk}, which is no number of nodes" if self._junk else ""
+        detail = f"the key holds {self._junk}, which is not a number of nodes" if self._junk else ""
         return Size(self._nodes, detail=detail)
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Have the PaddleJob make pods, if there is one, and write the number. Raises ``SchedulerError``."""
+        """Have the PaddleJob create pods, if one is configured, and write the number. Raises ``SchedulerError``."""
         if self._pods is not None:
             await self._pods.request(nodes, reason)
         await self._write(nodes, max)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """The same downwards. Raises ``SchedulerError``."""
+        """Have the PaddleJob remove pods, if one is configured, and write the lower number. Raises
+        ``SchedulerError``."""
         if self._pods is not None:
             await self._pods.release(names, nodes, reason)
-        if nodes:  # PaddleCloud knows no job without nodes
+        if nodes:  # in PaddleCloud a job has at least one node
             await self._write(nodes, min)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """What others write there, and, with a PaddleJob, pods that are going to be taken away."""
+        """Yields values that others write to the key, and, with a PaddleJob, pods that are going to be removed."""
         found: asyncio.Queue[Observation | SchedulerError] = asyncio.Queue()
         tasks = [asyncio.ensure_future(self._watch_key(found))]
         if self._pods is not None:
@@ -164,7 +166,7 @@ class PaddleCloud:
                 await end(task)
 
     async def close(self) -> None:
-        """The key stays."""
+        """Close connections; the key stays."""
         if self._pods is not None:
             await self._pods.close()
         if self._mine:
@@ -173,7 +175,7 @@ class PaddleCloud:
     # --- the key -----------------------------------------------------------------------------------------------------
 
     async def _write(self, wanted: int, choose: Callable[[int, int], int]) -> None:
-        """``choose``: of what stands there and what is wanted, so that a request takes nothing away."""
+        """``choose`` combines the value in the store with the wanted one, so that a request never lowers the number."""
         for _ in range(TRIES):
             entry = await self._reached(self._entry())
             there = read_nodes(entry.value.decode(errors="replace")) if entry is not None else 0
@@ -184,7 +186,7 @@ class PaddleCloud:
             if await self._reached(self._store.write([Put(self._key, b"%d" % nodes)], [condition])) is not None:
                 break
         else:
-            raise SchedulerError(f"{self.name}: others write there at the same time", retry=True)
+            raise SchedulerError(f"{self.name}: others are writing the key at the same time", retry=True)
         self._nodes, self._junk = nodes, ""
 
     async def _watch_key(self, found: asyncio.Queue[Observation | SchedulerError]) -> None:
@@ -198,7 +200,7 @@ class PaddleCloud:
                 async for change in self._store.watch(self._key, snapshot.revision):
                     told = self._tell(change, told, found)
                     if change.kind is ChangeKind.DELETE and change.entry.key == self._key:
-                        self._log(f"{self.name}: the key has been deleted; it is written again with {self._nodes}")
+                        self._log(f"{self.name}: the key has been deleted; writing it again with {self._nodes}")
                         await self.current()
             except SchedulerError as error:
                 if not error.retry:
@@ -208,11 +210,11 @@ class PaddleCloud:
                 found.put_nowait(SchedulerError(f"{self.name}: {error}", retry=False))
                 return
             except StoreError:
-                pass  # what has been missed is read again
+                pass  # read again, since changes may have been missed
             await asyncio.sleep(AGAIN_S)
 
     def _tell(self, change: Change, told: int, found: asyncio.Queue[Observation | SchedulerError]) -> int:
-        """Hand a change on; which number has been told then."""
+        """Report a change; returns the number that has now been reported."""
         if change.entry.key == self._key and change.kind is ChangeKind.PUT and self._read(change.entry.value):
             if self._nodes != told:
                 found.put_nowait(Sized(Size(self._nodes)))
@@ -220,11 +222,11 @@ class PaddleCloud:
         return told
 
     def _read(self, value: bytes) -> bool:
-        """Take a value in, and say whether it is a number of nodes. The one before counts while it is not."""
+        """Store a value, and return whether it is a number of nodes. Otherwise the previous number stays valid."""
         nodes = read_nodes(value[:SHOWN].decode(errors="replace")) if len(value) <= SHOWN else 0
         junk = "" if nodes else repr(value[:SHOWN].decode(errors="replace"))
         if junk and junk != self._junk:
-            self._log(f"{self.name} holds {junk}, which is no number of nodes: {self._nodes} stay wanted")
+            self._log(f"{self.name} holds {junk}, which is not a number of nodes; keeping {self._nodes}")
         self._junk = junk
         self._nodes = nodes or self._nodes
         return bool(nodes)
@@ -243,14 +245,14 @@ class PaddleCloud:
 
 
 def _pass_on(ended: asyncio.Future[None], found: asyncio.Queue[Observation | SchedulerError]) -> None:
-    """Whoever reads must not wait for ever for a task that has ended on something unforeseen."""
+    """Report the unexpected end of a task, so that the reader does not wait for it forever."""
     error = None if ended.cancelled() else ended.exception()
     if error is not None:
         found.put_nowait(SchedulerError(f"the watch has ended: {error!r}", retry=True))
 
 
 async def _watch_pods(pods: Scheduler, found: asyncio.Queue[Observation | SchedulerError]) -> None:
-    """The size is the key's business, and pods no more than an addition."""
+    """Report doomed pods only: the size comes from the key, and watching pods is optional."""
     while True:
         try:
             async for observation in pods.watch():

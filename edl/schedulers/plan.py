@@ -1,4 +1,4 @@
-"""How many nodes a scheduler should give, and which of those that are too many can go. Arithmetic, no state."""
+"""How many nodes a scheduler should provide, and which surplus nodes can be removed. Arithmetic without state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One that is there, as far as this matters."""
+    """A node that exists, reduced to what matters here."""
 
     name: str
     index: int = -1
@@ -16,56 +16,57 @@ class Node:
     member: bool = False
     """It is in the running world, or in the one that is being left."""
     spare: bool = False
-    """It is ready, and waits."""
+    """It is ready and waiting."""
     cordoned: bool = False
     rules: bool = False
-    """Its launcher is the Master's."""
+    """The Master runs in its launcher."""
     host: str = ""
     """Its address."""
 
     def is_called(self, text: str) -> bool:
-        """Whether a scheduler means this node: by its own name, its address, or the host's name, of which a launcher
-        makes a node's name when it is given none."""
+        """Whether a scheduler means this node: by its own name, its address, or its host's name, from which a launcher
+        derives a node name when it is given none."""
         return text in (self.name, self.host) or re.fullmatch(re.escape(text) + "-[0-9a-f]{4}", self.name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What of its status matters here."""
+    """The part of a job's status that matters here."""
 
     minimum: int
     maximum: int
     unit: int
     desired: int
     asked: bool
-    """Somebody has asked for a size."""
+    """A size has been requested."""
     running: bool
-    """A world trains."""
+    """A world is training."""
     suspended: bool = False
     ended: bool = False
     reason: str = ""
-    """Why it wants the size it wants."""
+    """Why it wants that size."""
     nodes: tuple[Node, ...] = ()
-    """In the order in which they came."""
+    """In the order in which they joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The way down."""
+    """The nodes to remove now."""
 
     left: int
-    """Nodes that can be left now; more than wanted when some cannot go yet."""
+    """The number of nodes left afterwards; more than wanted when some cannot be removed yet."""
     names: tuple[str, ...] = ()
-    """Who goes with it."""
+    """The nodes to remove."""
     drain: tuple[str, ...] = ()
-    """Who has to be told to leave first: these, or members that stand in the way."""
+    """The nodes that must leave first: those to remove, or members that block the removal."""
     reason: str = ""
     blocked: str = ""
-    """Why it goes no further, in words."""
+    """Why no more can be removed now, in words."""
 
 
 def target_of(job: Job, size: int) -> int:
-    """Nodes it should give. Until somebody has asked for a size, what it gives is right within the bounds."""
+    """The number of nodes that the scheduler should provide. Until a size is requested, the current size is kept within
+    the bounds."""
     lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
     if not job.asked:
         return min(max(size, lowest), highest)
@@ -73,7 +74,7 @@ def target_of(job: Job, size: int) -> int:
 
 
 def release_plan(job: Job, size: int, indexed: bool) -> Plan | None:
-    """What of ``size`` can be given back now; None: nothing is too much, or the world has to change first."""
+    """The part of ``size`` that can be given back now; None: there is no surplus, or the world has to change first."""
     target = target_of(job, size)
     members = [node for node in job.nodes if node.member]
     if size <= target or not job.running or len(members) > target:
@@ -84,24 +85,24 @@ def release_plan(job: Job, size: int, indexed: bool) -> Plan | None:
     others = [node for node in job.nodes if not node.member]
     to_come = max(0, size - len(job.nodes))
     surplus = size - target
-    # Last come, first gone; the Master's node stays if another can go: its place would have to be taken.
+    # Newest first. The Master's node is last, since its removal requires a new election.
     order = sorted(enumerate(others), key=lambda pair: (pair[1].rules, not pair[1].cordoned, -pair[1].index, -pair[0]))
     going = tuple(node.name for _, node in order[: max(0, surplus - to_come)])
     return Plan(size - min(surplus, to_come) - len(going), going, going, reason)
 
 
 def _by_index(job: Job, size: int, target: int, reason: str) -> Plan | None:
-    """The scheduler takes away those with the highest indexes, whoever that is: none of them may be a member."""
+    """The scheduler removes the nodes with the highest indexes, so none of these may be a member."""
     unknown = [node.name for node in job.nodes if node.index < 0]
     if unknown:
-        return Plan(size, blocked=f"nobody knows the index of {', '.join(unknown)} (--node-index): none is given back")
+        return Plan(size, blocked=f"the index of {', '.join(unknown)} is unknown (--node-index): no node is given back")
     left = max([target, *(node.index + 1 for node in job.nodes if node.member)])
     going = tuple(node.name for node in job.nodes if node.index >= left)
     if left == target:
         return Plan(left, going, going, reason)
-    # Members above the target: nodes with lower indexes take their places, once these are there.
+    # Members above the target are replaced by spare nodes with lower indexes, once enough exist.
     high = [node.name for node in job.nodes if node.member and node.index >= target]
     low = [node for node in job.nodes if node.spare and not node.member and node.index < target]
     if len(low) >= len(high):
         return Plan(min(left, size), going, (*going, *high), f"{reason}, and others have lower indexes")
-    return Plan(min(left, size), going, going, reason, f"{', '.join(high)} trains until nodes with lower indexes come")
+    return Plan(min(left, size), going, going, reason, f"{', '.join(high)} trains until nodes with lower indexes join")

@@ -1,4 +1,4 @@
-"""What the Master needs from a scheduler, and what a scheduler has to tell it."""
+"""The interface between the Master and a scheduler."""
 
 from __future__ import annotations
 
@@ -9,70 +9,71 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many nodes a scheduler means to give."""
+    """How many nodes a scheduler intends to provide."""
 
     nodes: int
-    """Asked for: ``spec.replicas`` of a StatefulSet, jobs that are queued or run in Slurm."""
+    """The requested number: ``spec.replicas`` of a StatefulSet, or queued and running jobs in Slurm."""
     there: int = -1
-    """Of these, how many have been placed as far as it says; -1: it does not."""
+    """How many of these have been placed; -1: unknown."""
     detail: str = ""
-    """What holds it up, in its own words: ``2 pods pending: insufficient cpu``."""
+    """What is pending, in the scheduler's own words: ``2 pods pending: insufficient cpu``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """Somebody else has changed the size, or this is what it is at the beginning of a watch."""
+    """The size has been changed by others, or is reported at the beginning of a watch."""
 
     size: Size
 
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """A node is going to be taken away."""
+    """A node is going to be removed."""
 
     node: str
     """As in ``NodeInfo.node``; or the name or the address of its host."""
     reason: str
     lead_s: float = 0.0
-    """Seconds that are left, as far as known; 0: unknown."""
+    """Seconds left, as far as known; 0: unknown."""
 
 
 Observation = Sized | Doomed
 
 
 class Scheduler(Protocol):
-    """One kind of scheduler, and in it the one object that this job's nodes come from.
+    """One kind of scheduler, and in it the one object that provides this job's nodes.
 
-    Every call raises ``SchedulerError``: ``retry`` says whether to try again later (no answer, 429, 500, a conflict) or
-    not (forbidden, no such object). A call takes no longer than its own time limit.
+    Every call raises ``SchedulerError``, whose ``retry`` says whether to try again later (no answer, 429, 500, a
+    conflict) or not (forbidden, no such object). A call takes no longer than its own time limit.
     """
 
     name: str
-    """In words, for people: ``statefulset/train in namespace ml``."""
+    """Name for messages: ``statefulset/train in namespace ml``."""
     indexed: bool
-    """It takes away nodes by their index, the highest first (``NodeInfo.index``)."""
+    """Whether it removes nodes by their index, the highest first (``NodeInfo.index``)."""
     ask_none_at_end: bool
-    """When the job has ended it has to be asked for none: it starts nodes again that have ended in good order, or still
-    has some in its queue."""
+    """Whether it must be asked for 0 nodes when the job has ended, because it would restart nodes that have exited
+    normally, or still has some in its queue."""
 
     async def current(self) -> Size:
-        """What it means to give now."""
+        """The size that it intends to provide now."""
         ...
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Give so many, no fewer than are there (see ``release``); asking twice for the same changes nothing."""
+        """Provide that many nodes, at least as many as now (see ``release`` for fewer). Idempotent."""
         ...
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Take these nodes away, so that ``nodes`` are left. They take no part in training any more, and leave by
-        themselves when told to. Doing it twice changes nothing."""
+        """Remove these nodes, so that ``nodes`` are left. They no longer take part in training, and exit when told to.
+        Idempotent."""
         ...
 
     def watch(self) -> AsyncIterator[Observation]:
-        """What others do to it, beginning with what is; goes on until it is closed. It reconnects by itself; raises
-        ``SchedulerError`` only where trying again is of no use. One that cannot tell ends at once."""
+        """Yields changes made by others, beginning with the current size, until it is closed. It reconnects
+        automatically, and raises ``SchedulerError`` only where retrying is useless. A scheduler that cannot report
+        changes ends at once."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections. Nothing that was asked for is taken back."""
+        """Close connections. Nothing that was requested is undone."""
         ...

@@ -1,9 +1,9 @@
 """``--scheduler=process``: nodes are launchers on the Master's host.
 
-Each that is started has a session of its own, so that it outlives the launcher that started it, and a file in the job's
-runtime folder by which the next Master on this host finds it: its process, and when that was started, so that another
-process with the same number is never taken for it. Launchers that were started by hand count as well, but are never
-signalled.
+Each launcher that it starts has its own session, so that it outlives the launcher that started it. A file in the job's
+runtime folder, with its pid and start time, lets the next Master on this host find it; because of the start time
+another process with the same pid is never mistaken for it. Launchers that were started by hand are counted as well, but
+never signalled.
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ from edl.schedulers.order import Order, with_options
 from edl.schedulers.port import Observation, Size, Sized
 
 WATCH_S = 0.5
-"""Between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 BY_THEMSELVES_S = 10.0
-"""Launchers that were told to leave may take so long before they get a SIGTERM."""
+"""Seconds that launchers that were told to leave may take before they get a SIGTERM."""
 DEAD = "dead"
-"""No process has been started at this time."""
+"""A start time that no process has."""
 EARLY_S = 30.0
-"""A launcher that fails so soon after its start is mentioned."""
+"""A launcher that fails within this many seconds after its start is reported."""
 
 
 def check(wanted: SchedulerChoice) -> None:
-    """Nothing can be wrong with it."""
+    """Does nothing: there is nothing to check."""
 
 
 def make(order: Order) -> ProcessScheduler:
-    """For one rule."""
+    """Create the adapter for one Master's term."""
     return ProcessScheduler(order)
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A launcher that runs, by its file."""
+    """A running launcher, according to its file."""
 
     path: Path
     node: str
     index: int
     pid: int
     since: str
-    """When it was started, in the kernel's ticks."""
+    """Its start time, in the kernel's ticks."""
     starting: bool = False
-    """That is the process that is about to start it."""
+    """``pid`` is that of the process that is about to start the launcher."""
 
     @property
     def alive(self) -> bool:
-        """Whether it is this very process that runs."""
+        """Whether that same process is still running."""
         return started_at(self.pid) == self.since
 
     def send(self, number: int) -> None:
-        """Signal it, if it is still this very process."""
+        """Signal the launcher, if that same process is still running."""
         if self.alive and not self.starting:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 def started_at(pid: int) -> str:
-    """When a process was started, in ticks since the boot; empty when it does not run (any more)."""
+    """A process's start time in ticks since boot; empty when it is not running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -79,7 +79,7 @@ def started_at(pid: int) -> str:
 
 
 class ProcessScheduler:
-    """See ``port.Scheduler``."""
+    """Implements ``port.Scheduler`` with processes on this host."""
 
     indexed = False
     ask_none_at_end = False
@@ -91,17 +91,18 @@ class ProcessScheduler:
         self.name = f"processes on {socket.gethostname()}"
 
     async def current(self) -> Size:
-        """All launchers of the job that run here."""
+        """The number of the job's launchers that run here."""
         return self._size()
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Start as many as are missing. Raises ``SchedulerError``."""
+        """Start as many launchers as are missing. Raises ``SchedulerError``."""
         self._failed = ""
         for _ in range(nodes - self._size().nodes):
             self._launch()
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """They have been told to leave; those that do not, and those that are not in the job yet, get a SIGTERM."""
+        """Send SIGTERM to those that do not leave in time after being told to, and to surplus ones that have not joined
+        the job yet."""
         deadline_s = self._order.clock.now_s() + BY_THEMSELVES_S
         while self._order.clock.now_s() < deadline_s:
             leaving = [one for one in self._started() if one.node in names]
@@ -119,7 +120,7 @@ class ProcessScheduler:
             one.send(signal.SIGTERM)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Launchers come and go by themselves as well."""
+        """Yields the size whenever a launcher starts or ends."""
         last = None
         while True:
             size = self._size()
@@ -129,7 +130,7 @@ class ProcessScheduler:
             await asyncio.sleep(WATCH_S)
 
     async def close(self) -> None:
-        """Launchers go on."""
+        """Does nothing: launchers keep running."""
 
     # --- processes -------------------------------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class ProcessScheduler:
         return Size(len(pids), len(beside), self._failed)
 
     def _started(self) -> list[Started]:
-        """Those that run; what others have left behind is removed."""
+        """The running launchers; files of ended ones are removed."""
         found = []
         for path in sorted(self._order.runtime_folder.glob("*.json")):
             one = _read(path)
@@ -150,7 +151,7 @@ class ProcessScheduler:
         return found
 
     def _launch(self) -> None:
-        """One more, with the lowest number that is free above those of the launchers started by hand."""
+        """Start one launcher, with the lowest free number above those of the launchers started by hand."""
         order, ours = self._order, self._started()
         by_hand = set(order.beside()) - {one.pid for one in ours}
         index = next(n for n in range(len(by_hand), 1_000_000) if n not in {one.index for one in ours})
@@ -175,43 +176,44 @@ class ProcessScheduler:
             with contextlib.suppress(OSError):
                 path.unlink()
             raise SchedulerError(f"cannot start a launcher on this host: {error}", retry=True) from error
-        # Nobody else reaps it while this launcher lives. asyncio would, but it kills what it has started when it ends.
+        # This launcher has to reap it. asyncio would, but it kills its child processes when it ends.
         threading.Thread(target=self._reap, args=(process, node, log), daemon=True).start()
 
     def _reserve(self, path: Path, node: str, index: int) -> None:
-        """An older Master that has not noticed yet may be at it as well. Raises ``SchedulerError``."""
+        """Reserve the name: an older Master that has not noticed its replacement may be starting it as well. Raises
+        ``SchedulerError``."""
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         _write(draft, Started(path, node, index, os.getpid(), started_at(os.getpid()), starting=True))
         try:
             os.link(draft, path)
         except FileExistsError as error:
-            raise SchedulerError(f"another Master starts {node} on this host", retry=True) from error
+            raise SchedulerError(f"another Master is starting {node} on this host", retry=True) from error
         finally:
             draft.unlink()
 
     def _reap(self, process: subprocess.Popen[bytes], node: str, log: Path) -> None:
         begun_s = self._order.clock.now_s()
         code = process.wait()
-        how = f"{node} ended with status {code}" if code >= 0 else f"{node} was killed by signal {-code}"
+        how = f"{node} exited with status {code}" if code >= 0 else f"{node} was killed by signal {-code}"
         self._order.log(f"the launcher of {how}")
         if code and self._order.clock.now_s() - begun_s < EARLY_S:
             self._failed = f"{how} soon after its start: see {log}"
 
 
 def _read(path: Path) -> Started | None:
-    """None: it has just been removed."""
+    """Parse a launcher's file; None: it has just been removed."""
     try:
         told = json.loads(path.read_text())
         node, since = str(told["node"]), str(told["since"])
         return Started(path, node, int(told["index"]), int(told["pid"]), since, bool(told["starting"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError):  # not ours
+    except (OSError, ValueError, TypeError, KeyError):  # not a file of ours
         return Started(path, "", -1, -1, DEAD)
 
 
 def _write(path: Path, one: Started) -> None:
-    """At once, or not at all."""
+    """Write the file atomically."""
     told = {"node": one.node, "index": one.index, "pid": one.pid, "since": one.since, "starting": one.starting}
     draft = path.with_name(f"{path.name}.new")
     draft.write_text(json.dumps(told))

@@ -1,13 +1,13 @@
-"""What the Master asks of a scheduler, and what it makes of what the scheduler says. Pure.
+"""Decides what the Master asks of a scheduler, and how it reacts to the scheduler's reports. Pure.
 
-Level-triggered: each step looks at what the job wants and at what the scheduler means to give, and takes the one next
-step from here to there; nothing is planned ahead, so a new Master begins with a look and does the same. One call to the
-scheduler is under way at a time, and one wish to the Master. While the scheduler is silent the job trains on with what
-it has.
+Level-triggered: each step compares what the job wants with what the scheduler intends to provide, and takes the next
+single step between them. Nothing is planned ahead, so a new Master begins with a query and reaches the same decisions.
+At most one call to the scheduler and one request to the Master are under way at a time. While the scheduler does not
+answer, the job continues with the nodes it has.
 
-With ``SizeOwner.MASTER`` the scheduler is asked for more nodes at once, and nodes are given back only when they are no
-members of the running world any more and have been told to leave (a drain). With ``SizeOwner.EXTERNAL`` the scheduler's
-size is a fact that the Master is told. Nodes that are doomed are drained with either.
+With ``SizeOwner.MASTER`` the scheduler is asked for additional nodes at once, and nodes are given back only when they
+are no longer members of the running world and have been told to leave (a drain). With ``SizeOwner.EXTERNAL`` the
+scheduler's size is reported to the Master as a fact. Doomed nodes are drained in both cases.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from edl.schedulers.port import Doomed, Observation, Size, Sized
 from edl.wire.wishes import Care, Drain, Granted, Resize, Verdict, Wish
 
 LOOK_S = 10.0
-"""Between two looks at the scheduler, beside what it tells by itself."""
+"""Seconds between two queries of the scheduler, in addition to its own reports."""
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
-"""Between two tries after an error that may pass; doubled from the first to the last."""
+"""Seconds between two tries after a temporary error; doubled from the first to the last."""
 REFUSED_S = 60.0
-"""After an error that will not pass by itself: somebody may have mended it."""
+"""Pause in seconds after a permanent error: it may have been fixed."""
 UNHEARD_S = 5.0
-"""After a wish that the Master could not take: the store may be away."""
+"""Pause in seconds after a request that the Master could not accept: the store may be unreachable."""
 DOOMED_AGAIN_S = 10.0
-"""After the Master has refused to let doomed nodes go: others may have come that take their places."""
+"""Pause in seconds after the Master refused to drain doomed nodes: replacements may have joined."""
 SAME_AGAIN_S = 1.0
 MOST_SAME_S = 60.0
-"""Between two calls for the same when the first had no effect; doubled."""
+"""Seconds between two identical calls when the first had no effect; doubled each time."""
 END_RETRY_S = 0.5
 END_TRIES = 4
-"""When the job has ended the Master stays for a few seconds only."""
+"""When the job has ended, the Master stays for a few seconds only."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The scheduler; see ``port.Scheduler``."""
+    """Properties of the scheduler; see ``port.Scheduler``."""
 
     name: str
     owner: SizeOwner
@@ -57,21 +57,21 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The job, as it is now."""
+    """The current state of the job."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The call under way has come back; ``size`` with a look."""
+    """The call under way has succeeded; ``size`` is the result of a query."""
 
     size: Size | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The call under way has failed. It may have been carried out all the same."""
+    """The call under way has failed. It may have been executed nevertheless."""
 
     text: str
     retry: bool
@@ -79,21 +79,21 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The Master's answer to the wish under way."""
+    """The Master's answer to the request under way."""
 
     granted: Granted
 
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The Master could not take the wish under way, or has taken it without a word."""
+    """The Master could not accept the request under way, or did not answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The scheduler tells something by itself."""
+    """The scheduler reported something by itself."""
 
     observation: Observation
 
@@ -106,12 +106,12 @@ Event = Looked | Answered | Failed | Replied | Unheard | Observed | Tick
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Look what the scheduler means to give. ``Answered`` or ``Failed`` comes, as for the next two."""
+    """Query the size that the scheduler intends to provide. ``Answered`` or ``Failed`` follows, as for the next two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask it for so many nodes."""
+    """Ask the scheduler for that many nodes."""
 
     nodes: int
     reason: str
@@ -119,7 +119,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give these back, so that ``nodes`` are left."""
+    """Give these nodes back, so that ``nodes`` are left."""
 
     names: tuple[str, ...]
     nodes: int
@@ -131,21 +131,21 @@ Call = Current | Ask | Release
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Put a wish to the Master. ``Replied`` or ``Unheard`` comes."""
+    """Submit a request to the Master. ``Replied`` or ``Unheard`` follows."""
 
     wish: Wish
 
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """From now on this holds the size up; empty: nothing does."""
+    """Set the reason why the size is not reached; empty: none."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """For the log."""
+    """Write a message to the log."""
 
     text: str
 
@@ -160,41 +160,41 @@ Effect = Call | Tell | Explain | Note | WakeAt | Finished
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known and under way."""
+    """Everything that is known or under way."""
 
     about: About
     job: Job | None = None
     size: Size | None = None
     look_s: float = 0.0
-    """When to look again at the latest."""
+    """The latest time for the next query."""
     call: Call | None = None
     wish: Wish | None = None
     errors: int = 0
-    """In a row."""
+    """Number of consecutive errors."""
     trouble: str = ""
-    """The last of them; empty when the last call of its kind went well."""
+    """The last error; empty when the last call of its kind succeeded."""
     trouble_of: Call | None = None
-    """The call that it came from."""
+    """The call that caused it."""
     resume_s: float = 0.0
-    """No call before."""
+    """No call is made before this time."""
     last: Ask | Release | None = None
-    """What was asked for last, when, and how often without effect."""
+    """The last request, its time, and how often it was repeated without effect."""
     last_s: float = 0.0
     repeated: int = 0
     doomed: tuple[Doomed, ...] = ()
-    """About whom the Master has not been told yet, or has not let them go."""
+    """Nodes that the Master has not been told about yet, or has refused to drain."""
     doomed_s: float = 0.0
-    """It is not told about them before."""
+    """The Master is not told about them before this time."""
     urgent: bool = False
-    """The wish under way is about doomed nodes."""
+    """Whether the request to the Master under way is about doomed nodes."""
     sent_away: frozenset[str] = frozenset()
-    """Nodes that are told to leave, until they are gone."""
+    """Nodes that have been told to leave, until they have left."""
     surplus: frozenset[str] = frozenset()
-    """Of these, gone or not, those that are too many, until they have been given back."""
+    """The surplus ones among these, until they have been given back, even if they have left already."""
     told: tuple[int, int, int] | None = None
-    """Size and bounds at which the Master was told the size."""
+    """Size and bounds when the Master was last told the size."""
     hush_s: float = 0.0
-    """The Master has refused another wish: none before, but for doomed nodes."""
+    """The Master has refused a request: none is submitted before this time, except for doomed nodes."""
     refusal: str = ""
     explained: str = ""
     finished: bool = False
@@ -204,7 +204,7 @@ Decision = machine.Decision[State, Effect]
 
 
 def step(state: State, event: Event, now_s: float) -> Decision:
-    """Take an event in, and do what is to be done next."""
+    """Process an event and decide what to do next."""
     turn = _Turn(state, now_s)
     turn.take(event)
     turn.proceed()
@@ -251,13 +251,13 @@ class _Turn:
     def _looked(self, job: Job) -> None:
         there = {node.name for node in job.nodes}
         if job.ended and not self._ended:
-            self._set(resume_s=0.0, errors=0)  # there is no time to wait after an error of before
+            self._set(resume_s=0.0, errors=0)  # there is no time left to wait after an earlier error
         self._set(job=job, sent_away=self.state.sent_away & there)
 
     def _answered(self, size: Size | None) -> None:
         call, of = self.state.call, self.state.trouble_of
         self._set(call=None, resume_s=0.0)
-        if isinstance(of, Current) == isinstance(call, Current):  # that one may look says nothing about asking
+        if isinstance(of, Current) == isinstance(call, Current):  # reading may work where changing does not
             self._recovered()
         if size is not None:
             self._sized(size)
@@ -278,8 +278,8 @@ class _Turn:
             pause_s = END_RETRY_S
             self._set(finished=not retry or errors >= END_TRIES)
         if not self.state.trouble or (errors > 1 and text != self.state.trouble and not retry):
-            again = "trying again" if retry else f"it is asked again every {REFUSED_S:g} s"
-            self._note(f"{text} ({again}; the job goes on as it is)")
+            again = "retrying" if retry else f"retrying every {REFUSED_S:g} s"
+            self._note(f"{text} ({again}; the job continues with its nodes)")
         self._set(call=None, errors=errors, trouble=text, trouble_of=self.state.call)
         self._set(resume_s=self._now_s + pause_s)
 
@@ -288,7 +288,7 @@ class _Turn:
         changed = state.size is not None and size.nodes != state.size.nodes
         by_us = last is not None and last.nodes == size.nodes
         if changed and not by_us and state.about.owner is SizeOwner.MASTER and isinstance(last, Ask | Release):
-            self._note(f"somebody else has changed {state.about.name} to {size.nodes} nodes")
+            self._note(f"{state.about.name} was changed by others to {size.nodes} nodes")
         self._set(size=size, look_s=self._now_s + LOOK_S)
 
     def _replied(self, granted: Granted) -> None:
@@ -300,7 +300,7 @@ class _Turn:
             self._set(told=self._told(self.state.size.nodes) if self.state.size.nodes == wish.nodes else None)
         if done:
             self._set(refusal="")
-        elif granted.verdict is Verdict.UNKNOWN:  # one of the nodes has gone meanwhile; the others are still to go
+        elif granted.verdict is Verdict.UNKNOWN:  # one of the nodes has left meanwhile; the others still have to leave
             self._set(doomed_s=self._now_s + FIRST_RETRY_S)
         elif self.state.urgent:
             self._refused(granted.text)
@@ -349,7 +349,7 @@ class _Turn:
         self._sleep()
 
     def _plan(self, job: Job) -> Plan | None:
-        """How to get rid of what is too much; None when nothing is, or it is not the time."""
+        """How to remove surplus nodes; None when there are none, or not now."""
         state = self.state
         if state.about.owner is not SizeOwner.MASTER or state.size is None or job.ended or job.suspended:
             return None
@@ -372,8 +372,8 @@ class _Turn:
         return Drain(tuple(away), name, plan.reason, care=Care.TRY)
 
     def _doomed(self, job: Job) -> Drain | None:
-        """All that are going to be taken away leave at one boundary. Those that are not there (any more) are forgotten:
-        what comes under their name later is another one."""
+        """The drain of all doomed nodes at one step boundary. Nodes that no longer exist are forgotten: a later node
+        with the same name is a different one."""
         found: dict[str, Doomed] = {}
         for one in self.state.doomed:
             found |= {node.name: one for node in job.nodes if node.is_called(one.node)}
@@ -386,37 +386,37 @@ class _Turn:
         return Drain(tuple(names), self.state.about.name, reason, min(leads, default=0.0), Care.TRY)
 
     def _resize(self, job: Job) -> Resize | None:
-        """The scheduler's size, if the Master does not know it."""
+        """The scheduler's size as a request, if the Master does not know it."""
         if self.state.size is None or self.state.size.nodes < 1:
-            return None  # nodes are going anyway
+            return None  # the nodes are being removed anyway
         nodes = self.state.size.nodes
         if self.state.told == self._told(nodes) or (self.state.told is None and nodes == job.desired):
             return None
         return Resize(nodes, self.state.about.name, f"{self.state.about.name} has {nodes} nodes", external=True)
 
     def _told(self, nodes: int) -> tuple[int, int, int]:
-        assert self.state.job is not None  # noqa: S101 - seen before any wish
+        assert self.state.job is not None  # noqa: S101 - set before any request
         return nodes, self.state.job.minimum, self.state.job.maximum
 
     def _next_call(self, job: Job, plan: Plan | None) -> Call | None:
         if job.ended:
-            self.reason = "the job has ended: nothing is needed any more"
+            self.reason = "the job has ended: no nodes are needed"
             return Release(tuple(sorted(node.name for node in job.nodes)), 0, "the job has ended")
         size = self.state.size
         if size is None or self._now_s >= self.state.look_s:
-            self.reason = "looking"
+            self.reason = "querying the size"
             return Current()
         if self.state.about.owner is SizeOwner.EXTERNAL or job.suspended:
-            self.reason = "the size is not ours" if not job.suspended else "the job is suspended: nodes stay"
+            self.reason = "the size is external" if not job.suspended else "the job is suspended: nodes stay"
             return None
         target = target_of(job, size.nodes)
         if size.nodes < target:
-            self.reason = f"{size.nodes} of {target} nodes are asked for"
+            self.reason = f"{size.nodes} of {target} nodes are requested"
             return self._paced(Ask(target, job.reason or f"the job wants {target} nodes"))
         if plan is not None and plan.drain:
-            self.reason = f"{', '.join(plan.drain)} is in the way"
+            self.reason = f"{', '.join(plan.drain)} must leave first"
         if plan is None or plan.left >= size.nodes:
-            self.reason = self.reason or "as it should be"
+            self.reason = self.reason or "the size is as wanted"
             if size.nodes == target:
                 self._set(surplus=frozenset())
                 if not isinstance(self.state.trouble_of, Current):
@@ -424,15 +424,16 @@ class _Turn:
             return None
         members = {node.name for node in job.nodes if node.member}
         if set(plan.names) - self.state.sent_away or set(plan.names) & members:
-            self.reason = f"{', '.join(plan.names)} is to leave first"
+            self.reason = f"{', '.join(plan.names)} must leave first"
             return None
         self.reason = f"{size.nodes - plan.left} nodes too many"
-        # Those that were quick to leave are named as well: a scheduler may not know by itself who has gone.
+        # Nodes that have already left are named as well: a scheduler may not notice that by itself.
         gone = self.state.surplus - {node.name for node in job.nodes}
         return self._paced(Release((*plan.names, *sorted(gone)), plan.left, plan.reason))
 
     def _paced(self, call: Ask | Release) -> Call | None:
-        """Not the same again and again: it may take its time, or somebody else may want something else."""
+        """Limit repetitions of the same call: it may take time to have an effect, or others may be changing the
+        size."""
         last, waited_s = self.state.last, self._now_s - self.state.last_s
         same = last is not None and type(last) is type(call) and last.nodes == call.nodes
         if same and waited_s < 2 * MOST_SAME_S:
@@ -468,7 +469,7 @@ class _Turn:
             self.effects.append(Explain(text))
 
     def _sleep(self) -> None:
-        """Wake up when something becomes due that no other event brings."""
+        """Schedule a wake-up for deadlines that no other event covers."""
         state = self.state
         times = []
         if state.call is None:

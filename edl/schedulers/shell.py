@@ -1,4 +1,5 @@
-"""Runs beside the ruling Master: shows the reconciler the job and the scheduler, and carries out what it says."""
+"""Runs the reconciler beside the elected Master: feeds it the state of the job and the scheduler, and executes its
+decisions."""
 
 from __future__ import annotations
 
@@ -18,20 +19,20 @@ from edl.wire.status import JobStatus
 from edl.wire.wishes import Wish
 
 CALL_LIMIT_S = 120.0
-"""A guard above the time limits of the adapters."""
+"""A safety limit in seconds, above the time limits of the adapters."""
 WISH_LIMIT_S = 30.0
-"""The store may be away."""
+"""Time limit in seconds; the store may be unreachable."""
 WATCH_AGAIN_S = 60.0
-"""After a watch that gave up."""
+"""Pause in seconds after a watch that failed permanently."""
 WATCH_RETRY_S = 5.0
-"""After one that could not begin, as it seems for a moment."""
+"""Pause in seconds after a watch that failed temporarily."""
 MOST_REASON = 200
 """Characters of a reason: it may become an argument of a program."""
 CLOSE_LIMIT_S = 2.0
 
 
 class Reconciler:
-    """For one rule. ``make`` makes the adapter."""
+    """The reconciler for one Master's term. ``make`` creates the adapter."""
 
     def __init__(
         self, make: Callable[[], Scheduler], ruling: Ruling, clock: Clock, owner: SizeOwner, log: Callable[[str], None]
@@ -47,11 +48,11 @@ class Reconciler:
         self._shown: Job | None = None
 
     async def run(self) -> None:
-        """Until the job has ended and nothing is left to do, or until cancelled."""
+        """Run until the job has ended and nothing is left to do, or until cancelled."""
         try:
             scheduler = self._make()
         except EdlError as error:
-            self._log(f"no scheduler is asked for nodes: {error}")
+            self._log(f"cannot use the scheduler: {error}")
             return
         about = rc.About(scheduler.name, self._owner, scheduler.indexed, scheduler.ask_none_at_end)
         tasks = [asyncio.ensure_future(work) for work in (self._look_at_job(), self._watch(scheduler))]
@@ -94,27 +95,27 @@ class Reconciler:
         return await scheduler.current()
 
     async def _call(self, work: Awaitable[Size | None]) -> None:
-        """Whatever becomes of it, the machine is told."""
+        """Await a call and report its outcome to the machine in all cases."""
         try:
             self._events.put_nowait(rc.Answered(await asyncio.wait_for(work, CALL_LIMIT_S)))
         except SchedulerError as error:
             self._events.put_nowait(rc.Failed(str(error), error.retry))
         except asyncio.TimeoutError:
             self._events.put_nowait(rc.Failed(f"the scheduler has not answered for {CALL_LIMIT_S:g} s", True))
-        except Exception as error:  # noqa: BLE001 - top of a task: an adapter's flaw must not leave the machine waiting
+        except Exception as error:  # noqa: BLE001 - top of a task: a bug in an adapter must not block the machine
             self._events.put_nowait(rc.Failed(f"the scheduler's adapter: {type(error).__name__}: {error}", False))
 
     async def _tell(self, wish: Wish) -> None:
         try:
             granted = await asyncio.wait_for(self._ruling.wish(wish), WISH_LIMIT_S)
         except FencedOut:
-            return  # the rule is over, and this ends with it
+            return  # another Master has been elected, and this task ends
         except asyncio.TimeoutError:
-            self._unheard(f"the Master has not answered for {WISH_LIMIT_S:g} s: its store may be away")
+            self._unheard(f"the Master has not answered for {WISH_LIMIT_S:g} s: its store may be unreachable")
         except Exception as error:  # noqa: BLE001 - as in _call
-            self._unheard(f"the Master could not take it: {type(error).__name__}: {error}")
+            self._unheard(f"the Master could not accept the request: {type(error).__name__}: {error}")
         else:
-            self._show()  # first: a node may have become a member before the wish came
+            self._show()  # first: a node may have become a member before the request was processed
             self._events.put_nowait(rc.Replied(granted))
 
     def _unheard(self, text: str) -> None:
@@ -122,7 +123,7 @@ class Reconciler:
         self._events.put_nowait(rc.Unheard(text))
 
     async def _look_at_job(self) -> None:
-        with contextlib.suppress(FencedOut):  # the rule is over, and this ends with it
+        with contextlib.suppress(FencedOut):  # another Master has been elected, and this task ends
             while True:
                 await self._ruling.changed()
                 self._show()
@@ -143,16 +144,16 @@ class Reconciler:
                 return
             except SchedulerError as error:
                 text, pause_s = str(error), WATCH_RETRY_S if error.retry else WATCH_AGAIN_S
-            except Exception as error:  # noqa: BLE001 - an adapter's flaw must not leave the job without notices
+            except Exception as error:  # noqa: BLE001 - a bug in an adapter must not end the watch
                 text, pause_s = f"the scheduler's adapter: {type(error).__name__}: {error}", WATCH_AGAIN_S
             if text != said:
                 said = text
-                self._log(f"{text} (watching again every {pause_s:g} s)")
+                self._log(f"{text} (retrying every {pause_s:g} s)")
             await asyncio.sleep(pause_s)
 
 
 def job_of(status: JobStatus) -> Job:
-    """What matters of a status."""
+    """The part of a status that the reconciler needs."""
     scale = status.scale
     return Job(
         minimum=scale.minimum,

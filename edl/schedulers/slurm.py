@@ -1,10 +1,10 @@
-"""Nodes as Slurm jobs: one batch job an elastic node, submitted to grow and cancelled to shrink.
+"""Nodes as Slurm jobs: one batch job per elastic node, submitted to grow and cancelled to shrink.
 
-One job of Slurm that has many nodes does not grow dependably, so each node is a job by itself; they share a name. The
-script of a node runs its launcher as a *step* (``srun``): on preemption Slurm signals steps at once, and the batch
-shell only when the grace time is over. A node is known by its job's number, ``slurm-<number>`` (``node_name``).
+A single Slurm job with many nodes cannot grow reliably, so each node is a job by itself; they share a name. The script
+of a node runs its launcher as a *step* (``srun``): on preemption Slurm signals steps at once, but the batch shell only
+when the grace time is over. A node is named after its job's number, ``slurm-<number>`` (``node_name``).
 
-What the Master submits is not requeued: a job that was preempted has ended, and the Master, which sees one too few,
+Jobs that the Master submits are not requeued: a preempted job has ended, and the Master, which then has one too few,
 submits another one, which waits in the queue until there is room.
 """
 
@@ -27,28 +27,29 @@ PROGRAMS = ("sbatch", "squeue", "scancel")
 TIMEOUT_S = 30.0
 POLL_S = 2.0
 PREFIX = "slurm-"
-"""Of the node's name; its job's number follows."""
+"""Prefix of a node's name; the number of its job follows."""
 MARK = "edl: "
-"""Begins the comment of jobs that a Master has submitted: only these are ever cancelled while they run."""
+"""Prefix of the comment of jobs that a Master has submitted: only these are ever cancelled while they run."""
 SRUN = "srun --nodes=1 --ntasks=1 --cpu-bind=none --unbuffered"
-"""One task, which may use all that the job has: a count of its own would confine it to one processor."""
+"""One task that may use all that the job has; a CPU count of its own would confine it to one processor."""
 _COMING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 _THERE = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
 _PASSING = (
     *("contact", "timed out", "connection", "temporarily", "try again", "not responding", "communication", "socket"),
     *("submit limit", "too many", "job count"),
 )
-"""Words of Slurm's programs for troubles that pass. What exceeds a limit now may fit when other jobs are over."""
+"""Words in the output of Slurm's programs that indicate temporary errors. A request above a limit may succeed when
+other jobs have ended."""
 _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
 _OF_ITS_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_JWT")
 
 
 def check(wanted: SchedulerChoice) -> None:
-    """Raises ``SettingError`` where this host cannot use Slurm as it is asked to."""
+    """Check that this host can use Slurm with these settings. Raises ``SettingError``."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
-        advice = "Install Slurm's client programs (Debian: slurm-client), or drop --scheduler"
+        advice = "Install Slurm's client programs (Debian: slurm-client), or omit --scheduler"
         raise SettingError("--scheduler", wanted.text, f"{missing[0]} is not on the PATH", advice)
     for key in ("timeout", "poll"):
         seconds(wanted.conf, key, 1.0)
@@ -59,12 +60,13 @@ def check(wanted: SchedulerChoice) -> None:
 
 
 def make(order: Order) -> Slurm:
-    """The adapter."""
+    """Create the adapter for one Master's term."""
     return Slurm(order)
 
 
 def node_name(environment: Mapping[str, str]) -> str:
-    """What a launcher is called that is its job's only task; empty: it is in no job, or not alone."""
+    """The node name of a launcher that is the only task of its Slurm job; empty: it is in no job, or not the only
+    task."""
     alone = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")) == "1"
     number = environment.get("SLURM_JOB_ID", "")
     return f"{PREFIX}{number}" if alone and number.isdecimal() else ""
@@ -72,20 +74,20 @@ def node_name(environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """One job of Slurm that is a node, or will be."""
+    """One Slurm job that is a node or will be one."""
 
     name: str
-    """As ``scancel`` knows it: a number, or ``7_3`` for one of an array."""
+    """As ``scancel`` expects it: a number, or ``7_3`` for a task of an array."""
     number: int
     state: str
     why: str
-    """Why it waits, in Slurm's word."""
+    """Why it is waiting, in Slurm's words."""
     ours: bool
-    """A Master has submitted it."""
+    """Whether a Master has submitted it."""
 
     @property
     def there(self) -> bool:
-        """Whether it has its host."""
+        """Whether it has been assigned a host."""
         return self.state in _THERE
 
     @property
@@ -95,7 +97,7 @@ class Queued:
 
 
 class Slurm:
-    """See ``Scheduler``."""
+    """Implements ``Scheduler`` with Slurm's command-line programs."""
 
     indexed = False
     ask_none_at_end = True
@@ -112,38 +114,39 @@ class Slurm:
         self.name = f"Slurm jobs named {self._job_name}"
 
     async def current(self) -> Size:
-        """See ``Scheduler``."""
+        """The number of queued and running jobs. Raises ``SchedulerError``."""
         return _size(await self._queue())
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Submit what is missing."""
+        """Submit as many jobs as are missing. Raises ``SchedulerError``."""
         for _ in range(nodes - len(await self._queue())):
             number = await self._submit(reason)
             self._order.log(f"slurm: submitted job {number} for one more node ({reason})")
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Those that run leave by themselves, as they have been told; those that wait for a host are cancelled."""
+        """Cancel jobs that are waiting for a host; running ones leave by themselves, as they have been told. Raises
+        ``SchedulerError``."""
         queue = await self._queue()
         named = [one for one in queue if f"{PREFIX}{one.number}" in names]
         others = [one for one in queue if one not in named]
         waiting = sorted((one for one in others if not one.there), key=lambda one: -one.number)
         going = [one for one in named if not one.there] + waiting[: max(0, len(others) - nodes)]
-        # Of the job's own end nobody tells a launcher that is about to begin: it would begin the job anew.
+        # A launcher that is just starting would not notice that the job has ended, and would start it again.
         late = [one for one in others if one.there and one.ours] if nodes == 0 else []
         tasks, jobs = ([one.name for one in going if one.of_array is of] for of in (True, False))
         if jobs:
-            # One that has begun meanwhile is spared: it may be in the world by now.
+            # a job that has started meanwhile is spared: it may already be in the world
             await self._call("scancel", "--state=PENDING", *jobs)
         if tasks:
-            await self._call("scancel", *tasks)  # with --state Slurm would cancel all of the array that wait
+            await self._call("scancel", *tasks)  # with --state Slurm would cancel all waiting tasks of the array
         if going:
             self._order.log(f"slurm: cancelled {len(going)} jobs that were waiting for a host ({reason})")
         if late:
             await self._call("scancel", *(one.name for one in late))
-            self._order.log(f"slurm: cancelled {len(late)} jobs that had not come into the job yet ({reason})")
+            self._order.log(f"slurm: cancelled {len(late)} jobs that had not joined the job yet ({reason})")
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Look again and again: Slurm tells nobody."""
+        """Yields the size whenever it changes. Polls, since Slurm sends no notifications. Raises ``SchedulerError``."""
         seen: Size | None = None
         while True:
             try:
@@ -158,7 +161,7 @@ class Slurm:
             await asyncio.sleep(self._poll_s)
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no connection is open."""
 
     async def _submit(self, reason: str) -> int:
         told = [f"--job-name={self._job_name}", "--parsable", f"--comment={MARK}{reason}", *self._options]
@@ -169,18 +172,16 @@ class Slurm:
             said = await self._call("sbatch", *ours, *told, written=self._own_script())
         number = said.strip().partition(";")[0]
         if not number.isdecimal():
-            raise SchedulerError(
-                f"sbatch was to print the number of a job, and said {said.strip()[:200]!r}", retry=True
-            )
+            raise SchedulerError(f"sbatch printed {said.strip()[:200]!r} instead of a job number", retry=True)
         return int(number)
 
     def _output(self) -> str:
-        """``%`` begins what Slurm puts in."""
+        """The output option; ``%`` begins a placeholder of Slurm and is escaped."""
         self._order.log_folder.mkdir(parents=True, exist_ok=True)
         return f"--output={str(self._order.log_folder).replace('%', '%%')}/{PREFIX}%j.log"
 
     def _own_script(self) -> str:
-        """The launcher names itself by its job's number."""
+        """The batch script. The launcher names itself after its job's number."""
         return f"#!/bin/sh\nexec {SRUN} {shlex.join(self._order.launcher)}\n"
 
     async def _queue(self) -> list[Queued]:
@@ -197,7 +198,7 @@ class Slurm:
 
 
 def queue_from(said: str) -> list[Queued]:
-    """What ``squeue`` prints, less those jobs that are over or about to be."""
+    """Parse the output of ``squeue``, without jobs that have ended or are about to end."""
     found = []
     for line in said.splitlines():
         name, number, state, why, comment = (*line.strip().split("|", 4), *[""] * 4)[:5]
@@ -215,7 +216,8 @@ def _size(queue: Sequence[Queued]) -> Size:
 
 
 def _of_another_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """What describes the job that this launcher runs in is not true for another one."""
+    """The environment without variables that describe the Slurm job of this launcher, which are wrong for another
+    job."""
     left_out = _OF_ITS_DEVICES if "SLURM_JOB_ID" in environment else ()
     return {
         name: value

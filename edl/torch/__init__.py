@@ -1,4 +1,4 @@
-"""edl for PyTorch scripts."""
+"""The public names of edl for PyTorch scripts, imported on first use."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The launcher's part, ``edl.torch.startup``, is imported without the rest, and so without torch."""
+    """Import a public name when it is used, so that the launcher can import ``edl.torch.startup`` without torch."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,4 +1,4 @@
-"""``accumulate`` for PyTorch."""
+"""``accumulate`` for PyTorch: steps of several micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edl.worker.steps import StepLoader
 def accumulate(
     loader: StepLoader, model: torch.nn.Module, *, noise: AdaScale | None = None, seed: int = 0, first_step: int = 0
 ) -> Iterator[Step]:
-    """The rest of the loader's epoch, step by step::
+    """Iterate over the rest of the loader's epoch, step by step::
 
         for step in edl.accumulate(loader, ddp):
             for batch in step:
@@ -32,17 +32,18 @@ def accumulate(
             state.commit()
 
     After a step's last ``backward`` the gradients are those of the mean loss over all samples of the step, on all
-    workers. ``model``: made by ``edl.parallel``, or the plain one on a single worker. With ``--logical-ranks`` either.
+    workers. ``model``: made by ``edl.parallel``, or a plain module on a single worker; with ``--logical-ranks`` either.
 
-    ``noise``: where AdaScale's measurements go, if not in the ``State``. ``seed``: of the logical ranks' random
-    numbers; ``first_step``: steps made before this loop, for scripts without a ``State``.
+    ``noise``: receives AdaScale's measurements, if it is not in the ``State``. ``seed``: for the random numbers of
+    logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
+    ``StateError`` for a model that is sharded, or plain on several workers.
     """
     trainee = TorchTrainee(model)
     return begin(loader, trainee, lambda: LogicalModel(plain(model)), noise, seed, first_step)
 
 
 class TorchTrainee:
-    """``edl.worker.accumulate.Trainee`` for a module, in a ``DistributedDataParallel`` or plain."""
+    """Implements ``edl.worker.accumulate.Trainee`` for a module, plain or in a ``DistributedDataParallel``."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         if hasattr(model, "set_requires_gradient_sync"):
@@ -55,7 +56,7 @@ class TorchTrainee:
         self._hooks: list[Any] = []
 
     def check_workers(self) -> None:
-        """A plain model averages nothing."""
+        """Refuse a plain model on several workers, since its gradients would not be averaged. Raises ``StateError``."""
         if self._wrapper is None and dist.is_initialized() and dist.get_world_size() > 1:
             raise StateError(
                 f"accumulate() was given a plain model on {dist.get_world_size()} workers: wrap it, "
@@ -63,34 +64,34 @@ class TorchTrainee:
             )
 
     def apart(self) -> contextlib.AbstractContextManager[Any]:
-        """As ``no_sync``."""
+        """Passes in this context are not averaged: DDP's ``no_sync``."""
         return self._wrapper.no_sync() if self._wrapper is not None else contextlib.nullcontext()
 
     def together(self) -> contextlib.AbstractContextManager[Any]:
-        """The usual passes of the wrapper."""
+        """Passes in this context are averaged, as DDP does by default."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor, factor: float) -> None:
-        """Multiplying the loss by 1 would only cost time."""
+        """Run a backward pass. The multiplication is skipped for factor 1 to save time."""
         self._squares = []
         torch.autograd.backward(loss if factor == 1.0 else loss * factor)
 
     def backward_of_nothing(self, loss: torch.Tensor) -> None:
-        """The pass is made, because the wrapper waits for its hooks; what it finds is replaced as it arrives."""
+        """Run a backward pass whose gradients count as 0: DDP waits for its hooks, so the pass itself is needed."""
         with contextlib.ExitStack() as hooks:
             for parameter in self._parameters:
                 hooks.callback(parameter.register_hook(torch.zeros_like).remove)
             torch.autograd.backward(loss)
 
     def conclude(self) -> None:
-        """The wrapper has averaged in the last pass."""
+        """Nothing to do: DDP has averaged in the last pass."""
 
     def value(self, loss: torch.Tensor, factor: float) -> torch.Tensor:
-        """Stays on the device: nobody waits for it."""
+        """The weighted loss as a tensor on its device, without waiting for the device."""
         return loss.detach() * factor
 
     def listen(self) -> None:
-        """By hooks, since ``.grad`` holds the sum of several passes."""
+        """Measure each pass with hooks, since ``.grad`` holds the sum of several passes."""
         if not self._hooks:
             hook = self._hear
             self._hooks = [parameter.register_hook(hook) for parameter in self._parameters]
@@ -99,29 +100,29 @@ class TorchTrainee:
         self._squares.append(_square(gradient))
 
     def heard(self) -> float:
-        """Waits for the device."""
+        """The squared norm of the last pass's gradients. Waits for the device."""
         return _total(self._squares)
 
     def square(self) -> float:
-        """Of ``.grad``."""
+        """The squared norm of ``.grad``. Waits for the device."""
         return _total([_square(one.grad) for one in self._parameters if one.grad is not None])
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Over the default group; a plain model is alone."""
+        """Exchange bytes over the default group; for a plain model only this worker's are returned."""
         return current().exchange(data) if self._wrapper is not None else [data]
 
     def copy_buffers(self) -> list[torch.Tensor]:
-        """A copy of each."""
+        """A copy of each buffer of the model."""
         return [buffer.detach().clone() for buffer in self._plain.buffers()]
 
     def set_buffers(self, saved: list[torch.Tensor]) -> None:
-        """In place."""
+        """Overwrite the model's buffers in place."""
         with torch.no_grad():
             for buffer, values in zip(self._plain.buffers(), saved, strict=True):
                 buffer.copy_(values)
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -1,8 +1,8 @@
-"""Which connections are a group's: by the addresses that its members have told each other.
+"""Identifies a group's connections by the addresses that its members have published.
 
-gloo publishes in the store where each rank listens; the ranks then call one another there. So a connection of gloo's
-has such an address at one of its ends, and one of torch's store has that of the store. Nothing else in the process
-has, whoever opened it and whenever: the script, a library, another thread.
+Each rank of gloo publishes in the store where it listens, and the ranks connect to each other there. So a gloo
+connection has such an address at one end, and a connection of torch's store has the store's address. No other
+connection in the process does, no matter whether the script, a library or another thread opened it, or when.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import struct
 
 Endpoint = tuple[str, int]
-"""Host, as a number in its shortest form, and port."""
+"""Host, as a numeric address in its shortest form, and port."""
 
 _LENGTH = struct.Struct("=Q")
 _FAMILY = struct.Struct("=H")
@@ -21,7 +21,7 @@ _LONGEST = 1024
 
 
 def endpoint(host: str, port: int) -> Endpoint:
-    """An IPv4 host that is seen through an IPv6 socket counts as what it is; scopes are left out."""
+    """Normalize an address: IPv4-mapped IPv6 becomes IPv4, and scope ids are removed."""
     number = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(number, ipaddress.IPv6Address) and number.ipv4_mapped is not None:
         number = number.ipv4_mapped
@@ -29,10 +29,10 @@ def endpoint(host: str, port: int) -> Endpoint:
 
 
 def published(data: bytes) -> Endpoint | None:
-    """Where a rank of gloo listens, as it says in the store; None for anything else.
+    """Parse the listening address that a gloo rank publishes in the store; None for other data.
 
-    The format is that of ``gloo::rendezvous``: the host's name, the ``sockaddr_storage`` of the rank, the numbers of
-    its pairs; text and address with their lengths in front.
+    The format is that of ``gloo::rendezvous``: the host's name, the rank's ``sockaddr_storage``, and the numbers of its
+    pairs; name and address are preceded by their lengths.
     """
     name = _sized(data, 0)
     address = None if name is None else _sized(data, _LENGTH.size + len(name))
@@ -56,42 +56,42 @@ def _sized(data: bytes, at: int) -> bytes | None:
 
 
 class Addresses:
-    """Those of one group. Added to by the thread that forms it, read by the one that cuts it."""
+    """The addresses of one group. Written by the thread that forms it, read by the thread that cuts it."""
 
     def __init__(self, store_port: int, serves: bool) -> None:
-        """``serves``: this is rank 0, which torch's store is with."""
+        """``serves``: this is rank 0, which runs torch's store."""
         self.store_port = store_port
         self.store_hosts: frozenset[str] = frozenset()
-        """What the store's name stands for; empty as long as that is not known."""
+        """Addresses that the store's name resolves to; empty until they are known."""
         self.own: frozenset[Endpoint] = frozenset()
         self.others: frozenset[Endpoint] = frozenset()
         self._serves = serves
 
     def note_own(self, data: bytes) -> None:
-        """This rank has published something."""
+        """Record a value that this rank has published."""
         found = published(data)
         if found is not None:
             self.own |= {found}
 
     def note_other(self, data: bytes) -> None:
-        """This rank has read something that was published."""
+        """Record a published value that this rank has read."""
         found = published(data)
         if found is not None:
             self.others |= {found}
 
     def connects(self, here: Endpoint, there: Endpoint | None) -> bool:
-        """Whether a connection between these is the group's; ``there`` is None if it is not known.
+        """Whether a connection with these ends belongs to the group; ``there`` is None when unknown.
 
-        One that is ``accepted`` is so only while its listener is there: afterwards the port is anybody's.
+        An ``accepted`` connection counts only while its listener exists: afterwards the port may be reused by others.
         """
         return self.accepted(here) or self.called(here, there)
 
     def accepted(self, here: Endpoint) -> bool:
-        """Whether a peer has called this rank there."""
+        """Whether a peer opened this connection to this rank."""
         return here in self.own or (self._serves and here[1] == self.store_port)
 
     def called(self, here: Endpoint, there: Endpoint | None) -> bool:
-        """Whether this rank calls a peer, or the store."""
+        """Whether this rank opened this connection to a peer or the store."""
         if there is None:
             return False
         to_store = there[1] == self.store_port and (
@@ -100,5 +100,5 @@ class Addresses:
         return to_store or there in self.others
 
     def listens(self, here: Endpoint) -> bool:
-        """Whether gloo listens there for this rank."""
+        """Whether gloo listens at this address for this rank."""
         return here in self.own

@@ -1,4 +1,4 @@
-"""How tensors become the bytes of a snapshot and return."""
+"""Converts tensors to the bytes of a snapshot and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-"""safetensors' names of types, and torch's. Older versions of torch lack some."""
+"""Names of types in safetensors and torch. Older versions of torch lack some."""
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, own in _NAMES.items() if hasattr(torch, own)}
 _NAME_OF = {dtype: name for name, dtype in _DTYPES.items()}
@@ -35,33 +35,33 @@ _NAME_OF = {dtype: name for name, dtype in _DTYPES.items()}
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 PART_BYTES = 8 << 20
-"""Larger arrays are copied in parts, so that several threads share them."""
+"""Larger arrays are copied in parts by several threads."""
 ALONE_BYTES = 4 << 20
-"""Less than this altogether is copied by the caller's thread alone."""
+"""If all arrays together are smaller than this, the calling thread copies them alone."""
 MOST_THREADS = 8
-"""More do not make memory any faster."""
+"""More threads do not increase memory bandwidth."""
 STAGE_BYTES = 32 << 20
-"""Page-locked memory for copies from an accelerator; there are two."""
+"""Page-locked memory for copies from an accelerator; there are two such buffers."""
 PACKED_BYTES = 1 << 20
-"""Smaller pieces on an accelerator are put together there, and travel as one."""
+"""Smaller pieces on an accelerator are concatenated there and copied together."""
 SHORT_BYTES = 16 << 10
-"""A shorter copy is over before another thread could be told of it."""
+"""A shorter copy takes less time than starting it on another thread."""
 
-# Unlike ctypes.memmove it does not let go of the interpreter's lock, which other threads might be slow to give back.
+# Unlike ctypes.memmove this keeps the GIL: other threads might be slow to return it.
 _move_locked: Any = ctypes.PyDLL(None).memmove
 _move_locked.argtypes, _move_locked.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 Move = tuple[int, int, int]
-"""Addresses of the target and of the source, and bytes."""
+"""Target address, source address, and number of bytes."""
 Part = Move | tuple[torch.Tensor, torch.Tensor]
-"""Something to be copied: bytes, or a tensor into another one of the same shape and type."""
+"""One copy: of bytes, or of a tensor into another one of the same shape and type."""
 
 tree.know("torch.Size", torch.Size, list, torch.Size)
 tree.know("torch.dtype", torch.dtype, lambda kind: str(kind).removeprefix("torch."), lambda name: _dtype(name))
 
 
 class TorchArrays:
-    """``edl.worker.framework.Arrays`` for torch."""
+    """Implements ``edl.worker.framework.Arrays`` for torch."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
@@ -70,19 +70,21 @@ class TorchArrays:
         self._lock = threading.Lock()
 
     def is_array(self, value: object) -> bool:
-        """Whether this is a tensor or a numpy array."""
+        """Whether the value is a tensor or a numpy array."""
         return isinstance(value, torch.Tensor) or _is_numpy(value)
 
     def info(self, value: Any) -> ArrayInfo:
-        """Raises ``StateError`` for what has no dense bytes, or whose type safetensors has no name for."""
+        """Type, shape and size. Raises ``StateError`` for values without dense bytes, and for types that safetensors
+        lacks."""
         tensor = _tensor(value)
         return _info(tensor.dtype, tensor.shape)
 
     def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
-        """Copy each into its buffer: page-locked and over a stream of its own from CUDA, on several threads."""
+        """Copy each array into its buffer on several threads; from CUDA through page-locked memory on a separate
+        stream."""
         here: list[Part] = []
         there: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
-        made = []  # stays until all is copied
+        made = []  # keeps converted tensors alive until all is copied
         addressof, from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
         for value, buffer in zip(values, buffers, strict=True):
             tensor = value if type(value) in _ORDINARY else _converted(value)
@@ -110,7 +112,7 @@ class TorchArrays:
         del made
 
     def view(self, info: ArrayInfo, data: memoryview) -> torch.Tensor:
-        """A CPU tensor over these bytes. Raises ``StateError`` for a type this torch does not have."""
+        """A CPU tensor over these bytes. Raises ``StateError`` for a type that this torch does not have."""
         dtype = _DTYPES.get(info.dtype)
         if dtype is None:
             raise StateError(f"the snapshot holds {info.dtype} values, which torch {torch.__version__} does not have")
@@ -119,17 +121,17 @@ class TorchArrays:
         return _shaped(_bytes_over(data), dtype, info.shape)
 
     def copy(self, value: Any) -> Any:
-        """An array of its own, of the same kind, on the same device."""
+        """A separate copy of the same kind on the same device."""
         if isinstance(value, torch.Tensor):
             return value.detach().clone()
         return value.copy()
 
     def digest(self, values: Sequence[Any]) -> int:
-        """See ``edl.torch.digest``."""
+        """A 64-bit hash of all bytes; see ``edl.torch.digest``."""
         return digest(values)
 
     def finite(self, values: Sequence[Any]) -> list[bool]:
-        """For each whether it holds neither NaN nor an infinity."""
+        """For each array whether it contains neither NaN nor infinity."""
         return finite(values)
 
     # --- copying -------------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class TorchArrays:
         if workers == 1 or sum(map(_size, whole)) < ALONE_BYTES:
             _copy_all(whole)
             return
-        # Each thread takes the next part when it is through with one; the caller's thread works too.
+        # Each thread takes the next batch when it has finished one; the calling thread works too.
         left = iter([part for one in whole for part in _parts(one)])
         lock = threading.Lock()
 
@@ -157,7 +159,7 @@ class TorchArrays:
             other.result()
 
     def _pool(self, workers: int) -> ThreadPoolExecutor:
-        """Made when first needed: nothing may have threads before the fork server forks."""
+        """Created on first use, since no thread may exist before the fork server forks."""
         with self._lock:
             if self._threads is None or self._forked_from != os.getpid():
                 self._threads = ThreadPoolExecutor(workers, thread_name_prefix="edl-copy")
@@ -165,7 +167,7 @@ class TorchArrays:
             return self._threads
 
     def _copy_from_cuda(self, device: torch.device, pairs: list[tuple[int, torch.Tensor]]) -> None:
-        """Fill one page-locked stage from the device while the other one is emptied into the buffers."""
+        """Fill one page-locked buffer from the device while the other one is copied out."""
         if not self._stages:
             self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -181,7 +183,7 @@ class TorchArrays:
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record(stream)
                 if emptied is not None:
-                    emptied()  # the stage before, while this one is being filled
+                    emptied()  # the previous stage, while this one is being filled
                 emptied = self._emptying(done, _moves(stage.data_ptr(), pieces))
             if emptied is not None:
                 emptied()
@@ -210,7 +212,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _is_numpy(value: object) -> bool:
-    """Without importing numpy for those who do not use it."""
+    """Checks by name, so that numpy is not imported for scripts that do not use it."""
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
@@ -225,7 +227,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def _converted(value: Any) -> torch.Tensor:
-    """Of anything that is not simply a tensor."""
+    """Convert a value other than a plain tensor. Raises ``StateError`` when that would lose information."""
     if not isinstance(value, torch.Tensor):
         try:
             with _of_read_only(not value.flags.writeable):
@@ -250,11 +252,11 @@ _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 @contextlib.contextmanager
 def _of_read_only(read_only: bool) -> Iterator[None]:
-    """torch warns of memory that may not be written to; here it is only read, or the reader is told."""
+    """Suppress torch's warning about read-only memory, which is only read here."""
     if not read_only:
         yield
         return
-    with warnings.catch_warnings():  # not done for nothing: it costs more than many a copy
+    with warnings.catch_warnings():  # only when needed: it costs more than many copies
         warnings.simplefilter("ignore")
         yield
 
@@ -295,7 +297,7 @@ def _parts(whole: Part) -> list[Part]:
 
 
 def _batch(parts: Iterable[Part]) -> list[Part]:
-    """The next parts, together about as long as a large one: small ones are not worth asking for singly."""
+    """The next parts, together at least as large as one full part: taking small ones one by one would cost more."""
     batch, size = [], 0
     for part in parts:
         batch.append(part)
@@ -306,8 +308,8 @@ def _batch(parts: Iterable[Part]) -> list[Part]:
 
 
 def _stagings(pairs: Iterable[tuple[int, torch.Tensor]], room_bytes: int) -> Iterator[list[tuple[int, torch.Tensor]]]:
-    """Pieces of bytes on the device, with the addresses they go to, in groups that fit a stage; in order of the
-    addresses, so that what lies side by side in the stage does so in the end, too."""
+    """Split the sources into pieces of bytes with their target addresses, in groups that fit a stage. They are sorted
+    by address, so that pieces adjacent in a stage are adjacent in the target."""
     group: list[tuple[int, torch.Tensor]] = []
     room = room_bytes
     for address, source in sorted(pairs, key=lambda pair: pair[0]):
@@ -326,7 +328,7 @@ def _stagings(pairs: Iterable[tuple[int, torch.Tensor]], room_bytes: int) -> Ite
 
 
 def _packed(sources: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The same bytes in fewer pieces: each copy to the host costs as much as many kilobytes."""
+    """The same bytes in fewer pieces, since each copy to the host has a fixed cost worth many kilobytes."""
     run: list[torch.Tensor] = []
     for source in sources:
         if source.numel() < PACKED_BYTES:
@@ -341,7 +343,7 @@ def _packed(sources: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _moves(stage: int, pieces: Iterable[tuple[int, torch.Tensor]]) -> list[Part]:
-    """What empties a stage: one move for pieces that lie side by side."""
+    """The moves that empty a stage: one move for adjacent pieces."""
     moves: list[Part] = []
     begin = size = 0
     for target, source in pieces:

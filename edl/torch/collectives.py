@@ -1,13 +1,13 @@
-"""Which of this worker's collectives have failed, whatever its script makes of the exceptions.
+"""Detects failed collectives of this worker, even if the script swallows the exceptions.
 
-A script may swallow what a collective raises, or never wait for one that it began. Its step is not whole then, and no
-commit may be made of it; nor may the peers be given anything that was computed from it. So the first failure aborts
-the round's group. It is seen where every failure passes through: the calls of torch's process groups, the waiting for
-their work, and backward passes and buffer broadcasts, whose collectives C++ begins and waits for.
+A script may swallow an exception of a collective, or never wait for one that it started. Its step is incomplete then:
+it must not be committed, and no results computed from it may reach the peers. So the first failure aborts the round's
+group. Failures are detected where all of them pass: in the calls of torch's process groups, in waits for their work,
+and in backward passes and buffer broadcasts, whose collectives C++ starts and waits for.
 
-Functional collectives (those of DTensors, of FSDP2 and of compiled graphs) begin in C++, too. They are operators with
-kernels, so they are seen in kernels of ours, which call torch's own: whoever calls an operator, it comes by, and a
-compiler traces the operator as ever.
+Functional collectives (of DTensors, FSDP2 and compiled graphs) are also started in C++. They are operators with
+kernels, so edl registers kernels that wrap torch's own: every caller of the operator passes through them, and compilers
+trace the operator as before.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _AMONG_ALL = (
     *("all_to_all_single", "barrier", "monitored_barrier"),
 )
 _BETWEEN_TWO = ("send", "recv", "recv_anysource")
-"""Nobody waits for these on the script's behalf: what a peer sends after its next boundary must not keep this worker
-from its own. Nor is their work held on to: gloo's is never complete unless somebody waits for it."""
+"""Point-to-point operations. edl does not wait for them: a message that a peer sends only after its next step boundary
+must not keep this worker from its own. Their work is not held either, since gloo's is never complete unless the script
+waits for it."""
 _FUNCTIONAL = (
     *("_c10d_functional::all_reduce", "_c10d_functional::all_reduce_", "_c10d_functional::all_reduce_coalesced"),
     *("_c10d_functional::all_reduce_coalesced_", "_c10d_functional::all_gather_into_tensor"),
@@ -51,59 +52,59 @@ _FUNCTIONAL = (
 _WAITING = "_c10d_functional::wait_tensor"
 _KEYS = ("CPU", "CUDA")
 _MOST_OPEN = 64
-"""Look for those that are complete when there are more."""
+"""When more are open, completed ones are removed."""
 
 
 class Round(Protocol):
-    """The groups of a round: ``TorchGroup``."""
+    """The groups of one round; implemented by ``TorchGroup``."""
 
     def abort(self) -> None:
-        """End all of them."""
+        """Abort all groups of the round."""
         ...
 
     def has(self, group: Any) -> bool:
-        """Whether it is one of them."""
+        """Whether a group belongs to the round."""
         ...
 
 
 class Collectives:
-    """Those of one round."""
+    """The collectives of one round."""
 
     def __init__(self, group: Round) -> None:
         self._group = group
         self._lock = threading.Lock()
         self._open: dict[Any, None] = {}
-        """Begun among all ranks and not known to be complete, the eldest first. Scripts drop what they never wait for,
-        so it is held here."""
+        """Started among all ranks and not known to be complete, oldest first. Held here because scripts may drop work
+        that they never wait for."""
         self._most = _MOST_OPEN
         self._owed = ""
         self.failed = ""
-        """What the first one to fail said; empty while none has."""
+        """The message of the first failure; empty while there is none."""
 
     def fail(self, error: BaseException | str) -> None:
-        """One has failed: no other may succeed."""
+        """Record a failure and abort the round, so that no other collective succeeds."""
         with self._lock:
             self.failed = self.failed or f"a collective failed: {error}"
         self._group.abort()
 
     def owe(self, error: BaseException) -> None:
-        """A backward pass that all ranks make broke off here, before it sent anything. The script may still make it, as
-        with a smaller batch; but not commit without it."""
+        """A backward pass that all ranks run failed here before it sent anything. The script may repeat it, for example
+        with a smaller batch, but must not commit without it."""
         self._owed = f"a backward pass broke off, and was not made again: {error}"
 
     def pay(self, outputs: Any) -> None:
-        """A backward pass has succeeded: see ``owe``."""
+        """A backward pass has succeeded; see ``owe``."""
         if self._owed and _goes_through_ddp(outputs):
             self._owed = ""
 
     def began(self, work: Any, among_all: bool) -> None:
-        """One is under way."""
+        """Record a collective that has been started."""
         _owners[work] = self
         if not among_all or _capturing():
             return
         with self._lock:
             full = len(self._open) >= self._most
-            # They complete in order, more or less: by the eldest two, the finished ones go as new ones come.
+            # Collectives complete roughly in order, so checking the oldest two keeps up with new ones.
             known = list(self._open if full else itertools.islice(self._open, 2))
             self._open[work] = None
         self._look(known)
@@ -111,42 +112,43 @@ class Collectives:
             self._most = max(_MOST_OPEN, 2 * len(self._open))
 
     def ended(self, work: Any) -> None:
-        """Its result is there."""
+        """Its result is available."""
         with self._lock:
             self._open.pop(work, None)
 
     def look(self) -> None:
-        """Let go of what is complete, and with it of its tensors."""
+        """Release completed collectives and their tensors."""
         if self._open and not _capturing():
             with self._lock:
                 known = list(self._open)
             self._look(known)
 
     def settle(self) -> None:
-        """See ``edl.worker.framework.Group``. For work on an accelerator to wait is to let the streams wait, by which
-        what is copied from there next is behind it."""
+        """Wait for all open collectives; see ``edl.worker.framework.Group``. On an accelerator only the streams wait,
+        so later copies from the device come after the collectives."""
         with self._lock:
             left = list(self._open)
         self._wait_for(left)
         for result in _promised_to(self):
             try:
                 torch.ops._c10d_functional.wait_tensor(result)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the result is not there
+            except Exception as error:  # noqa: BLE001 - whatever the reason, there is no result
                 self.fail(error)
         self.due()
 
     def due(self) -> None:
-        """From here on a pass that broke off is missed: the others have made it, or wait for this worker's part."""
+        """From here on a failed backward pass must have been repeated: the other ranks have run it, or wait for this
+        one."""
         if self._owed:
             self.fail(self._owed)
 
     def forget(self) -> None:
-        """The round is over."""
+        """The round has ended: release its collectives."""
         with self._lock:
             self._open.clear()
 
     def counts(self) -> list[int]:
-        """How many collectives each backend of the round has begun, also from C++."""
+        """Number of collectives that each backend of the round has started, including those from C++."""
         found = []
         for group in list(c10d._world.pg_map) if self._group_is_shared() else []:
             if self._group.has(group):
@@ -154,7 +156,7 @@ class Collectives:
                     try:
                         backend: Any = group._get_backend(device)
                         found.append(int(backend._get_sequence_number_for_group()))
-                    except (AttributeError, RuntimeError):  # not formed yet, or one that does not count
+                    except (AttributeError, RuntimeError):  # not formed yet, or without a counter
                         continue
         return found
 
@@ -162,11 +164,11 @@ class Collectives:
         return dist.is_initialized() and dist.get_world_size() > 1
 
     def broke_off(self, error: BaseException, outputs: Any, begun: list[int]) -> None:
-        """A backward pass has raised something that is not about a peer."""
+        """A backward pass raised an error that is not about a peer."""
         if not self._group_is_shared():
             return
         if self.counts() != begun:
-            self.fail(f"a backward pass broke off in the middle: {error}")  # where the others wait
+            self.fail(f"a backward pass broke off in the middle: {error}")  # where the other ranks wait
         elif _goes_through_ddp(outputs):
             self.owe(error)
 
@@ -177,27 +179,27 @@ class Collectives:
         for work in works:
             try:
                 _wait(work)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the result is not there
+            except Exception as error:  # noqa: BLE001 - whatever the reason, there is no result
                 self.fail(error)
             self.ended(work)
 
 
 _owners: WeakKeyDictionary[Any, Collectives] = WeakKeyDictionary()
-"""Whose the work is that scripts hold, also of rounds that are over."""
+"""The round that each work object held by scripts belongs to, including ended rounds."""
 _promised: dict[int, tuple[StorageWeakRef, weakref.ref[Collectives]]] = {}
-"""What functional collectives have returned and nobody has waited for, by the address of its memory, as torch itself
-remembers the work of it. Memory that is gone is no part of a state."""
+"""Results of functional collectives that have not been waited for, by the address of their memory, as torch keeps their
+work. Memory that has been freed cannot be part of a state."""
 _lock = threading.Lock()
 _most_promised = _MOST_OPEN
 _kernels: list[torch.library.Library] = []
-"""They last as long as these."""
+"""Keeps the registered kernels alive."""
 _wait: Callable[..., Any] = dist.Work.wait if dist.is_available() else lambda work: None
 _current: Callable[[], Collectives | None] = lambda: None  # noqa: E731
 _lost_peers: Callable[[BaseException], bool] = lambda error: False  # noqa: E731
 
 
 def observe(current: Callable[[], Collectives | None], lost_peers: Callable[[BaseException], bool]) -> None:
-    """From now on failures count as those of ``current()``. ``lost_peers``: whether an exception is about a peer."""
+    """Count failures as those of ``current()`` from now on. ``lost_peers``: whether an exception is about a peer."""
     global _current, _lost_peers
     _current, _lost_peers = current, lost_peers
     if getattr(dist.Work.wait, "_edl_observed", False):
@@ -223,8 +225,7 @@ def _replace(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Call
 
 
 def _put_before(name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let an operator's kernel be reached through another one. Fakes, by which compilers trace, have kernels of their
-    own."""
+    """Put a kernel before an operator's own. Fake tensors, with which compilers trace, have separate kernels."""
     own = "CompositeExplicitAutograd"
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     namespace, _, short = name.partition("::")
@@ -240,7 +241,7 @@ def _put_before(name: str, wrapper: Callable[[Callable[..., Any]], Callable[...,
 
 
 def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For what begins collectives in C++ and waits for them there."""
+    """Wrap a function that starts collectives in C++ and waits for them there."""
 
     def observed(*arguments: Any, **named: Any) -> Any:
         try:
@@ -255,8 +256,8 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The ranks make a pass together. One that has begun collectives and breaks off, for whatever reason, leaves the
-    others in the middle of theirs."""
+    """Wrap the backward pass, which all ranks run together. One that fails after it has started collectives, for any
+    reason, leaves the other ranks waiting."""
 
     def backward(outputs: Any, *arguments: Any, **named: Any) -> Any:
         found = _current()
@@ -272,7 +273,7 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                 found.broke_off(error, outputs, begun)
             raise
         found.pay(outputs)
-        found.look()  # what DDP's communication hooks have begun is complete, and waited for in C++
+        found.look()  # C++ has waited for what DDP's communication hooks started
         return result
 
     return backward
@@ -297,8 +298,8 @@ def _goes_through_ddp(outputs: Any) -> bool:
 
 
 def _observed_call(among_all: bool, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For the calls of a process group. One that is refused before it has begun, as for its arguments, does not count:
-    scripts find out that way what a backend can do."""
+    """Wrap a call of a process group. A call that is refused before it starts, for example because of its arguments, is
+    not a failure: scripts probe a backend's features that way."""
 
     def observed(group: Any, *arguments: Any, **named: Any) -> Any:
         found = _current()
@@ -322,7 +323,7 @@ def _observed_wait(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(work, *arguments, **named)
         except Exception as error:
             found = _owners.get(work, _current())
-            # Not when the caller was only impatient, and the work goes on.
+            # not if only the caller's timeout expired and the work continues
             if found is not None and (work.is_completed() or _lost_peers(error)):
                 found.ended(work)
                 found.fail(error)
@@ -353,13 +354,13 @@ def _observed_functional(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_its(found: Collectives, name: Any) -> bool:
-    """Whether a group, which an operator knows by its name, is one of the round's."""
+    """Whether a group, which an operator refers to by name, belongs to the round."""
     if not isinstance(name, str):
         return True
     try:
         return found._group.has(_resolve_process_group(name))  # type: ignore[arg-type]
     except (LookupError, RuntimeError, ValueError):
-        return False  # as the operator will find out, too
+        return False  # the operator will fail in the same way
 
 
 def _observed_wait_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -392,7 +393,7 @@ def _promise(results: Iterable[Any], mine: Collectives) -> None:
 
 
 def _promised_to(mine: Collectives) -> list[torch.Tensor]:
-    """A tensor over the memory of each result that this round still owes."""
+    """A tensor over the memory of each result of this round that has not been waited for."""
     with _lock:
         references = [storage for storage, owner in _promised.values() if owner() is mine]
     made = []
@@ -404,10 +405,11 @@ def _promised_to(mine: Collectives) -> list[torch.Tensor]:
 
 
 def _capturing() -> bool:
-    """Into a CUDA graph: what is recorded is not under way, and to ask after any work would spoil the recording."""
+    """Whether a CUDA graph is being captured. Recorded work is not under way, and querying work would break the
+    capture."""
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 def nccl_error(groups: Iterable[Any]) -> str:
-    """What NCCL's own watchdog has found wrong with one of these groups, which it then aborts by itself."""
+    """The errors that NCCL's own watchdog has found in these groups, which it then aborts by itself."""
     return "".join(f"NCCL reports {name}" for name in nccl.errors(groups)[:1])

@@ -1,4 +1,4 @@
-"""``Data``: a data set that the workers of a job read together, as torch's tensors."""
+"""``Data``: a data set that the workers of a job read together, as torch tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl.torch.framework import current
 
 
 class Data(Loader):
-    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors, by column."""
+    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors by column name."""
 
     def _make_context(self) -> WorkerContext:
         return SessionContext(current())

@@ -1,9 +1,9 @@
 """DistributedDataParallel across rounds.
 
-A DDP hangs on its process group: its reducer hooks the gradients of the model's parameters and sends them through that
-group. The parameters outlive the round, the group does not; so at the end of a round every reducer is taken out, and
-its hooks with it, whoever still holds the DDP. (Its hooks would otherwise go on collecting gradients for a group that
-is gone. And a DDP that outlives its group hangs now and then when it is freed.)
+A DDP depends on its process group: its reducer hooks the gradients of the model's parameters and sends them through
+that group. The parameters outlive the round, but the group does not. So at the end of a round every reducer is removed
+together with its hooks, even if the script still holds the DDP. (Its hooks would otherwise continue to collect
+gradients for a group that no longer exists. And a DDP that outlives its group sometimes hangs when it is freed.)
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 _armed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _equal = False
-"""All workers hold the same parameters: they have restored the same state."""
+"""Whether all workers hold the same parameters, because they have restored the same state."""
 _TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
 def parallel(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-    """``DistributedDataParallel(model, **options)`` for this round, without sending the parameters around.
+    """``DistributedDataParallel(model, **options)`` for this round, without broadcasting the parameters.
 
-    Call it inside ``train``, once a round, on the plain model. Parameters are sent from rank 0 only where a job begins
-    from nothing; afterwards all workers have restored the same state. ``device_ids`` is chosen where it is needed.
+    Call it inside ``train``, once per round, on the plain model. Parameters are sent from rank 0 only when a job starts
+    without a checkpoint; otherwise all workers have restored the same state. ``device_ids`` is set automatically on
+    CUDA.
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module
@@ -41,9 +42,9 @@ def parallel(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
 class _InOrder(DistributedDataParallel):
     """Adds up the gradients in the same order in the first step as in all others.
 
-    torch lays them out anew after the first backward pass, in the order in which they came. Sums of three and more
-    workers then have other last bits, so the step after a restart would differ from the same step without one. Here
-    they are laid out once and for all, from the last layer to the first.
+    torch rearranges its buckets after the first backward pass, in the order in which gradients arrived. Sums over three
+    or more workers then differ in their last bits, so the step after a restart would differ from the same step without
+    one. Here the buckets are arranged once, from the last layer to the first.
     """
 
     def __init__(self, module: torch.nn.Module, **options: Any) -> None:
@@ -62,16 +63,16 @@ _REDUCER = getattr(torch.distributed, "Reducer", None)
 _CAN_LAY_OUT = hasattr(DistributedDataParallel, "_build_params_for_reducer") and all(
     hasattr(_REDUCER, name) for name in ("_push_all_rebuilt_params", "_rebuild_buckets")
 )
-"""Whether this torch has what that takes."""
+"""Whether this torch has the required methods."""
 
 
 def plain(module: Any) -> Any:
-    """The model inside a DDP; anything else unchanged."""
+    """The model inside a DDP; anything else is returned unchanged."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def arm(begins_from_nothing: bool) -> None:
-    """A round begins: remember each DDP that is made in it."""
+    """A round begins: remember each DDP that is created in it."""
     global _equal
     _equal = not begins_from_nothing
     original = DistributedDataParallel.__init__
@@ -88,7 +89,7 @@ def arm(begins_from_nothing: bool) -> None:
 
 
 def disarm(next_round: int) -> None:
-    """The round is over and ``train`` has been left: take the hooks of every DDP off the parameters."""
+    """The round has ended and ``train`` has been left: remove the hooks of every DDP from the parameters."""
     for spent in list(_armed):
         attributes = spent.__dict__
         for name in ("reducer", "logger"):  # the logger holds the reducer
@@ -99,13 +100,13 @@ def disarm(next_round: int) -> None:
 
 
 class _Spent:
-    """Stands where a reducer was."""
+    """Replaces a removed reducer; any use of it raises ``RuntimeError``."""
 
     def __init__(self, next_round: int) -> None:
         self._next_round = next_round
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(
-            f"this DistributedDataParallel was made before round {self._next_round}, and the workers it was made for "
-            "are no more; make it inside train(), so that each round has its own"
+            f"this DistributedDataParallel was made before round {self._next_round}, and its workers "
+            "no longer exist; create it inside train(), so that each round has its own"
         )

@@ -1,8 +1,9 @@
-"""64-bit hashes of tensors, computed where the tensors are.
+"""64-bit hashes of tensors, computed on the tensors' devices.
 
-Each 32-bit word is multiplied by a pseudo-random odd number of its position, and the products are added modulo 2^64
-(the multilinear family: Lemire and Kaser, "Strongly universal string hashing is fast", 2014). A change of one word
-always shows; other changes go unseen with a probability of about 2^-31 or less. It finds faults, not forgers.
+Each 32-bit word is multiplied by a pseudo-random odd number that depends on its position, and the products are added
+modulo 2^64 (the multilinear family: Lemire and Kaser, "Strongly universal string hashing is fast", 2014). A change of a
+single word is always detected; other changes are missed with a probability of about 2^-31 or less. The hash detects
+faults, not deliberate manipulation.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import Any
 import torch
 
 _BLOCK_WORDS = {"cpu": 1 << 16}
-"""Words that are hashed at once: what stays in a processor's cache."""
+"""Words that are hashed at a time: as many as fit a processor's cache."""
 _DEVICE_BLOCK_WORDS = 1 << 22
 _SMALL_BYTES = 1 << 16
-"""Smaller tensors are hashed together."""
+"""Smaller tensors are concatenated and hashed together."""
 _PRIME = 0x100000001B3
 _MASK = (1 << 64) - 1
 _WORD_BYTES = 4
 
 
 def digest(values: Sequence[Any]) -> int:
-    """A hash of the bytes of tensors and numpy arrays, in this order; shapes and types do not count.
+    """Hash the bytes of tensors and numpy arrays, in this order; shapes and types are not included.
 
-    Equal on ranks that hold the tensors on the same kind of device.
+    The result is equal on ranks that hold the tensors on the same kind of device.
     """
     result = 0
     waiting: list[torch.Tensor] = []
@@ -44,7 +45,7 @@ def digest(values: Sequence[Any]) -> int:
 
 
 def finite(values: Sequence[Any]) -> list[bool]:
-    """For each whether all its elements are finite."""
+    """For each array whether all its elements are finite."""
     answers: list[Any] = []
     for value in values:
         tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
@@ -52,7 +53,7 @@ def finite(values: Sequence[Any]) -> list[bool]:
             answers.append(True)
             continue
         tensor = tensor.detach()
-        # The eight-bit kinds lack the operation on most devices.
+        # Most devices lack the operation for 8-bit types.
         answers.append(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all())
     return [bool(answer) for answer in answers]
 
@@ -105,7 +106,7 @@ def _sums(words: torch.Tensor) -> list[int]:
 
 @lru_cache(maxsize=4)
 def _factors(count: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers: those of the splitmix64 generator (Steele, Lea, Flood 2014) for 1, 2, 3 …"""
+    """Odd numbers from the splitmix64 generator (Steele, Lea, Flood 2014) for 1, 2, 3, …"""
     mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
@@ -113,7 +114,7 @@ def _factors(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _shifted(values: torch.Tensor, count: int) -> torch.Tensor:
-    """A logical shift to the right; torch's own keeps the sign."""
+    """Logical right shift; torch's own shift keeps the sign."""
     return (values >> count) & ((1 << (64 - count)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""torch, as the framework-neutral part of a worker sees it."""
+"""torch as seen by the framework-neutral part of a worker."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from edl.worker.exchange import exchange
 from edl.worker.framework import Arrays
 
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|out of memory\. Tried to allocate")
-"""Also inside of what ``load_state_dict`` makes of it."""
+"""Also matches inside the message of ``load_state_dict``."""
 
 
 class TorchFramework:
-    """``edl.worker.framework.Framework`` for torch."""
+    """Implements ``edl.worker.framework.Framework`` for torch."""
 
     name = "torch"
 
@@ -35,7 +35,7 @@ class TorchFramework:
         self._group: TorchGroup | None = None
 
     def why_not_in_process(self) -> str:
-        """Why this worker has to be restarted to join the next world; empty when it can stay."""
+        """The reason why this worker has to be restarted to join the next world; empty when it can stay."""
         if not os.path.isdir(FOLDER):
             return f"this system has no {FOLDER}, by which blocked calls are interrupted"
         if not dist.is_available() or not dist.is_gloo_available():
@@ -45,7 +45,7 @@ class TorchFramework:
         return why_not()
 
     def prepare(self, seat: Seat) -> TorchGroup:
-        """Part from the group before, and begin one that ``abort`` works on."""
+        """Forget the previous group, and create one for this round that ``abort`` can cut."""
         watch_new_groups(None)
         disarm(seat.round)
         forget_default_group()
@@ -63,19 +63,19 @@ class TorchFramework:
         return self._group.watch if self._group is not None else None
 
     def lost_peers(self, error: BaseException) -> bool:
-        """Whether a lost peer or an aborted group is what this exception is about, or what it was raised after: a
-        script may have made an exception of its own of it."""
+        """Whether an exception, or one that it was raised from, reports a lost peer or an aborted group."""
         return any(_speaks_of_peers(one) for one in chain(error))
 
     def out_of_memory(self, error: BaseException) -> bool:
-        """torch has a class for devices, and for the host only a text."""
+        """Whether an exception reports a lack of memory. torch has a class for devices, but only a message for the
+        host."""
         device = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)  # torch.OutOfMemoryError since 2.5
         if isinstance(error, (MemoryError, device)):
             return True
         return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Over torch's default group, whoever has made it."""
+        """Exchange bytes over torch's default group, even if the script created it. Returns one entry per rank."""
         if not dist.is_initialized():
             return [data]
         if dist.get_world_size() == 1:
@@ -91,13 +91,13 @@ class TorchFramework:
         return parts
 
     def _refuse_garbage(self) -> None:
-        """The answers have left the device, so all of the collective's work is behind: what an abort has spoilt shows
-        now."""
+        """Check for failures. The results have left the device, so the collective has ended and an abort that spoiled
+        them is visible now. Raises ``GroupLost``."""
         if self._group is not None and (why := self._group.failure()):
-            raise GroupLost(f"round {self._group.seat.round}: what was exchanged is not to be used: {why}")
+            raise GroupLost(f"round {self._group.seat.round}: the exchanged data cannot be used: {why}")
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """Over torch's default group, whoever has made it."""
+        """Send bytes from rank ``root`` over torch's default group, even if the script created it."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return data
         size = int.from_bytes(self.exchange(len(data).to_bytes(8, "big"))[root], "big")
@@ -113,16 +113,16 @@ class TorchFramework:
     def _backend(self, seat: Seat) -> str:
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
             return "gloo"
-        # Whoever gave each worker a card of its own (--virtual-local-rank) shows it only that one.
+        # With --virtual-local-rank each worker sees only its own card.
         torch.cuda.set_device(seat.local_rank if seat.local_rank < torch.cuda.device_count() else 0)
         nccl.set_up(os.environ)  # noqa: TID251  torch's own settings
         return "cpu:gloo,cuda:nccl"
 
 
 def _host() -> str:
-    """Where the default group takes short messages from."""
+    """The kind of device from which the default group takes short messages."""
     group: Any = dist.group.WORLD
-    # A script's own group may have no backend for the host's memory.
+    # The script's own group may have no backend for CPU tensors.
     return "cpu" if any(kind.type == "cpu" for kind in group._device_types) else "cuda"
 
 
@@ -144,7 +144,7 @@ def _speaks_of_peers(error: BaseException) -> bool:
 
 
 def current() -> TorchFramework:
-    """The one framework of this process."""
+    """The only framework object of this process."""
     return _current
 
 

@@ -1,4 +1,4 @@
-"""The process group of one round: formed on torch's store, cut from any thread, freed later."""
+"""The process group of one round: formed on torch's store, cut from any thread, and freed later."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from edl.wire.local import Seat
 from edl.worker.patience import wait_until_open
 
 STORE_TIMEOUT = timedelta(seconds=300)
-"""How long a worker waits for rank 0's store when nobody aborts. torch's own default."""
+"""How long a worker waits for rank 0's store unless it is aborted; torch's own default."""
 _AGAIN_S = 0.005
-"""Pause between cuts while a group that is being formed keeps opening connections."""
+"""Pause in seconds between cuts while a group that is being formed keeps opening connections."""
 _LONGEST_AGAIN_S = 0.2
 _NOTICED_S = 0.1
-"""By then gloo has read the end of what was cut."""
+"""Seconds within which gloo has read the end of a cut connection."""
 _ASK_AGAIN_S = 1.0
 
 _MAPS = (
@@ -47,7 +47,8 @@ class GroupLost(ConnectionError):
 
 
 class TorchGroup:
-    """Made on the main thread before anything is connected; ``abort`` may come from any thread."""
+    """The group of one round. Created on the main thread before any connection is made; ``abort`` may be called from
+    any thread."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -58,7 +59,7 @@ class TorchGroup:
         self._moved = threading.Event()
         self._groups: list[Any] = []
         self._held: list[Any] = []
-        """torch's own store, those that gloo sees in its place, and gloo's devices."""
+        """torch's own store, the wrappers that gloo uses instead, and gloo's devices."""
         self.watch = Collectives(self)
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -69,17 +70,17 @@ class TorchGroup:
         return self._aborted.is_set()
 
     def failure(self) -> str:
-        """See ``edl.worker.framework.Group``."""
+        """Why the results of this round's collectives cannot be used; empty when they can."""
         if self.watch.failed or self.aborted:
             return self.watch.failed or "the group was aborted"
         return nccl_error(self._groups)
 
     def settle(self) -> None:
-        """See ``edl.worker.framework.Group``."""
+        """Wait for all collectives that have been started; see ``edl.worker.framework.Group``."""
         self.watch.settle()
 
     def abort(self) -> None:
-        """Let every call that waits for a peer fail, now and later."""
+        """Make every call that waits for a peer fail, now and later."""
         with self._lock:
             if self._aborted.is_set():
                 return
@@ -98,7 +99,7 @@ class TorchGroup:
         return deaf
 
     def _cut_again(self, deaf: list[socket.socket]) -> None:
-        """A group that is being formed opens new connections, and torch's store tries again."""
+        """Repeat the cut: a group that is being formed opens new connections, and torch's store retries."""
         pause_s = _AGAIN_S
         while self._forming:
             threading.Event().wait(pause_s)
@@ -111,7 +112,7 @@ class TorchGroup:
     # --- main thread ---------------------------------------------------------------------------------------------
 
     def connect(self, backend: str) -> None:
-        """Form the group and make it torch's default one. Raises ``GroupLost`` or what torch raises."""
+        """Form the group and make it torch's default group. Raises ``GroupLost`` or torch's own errors."""
         seat = self.seat
         with _Forming(self):
             store = self._open_store()
@@ -125,20 +126,20 @@ class TorchGroup:
                     world_size=seat.world_size,
                 )
             finally:
-                sys.excepthook = hook  # torch wraps it anew for each group, which would become a long chain
+                sys.excepthook = hook  # torch wraps it for each group, which would become a long chain
             formed = c10d._get_default_group()
             self.adopt(formed)
             if nccl.has_nccl(formed):
                 self._begin_nccl(formed)
         if seat.world_size > 1 and not self.addresses.own:
             _log.warning(
-                "gloo of torch %s does not say in a known form where it listens, so its calls cannot be interrupted: "
+                "gloo of torch %s publishes its address in an unknown format, so its calls cannot be interrupted: "
                 "after a fault workers will be restarted", torch.__version__,
             )  # fmt: skip
         watch_new_groups(self)
 
     def has(self, group: Any) -> bool:
-        """Whether this torch group ends with this one."""
+        """Whether this torch group belongs to the round."""
         return any(one is group for one in self._groups)
 
     def _begin_nccl(self, formed: Any) -> None:
@@ -148,7 +149,7 @@ class TorchGroup:
         _in_background(lambda: nccl.watch(*look))
 
     def adopt(self, group: Any) -> None:
-        """Another torch group that ends with this one."""
+        """Add another torch group that ends with this one."""
         with self._lock:
             self._groups.append(group)
 
@@ -159,8 +160,8 @@ class TorchGroup:
         host, port = seat.master.rpartition(":")[0].strip("[]"), _port(seat.master)
         if seat.rank == 0:
             return TCPStore(host, port, None, True, STORE_TIMEOUT, wait_for_workers=False)
-        # Its constructor cannot be interrupted: it tries again and again, or waits for names to be looked up. So an
-        # aborted worker leaves it behind on a thread, where it ends by itself.
+        # The constructor cannot be interrupted while it retries or resolves names. So it runs on a thread, which an
+        # aborted worker leaves behind to end by itself.
         result: list[Any] = []
         _in_background(lambda: self._reach_store(host, port, result))
         if not self._moved.wait(STORE_TIMEOUT.total_seconds()):
@@ -181,7 +182,7 @@ class TorchGroup:
         self._moved.set()
 
     def check(self) -> None:
-        """Raises ``GroupLost`` once ``abort`` has been called."""
+        """Raise ``GroupLost`` if ``abort`` has been called."""
         if self.aborted:
             raise GroupLost(f"round {self.seat.round} was aborted while its group was formed")
 
@@ -191,21 +192,21 @@ class TorchGroup:
             groups, self._groups = self._groups, []
             held, self._held = self._held, []
         self.watch.forget()
-        # The destructors wait for threads that look around every ten milliseconds; they release the GIL.
+        # The destructors wait for threads that poll every ten milliseconds; they release the GIL.
         garbage: list[Any] = [groups, held]
         del groups, held
         _in_background(garbage.clear, waited_for=True)
 
 
 class _Forming:
-    """While torch opens connections for a group: gloo's part learns the addresses of its members."""
+    """Active while torch opens connections for a group: records the addresses of gloo's members."""
 
     def __init__(self, group: TorchGroup) -> None:
         self._group = group
         self._gloo: Any = None
 
     def __enter__(self) -> None:
-        self._group._forming += 1  # before looking: abort sets its mark before it asks whether anything is being formed
+        self._group._forming += 1  # first: abort sets its flag before it reads this counter
         try:
             self._group.check()
         except GroupLost:
@@ -227,15 +228,15 @@ class _Forming:
 
 
 class _NotingGloo(_Gloo):  # type: ignore[misc]
-    """torch's gloo backend, over a store that notes what passes."""
+    """torch's gloo backend over a store that records addresses."""
 
     group: ClassVar[TorchGroup | None] = None
-    """The one that is being formed."""
+    """The group that is being formed."""
 
     def __init__(self, store: Any, *arguments: Any, **named: Any) -> None:
         if self.group is not None:
             store = NotingStore(store, self.group)
-            self.group._held.append(store)  # C++ holds only its own half
+            self.group._held.append(store)  # C++ holds only its own half of the object
             if devices.needed(torch.__version__) and len(arguments) == 2 and set(named) == {"timeout"}:
                 options = devices.options(_Gloo, named.pop("timeout"), os.environ)  # noqa: TID251  torch's own settings
                 self.group._held.append(options)
@@ -244,8 +245,8 @@ class _NotingGloo(_Gloo):  # type: ignore[misc]
 
 
 class NotingStore(Store):
-    """Another store, as gloo sees it: which addresses are published and read is noted, and after ``abort`` every
-    call fails."""
+    """Wraps the store for gloo: records the addresses that are published and read, and fails every call after
+    ``abort``."""
 
     def __init__(self, store: Any, group: TorchGroup) -> None:
         super().__init__()
@@ -253,20 +254,20 @@ class NotingStore(Store):
         self._group = group
 
     def set(self, key: str, value: Any) -> None:
-        """A rank says where it listens."""
+        """Store a value. A rank publishes its listening address this way."""
         self._group.check()
         self._group.addresses.note_own(bytes(value))
         self._store.set(key, value)
 
     def get(self, key: str) -> Any:
-        """A rank reads where another one does."""
+        """Read a value. A rank reads another rank's listening address this way."""
         self._group.check()
         value = self._store.get(key)
         self._group.addresses.note_other(bytes(value))
         return value
 
     def wait(self, *arguments: Any) -> None:
-        """As of the other."""
+        """Wait for keys, like the wrapped store."""
         self._group.check()
         self._store.wait(*arguments)
 
@@ -284,7 +285,7 @@ for _name in ("add", "check", "compare_set", "delete_key", "num_keys", "append",
 
 
 def why_not() -> str:
-    """Why a default group of this torch cannot be replaced by another one in process; empty when it can."""
+    """Why this torch's default group cannot be replaced in process; empty when it can."""
     missing = [name for name in ("_world", "_update_default_pg", _HELPER, "ProcessGroupGloo")
                if not hasattr(c10d, name)]  # fmt: skip
     if not missing:
@@ -293,12 +294,12 @@ def why_not() -> str:
 
 
 def forget_default_group() -> None:
-    """Make torch forget all its groups, so that a new default one can be made. Main thread; does not block.
+    """Make torch forget all its groups, so that a new default group can be made. Main thread only; does not block.
 
-    ``destroy_process_group`` does the same, but shuts every group down first, which waits for peers.
+    ``destroy_process_group`` does the same, but first shuts down every group, which waits for peers.
     """
     world = c10d._world
-    world.group_count = 0  # part of the names in the store; a group that could not be formed has been counted
+    world.group_count = 0  # part of the keys in the store; a group that could not be formed was counted
     if not dist.is_initialized():
         return
     c10d._update_default_pg(None)
@@ -311,7 +312,8 @@ _watching: TorchGroup | None = None
 
 
 def watch_new_groups(group: TorchGroup | None) -> None:
-    """From now on ``dist.new_group`` and its like count as parts of this group, so that ``abort`` reaches them."""
+    """Count groups made by ``dist.new_group`` and the like as parts of this group from now on, so that ``abort``
+    reaches them."""
     global _watching
     _watching = group
     original = getattr(c10d, _HELPER)
@@ -334,7 +336,7 @@ def watch_new_groups(group: TorchGroup | None) -> None:
 
 
 def _hosts(host: str, port: int) -> frozenset[str]:
-    """What a name stands for, as torch's store will look it up, too."""
+    """The addresses that a name resolves to; torch's store will resolve it in the same way."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -347,5 +349,5 @@ def _port(address: str) -> int:
 
 
 def _in_background(work: Callable[[], object], waited_for: bool = False) -> None:
-    """``waited_for``: the interpreter does not end before it is through."""
+    """Run work on a thread. ``waited_for``: the interpreter does not exit before the work has ended."""
     threading.Thread(target=work, daemon=not waited_for, name="edl-group").start()

@@ -20,18 +20,18 @@ from edl.worker.steps import Share
 
 
 class DataLoader(data.DataLoader[Any]):
-    """``torch.utils.data.DataLoader`` that knows what the script has been given: its state is the position in the
-    epoch, and what was only fetched ahead is not consumed.
+    """``torch.utils.data.DataLoader`` that tracks which batches the script has received: its state is the position in
+    the epoch, and prefetched batches are not counted as consumed.
 
-    The arguments are torch's. ``sampler`` is an ``EDLDistributedSampler``; without one it is made from ``dataset``,
-    ``shuffle`` and ``seed``. ``dataset`` may be what ``shard_iterable`` returns. ``drop_last`` leaves out a last step
+    The arguments are torch's. ``sampler`` is an ``EDLDistributedSampler``; without one it is created from ``dataset``,
+    ``shuffle`` and ``seed``. ``dataset`` may be the result of ``shard_iterable``. ``drop_last`` leaves out a last step
     that is smaller than the others.
 
-    ``batch_size`` is that of one worker. Where the job prescribes ``--global-batch`` or ``--local-batch``, the batches
-    are as large as these say. Raises ``StateError`` for arguments that are not possible.
+    ``batch_size`` is the size per worker. If the job prescribes ``--global-batch`` or ``--local-batch``, these
+    determine the size of the batches. Raises ``StateError`` for unsupported arguments.
 
-    It draws from no generator of the script. With ``num_workers`` the generators of the loading processes are set
-    before each batch, by the sampler's seed, the epoch and the batch's place in it.
+    It uses none of the script's random generators. With ``num_workers`` the generators of the loading processes are
+    seeded before each batch, from the sampler's seed, the epoch and the batch's position in it.
     """
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool | None = None, sampler: Any = None,
@@ -46,9 +46,9 @@ class DataLoader(data.DataLoader[Any]):
             raise StateError("batch_size and drop_last belong to the batch_sampler: give them to the EDLBatchSampler")
         self._stream = dataset if isinstance(dataset, ShardedIterable) else None
         self.share: Share | None = None
-        """What the batch that was handed out last is in its step."""
+        """The share of the last returned batch in its step."""
         self._seeds = torch.Generator() if generator is None else None
-        """Where the loading processes' own seeds come from, and not from torch's global generator."""
+        """Source of the loading processes' own seeds, instead of torch's global generator."""
         self._seed = seed
         generator = generator or self._seeds
         arguments: dict[str, Any] = {
@@ -69,39 +69,39 @@ class DataLoader(data.DataLoader[Any]):
             self._feed = Feed(batch_sampler, _Indices.marked)
             super().__init__(dataset, batch_sampler=self._feed, collate_fn=collate_fn, **arguments)
             batch_size, drop_last = batch_sampler.batch_size, batch_sampler.drop_last
-            # Scripts look there, to call set_epoch; torch itself goes by batch_sampler.
+            # Scripts read this to call set_epoch; torch itself uses batch_sampler.
             self.__dict__["sampler"] = batch_sampler.sampler
         self.__dict__.update(batch_size=batch_size, drop_last=drop_last)
         self._position: Position = batch_sampler.sampler if self._stream is None else self._stream
 
     @property
     def epoch(self) -> int:
-        """The epoch whose rest the next iteration hands out; it rises when an iteration has come to the end."""
+        """The epoch that the next iteration continues; increases when an iteration has reached its end."""
         return self._position.epoch
 
     def __len__(self) -> int:
-        """Batches that each worker is given of a whole epoch. Waits for a world, as ``context()`` does."""
+        """Number of batches per worker in a whole epoch. Waits for a world, as ``context()`` does."""
         return super().__len__() if self._feed is None else len(self._feed)
 
     def __iter__(self) -> Any:
-        """The rest of the epoch, from the position on, in the current world."""
+        """The rest of the epoch from the current position, in the current world."""
         return Plain(self._handing(whole_steps=False), self._seen)
 
     def shares(self) -> Iterator[tuple[Any, Share]]:
-        """The rest of the epoch: each micro-batch with its share, step after step. A step counts as consumed once its
-        last micro-batch has been handed out."""
+        """The rest of the epoch: each micro-batch with its share, step after step. A step counts as consumed when its
+        last micro-batch has been returned."""
         return self._handing(whole_steps=True)
 
     def set_epoch(self, epoch: int) -> None:
-        """See ``EDLDistributedSampler.set_epoch``."""
+        """Start an epoch, as ``EDLDistributedSampler.set_epoch`` does."""
         self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's."""
+        """The position, as in the sampler's ``state_dict``."""
         return self._position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The sampler's."""
+        """Restore the position, as the sampler's ``load_state_dict`` does."""
         self._position.load_state_dict(state)
 
     def _handing(self, *, whole_steps: bool) -> Handing:
@@ -134,13 +134,14 @@ class DataLoader(data.DataLoader[Any]):
 
 
 class _Indices(list[Any]):
-    """The indices of a batch. A loading process that takes them from its queue sets its generators by their key."""
+    """The indices of a batch. A loading process that receives them from its queue seeds its generators with their
+    key."""
 
     key = b""
 
     @classmethod
     def marked(cls, key: bytes, indices: list[int]) -> _Indices:
-        """With this key."""
+        """Create indices with this key."""
         made = cls(indices)
         made.key = key
         return made
@@ -157,11 +158,11 @@ def _arrived(key: bytes, indices: list[int]) -> list[int]:
 
 def _refuse(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any, more: dict[str, Any]) -> None:
     if isinstance(dataset, IterableDataset) and not isinstance(dataset, ShardedIterable):
-        raise StateError("edl.DataLoader with an IterableDataset: wrap it, edl.shard_iterable(dataset)")
+        raise StateError("edl.DataLoader with an IterableDataset: wrap it with edl.shard_iterable(dataset)")
     if isinstance(dataset, ShardedIterable) and more.get("persistent_workers"):
-        raise StateError("persistent_workers=True with shard_iterable: its processes would not learn the position")
+        raise StateError("persistent_workers=True with shard_iterable: its processes would not receive the position")
     if not more.get("in_order", True):
-        raise StateError("in_order=False: what has been consumed could not be said by a position")
+        raise StateError("in_order=False: consumed samples could not be described by a position")
     if sampler is not None and not isinstance(sampler, EDLDistributedSampler):
         raise StateError(
             f"sampler: a {type(sampler).__name__} does not know how many workers there are; wrap it, "
@@ -179,7 +180,7 @@ def _refuse(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any
 
 
 class ShardedIterable(CoreStream, IterableDataset[Any]):
-    """See ``shard_iterable``."""
+    """The stream that ``shard_iterable`` returns."""
 
     def __iter__(self) -> Iterator[Any]:
         info = data.get_worker_info()
@@ -188,10 +189,10 @@ class ShardedIterable(CoreStream, IterableDataset[Any]):
 
 def shard_iterable(dataset: Any, *, transform: Callable[[Any], Any] | None = None, tail: str = PAD,
                    num_replicas: int | None = None, rank: int | None = None) -> ShardedIterable:  # fmt: skip
-    """A stream of which each worker takes its part, finite or not, for ``edl.DataLoader``.
+    """Distribute a finite or infinite stream over the workers, for ``edl.DataLoader``.
 
-    ``dataset`` yields the same in the same order wherever it is iterated; every loading process reads all of it, and
-    ``transform`` is done only with what it takes. If it has ``iter_from(position)``, that is called instead of reading
-    over what has been consumed; if it has ``set_epoch``, that is called before each epoch.
+    ``dataset`` must yield the same items in the same order in every process. Each loading process reads all of it, and
+    applies ``transform`` only to the items that it returns. If ``dataset`` has ``iter_from(position)``, that is called
+    instead of skipping consumed items; if it has ``set_epoch``, that is called before each epoch.
     """
     return ShardedIterable(dataset, num_replicas, rank, tail=tail, transform=transform)

@@ -1,11 +1,11 @@
-"""How modules, optimizers and values take back what a snapshot holds of them.
+"""Restores modules, optimizers and values from a snapshot.
 
-The arrays that come from a snapshot are views of memory that is used again soon. Two rules keep them in here.
+The arrays of a snapshot are views of memory that will soon be reused. Two rules ensure that they do not escape.
 
-- A tensor that exists is filled in place, so that restoring needs no memory beside it. This is done here, not by
-  ``load_state_dict``, which is then given the filled tensor itself.
-- Everything else that anybody's ``load_state_dict``, hook or ``set_extra_state`` is given is a copy of its own. It may
-  be kept.
+- An existing tensor is filled in place, so restoring needs no additional memory. This is done here, not by
+  ``load_state_dict``, which then receives the filled tensor itself.
+- Everything else that a ``load_state_dict``, hook or ``set_extra_state`` receives is a separate copy, which it may
+  keep.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _HARMLESS_HOOKS = (
     "torch.distributed._composable.fsdp.",  # the same, up to torch 2.5
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
 )
-"""Hooks into loading that leave what is loaded as it is: FSDP2's sees to it that parameters are cut, activation
-checkpointing's renames keys."""
+"""Loading hooks that do not change the loaded values: FSDP2's ensures that parameters are sharded, and that of
+activation checkpointing renames keys."""
 _CHECKPOINTED = "_checkpoint_wrapped_module"
-"""What activation checkpointing wraps; keys of a state dict do not show it."""
+"""The name under which activation checkpointing wraps a module; it does not appear in the keys of a state dict."""
 _LOADING_HOOKS = "_optimizer_load_state_dict_pre_hooks"
 _CAPTURING_HOOKS = "_optimizer_state_dict_post_hooks"
 
@@ -41,15 +41,15 @@ _CAPTURING_HOOKS = "_optimizer_state_dict_post_hooks"
 
 
 def capture_module(module: torch.nn.Module) -> dict[str, Any]:
-    """``state_dict()`` as a plain dict. Buffers of a subclass of ``Tensor`` are kept as what they are made of: they
-    are filled in place, which leaves them what they are."""
+    """``state_dict()`` as a plain dict. Buffers of a subclass of ``Tensor`` are saved as plain tensors: they are
+    restored in place, so they keep their type."""
     return {
         key: part.as_subclass(torch.Tensor) if _is_subclass(part) else part for key, part in module.state_dict().items()
     }
 
 
 def load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Owned) -> None:
-    """``load_state_dict`` that fills the parameters and buffers there are."""
+    """Like ``load_state_dict``, but fills the existing parameters and buffers."""
     own = places(module)
     given: OrderedDict[str, Any] = OrderedDict()
     filled = []
@@ -65,8 +65,9 @@ def load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Owned)
     fill(filled)
     for key in own.keys() & given.keys():
         if given[key] is own[key]:
-            given[key] = own[key].detach()  # which copies onto itself: nothing
-    # Layers look there for the version of their own format; this process wrote it, or one that ran the same script.
+            given[key] = own[key].detach()  # copying it onto itself does nothing
+    # Layers read the version of their format from here. The state was written by this process or by one that ran the
+    # same script.
     metadata = getattr(module.state_dict(), "_metadata", None)
     if metadata is not None:
         given._metadata = metadata  # type: ignore[attr-defined]
@@ -74,24 +75,25 @@ def load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Owned)
 
 
 def places(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers that nothing but torch's own layers load, by their keys in the state dict: they may be
-    filled in place."""
+    """Parameters and buffers that only torch's own layers load, by their keys in the state dict. They may be filled in
+    place."""
     return dict(_places(module, "")) if loads_as_torch(module) else {}
 
 
 def check_memory(key: str, place: torch.Tensor) -> None:
-    """Raises ``StateError`` where there is no memory to fill."""
+    """Raise ``StateError`` if a tensor has no memory to restore to."""
     if place.is_meta:
-        raise StateError(f"{key} is on the meta device, where nothing can be restored to: to_empty() gives it memory")
+        raise StateError(f"{key} is on the meta device, which has no memory to restore to: call to_empty() first")
 
 
 def loads_as_torch(module: torch.nn.Module) -> bool:
-    """Whether its ``load_state_dict`` is torch's own."""
+    """Whether the module's ``load_state_dict`` is torch's own."""
     return _is_of_torch(module, "load_state_dict")
 
 
 def _places(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whoever loads in a way of its own, or hooks into loading, sees all that is below it."""
+    """A module with its own way of loading, or with a loading hook, has to see everything below it, so its tensors are
+    left out."""
     hooks = [getattr(hook, "hook", hook) for hook in module._load_state_dict_pre_hooks.values()]
     if not _is_of_torch(module, "_load_from_state_dict") or not all(_is_from(hook, _HARMLESS_HOOKS) for hook in hooks):
         return
@@ -115,17 +117,17 @@ def _is_from(function: Any, modules: tuple[str, ...]) -> bool:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], owned: Owned) -> None:
-    """``load_state_dict`` that fills the tensors there are, and lets go of the others before it makes new ones."""
+    """Like ``load_state_dict``, but fills the existing tensors, and frees the others before it creates new ones."""
     own_way = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
     if own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None):
-        optimizer.load_state_dict(owned(plain))  # its keys may mean anything
+        optimizer.load_state_dict(owned(plain))  # the meaning of its keys is unknown
         return
     groups = [_placed(part, live) for part, live in _pairs(plain["param_groups"], optimizer.param_groups, owned)]
     parameters = dict(
         zip(
             (number for group in plain["param_groups"] for number in group["params"]),
             (parameter for group in optimizer.param_groups for parameter in group["params"]),
-            strict=False,  # load_state_dict refuses that in its own words
+            strict=False,  # load_state_dict reports a different number itself
         )
     )
     matched: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -133,7 +135,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
         if number in parameters:
             _match(part, optimizer.state.get(parameters[number]), parameters[number], matched)
     _keep_apart(matched, parameters.values())
-    optimizer.state = defaultdict(dict)  # what is not filled makes room
+    optimizer.state = defaultdict(dict)  # frees the tensors that are not filled
     fill(matched.values())
     state = {number: _given(part, matched, parameters.get(number), owned) for number, part in plain["state"].items()}
     optimizer.load_state_dict({**owned({k: v for k, v in plain.items() if k not in ("state", "param_groups")}),
@@ -152,7 +154,7 @@ def _match(
     matched: dict[int, tuple[torch.Tensor, torch.Tensor]],
     key: Any = None,
 ) -> None:
-    """Note which tensor that exists (first) each kept one (second, by its ``id``) can be copied into."""
+    """Find the existing tensor (first) into which each saved one (second, by its ``id``) can be copied."""
     if isinstance(plain, torch.Tensor):
         if isinstance(live, torch.Tensor) and fits(live, plain) and live.dtype == _dtype(plain, parameter, key):
             matched[id(plain)] = (live, plain)
@@ -166,12 +168,13 @@ def _match(
 
 
 def _dtype(plain: torch.Tensor, parameter: torch.Tensor, key: Any) -> torch.dtype:
-    """The type that ``load_state_dict`` gives it."""
+    """The type to which ``load_state_dict`` converts a tensor."""
     return parameter.dtype if key != "step" and parameter.is_floating_point() else plain.dtype
 
 
 def _keep_apart(matched: dict[int, tuple[torch.Tensor, torch.Tensor]], parameters: Iterable[torch.Tensor]) -> None:
-    """Take out tensors that share memory with one another or with a parameter: each kept one has values of its own."""
+    """Remove tensors that share memory with one another or with a parameter, since each saved tensor has its own
+    values."""
     spans: list[tuple[str, int, int, int | None]] = []
     spans += [(*_span(parameter), None) for parameter in parameters if _is_dense(parameter)]
     spans += [(*_span(live), number) for number, (live, _) in matched.items() if live.numel()]
@@ -201,7 +204,7 @@ def _given(
     owned: Owned,
     key: Any = None,
 ) -> Any:
-    """The structure with filled tensors, and with copies where there were none."""
+    """The structure with the filled tensors, and with copies where there were none."""
     if isinstance(plain, torch.Tensor):
         if id(plain) in matched:
             return matched[id(plain)][0]
@@ -216,8 +219,8 @@ def _given(
 
 
 def _beside(plain: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A copy on the parameter's device, which is where ``load_state_dict`` wants it, in the memory format that it has
-    when an optimizer makes it."""
+    """A copy on the parameter's device, as ``load_state_dict`` requires, in the memory format that an optimizer would
+    use."""
     dtype = _dtype(plain, parameter, None)
     if plain.shape == parameter.shape and _is_dense(parameter) and not _is_wrapper(parameter):
         new = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -230,10 +233,12 @@ def _beside(plain: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def load_value(plain: Any, live: Any, owned: Owned) -> Any:
-    """What a value of the state becomes. Tensors come back on the device on which the script has put them before.
+    """The restored value of a plain entry of the state. Tensors are placed on the device on which the script had put
+    them.
 
-    A tensor that is trained (a leaf that requires a gradient) is filled: optimizers hold on to it. Others are new ones:
-    what is there may be part of anything, such as a data set. Raises ``ValueError`` for another shape.
+    A trained tensor (a leaf that requires a gradient) is filled in place, because optimizers refer to it. Others are
+    created anew, since the existing one may be part of anything, such as a data set. Raises ``ValueError`` for another
+    shape.
     """
     return _with_trained(_placed(owned(plain), live), live)
 
@@ -241,22 +246,22 @@ def load_value(plain: Any, live: Any, owned: Owned) -> Any:
 def _with_trained(plain: Any, live: Any) -> Any:
     if isinstance(plain, torch.Tensor) and isinstance(live, torch.Tensor) and live.is_leaf and live.requires_grad:
         if not fits(live, plain):
-            raise ValueError(f"kept as a tensor of {list(plain.shape)}, it is one of {list(live.shape)} now")
+            raise ValueError(f"saved as a tensor of shape {list(plain.shape)}, now its shape is {list(live.shape)}")
         fill([(live, plain)])
-        live.grad = None  # what an interrupted backward pass has left
+        live.grad = None  # may be left by an interrupted backward pass
         return live
     return _beside_live(plain, live, _with_trained)
 
 
 def _placed(plain: Any, live: Any) -> Any:
-    """The same structure, each tensor on the device of the one that is at its place."""
+    """The same structure, with each tensor on the device of the existing one in its place."""
     if isinstance(plain, torch.Tensor):
         return plain.to(live.device) if isinstance(live, torch.Tensor) and not live.is_meta else plain
     return _beside_live(plain, live, _placed)
 
 
 def _beside_live(plain: Any, live: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """The same structure, changed with what is at the same place of another one."""
+    """The same structure, with each entry changed according to the entry in the same place of another structure."""
     if isinstance(plain, dict):
         found = live if isinstance(live, dict) else {}
         return tree.like_dict(plain, ((key, change(part, found.get(key))) for key, part in plain.items()))
@@ -270,7 +275,7 @@ def _beside_live(plain: Any, live: Any, change: Callable[[Any, Any], Any]) -> An
 
 
 def fits(place: torch.Tensor, part: Any) -> bool:
-    """Whether this tensor can be filled with what was kept."""
+    """Whether this tensor can be filled with the saved value."""
     return (
         isinstance(part, torch.Tensor)
         and not torch.nn.parameter.is_lazy(place)
@@ -285,14 +290,14 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether its values are somewhere else: a DTensor, a quantized one, …"""
+    """Whether its values are stored elsewhere, as in a DTensor or a quantized tensor."""
     return type(tensor) not in _ORDINARY and (
         type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
     )
 
 
 def _is_subclass(value: Any) -> bool:
-    """Whether it is a tensor of another type, with values of its own."""
+    """Whether it is a tensor of a subclass, with its own values."""
     return (
         type(value) not in _ORDINARY
         and isinstance(value, torch.Tensor)
@@ -302,10 +307,10 @@ def _is_subclass(value: Any) -> bool:
 
 
 def fill(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy into each first tensor the second one."""
+    """Copy the second tensor of each pair into the first."""
     with torch.no_grad():
         for place, part in pairs:
             if any(size > 1 and not stride for size, stride in zip(place.shape, place.stride(), strict=True)):
-                # Expanded: its elements are one in memory, and need not be so in what is kept.
+                # expanded: several elements share memory, but their saved values may differ
                 place.data = torch.empty_like(place, memory_format=torch.contiguous_format)
             place.copy_(part)

@@ -1,4 +1,4 @@
-"""A torch model as logical ranks need it."""
+"""A torch model as needed by logical ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from edl.torch.framework import current
 from edl.torch.random_state import RandomState, reseed
 
 _SMALL = (torch.float16, torch.bfloat16)
-"""Added up in 32 bits."""
+"""Types that are added up in 32 bits."""
 
 
 class LogicalModel:
-    """``edl.worker.accumulate.LogicalTrainee``. Gradients are gathered by device and kind of number, flat."""
+    """Implements ``edl.worker.accumulate.LogicalTrainee``. Gradients are flattened and grouped by device and type."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -31,21 +31,21 @@ class LogicalModel:
     # --- random numbers ----------------------------------------------------------------------------------------------
 
     def random(self) -> dict[str, Any]:
-        """torch's, numpy's if it has been imported, Python's."""
+        """States of torch's and Python's generators, and of numpy's if it has been imported."""
         return self._random.state_dict()
 
     def set_random(self, saved: dict[str, Any]) -> None:
-        """The inverse."""
+        """Restore the states returned by ``random``."""
         self._random.load_state_dict(saved)
 
     def reseed(self, key: bytes) -> None:
-        """Each generator gets its own part of the key."""
+        """Seed each generator from its own part of the key."""
         reseed(key)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
     def take(self) -> tuple[bytes, list[torch.Tensor]]:
-        """Parameters that were not used count as 0."""
+        """Take the gradients, one array per device and type. Unused parameters count as 0."""
         used = bytes(one.grad is not None for one in self._parameters)
         arrays = []
         for (device, dtype), numbers in self._kinds.items():
@@ -63,7 +63,7 @@ class LogicalModel:
         return parameter.grad.reshape(-1)
 
     def give(self, used: bytes, arrays: list[torch.Tensor]) -> None:
-        """The pieces are views of the arrays where the kind is the same."""
+        """Set the gradients; they are views of the arrays if the types are equal."""
         for numbers, array in zip(self._kinds.values(), arrays, strict=True):
             at = 0
             for number in numbers:
@@ -73,32 +73,32 @@ class LogicalModel:
                 parameter.grad = piece.view(parameter.shape).to(parameter.dtype) if used[number] else None
 
     def squared(self, arrays: list[torch.Tensor]) -> float:
-        """Waits for the device."""
+        """The squared norm. Waits for the device."""
         return sum(float(array.dot(array)) for array in arrays)
 
     # --- among the workers -------------------------------------------------------------------------------------------
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Over the default group."""
+        """Exchange bytes over the default group."""
         return current().exchange(data)
 
     def sizes(self) -> list[int]:
-        """Elements of each kind."""
+        """Number of elements of each kind."""
         return [sum(self._parameters[number].numel() for number in numbers) for numbers in self._kinds.values()]
 
     def blank(self, array: int, rows: int, columns: int) -> torch.Tensor:
-        """Whatever was in that memory."""
+        """An uninitialized array."""
         device, dtype = list(self._kinds)[array]
         return torch.empty((rows, columns), dtype=dtype, device=device)
 
     def gather(self, sent: torch.Tensor) -> list[torch.Tensor]:
-        """Over the default group."""
+        """Gather an array from all workers over the default group."""
         came = [torch.empty_like(sent) for _ in range(self.workers)]
         dist.all_gather(came, sent)
         return came
 
     def send_buffers(self, saved: list[torch.Tensor], root: int) -> None:
-        """As bytes, all of a device at once."""
+        """Set the buffers to those of rank ``root``, sent as bytes, one message per device."""
         buffers = list(self._model.buffers())
         if self.workers > 1:
             saved = [one.clone(memory_format=torch.contiguous_format) for one in saved]
@@ -114,5 +114,5 @@ class LogicalModel:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's memory; of another one's, a copy."""
+    """The memory of a dense tensor as bytes; for other tensors a copy."""
     return tensor.reshape(-1).view(torch.uint8)

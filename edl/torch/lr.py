@@ -16,11 +16,11 @@ _MARK = "_edl_scaled"
 
 
 def scale_lr(optimizer: Optimizer, *, rule: Rule | None = None, noise: AdaScale | None = None) -> None:
-    """From now on each ``optimizer.step()`` uses the learning rate times the factor that holds for this step.
+    """Multiply the learning rate by the factor of the current step in each ``optimizer.step()`` from now on.
 
-    Before and after it ``param_groups`` hold the script's own learning rate, which schedulers and checkpoints see.
-    ``rule(reference, size)`` is for ``--lr-rule=user``; ``noise`` for ``--lr-rule=adascale``, if it is in no ``State``.
-    Doing it again only sets these anew.
+    Outside of it ``param_groups`` hold the script's own learning rate, which schedulers and checkpoints see.
+    ``rule(reference, size)`` is for ``--lr-rule=user``; ``noise`` for ``--lr-rule=adascale``, if it is not in the
+    ``State``. A second call only replaces these.
     """
     factor = LrFactor(rule, noise)
     known = getattr(optimizer, _MARK, None)
@@ -35,17 +35,17 @@ def scale_lr(optimizer: Optimizer, *, rule: Rule | None = None, noise: AdaScale 
 
 
 class _Hooks:
-    """Takes the learning rates of an optimizer away, and puts them back."""
+    """Replaces an optimizer's learning rates during a step, and restores them."""
 
     def __init__(self, factor: Callable[[], float]) -> None:
         self.factor = factor
         self._set: list[tuple[dict[str, Any], Any, Any]] = []
-        """Group, the value that it has now, the script's own."""
+        """Group, its current value, and the script's own value."""
 
     def before(self, optimizer: Optimizer, arguments: Any, named: dict[str, Any]) -> Any:
-        """Before the step. A closure sees what it would see without us."""
+        """Called before the step. A closure sees the script's own learning rate."""
         check_finished()
-        self.restore()  # a step that has failed did not come to its end
+        self.restore()  # the last step may have failed
         factor = self.factor()
         if factor == 1.0:
             return None
@@ -53,11 +53,11 @@ class _Hooks:
         return self._wrapped(optimizer, factor, arguments, named)
 
     def after(self, optimizer: Optimizer, arguments: Any, named: dict[str, Any]) -> None:
-        """After it."""
+        """Called after the step."""
         self.restore()
 
     def restore(self) -> None:
-        """Put back what is still as it was set here; whoever has set another one meanwhile meant that."""
+        """Restore values that are unchanged since they were set here; a value set by others meanwhile is kept."""
         for group, ours, own in self._set:
             if group["lr"] is ours:
                 if isinstance(ours, torch.Tensor):
@@ -69,7 +69,7 @@ class _Hooks:
     def _scale(self, optimizer: Optimizer, factor: float) -> None:
         for group in optimizer.param_groups:
             own = group["lr"]
-            if isinstance(own, torch.Tensor):  # in place: it may be part of a graph that was captured
+            if isinstance(own, torch.Tensor):  # in place: it may be part of a captured graph
                 kept = own.detach().clone()
                 own.mul_(factor)
                 self._set.append((group, own, kept))
@@ -78,7 +78,7 @@ class _Hooks:
                 self._set.append((group, group["lr"], own))
 
     def _wrapped(self, optimizer: Optimizer, factor: float, arguments: Any, named: dict[str, Any]) -> Any:
-        # Under a method's hook the optimizer itself comes first.
+        # For a hook of a method the optimizer itself is the first argument.
         at = next((index for index, one in enumerate(arguments) if callable(one) and one is not optimizer), -1)
         closure = named.get("closure") if at < 0 else arguments[at]
         if closure is None:

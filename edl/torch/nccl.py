@@ -1,4 +1,4 @@
-"""NCCL's communicators: made where ``abort`` reaches them, aborted together, and watched for calls that never end."""
+"""NCCL's communicators: created where ``abort`` reaches them, aborted together, and watched for hanging calls."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ import torch.distributed as dist
 from edl.worker.session import note
 
 ERROR_PATIENCE_S = 10.0
-"""An error of NCCL's that lasts longer, while nobody says that a peer is lost, is a call that hangs."""
+"""Seconds after which an NCCL error, without a reported lost peer, is treated as a hanging call."""
 _LOOK_S = 1.0
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LAUNCHERS = "1"
-"""Its value where nobody has set it: launchers do, torchrun as well. It and 3 end the process when a communicator is
-aborted, by whomever."""
+"""The value that launchers (torchrun as well) set by default. This value and 3 end the process whenever a communicator
+is aborted."""
 _DUMP = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 _DUMP_MS = "200"
-"""torch's watchdog sleeps so long at its end, and so long the threads and descriptors of a dead group stay."""
+"""Time in ms that torch's watchdog sleeps at its end. The threads and descriptors of an ended group stay for that
+long."""
 
 _log = logging.getLogger(__name__)
 
 
 def set_up(environment: MutableMapping[str, str]) -> None:
-    """What torch is to do about NCCL's errors, unless the user has said so. Before each group is made."""
+    """Configure torch's handling of NCCL errors, unless the user has. Called before each group is made."""
     if environment.get(_HANDLING, _LAUNCHERS) == _LAUNCHERS:
         environment[_HANDLING] = "0"
     environment.setdefault(_DUMP, _DUMP_MS)
 
 
 def why_not(environment: MutableMapping[str, str]) -> str:
-    """Why a worker cannot abort NCCL and live on; empty when it can."""
+    """Why a worker cannot abort NCCL and continue; empty when it can."""
     if not hasattr(getattr(dist, "ProcessGroupNCCL", None), "abort"):
         return f"NCCL cannot be aborted in torch {torch.__version__}"
     if environment.get(_HANDLING) == "3":
@@ -53,12 +54,13 @@ def has_nccl(group: Any) -> bool:
 
 
 def backends(groups: Iterable[Any]) -> list[Any]:
-    """The NCCL backends of torch groups. Gloo's stand for cards as well where torch was built with CUDA."""
+    """The NCCL backends of torch groups. If torch was built with CUDA, gloo's backends also serve CUDA devices and are
+    left out."""
     found = []
     for group in groups:
         try:
             backend = group._get_backend(torch.device("cuda"))
-        except RuntimeError:  # it has none, or is not formed yet
+        except RuntimeError:  # no backend, or not formed yet
             continue
         if backend.name() == "nccl":
             found.append(backend)
@@ -66,15 +68,15 @@ def backends(groups: Iterable[Any]) -> list[Any]:
 
 
 def form(group: Any, device: Any) -> None:
-    """Make the communicator now and not at the first collective. A peer that dies meanwhile is then found while the
-    group is formed, and ``abort`` knows the backend."""
+    """Create the communicator now instead of at the first collective. A peer that dies meanwhile is then detected while
+    the group is formed, and ``abort`` knows the backend."""
     for backend in backends([group]):
         if hasattr(backend, "eager_connect_single_device"):
             backend.eager_connect_single_device(device)
 
 
 def abort(groups: list[Any]) -> None:
-    """Abort the communicators of all groups at once: one after the other may deadlock between them."""
+    """Abort the communicators of all groups at once: aborting them one by one may deadlock."""
     found = [backend for backend in backends(groups) if hasattr(backend, "abort")]
     if not found:
         return
@@ -92,7 +94,7 @@ def abort(groups: list[Any]) -> None:
 
 
 class Complaint:
-    """How long NCCL has been complaining."""
+    """Measures how long NCCL has reported an error."""
 
     def __init__(self, patience_s: float = ERROR_PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -109,14 +111,14 @@ class Complaint:
 
 
 def errors(groups: Iterable[Any]) -> list[str]:
-    """What torch's watchdog has found: ``TIMEOUT``, ``COMM_ERROR`` or ``REMOTE_ERROR``."""
+    """Errors found by torch's watchdog: ``TIMEOUT``, ``COMM_ERROR`` or ``REMOTE_ERROR``."""
     said = [backend.get_error() for backend in backends(groups) if hasattr(backend, "get_error")]
     return [one.name for one in said if one.name != "SUCCESS"]
 
 
 def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int, end: Callable[[], None]) -> None:
-    """Until the group is aborted: end this process when a collective has failed or timed out and nobody says that a
-    peer is lost. To abort it here and go on would leave its arrays half summed for the next commit."""
+    """Watch until the group is aborted: end this process when a collective has failed or timed out and no lost peer is
+    reported. Aborting and continuing instead would leave partial sums in arrays of the next commit."""
     complaint = Complaint()
     while not aborted.wait(_LOOK_S):
         now_s = time.monotonic()  # noqa: TID251  on a thread of the worker's
@@ -130,6 +132,6 @@ def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int,
 
 
 def end_process() -> None:
-    """As torch does when its watchdog finds such a call."""
+    """End the process as torch does when its watchdog finds such a call."""
     faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
     os.kill(os.getpid(), signal.SIGABRT)

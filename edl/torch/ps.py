@@ -51,13 +51,13 @@ __all__ = [
 
 
 class Embedding(nn.Module):
-    """Rows of a table on the parameter servers. ``forward``: keys int64 of any shape, any value, to float32 of
+    """Rows of a table on the parameter servers. ``forward`` maps int64 keys of any shape and value to float32 of shape
     ``(*shape, dim)``.
 
-    Rows come into being when a key is seen for the first time, with weights that follow from ``initial`` and the key.
-    Several embeddings may have one ``name``, and then share the table. ``combiner``: ``"sum"`` or ``"mean"`` over the
-    last dimension of the keys. Gradients go to the servers with ``step``; there are no parameters for an optimizer.
-    In eval mode keys without a row get none. Raises ``SettingError``.
+    A row is created when its key is first seen, with weights that depend on ``initial`` and the key. Several embeddings
+    may have the same ``name``, and then share the table. ``combiner``: ``"sum"`` or ``"mean"`` over the last dimension
+    of the keys. Gradients are sent to the servers by ``step``; there are no parameters for an optimizer. In eval mode
+    no rows are created. Raises ``SettingError``.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Embedding(nn.Module):
         self.combiner = checked_combiner(combiner)
         self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged)
         self.dim = dim
-        self._anchor = torch.zeros((), requires_grad=True)  # autograd calls back only for what depends on something
+        self._anchor = torch.zeros((), requires_grad=True)  # backward runs only for what requires gradients
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """The rows of the keys, or their combination; see the class."""
         numbers = _numbers(keys, self.table)
         return self._result(keys, numbers, part.pull(self.table, numbers, insert=self.training))
 
@@ -95,12 +95,12 @@ class Embedding(nn.Module):
         return rows.mean(dim=-2) if self.combiner == "mean" else rows
 
     def extra_repr(self) -> str:
-        """For ``print(model)``."""
+        """The text in ``print(model)``."""
         return f"{self.table!r}, dim={self.dim}" + (f", combiner={self.combiner!r}" if self.combiner else "")
 
 
 class _Pulled(torch.autograd.Function):
-    """Rows as a tensor; the way back takes their gradients."""
+    """Pulled rows as a tensor; its backward pass collects their gradients."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, rows: Any, device: torch.device, table: str, keys: Any) -> torch.Tensor:
@@ -114,12 +114,12 @@ class _Pulled(torch.autograd.Function):
 
 
 class Dense:
-    """The parameters of a module, embeddings left aside, lie in a table on the parameter servers, which apply
-    ``optimizer``. Their first values are those of the trainer that comes first; ``step`` brings the newest.
+    """Keeps the parameters of a module, except embeddings, in a table on the parameter servers, which apply
+    ``optimizer``. Their first values are those of the first trainer; ``step`` fetches the newest.
 
-    ``name``: of the table; each ``Dense`` of a script needs its own. ``every``: new values are fetched every so many
-    steps. What is not trained stays as it is in each trainer: buffers, such as the statistics of ``BatchNorm``, and
-    parameters with ``requires_grad=False``.
+    ``name``: the name of the table; each ``Dense`` of a script needs its own. ``every``: number of steps between
+    fetches of new values. Untrained values stay local to each trainer: buffers, such as the statistics of
+    ``BatchNorm``, and parameters with ``requires_grad=False``.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class Dense:
         return {key: _floats(one) for key, one in self._parameters.items()}
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Give the parameters these values."""
+        """Set the parameters to these values."""
         with torch.no_grad():
             for key, one in self._parameters.items():
                 one.copy_(torch.from_numpy(values[key]))
 
     def take_gradients(self) -> dict[str, Any] | None:
-        """Gradients by name, of parameters that have one, and clear them; None if there are none."""
+        """Return the gradients by name, of parameters that have one, and clear them; None if there are none."""
         grads = {key: _floats(one.grad) for key, one in self._parameters.items() if one.grad is not None}
         for one in self._parameters.values():
             one.grad = None
@@ -155,8 +155,8 @@ class Dense:
 
 
 def lookup(*wanted: tuple[Embedding, torch.Tensor]) -> list[torch.Tensor]:
-    """What several embeddings give for their keys, ``lookup((users, batch["user"]), (words, batch["words"]))``, fetched
-    in one trip to the servers; one after another they take a trip each."""
+    """The results of several embeddings for their keys, ``lookup((users, batch["user"]), (words, batch["words"]))``,
+    fetched in one request to the servers instead of one each."""
     asked = [(one.table, _numbers(keys, one.table), one.training) for one, keys in wanted]
     found = part.lookup(asked)
     return [
@@ -166,7 +166,7 @@ def lookup(*wanted: tuple[Embedding, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def prefetch(table: Embedding | str, keys: torch.Tensor) -> None:
-    """Rows of the next batch's keys are fetched while this one is trained on."""
+    """Start to fetch the rows of the next batch's keys while the current batch is trained on."""
     _prefetch(table, _numbers(keys, table if isinstance(table, str) else table.table))
 
 

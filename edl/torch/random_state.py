@@ -15,12 +15,13 @@ from edl.worker.numbers import reseed_numpy
 
 
 class RandomState:
-    """torch's generators (CPU and CUDA), numpy's global one and Python's, as something that ``State`` keeps.
+    """torch's generators (CPU and CUDA), numpy's global one and Python's, as an object for ``State``.
 
-    ``State(random=edl.RandomState())`` sets all of them at every step boundary, to where the job's seed, the rank and
-    the number of the commit say: the numbers of a step do not depend on what happened before it. ``generators``: more
-    of them that the script draws from, ``torch.Generator`` or ``numpy.random.Generator``. ``seed``: of the job;
-    without it, where torch's generator stands on rank 0 when training begins, so ``torch.manual_seed`` decides.
+    ``State(random=edl.RandomState())`` seeds all of them at every step boundary from the job's seed, the rank and the
+    number of the commit, so the random numbers of a step do not depend on earlier steps. ``generators``: additional
+    ones that the script uses, ``torch.Generator`` or ``numpy.random.Generator``. ``seed``: the job's seed; by default
+    it is derived from the state of torch's generator on rank 0 when training begins, so ``torch.manual_seed``
+    determines it.
     """
 
     def __init__(self, *generators: Any, seed: int | None = None) -> None:
@@ -29,18 +30,18 @@ class RandomState:
         self._more = [_seeding(one) for one in generators]
 
     def edl_seed(self) -> str:
-        """See ``edl.worker.numbers.Generators``."""
+        """The job's seed as text; see ``edl.worker.numbers.Generators``."""
         origin = bytes(torch.get_rng_state().tolist()) if self._seed is None else str(self._seed).encode()
         return hashlib.blake2b(origin, digest_size=16).hexdigest()
 
     def edl_reseed(self, key: bytes) -> None:
-        """See ``edl.worker.numbers.Generators``."""
+        """Seed all generators from a key; see ``edl.worker.numbers.Generators``."""
         reseed(key)
         for number, one in enumerate(self._more):
             one(hashlib.blake2b(key, digest_size=32, salt=number.to_bytes(8, "little")).digest())
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all of them stand; numpy's only if it has been imported."""
+        """The states of all generators; numpy's only if it has been imported."""
         version, words, gauss_next = random.getstate()
         state: dict[str, Any] = {
             "torch": torch.get_rng_state(),
@@ -55,7 +56,8 @@ class RandomState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. What is not in it, such as CUDA's from a machine without, stays as it is."""
+        """Restore the states. Generators without one, such as CUDA's if it was saved on a machine without CUDA, stay
+        unchanged."""
         torch.set_rng_state(state["torch"].clone())
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"].clone())
@@ -69,7 +71,7 @@ class RandomState:
 
 
 def reseed(key: bytes) -> None:
-    """Set torch's generators, numpy's if it has been imported, and Python's; each by its own part of 64 bytes."""
+    """Seed torch's generators, Python's, and numpy's if it has been imported; each from its own part of 64 bytes."""
     torch.manual_seed(int.from_bytes(key[:8], "little") >> 1)
     random.seed(key[8:40])
     numpy = sys.modules.get("numpy")
@@ -78,7 +80,7 @@ def reseed(key: bytes) -> None:
 
 
 def _seeding(generator: Any) -> Callable[[bytes], object]:
-    """How this generator is set."""
+    """A function that seeds this generator. Raises ``StateError`` for an unknown kind."""
     if isinstance(generator, torch.Generator):
         return lambda key: generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
     if hasattr(generator, "bit_generator"):

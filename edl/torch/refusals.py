@@ -1,7 +1,7 @@
-"""Objects whose state is spread over the workers in a way of their own: they are refused before the first step.
+"""Refuses objects that distribute their state over the workers in their own way, before the first step.
 
-A state that is not sharded is one worker's, given to all others. Of these it would hold one part only, or asking for it
-is a collective that all workers have to call.
+A state that is not sharded is that of one worker and given to all others. For these objects it would contain only one
+part, or reading it is a collective that all workers have to call.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ REFUSED: dict[tuple[str, str], str] = {
     ("megatron", "DistributedOptimizer"): _OWN_WAY,
     ("colossalai", "OptimizerWrapper"): _OWN_WAY,
 }
-"""By package and class, or a class that it inherits from; and what to do instead."""
+"""By package and class (or base class): what to do instead."""
 
 
 def check(name: str, obj: Any, *, sharded: bool) -> None:
-    """Raises ``StateError`` for an object that cannot be kept."""
+    """Raise ``StateError`` for an object that cannot be saved."""
     parts = obj.modules() if isinstance(obj, torch.nn.Module) else [obj]
     for part in parts:
         for kind in type(part).__mro__:

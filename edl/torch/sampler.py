@@ -19,22 +19,22 @@ from edl.worker import sampler as core
 from edl.worker.feeding import Batches
 
 _SMALL = 2**31
-"""Indices below it are kept in four bytes."""
+"""Smaller indices are stored in four bytes."""
 
 
 class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
-    """``torch.utils.data.DistributedSampler`` for worlds that change: the same order, option for option, as long as the
-    world stays, and a position that any other world goes on from.
+    """``torch.utils.data.DistributedSampler`` for worlds that change: the same order for the same options while
+    the world stays the same, and a position that any other world can continue from.
 
     ``num_replicas`` and ``rank`` follow the job unless they are given. ``drop_last=True`` is ``tail="drop"``.
 
-    - ``tail``: what happens at the end of an epoch that does not come out even. ``"pad"`` repeats samples from the
-      beginning of the order, ``"drop"`` leaves some out, ``"exact"`` hands out each sample once, unevenly.
-    - ``order``: ``"framework"`` is torch's own, kept in 4 bytes a sample; ``"computed"`` is kept in none.
-    - ``base``: another sampler, whose indices (or lists of indices, which stay together) are dealt out.
+    - ``tail``: how to end an epoch that cannot be divided evenly. ``"pad"`` repeats samples from the beginning of the
+      order, ``"drop"`` leaves some out, ``"exact"`` returns each sample once, unevenly.
+    - ``order``: ``"framework"`` is torch's own and takes 4 bytes of memory per sample; ``"computed"`` takes none.
+    - ``base``: another sampler, whose indices (or lists of indices, which stay together) are distributed.
     - ``counts=False``: only ``advance()`` moves the position.
 
-    State: ``State(sampler=sampler)``. Raises ``StateError`` for options that are not possible.
+    State: ``State(sampler=sampler)``. Raises ``StateError`` for unsupported options.
     """
 
     framework = "torch"
@@ -48,7 +48,7 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
                          tail=tail or (DROP if drop_last else PAD), order=order, base=base, counts=counts)  # fmt: skip
 
     def place(self) -> core.Place:
-        """The job's world; without a launcher, that of torch's own group."""
+        """The worker's place in the job's world; without a launcher, in torch's default group."""
         alone = self._fixed is None and AGENT_VARIABLE not in os.environ  # noqa: TID251
         if alone and torch.distributed.is_available() and torch.distributed.is_initialized():
             return core.Place(torch.distributed.get_rank(), torch.distributed.get_world_size(), 0)
@@ -82,7 +82,7 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
-    """Those of a sampler, and of the samplers that it is made of."""
+    """The generators of a sampler, and of the samplers that it contains."""
     seen: list[Any] = []
     waiting = [sampler]
     while waiting:
@@ -97,10 +97,10 @@ def _generators(sampler: Any) -> Iterator[torch.Generator]:
 
 
 class EDLBatchSampler(Batches, Sampler[list[int]]):
-    """Batches of indices: each worker's part of each step, as the job prescribes it (``--global-batch``), or
-    ``batch_size`` for each worker. ``drop_last`` leaves out a last step that is smaller than the others.
+    """Batches of indices: each worker's part of each step as prescribed by the job (``--global-batch``), or
+    ``batch_size`` per worker. ``drop_last`` leaves out a last step that is smaller than the others.
 
-    Give it to ``edl.DataLoader(dataset, batch_sampler=…)``, or go over it yourself.
+    Pass it to ``edl.DataLoader(dataset, batch_sampler=…)``, or iterate over it.
     """
 
     def __init__(self, sampler: EDLDistributedSampler, batch_size: int, drop_last: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""State that is spread over the workers: DTensors, as FSDP2's ``fully_shard`` makes them.
+"""State that is distributed over the workers: DTensors, as created by FSDP2's ``fully_shard``.
 
-Each worker keeps its own parts, and with each where it belongs in the whole tensor. That is enough to put a state
-together at any world size, so what lies in the checkpoint directory is the same: the parts as they were in memory.
+Each worker saves its own parts, and for each part its place in the whole tensor. That is enough to restore the state at
+any world size, so the files in the checkpoint directory contain the parts as they were in memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from edl.worker.framework import ArrayInfo
 __all__ = ["DTensor", "capture", "compute_local_shape_and_global_offset", "load_local_parts", "load_sharded"]
 
 Loading = Callable[[str, Meta], AbstractContextManager[None]]
-"""Says of errors in it which object of which commit was being restored."""
+"""Adds to errors raised inside it which object of which commit was being restored."""
 _arrays = TorchArrays()
 _boxes: dict[Any, Box] = {}
 _MOST_BOXES = 100_000
@@ -59,7 +59,7 @@ _MOST_BOXES = 100_000
 
 
 def capture(name: str, obj: Any, objects: Mapping[str, Any]) -> Any:
-    """This worker's part of ``obj.state_dict()``. Raises ``StateError`` for what could not be restored."""
+    """This worker's part of ``obj.state_dict()``. Raises ``StateError`` for a part that could not be restored."""
     kept = obj.state_dict()
     if isinstance(obj, torch.nn.Module):
         return _module_parts(name, obj, kept)
@@ -84,7 +84,8 @@ def _module_parts(name: str, module: torch.nn.Module, kept: Mapping[str, Any]) -
 def _optimizer_parts(
     name: str, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], names: list[str]
 ) -> dict[str, Any]:
-    """What is cut comes back spread like its parameter, by whose name another world finds it: nothing else can be."""
+    """A sharded entry is restored with the layout of its parameter, which another world finds by name. Other sharded
+    entries cannot be restored, so they raise ``StateError``."""
     found: dict[str, Any] = {key: local_parts(part) for key, part in kept.items()}
     for key, part in found.items():
         if key != "state" and holds_cut(part):
@@ -125,7 +126,7 @@ def _not_restorable(name: str, key: str, whose: str, why: str) -> StateError:
 
 
 def local_parts(value: Any) -> Any:
-    """The same structure with each DTensor replaced by this worker's part of it, and where that belongs."""
+    """The same structure with each DTensor replaced by this worker's part and its place in the whole."""
     if isinstance(value, DTensor):
         box = _box(value)
         return {LOCAL: value.to_local(), SHAPE: list(value.shape), OFFSET: list(box.offset)}
@@ -138,7 +139,7 @@ def is_local_part(path: str) -> bool:
 
 
 def without_parts(structure: Any) -> Any:
-    """A flattened structure with the whole tensor's shape in place of each part: what is alike on all workers."""
+    """A flattened structure with the whole tensor's shape in place of each part, which is the same on all workers."""
     if isinstance(structure, dict):
         if LOCAL in structure:
             return {SHAPE: structure[SHAPE]}
@@ -147,7 +148,7 @@ def without_parts(structure: Any) -> Any:
 
 
 def _box(tensor: Any) -> Box:
-    """Which part of the whole is this worker's. Raises ``StateError`` for a tensor whose parts are no boxes."""
+    """This worker's part of the whole tensor. Raises ``StateError`` for a tensor whose parts are not boxes."""
     mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
     key = (mesh, tuple(mesh.get_coordinate() or ()), placements, shape)
     found = _boxes.get(key)
@@ -157,7 +158,7 @@ def _box(tensor: Any) -> Box:
         local, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
         if len(_boxes) >= _MOST_BOXES:
             _boxes.clear()
-        # An empty part may be said to begin behind the end.
+        # The offset of an empty part may lie beyond the end.
         offset = tuple(min(at, length) for at, length in zip(offset, shape, strict=True))
         found = _boxes[key] = Box(offset, tuple(local))
     if found.shape != tuple(tensor.to_local().shape):
@@ -169,7 +170,7 @@ def _box(tensor: Any) -> Box:
 
 
 def _parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> list[str]:
-    """By number: what another world size, or another division into stages, knows the parameters by."""
+    """By number, the names by which another world size or another split into stages finds the parameters."""
     names = {
         id(parameter): f"{other}.{path}"
         for other, obj in objects.items()
@@ -190,7 +191,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any]) -> None:
-    """Give an object back what ``capture`` was, in a world of the same size and order."""
+    """Restore an object from the result of ``capture``, in a world of the same size and order."""
     if isinstance(obj, torch.nn.Module):
         _load_module(obj, plain, owned)
     elif isinstance(obj, torch.optim.Optimizer):
@@ -208,8 +209,8 @@ def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any
 
 
 def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Callable[[Any], Any]) -> None:
-    """Tensors that torch alone loads are filled, which needs no memory beside them. All else goes to
-    ``load_state_dict``: what ``state_dict`` returns may be copies, and filling those would change nothing."""
+    """Tensors that only torch loads are filled in place, which needs no additional memory. All others are passed to
+    ``load_state_dict``: ``state_dict`` may return copies, and filling those would have no effect."""
     own = module.state_dict()
     if own.keys() != plain.keys():
         lacking, unknown = sorted(own.keys() - plain.keys())[:5], sorted(plain.keys() - own.keys())[:5]
@@ -233,11 +234,11 @@ def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Calla
 
 
 def _give(module: torch.nn.Module, own: Mapping[str, Any], filled: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
-    """``load_state_dict``. What is filled already is copied onto itself: nothing. Raises ``ValueError`` when something
-    is taken by nobody."""
+    """Call ``load_state_dict``. A tensor that is already filled is copied onto itself, which does nothing. Raises
+    ``ValueError`` when a value is not accepted."""
     given = OrderedDict((key, filled[key].detach() if key in filled else rest[key]) for key in own)
     metadata = getattr(own, "_metadata", None)
-    if metadata is not None:  # layers look there for the version of their own format
+    if metadata is not None:  # layers read the version of their format from here
         given._metadata = metadata  # type: ignore[attr-defined]
     if not loading.loads_as_torch(module):
         module.load_state_dict(given)
@@ -250,23 +251,24 @@ def _give(module: torch.nn.Module, own: Mapping[str, Any], filled: Mapping[str, 
 
 
 def _local(tensor: Any) -> Any:
-    """The memory of it that is here."""
+    """The part of a tensor that is in this worker's memory."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _piece(part: Any, live: Any, where: str) -> Any:
-    """Of a tensor that was kept, cut or not, what this worker has of it now."""
+    """The part of a saved tensor, sharded or not, that this worker holds now. Raises ``ValueError`` when it was saved
+    differently."""
     cut = is_cut(part)
     shape = tuple(part[SHAPE] if cut else part.shape)
     if shape != tuple(live.shape):
-        raise ValueError(f"{where}: kept as {shape}, now {tuple(live.shape)}")
+        raise ValueError(f"{where}: saved as {shape}, now {tuple(live.shape)}")
     here = _box(live) if isinstance(live, DTensor) else Box((0,) * len(shape), shape)
     if not cut:
         return part[tuple(slice(at, at + n) for at, n in zip(here.offset, here.shape, strict=True))]
     kept = Box(tuple(part[OFFSET]), tuple(part[LOCAL].shape))
     if kept != here:
-        raise ValueError(f"{where}: kept as the part {kept.shape} at {kept.offset}, now {here.shape} at {here.offset}")
+        raise ValueError(f"{where}: saved as the part {kept.shape} at {kept.offset}, now {here.shape} at {here.offset}")
     return part[LOCAL]
 
 
@@ -282,7 +284,8 @@ def _like(tensor: Any, local: torch.Tensor) -> Any:
 
 
 def _rejoined(plain: Any, live: Any, where: str) -> Any:
-    """The same with DTensors, spread as those are that the object has now in the same places."""
+    """The same structure with DTensors, distributed like those in the same places of the object now. Raises
+    ``ValueError`` if there is none."""
     if is_cut(plain):
         if not isinstance(live, DTensor) or tuple(live.shape) != tuple(plain[SHAPE]):
             raise ValueError(f"{where} was a sharded tensor of shape {plain[SHAPE]}, and is not one now")
@@ -291,7 +294,7 @@ def _rejoined(plain: Any, live: Any, where: str) -> Any:
 
 
 def _entry(live: Any, plain: Any, key: Any) -> Any:
-    """What is at the same place now, None for nothing."""
+    """The entry in the same place now; None if there is none."""
     if isinstance(plain, dict):
         return live.get(key) if isinstance(live, dict) else None
     return live[key] if isinstance(live, (list, tuple, deque)) and key < len(live) else None
@@ -311,15 +314,16 @@ def load_sharded(
     compare: Callable[[Meta, set[str], set[str]], None] = lambda _meta, _objects, _values: None,
     loading_of: Loading = _as_it_comes,
 ) -> tuple[Meta, dict[str, Any]]:
-    """Read what the workers of any world have saved, each worker its own pieces. Returns whose commit it is, and the
-    values that are no objects. Raises ``CheckpointError`` for what cannot be read or does not fit.
+    """Read a checkpoint written by a world of any size; each worker reads its own parts. Returns the commit's metadata
+    and the values that are not objects. Raises ``CheckpointError`` for unreadable data or data that does not fit.
 
-    ``compare`` is called first, with the names of the objects and values there, and refuses what is not this script's.
+    ``compare`` is called first with the names of the saved objects and values, and refuses a checkpoint of another
+    script.
     """
     stored = Folder(folder)
     rank, world = dist.get_rank(), dist.get_world_size()
     if world == stored.shards:
-        try:  # as it was, nothing of others is needed
+        try:  # same world size: usually only the own file is needed
             return _Restore(stored, (rank,), loading_of).into(objects, compare)
         except Missing:
             everybody = (rank, *(other for other in range(world) if other != rank))
@@ -329,25 +333,25 @@ def load_sharded(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A DTensor that is made when its part has been read: before, a copy for a device would be of nothing."""
+    """A DTensor to be created after its part has been read: a copy to a device before that would be empty."""
 
     live: Any
     part: torch.Tensor
 
 
 def _made(value: Any) -> Any:
-    """The same with the DTensors, now that all has been read."""
+    """The same structure with the DTensors, after everything has been read."""
     if isinstance(value, _Cut):
         return _like(value.live, value.part)
     return tree.map_entries(value, lambda _, part: _made(part))
 
 
 class _Restore:
-    """One reading of a checkpoint. First it is said where everything goes, then all of it is read, in the order of the
-    files, and then it is given to the objects."""
+    """One restore from a checkpoint. First it plans where everything goes, then it reads everything in the order of the
+    files, and then it passes it to the objects."""
 
     def __init__(self, folder: Folder, shards: Iterable[int], loading_of: Loading) -> None:
-        """``shards``: whose files are looked into. What is not cut is taken from the first one."""
+        """``shards``: whose files to read. Values that are not sharded are taken from the first one."""
         self.folder = folder
         self.shards = tuple(shards)
         self._loading = loading_of
@@ -358,10 +362,10 @@ class _Restore:
     def into(
         self, objects: Mapping[str, Any], compare: Callable[[Meta, set[str], set[str]], None]
     ) -> tuple[Meta, dict[str, Any]]:
-        """Give it to these. Returns the values that are no objects."""
+        """Restore these objects. Returns the commit's metadata and the values that are not objects."""
         home, *_ = self.folder.parts(self.shards[:1])
         kept_by = [part.objects.keys() for part in self.folder.parts(self.shards)]
-        # What one worker alone has kept is not missed by the others.
+        # Objects that only some workers have saved are not required by the others.
         common, found = set.intersection(*map(set, kept_by)), set().union(*kept_by)
         compare(home.meta, common | (found & objects.keys()), set(home.values))
         for name, obj in objects.items():
@@ -386,11 +390,11 @@ class _Restore:
         return home.meta, values
 
     def plain(self, value: Any, live: Any, where: str) -> Any:
-        """The structure with tensors that are filled later: cut ones to be spread as in ``live``, others whole."""
+        """The structure with tensors that are filled later: sharded ones distributed like ``live``, others whole."""
         if isinstance(value, Spread):
             if isinstance(live, DTensor):
                 if value.shape != tuple(live.shape):
-                    raise ValueError(f"{where}: kept as {value.shape}, now {tuple(live.shape)}")
+                    raise ValueError(f"{where}: saved as {value.shape}, now {tuple(live.shape)}")
                 return _Cut(live, self._tensor(value, _box(live)))
             return self._tensor(value, value.box)
         if isinstance(value, Whole):
@@ -398,7 +402,8 @@ class _Restore:
         return tree.map_entries(value, lambda key, part: self.plain(part, _entry(live, value, key), f"{where}.{key}"))
 
     def agreed(self, whole: Whole, where: str) -> None:
-        """An array that is not cut has to be the same for all workers if it is to serve a world of another size."""
+        """Check that an array that is not sharded is the same for all workers, if it is to be used by a world of
+        another size."""
         if len(whole.copies) < 2 or len(self.shards) != self.folder.shards or self._same_size():
             return
         firsts = [Want.all_of(copy) for copy in whole.copies]
@@ -408,9 +413,9 @@ class _Restore:
             for (_, memory), copy in zip(firsts[1:], whole.copies[1:], strict=True):
                 if memory != firsts[0][1] or copy.entry.dtype != whole.entry.dtype:
                     raise CheckpointError(
-                        f"{where} is not the same for workers {whole.copies[0].shard} and {copy.shard} of the "
-                        f"checkpoint {self.folder.path}: each has its own, which fits a world of {self.folder.shards} "
-                        "workers only"
+                        f"{where} differs between workers {whole.copies[0].shard} and {copy.shard} of the "
+                        f"checkpoint {self.folder.path}: it can only be restored in a world of {self.folder.shards} "
+                        "workers"
                     )
 
         self._checks.append(compare)
@@ -424,7 +429,7 @@ class _Restore:
         buffers = {path for path, _ in module.named_buffers()}
         lacking = sorted(own.keys() - stored.keys())
         kept_by = {frozenset(part.objects[name]) for part in self.folder.parts(self.shards)}
-        # Workers that have kept different layers are stages of a pipeline, and nobody has all of them.
+        # Workers that have saved different layers are stages of a pipeline, and none has all layers.
         unknown = sorted(next(iter(kept_by)) - own.keys()) if len(kept_by) == 1 else []
         if lacking or unknown:
             raise self._misfit(name, f"the model has {lacking[:5]}, which were not kept, and lacks {unknown[:5]}")
@@ -441,7 +446,7 @@ class _Restore:
                 continue
             loading.check_memory(path, place)
             if _shape(kept) != tuple(place.shape):
-                raise self._misfit(name, f"{path}: kept as {_shape(kept)}, now {tuple(place.shape)}")
+                raise self._misfit(name, f"{path}: saved as {_shape(kept)}, now {tuple(place.shape)}")
             mine, read = _local(place), self._read(kept, place)
             if loading.fits(mine, read):
                 pairs.append((mine, read))
@@ -456,7 +461,7 @@ class _Restore:
         self._then.append((name, give))
 
     def _read(self, kept: Spread | Whole, target: Any) -> torch.Tensor:
-        """What this worker has of a tensor."""
+        """The part of a tensor that this worker holds."""
         if isinstance(kept, Spread):
             return self._tensor(kept, _box(target) if isinstance(target, DTensor) else kept.box)
         whole = torch.as_tensor(self._array(kept.copies[0]))
@@ -476,7 +481,7 @@ class _Restore:
         for index, (path, parameter) in enumerate(zip(names, _parameters(optimizer), strict=True)):
             values = by_name[path]
             if values is None:
-                continue  # it has had no gradient yet
+                continue  # it had no gradient yet
             for key, value in values.items():
                 if isinstance(value, Whole):
                     self.agreed(value, f"state.{name}, {key} of {path}")
@@ -485,7 +490,7 @@ class _Restore:
                         name, f"{key} of {path} has the shape {value.shape}, now it is {tuple(parameter.shape)}"
                     )
             state[index] = {key: self.plain(value, parameter, key) for key, value in values.items()}
-        # What an optimizer of another kind keeps beside its parameters' state.
+        # other entries, as some optimizers keep beside the state of their parameters
         for key, value in stored["state"].items():
             if not isinstance(key, int):
                 state[key] = self.plain(value, None, key)
@@ -498,7 +503,7 @@ class _Restore:
         )
 
     def _by_name(self, name: str) -> dict[str, Any]:
-        """What was kept of each parameter, None of one that had had no gradient."""
+        """The saved state of each parameter; None if it had no gradient yet."""
         found: dict[str, list[Any]] = {}
         for part in self.folder.parts(self.shards):
             kept = part.objects.get(name) or {}
@@ -530,8 +535,7 @@ class _Restore:
 
     def _misfit(self, name: str, why: str) -> CheckpointError:
         return CheckpointError(
-            f"state.{name} does not take what the checkpoint {self.folder.path} holds of it; has the model or the "
-            f"script changed? {why}"
+            f"state.{name} does not fit the checkpoint {self.folder.path}; has the model or the script changed? {why}"
         )
 
 
@@ -540,7 +544,7 @@ def _shape(kept: Any) -> tuple[int, ...]:
 
 
 def _as_whole(value: Any) -> Any:
-    """Values are each worker's own: references to arrays of one file."""
+    """Values belong to each worker: convert references to arrays of a single file."""
     if isinstance(value, Stored):
         return Whole((value,))
     return tree.map_entries(value, lambda _, part: _as_whole(part))

@@ -1,7 +1,7 @@
-"""The sockets of a process group, and how to cut them from outside.
+"""The sockets of a process group, and how to cut them.
 
-gloo and torch's store offer no way to interrupt a call that waits for a peer. A socket that is shut down under them
-looks to them as if the peer had hung up, so every call on it fails at once.
+gloo and torch's store offer no way to interrupt a call that waits for a peer. If edl shuts down the socket, they see it
+as closed by the peer, so every call on it fails at once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ FOLDER = "/proc/self/fd"
 """Where the kernel lists this process's descriptors. Linux only."""
 
 Socket = tuple[int, str]
-"""A descriptor and what the kernel calls the socket behind it, because numbers are used again."""
+"""A descriptor and the kernel's name of its socket, because descriptor numbers are reused."""
 
 _POKE_TIMEOUT_S = 0.2
 _CALLING = 2
-"""TCP_SYN_SENT: a caller that nobody has answered yet."""
+"""TCP_SYN_SENT: an outgoing connection that has not been answered yet."""
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 _WORD = struct.Struct("=I")
 
 
 def sockets() -> frozenset[Socket]:
-    """All sockets open now, of whatever kind."""
+    """All open sockets of this process, of any kind."""
     found = []
     for name in os.listdir(FOLDER):
-        with contextlib.suppress(OSError):  # closed since, such as the descriptor that listed the folder
+        with contextlib.suppress(OSError):  # closed meanwhile, such as the descriptor used to list the folder
             link = os.readlink(f"{FOLDER}/{name}")
             if link.startswith("socket:"):
                 found.append((int(name), link))
@@ -39,7 +39,7 @@ def sockets() -> frozenset[Socket]:
 
 
 def connections(addresses: Addresses) -> frozenset[Socket]:
-    """The connections of a group that are open now."""
+    """The open connections of a group."""
     found, accepted, calling = set(), {}, {}
     for one, opened in _each(sockets()):
         if _listens(opened):
@@ -54,8 +54,8 @@ def connections(addresses: Addresses) -> frozenset[Socket]:
         elif there is None and opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CALLING:
             calling[one[1]] = (one, here)
     if accepted:
-        # Looked at afterwards: the kernel gives the port of a listener to no caller, but that of one that has been
-        # closed, as by a group that could not be formed, to whoever comes next.
+        # Listed afterwards: the kernel gives a listener's port to no other connection, but it may reuse the port of a
+        # closed listener, for example of a group that could not be formed.
         open_now = _listening()
         found |= {one for one, port in accepted.items() if port in open_now}
     if calling:
@@ -65,12 +65,12 @@ def connections(addresses: Addresses) -> frozenset[Socket]:
 
 
 def _listening() -> frozenset[int]:
-    """Ports at which this process listens."""
+    """Ports on which this process listens."""
     return frozenset(opened.getsockname()[1] for _, opened in _each(sockets()) if _listens(opened))
 
 
 def listeners(addresses: Addresses) -> frozenset[Socket]:
-    """The sockets at which a group's ranks call this one."""
+    """The sockets on which this process accepts connections from a group's ranks."""
     found = set()
     for one, opened in _each(sockets()):
         here, _ = _ends(opened)
@@ -91,7 +91,7 @@ def _ends(opened: socket.socket) -> tuple[Endpoint | None, Endpoint | None]:
 
 
 def _called() -> dict[str, Endpoint]:
-    """Whom the sockets call that nobody has answered yet; only the kernel's table tells."""
+    """The targets of unanswered outgoing connections; only the kernel's table lists them."""
     found: dict[str, Endpoint] = {}
     for table in _TABLES:
         with contextlib.suppress(OSError), open(table) as lines:
@@ -104,7 +104,7 @@ def _called() -> dict[str, Endpoint]:
 
 
 def _parsed(text: str) -> Endpoint:
-    """``0100007F:1F90`` is 127.0.0.1:8080: words of four bytes in the order of this machine."""
+    """Parse an address: ``0100007F:1F90`` is 127.0.0.1:8080, 4-byte words in the byte order of this machine."""
     host, _, port = text.partition(":")
     packed = b"".join(_WORD.pack(int(host[at : at + 8], 16)) for at in range(0, len(host), 8))
     family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
@@ -112,25 +112,26 @@ def _parsed(text: str) -> Endpoint:
 
 
 def deafen(chosen: Iterable[Socket]) -> list[socket.socket]:
-    """Let those of the sockets that are TCP connections read their end at once; ``hang_up`` does the rest.
+    """End the receiving side of those sockets that are TCP connections; ``hang_up`` does the rest.
 
-    In two steps, because gloo forgets a message that it could not write before it has read the end of the connection,
-    and whoever waits for that message waits on. So writing goes on being possible, here, and on the other side too:
-    what is returned keeps the connection open when gloo closes it.
+    This takes two steps, because gloo drops a message that it could not write before it has read the end of the
+    connection, and a caller that waits for that message would wait forever. So writing stays possible, here and on the
+    other side: the returned sockets keep the connections open when gloo closes them.
     """
     deaf = []
     for _, opened in _each(chosen):
         if not _listens(opened):
-            with contextlib.suppress(OSError):  # not connected, or the other side was quicker
+            with contextlib.suppress(OSError):  # not connected, or the peer closed it first
                 opened.shutdown(socket.SHUT_RD)
             deaf.append(opened.dup())
     return deaf
 
 
 def hang_up(deaf: Iterable[socket.socket]) -> None:
-    """End these connections for both sides.
+    """Close these connections for both sides.
 
-    One that was nothing yet may have become a listener of gloo's, which ends the whole process when ``accept`` fails.
+    A socket that was not connected may have become a listener of gloo, which ends the whole process when ``accept``
+    fails, so listeners are left alone.
     """
     for opened in deaf:
         if not _listens(opened):
@@ -140,10 +141,10 @@ def hang_up(deaf: Iterable[socket.socket]) -> None:
 
 
 def poke(chosen: Iterable[Socket], pairs: int) -> None:
-    """Free a gloo group that waits at these sockets for peers to call: call in their stead, once for each of its
-    pairs, and hang up.
+    """Free a gloo group that waits for peers on these sockets: connect in place of the peers, once for each pair, and
+    close the connection.
 
-    A caller of gloo's says with eight bytes which pair it is for; a group numbers its pairs from 0.
+    The first eight bytes that gloo sends name the pair; a group numbers its pairs from 0.
     """
     for _, listener in _each(chosen):
         name = listener.getsockname()
@@ -155,7 +156,7 @@ def poke(chosen: Iterable[Socket], pairs: int) -> None:
 
 
 def _each(chosen: Iterable[Socket]) -> Iterator[tuple[Socket, socket.socket]]:
-    """A descriptor of our own for each TCP socket, closed afterwards; those that are gone are left out."""
+    """A duplicated descriptor for each TCP socket, closed afterwards; sockets that no longer exist are left out."""
     for number, link in chosen:
         try:
             own = os.dup(number)

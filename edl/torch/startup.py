@@ -1,4 +1,4 @@
-"""What a worker start needs to know about torch. Called by name from ``edl.worker.frameworks``."""
+"""What a worker's start needs from torch. Called by name from ``edl.worker.frameworks``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 def why_unsafe() -> str:
     """Why a process that has imported torch must not be forked; empty when it may.
 
-    Looks only at what is loaded: asking CUDA anything would initialise it.
+    Only looks at loaded modules: any query of CUDA would initialise it.
     """
     cuda = sys.modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
@@ -23,10 +23,10 @@ def why_unsafe() -> str:
 
 
 def before_script(imported_under: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Apply the worker's own thread count, and have ranks other than 0 wait for the store instead of sleeping.
+    """Apply the worker's own thread count, and make ranks other than 0 wait for the store instead of sleeping.
 
-    torch 2.x's store client that finds the port closed tries again after about half a second (measured: the first
-    step of a restarted world came after 0.5 s instead of 0.1 s whenever a rank was quicker than rank 0).
+    When torch 2.x's store client finds the port closed, it retries after about half a second. (Measured: the first step
+    of a restarted world took 0.5 s instead of 0.1 s whenever a rank was faster than rank 0.)
     """
     _apply_threads(imported_under, environment)
     rendezvous = sys.modules.get("torch.distributed.rendezvous")

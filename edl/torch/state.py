@@ -22,17 +22,17 @@ run = make_run(current())
 
 
 def connect() -> None:
-    """Wait for a world and form its group ahead of ``run``, for a model that cannot be built without one, such as one
-    cut by ``fully_shard``. Such a worker is restarted to join the next world."""
-    loop.connect(current(), "its model was built on the group of one world")
+    """Wait for a world and form its group before ``run``, for a model that cannot be built without one, such as a model
+    with ``fully_shard``. Such a worker has to be restarted to join the next world."""
+    loop.connect(current(), "its model was built with the group of one world")
 
 
 class State(core.State):
-    """What a training script must not lose: ``State(model=model, optimizer=optimizer, epoch=0)``.
+    """The state of a training script that must not be lost: ``State(model=model, optimizer=optimizer, epoch=0)``.
 
-    Modules, optimizers, LR schedulers, anything else with ``state_dict``, tensors, arrays and plain values.
-    ``sharded=True``: parameters are spread over the workers (FSDP2, ``fully_shard``), each worker keeps its part.
-    What is saved is read at any world size.
+    It accepts modules, optimizers, LR schedulers, other objects with ``state_dict``, tensors, arrays and plain values.
+    ``sharded=True``: parameters are distributed over the workers (FSDP2, ``fully_shard``), and each worker saves its
+    part; the result can be restored at any world size. ``copy_every``: number of commits between copies to other nodes.
     """
 
     def __init__(self, *, sharded: bool = False, copy_every: int = 1, **values: Any) -> None:
@@ -65,11 +65,11 @@ class State(core.State):
             loading.load_optimizer(obj, plain, self._owned)
         else:
             super()._load_object(name, obj, plain)
-        # What an interrupted step has left:
+        # may be left by an interrupted step
         if isinstance(obj, torch.nn.Module):
             obj.zero_grad(set_to_none=True)
         if isinstance(obj, torch.amp.GradScaler):
-            obj._per_optimizer_states.clear()  # else the next step's gradients count as unscaled
+            obj._per_optimizer_states.clear()  # otherwise the next step's gradients would count as unscaled
 
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
         return loading.load_value(plain, live, self._owned)
@@ -93,7 +93,7 @@ class State(core.State):
             contents._compare(meta, kept, values, objects, self._values)
             unknown = sorted(values - self._values.keys() - {SEED})
             if unknown:
-                self._note(f"the checkpoint holds values that this script's state does not have: {', '.join(unknown)}")
+                self._note(f"ignoring values in the checkpoint that this script's state lacks: {', '.join(unknown)}")
 
         meta, values = _shards().load_sharded(self._shared(), folder, compare, self._loading)
         for name in self._values.keys() & values.keys():
@@ -106,5 +106,5 @@ class State(core.State):
 
 
 def _shards() -> ModuleType:
-    """Only for those who need it: it imports DTensors."""
+    """Imported on demand, because it imports DTensors."""
     return importlib.import_module("edl.torch.sharded")

@@ -1,8 +1,8 @@
-"""``accumulate``: steps that are made of micro-batches on any number of workers, with gradients weighed exactly.
+"""``accumulate``: steps made of micro-batches on any number of workers, with gradients weighted exactly.
 
-After the last ``step.backward`` of a step every worker's gradients are Σ weight · gradient of the micro-batch's mean
-loss, over all micro-batches of all workers: the gradient of the mean loss over all samples of the step. Wrappers for
-data parallelism divide by the number of workers, so each loss is multiplied by weight times that number.
+After the last ``step.backward`` of a step, every worker's gradients are Σ weight · gradient of the micro-batch's mean
+loss, over all micro-batches of all workers: the gradient of the mean loss over all samples of the step. Data-parallel
+wrappers divide by the number of workers, so each loss is multiplied by weight times that number.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from edl.worker.steps import Share, StepLoader
 
 
 class Trainee(Protocol):
-    """A model and its wrapper for data parallelism, as a framework sees them."""
+    """A model and its data-parallel wrapper, as a framework implements them."""
 
     workers: int
-    """Workers that the wrapper averages over; 1 for a plain model."""
+    """Number of workers that the wrapper averages over; 1 for a plain model."""
 
     def check_workers(self) -> None:
-        """Raises ``StateError`` for a plain model among several workers: it averages nothing."""
+        """Raise ``StateError`` for a plain model among several workers, which averages nothing."""
         ...
 
     def apart(self) -> contextlib.AbstractContextManager[Any]:
-        """Forward and backward passes in here only add up gradients on this worker."""
+        """Context for passes that only accumulate gradients on this worker."""
         ...
 
     def together(self) -> contextlib.AbstractContextManager[Any]:
-        """For the last passes of a step."""
+        """Context for the last passes of a step, which average over the workers."""
         ...
 
     def backward(self, loss: Any, factor: float) -> None:
-        """Add ``factor`` times the gradient."""
+        """Add ``factor`` times the gradient of the loss."""
         ...
 
     def backward_of_nothing(self, loss: Any) -> None:
-        """Add a gradient of exactly 0, whatever the loss is, and take part in what the others do."""
+        """Add a gradient of exactly 0, whatever the loss, and take part in the other workers' collectives."""
         ...
 
     def conclude(self) -> None:
-        """After the last backward pass: average over the workers, unless that has happened in it."""
+        """Average over the workers after the last backward pass, unless that pass has already done it."""
         ...
 
     def value(self, loss: Any, factor: float) -> Any:
@@ -54,118 +54,119 @@ class Trainee(Protocol):
         ...
 
     def listen(self) -> None:
-        """From now on remember the square of each backward pass's gradient. Twice is the same as once."""
+        """Record the squared gradient norm of each further backward pass. Idempotent."""
         ...
 
     def heard(self) -> float:
-        """The square of the norm of what the last backward pass has added."""
+        """The squared norm of what the last backward pass added."""
         ...
 
     def square(self) -> float:
-        """The square of the norm of the gradients as they are now."""
+        """The squared norm of the current gradients."""
         ...
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What every worker hands over, by rank."""
+        """The data of every worker, by rank. A collective."""
         ...
 
     def copy_buffers(self) -> Any:
-        """What the model keeps beside its parameters."""
+        """A copy of the model's buffers (its non-parameter state)."""
         ...
 
     def set_buffers(self, saved: Any) -> None:
-        """The inverse."""
+        """Restore what ``copy_buffers`` returned."""
         ...
 
     def close(self) -> None:
-        """Leave the model as it was found."""
+        """Restore the model to its original condition."""
         ...
 
 
 class LogicalTrainee(Protocol):
-    """What logical ranks need beyond that."""
+    """The additional operations for logical ranks."""
 
     workers: int
-    """All of the world."""
+    """World size."""
 
     def send_buffers(self, saved: Any, root: int) -> None:
-        """Every worker's buffers become those that the root has saved."""
+        """Set all workers' buffers to those saved on the root. A collective."""
         ...
 
     def random(self) -> Any:
-        """Where all generators of random numbers stand."""
+        """The state of all random number generators."""
         ...
 
     def set_random(self, saved: Any) -> None:
-        """The inverse."""
+        """Restore what ``random`` returned."""
         ...
 
     def reseed(self, key: bytes) -> None:
-        """Begin all of them anew from 64 bytes."""
+        """Seed all generators from 64 bytes."""
         ...
 
     def take(self) -> tuple[bytes, list[Any]]:
-        """Take the gradients off the parameters: which ones have one, and all of them as a few flat arrays."""
+        """Remove the gradients from the parameters: flags for those that have one, and the values as a few flat
+        arrays."""
         ...
 
     def give(self, used: bytes, arrays: list[Any]) -> None:
-        """The inverse."""
+        """Put back what ``take`` returned."""
         ...
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """As above."""
+        """The data of every worker, by rank. A collective."""
         ...
 
     def sizes(self) -> list[int]:
-        """Elements of each flat array."""
+        """Number of elements of each flat array."""
         ...
 
     def blank(self, array: int, rows: int, columns: int) -> Any:
-        """A matrix of the kind of one flat array."""
+        """An uninitialised matrix of the same kind as one flat array."""
         ...
 
     def gather(self, sent: Any) -> Any:
-        """The equally large arrays of all workers, by rank."""
+        """The equally sized arrays of all workers, by rank. A collective."""
         ...
 
     def squared(self, arrays: list[Any]) -> float:
-        """The square of the norm."""
+        """The squared norm of these arrays."""
         ...
 
 
 class Way(Protocol):
-    """How the micro-batches of steps become gradients."""
+    """A method that turns the micro-batches of steps into gradients."""
 
     def begin(self, share: Share) -> None:
-        """A micro-batch is about to be handed out."""
+        """Prepare for a micro-batch that is about to be handed out."""
         ...
 
     def backward(self, share: Share, loss: Any) -> None:
-        """Its loss is there."""
+        """Process the loss of the current micro-batch."""
         ...
 
     def mean_loss(self) -> float:
-        """The mean over the last complete step's samples, the same on all workers."""
+        """The mean loss over the last complete step's samples, the same on all workers."""
         ...
 
     def close(self) -> None:
-        """No micro-batch is under way any more, for whatever reason."""
+        """Clean up after the last micro-batch, even after an error."""
         ...
 
 
 class Step:
-    """One step: iterate over it for this worker's micro-batches, and call ``backward`` once for each."""
+    """One step: iterate over it to get this worker's micro-batches, and call ``backward`` once for each."""
 
     def __init__(self, first: tuple[Any, Share], rest: Iterator[tuple[Any, Share]], way: Way, trainee: Trainee) -> None:
         self.samples = first[1].total
-        """Of the whole step, over all workers."""
+        """Number of samples in the whole step, over all workers."""
         self.micros = first[1].micros
-        """Micro-batches of each worker."""
+        """Number of micro-batches per worker."""
         self.loss: Any = 0.0
-        """This worker's part of the mean loss over the step's samples, without a graph: the parts of all workers add up
+        """This worker's part of the mean loss over the step's samples, without a graph; the parts of all workers add up
         to it."""
         self.finished = False
-        """The gradients are complete, on all workers."""
+        """Whether the gradients are complete on all workers."""
         self._next: tuple[Any, Share] | None = first
         self._rest, self._way, self._trainee = rest, way, trainee
         self._share: Share | None = None
@@ -173,7 +174,7 @@ class Step:
 
     def __iter__(self) -> Iterator[Any]:
         if self._next is None:
-            raise StateError("a step is iterated over a second time")
+            raise StateError("a step can be iterated over only once")
         while self._next is not None:
             batch, share = self._next
             if share.micro != self._done or share.micros != self.micros:
@@ -192,12 +193,12 @@ class Step:
                     raise StateError(f"the loader ended after {self._done} of a step's {self.micros} micro-batches")
 
     def backward(self, loss: Any) -> None:
-        """Instead of ``loss.backward()``. ``loss``: the mean over the micro-batch."""
+        """Call this instead of ``loss.backward()``. ``loss``: the mean over the micro-batch. Raises ``StateError`` if
+        it is called more than once per micro-batch."""
         share = self._share
         if share is None:
             raise StateError(
-                "step.backward() is called once for each micro-batch that the step has handed out: "
-                "where there are several losses, add them up"
+                "step.backward() must be called once for each micro-batch of the step: add several losses up first"
             )
         if share.samples:
             self.loss = self.loss + self._trainee.value(loss, share.weight)
@@ -207,22 +208,22 @@ class Step:
         self.finished = share.last
 
     def mean_loss(self) -> float:
-        """The mean loss over all samples of the step, the same on all workers. All of them call it, after the last
-        ``backward``: they exchange a number."""
+        """The mean loss over all samples of the step, the same on all workers. A small collective: all workers call it,
+        after the last ``backward``."""
         if not self.finished:
             raise StateError("step.mean_loss() is called after the last micro-batch's step.backward()")
         return self._way.mean_loss()
 
     def check_backward(self) -> None:
-        """Raises ``StateError`` when a micro-batch was handed out and its ``backward`` not called."""
+        """Raise ``StateError`` when ``backward`` was not called for the current micro-batch."""
         if self._share is not None:
             raise StateError(
                 f"no step.backward() for micro-batch {self._share.micro} of {self.micros}: every micro-batch needs "
-                "one, also when its loss is of no interest; the other workers wait for it"
+                "one, even if its loss is irrelevant; the other workers wait for it"
             )
 
     def check_finished(self) -> None:
-        """Raises ``StateError`` when the step was left before its end."""
+        """Raise ``StateError`` when the step was left before its end."""
         self.check_backward()
         if not self.finished:
             raise StateError(
@@ -235,7 +236,7 @@ _current: Step | None = None
 
 
 def check_finished() -> None:
-    """For what uses gradients. Raises ``StateError`` when those of the current step are incomplete."""
+    """Raise ``StateError`` when the gradients of the current step are incomplete. Called before gradients are used."""
     if _current is not None:
         _current.check_finished()
 
@@ -248,12 +249,13 @@ def begin(
     seed: int,
     first_step: int,
 ) -> Iterator[Step]:
-    """What ``accumulate`` of a framework returns: by logical ranks if the settings prescribe them, else averaged."""
+    """The iterator that a framework's ``accumulate`` returns: by logical ranks if the settings prescribe them, else
+    averaged."""
     measured, ranks = lr.chosen_noise(noise), hyper.current().logical_ranks
     if ranks:
         all_workers = logical_trainee()
         if all_workers.workers > ranks:
-            raise StateError(f"--logical-ranks={ranks} cannot live on {all_workers.workers} workers: each needs one")
+            raise StateError(f"--logical-ranks={ranks} does not fit {all_workers.workers} workers: each needs one")
         streams = Streams(seed, first_step)
         return run_steps(loader, trainee, Logical(trainee, all_workers, measured, streams))
     trainee.check_workers()
@@ -293,7 +295,7 @@ class Averaged:
         self._losses: list[Any] = []
 
     def begin(self, share: Share) -> None:
-        """Only the last passes of a step are seen by the others."""
+        """Keep all passes but the last of a step local to this worker."""
         if share.micro == 0:
             self._squares, self._parts, self._losses = 0.0, 0, []
             if self._noise is not None:
@@ -302,7 +304,7 @@ class Averaged:
         self._buffers = None if share.samples else self._trainee.copy_buffers()
 
     def backward(self, share: Share, loss: Any) -> None:
-        """A stand-in's loss may be anything, also NaN, which no factor would undo."""
+        """Accumulate a micro-batch. The loss of padding may be anything, even NaN, which no factor would cancel."""
         trainee = self._trainee
         if share.samples:
             factor = share.weight * trainee.workers
@@ -320,12 +322,12 @@ class Averaged:
             self._measure(self._noise, share.total)
 
     def mean_loss(self) -> float:
-        """A small collective."""
+        """The mean loss over the step, by a small collective."""
         mine = float(sum(self._losses)) if self._losses else 0.0
         return sum(float(json.loads(data)) for data in self._trainee.exchange(json.dumps(mine).encode()))
 
     def close(self) -> None:
-        """Let the wrapper exchange again, and take back what a stand-in has done to the buffers."""
+        """Leave the wrapper's context, and undo the effect of padding on the buffers."""
         self._inside.close()
         if self._buffers is not None:
             self._trainee.set_buffers(self._buffers)
@@ -335,13 +337,13 @@ class Averaged:
         mine = [self._parts, self._squares, self._trainee.square()]
         all_of_them = [json.loads(data) for data in self._trainee.exchange(json.dumps(mine).encode())]
         parts, squares = sum(one[0] for one in all_of_them), sum(one[1] for one in all_of_them)
-        # Of the first worker, so that all have the same bits even if their machines differ.
+        # Use the first worker's value, so that all have the same bits even on different machines.
         noise.measured(parts, samples, squares, all_of_them[0][2])
         noise.advance(samples, lr.scale())
 
 
 class Logical:
-    """Each logical rank makes a gradient of its own, from the same buffers and with random numbers of its own."""
+    """Each logical rank computes its own gradient, from the same buffers and with its own random numbers."""
 
     def __init__(self, trainee: Trainee, model: LogicalTrainee, noise: AdaScale | None, streams: Streams) -> None:
         self._trainee, self._model = trainee, model
@@ -361,7 +363,7 @@ class Logical:
         self._samples, self._loss = 0, 0.0
 
     def begin(self, share: Share) -> None:
-        """The others see nothing of any pass."""
+        """Keep all passes local to this worker."""
         if share.micro == 0:
             self._forget()
             self._streams.begin()
@@ -379,7 +381,7 @@ class Logical:
         self._micro += 1
 
     def backward(self, share: Share, loss: Any) -> None:
-        """After the last one the sum of all gradients is there."""
+        """Accumulate a micro-batch; after the last one, the sum of all gradients is computed."""
         if share.samples:
             self._trainee.backward(loss, share.weight)
             self._samples += share.samples
@@ -390,13 +392,14 @@ class Logical:
             self._finish_step(share.total)
 
     def mean_loss(self) -> float:
-        """All losses are here already; they are added up in the order of the logical ranks."""
+        """The mean loss over the step. All losses are known already; they are added in the order of the logical
+        ranks."""
         losses = {rank: loss for part in self._parts for rank, loss in part.losses.items()}
         samples = sum(count for count, _ in losses.values())
         return sum(count / samples * loss for _, (count, loss) in sorted(losses.items()))
 
     def close(self) -> None:
-        """The script's own random numbers go on where they were, and a stand-in has done nothing."""
+        """Restore the script's random numbers, and undo the effect of padding on the buffers."""
         self._inside.close()
         if self._undo is not None:
             self._trainee.set_buffers(self._undo)
@@ -410,7 +413,7 @@ class Logical:
             used, arrays = self._model.take()
             rank, part = self._rank, self._part
             if rank < 0 or rank in part.losses:
-                raise StateError(f"the loader gave micro-batches of logical rank {rank} where it should not have")
+                raise StateError(f"the loader gave unexpected micro-batches of logical rank {rank}")
             part.losses[rank] = (self._samples, self._loss / self._samples)
             part.used = bytes(map(max, part.used, used)) if part.used else used
             if self._noise is not None:
@@ -438,7 +441,7 @@ class Logical:
     def _measure(self, noise: AdaScale, total: int, square: float) -> None:
         losses = {rank: loss for part in self._parts for rank, loss in part.losses.items()}
         squares = {rank: square for part in self._parts for rank, square in part.squares.items()}
-        # Each is of a gradient times its weight, and counts by its weight.
+        # Each is of a gradient times its weight, and is weighted by it.
         weighed = sum(squares[rank] * total / losses[rank][0] for rank in sorted(squares))
         noise.measured(len(squares), total, weighed, square)
         noise.advance(total, lr.scale())

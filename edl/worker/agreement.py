@@ -1,4 +1,4 @@
-"""When ranks compare the state they hold (``edl.worker.verify``), and what a difference leads to."""
+"""Compares the state held by the ranks (``edl.worker.verify``) and handles differences."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edl.worker.session import PeersLost, Session, note
 from edl.worker.verify import Difference, Held, Verifier, describe, suspects
 
 VARIABLE = "EDL_VERIFY"
-"""Environment variable with the rules, ``COMMITS:ACTION``; not set: those of ``VerifyRules()``."""
+"""Environment variable with the rules, ``COMMITS:ACTION``; if unset, those of ``VerifyRules()`` apply."""
 
 
 class Comparable(Protocol):
-    """The state of one worker, as far as it is compared."""
+    """The comparable part of one worker's state."""
 
     def _held(self) -> Held:
-        """What this rank holds now of what is replicated."""
+        """This rank's current replicated state."""
         ...
 
     def _may_adopt(self, path: str) -> bool:
-        """Whether what another rank holds at this path can be taken over."""
+        """Whether the value of another rank can be adopted at this path."""
         ...
 
     def _pack(self, paths: Sequence[str]) -> bytes:
@@ -31,7 +31,7 @@ class Comparable(Protocol):
         ...
 
     def _adopt(self, data: bytes) -> None:
-        """Take over what another rank has packed."""
+        """Adopt the values that another rank has packed."""
         ...
 
 
@@ -50,15 +50,15 @@ class Agreement:
 
     @property
     def rolls_back(self) -> bool:
-        """Commits that have not been compared are not to be kept: a mismatch goes back behind them."""
+        """Whether commits that have not been compared must not be kept, because a mismatch rolls back behind them."""
         return bool(self.rules.every) and self.rules.on_mismatch is OnMismatch.ROLLBACK and self._size > 1
 
     def due(self, commit: int, save: bool) -> bool:
-        """Whether ranks compare at this commit. The same answer on every rank."""
+        """Whether ranks compare at this commit. Returns the same on every rank."""
         return bool(self.rules.every) and (save or commit % self.rules.every == 0)
 
     def committing(self, commit: int) -> None:
-        """Compare before this commit is kept. Names arrays that hold NaN or infinities, once.
+        """Compare before this commit is kept. Reports arrays with NaN or infinity once.
 
         Raises ``StateDiffers`` on a rank that differs, or on all; ``PeersLost`` on the others.
         """
@@ -68,11 +68,11 @@ class Agreement:
         if faults:
             self._settle(faults, f"at commit {commit}")
         elif drifted:
-            # Buffers and values may differ while a round runs: the first worker of each node keeps its own.
-            self._say(f"commit {commit}: {describe(drifted, self._size)} differs; after a restore rank 0's holds")
+            # Buffers and values may differ during a round: the first worker of each node keeps its own.
+            self._say(f"commit {commit}: {describe(drifted, self._size)} differs; a restore uses rank 0's")
 
     def restored(self, commit: int) -> None:
-        """All ranks have restored a commit: make sure that it is the same. Raises as ``committing``."""
+        """Check that all ranks have restored the same state. Raises as ``committing``."""
         if self._size == 1:
             return
         faults, drifted = self._compare(self._state._held())
@@ -84,7 +84,7 @@ class Agreement:
 
     def _exchange(self, data: bytes) -> list[bytes]:
         answers = self._framework.exchange(data)
-        self._session.check()  # what an aborted collective has left says nothing about the others
+        self._session.check()  # the result of an aborted collective says nothing about the others
         return answers
 
     def _compare(self, held: Held) -> tuple[list[Difference], list[Difference]]:
@@ -101,13 +101,13 @@ class Agreement:
         action = self.rules.on_mismatch
         if action is OnMismatch.SYNC and all(self._state._may_adopt(one.path) for one in faults):
             source = min(set(range(self._size)) - blamed, default=0)
-            note(f"{what}; all take over those of rank {source} (--on-state-mismatch=sync)")
+            note(f"{what}; all adopt those of rank {source} (--on-state-mismatch=sync)")
             self._take_over(faults, source)
             return
         if action is not OnMismatch.ROLLBACK and link is not None:
             link.send(local.GiveUp(int(StateDiffers.exit_code)))
         elif seat.rank not in blamed:
-            raise PeersLost(f"{what}; waiting for them to be started again")
+            raise PeersLost(f"{what}; waiting for them to be restarted")
         raise StateDiffers(f"{what}. {_ADVICE[action is OnMismatch.ROLLBACK]}")
 
     def _take_over(self, differences: Sequence[Difference], source: int) -> None:
@@ -130,7 +130,7 @@ class Agreement:
             self._say(f"commit {commit}: NaN or infinity in {', '.join(f'state.{name}' for name in new[:5])}{more}")
 
     def _say(self, text: str) -> None:
-        """Once a job is enough."""
+        """Print once per job, on rank 0."""
         if self._session.seat is not None and self._session.seat.rank == 0:
             note(text)
 
@@ -141,9 +141,9 @@ class Agreement:
 
 _ADVICE: Mapping[bool, str] = {
     False: (
-        "The job ends: nothing tells which numbers are right. Look for a faulty device, for a collective that one rank "
-        "skips, and for nodes of different kinds, whose rounding differs (--on-state-mismatch=sync goes on with one "
+        "The job ends: it is unknown which values are right. Look for a faulty device, for a collective that one rank "
+        "skips, and for nodes of different kinds, whose rounding differs (--on-state-mismatch=sync continues with one "
         "rank's values). The newest checkpoint that you trust: --checkpoint-dir"
     ),
-    True: "This rank is started again, and all go on from the last commit that was compared",
+    True: "This rank is restarted, and all continue from the last commit that was compared",
 }

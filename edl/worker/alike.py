@@ -1,4 +1,4 @@
-"""Whether all workers of a world hold the same models: a state that is not sharded is one worker's, given to all."""
+"""Checks that all workers of a world hold the same models, since an unsharded state is restored from one worker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edl.worker.framework import Framework
 
 
 def digest(parameters: str) -> str:
-    """Of a description of one model's parameters."""
+    """Digest (16 hex digits) of the description of a model's parameters."""
     return hashlib.sha256(parameters.encode()).hexdigest()[:16]
 
 
 def check(framework: Framework, mine: Mapping[str, str]) -> None:
-    """Compare digests of models by name. All workers call it; all raise ``StateError`` if one has another model."""
+    """Compare digests of models by name. A collective; all workers raise ``StateError`` if one has another model."""
     found = [json.loads(answer) for answer in framework.exchange(json.dumps(mine).encode())]
     for rank, theirs in enumerate(found):
         differing = sorted(name for name in theirs.keys() | found[0].keys() if theirs.get(name) != found[0].get(name))

@@ -1,6 +1,6 @@
-"""Running the user's script or module inside a worker, so that it cannot tell it from ``python script.py``.
+"""Runs the user's script or module inside a worker exactly as ``python script.py`` would.
 
-``main()`` is the start of a cold worker; a warm one comes here from the fork server or a standby.
+``main()`` starts a cold worker; warm ones come here from the fork server or a standby.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _CANNOT_OPEN = 2
 """Exit status of the interpreter when the script cannot be read."""
 
 DUMP_SIGNAL = signal.SIGRTMIN + 12
-"""On this one a worker writes the stacks of its threads. Nothing else is known to use it: glibc keeps the first two of
-the real-time signals, the JVM, Go and profilers use some of those with names, valgrind uses the last one."""
+"""On this signal a worker writes the stacks of its threads. No other user is known: glibc reserves the first two
+real-time signals, the JVM, Go and profilers use some of the named ones, valgrind uses the last one."""
 
 _OURS = (__file__, os.path.join(os.path.dirname(__file__), "call.py"))
-"""What stands above the user's code in a traceback."""
+"""Files whose frames are above the user's code in a traceback."""
 
 _launcher_main = sys.modules.get("__main__")
-"""Kept alive: the interpreter is still running its code while the user's module has taken its place."""
+"""Kept alive: the interpreter still runs its code while the user's module has taken its place."""
 
 
 def main() -> None:
-    """A cold worker: ``sys.argv`` holds kind, target and arguments; the environment is already the worker's."""
+    """Start a cold worker: ``sys.argv`` holds kind, target and arguments; the environment is already the worker's."""
     kind, target, *arguments = sys.argv[1:]
     order = Order(kind, target, tuple(arguments))
     from edl.worker.linux import set_title
@@ -54,9 +54,9 @@ def run(order: Order, imported_under: dict[str, str]) -> None:
 
     The process ends by returning to the interpreter, so ``atexit`` functions and threads are treated as usual.
     """
-    # faulthandler wants a real descriptor; 2 is one even if somebody replaced sys.stderr.
+    # faulthandler needs a real descriptor; 2 is one even if sys.stderr was replaced.
     faulthandler.enable(file=2)
-    # In C, in whichever thread the signal meets: also while all of Python waits for a lock or a collective.
+    # In C, in whichever thread receives the signal: works even while all of Python waits for a lock or a collective.
     faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
     before_script(imported_under)
     sys.orig_argv[:] = shown_command(order)
@@ -85,7 +85,7 @@ def run(order: Order, imported_under: dict[str, str]) -> None:
 
 
 def _search_first(folder: str) -> None:
-    """Put the folder first on the search path, and let its modules win over namesakes imported before."""
+    """Put the folder first on the search path, and unload modules that it has its own version of."""
     if getattr(sys.flags, "safe_path", False):
         return
     sys.path.insert(0, folder)
@@ -95,7 +95,8 @@ def _search_first(folder: str) -> None:
 
 
 def _namesakes(folder: str) -> list[str]:
-    """Loaded top-level modules that the folder has its own version of; not edl's, nor the interpreter's own core."""
+    """Loaded top-level modules that the folder has its own version of; except edl's and the interpreter's core
+    modules."""
     try:
         present = {entry.partition(".")[0] for entry in os.listdir(folder)}
     except OSError:
@@ -114,7 +115,7 @@ def _namesakes(folder: str) -> list[str]:
 
 
 def _is_core(name: str) -> bool:
-    """Whether the interpreter itself loads the module before any script: such a one is never shadowed."""
+    """Whether the interpreter itself loads the module before any script; such a module is never shadowed."""
     origin = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None)
     return origin in ("frozen", "built-in") or name in ("encodings", "site", "sitecustomize", "usercustomize")
 
@@ -143,7 +144,7 @@ def _run_call(folder: str) -> None:
 
 
 def _guarded(work: Callable[[], object]) -> None:
-    """Do what the user's program is; an exception that it does not catch ends this process."""
+    """Run the user's program; an uncaught exception ends this process."""
     try:
         work()
     except SystemExit:
@@ -156,29 +157,29 @@ def _guarded(work: Callable[[], object]) -> None:
 
 
 def _fail(error: BaseException) -> NoReturn:
-    """Report an uncaught exception as the interpreter would, for torchrun's readers too, and end with status 1."""
+    """Report an uncaught exception as the interpreter would, and in torchrun's error file, then exit with status 1."""
     step = error.__traceback__
     while step is not None and step.tb_frame.f_code.co_filename in _OURS:
         step = step.tb_next
     error = error.with_traceback(step)
     status = getattr(error, "worker_status", None)
     if status is not None:
-        # What has to begin anew says so (edl.exit_codes.BEGIN_ANEW); where the script was is of no use to anybody.
+        # A request to be restarted (edl.exit_codes.BEGIN_ANEW); the script's traceback would be useless.
         sys.stderr.write(f"edl: {error}\n")
         sys.exit(status)
     if isinstance(error, Exception):
         _write_error_file(error)
     sys.excepthook(type(error), error, step)
     if isinstance(error, KeyboardInterrupt):
-        # Raised on, so that the interpreter ends by SIGINT as it always does; it has been printed already.
+        # Raised again, so that the interpreter ends by SIGINT as usual; the exception has already been printed.
         sys.excepthook = lambda *_: None
         raise error
     sys.exit(1)
 
 
 def _write_error_file(error: Exception) -> None:
-    """torch's ``error.json`` (``TORCHELASTIC_ERROR_FILE``), unless somebody has told of this very error there, such as
-    torch's own ``@record``. What a child process has written about an error that this one got over goes."""
+    """Write torch's ``error.json`` (``TORCHELASTIC_ERROR_FILE``), unless it already describes this error, for instance
+    through torch's own ``@record``. A child process's report of an error that was handled is overwritten."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -199,13 +200,13 @@ def _write_error_file(error: Exception) -> None:
 def _words(error: Exception) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - somebody else's __str__, in an object that may be half made
-        return "<exception str() failed>"  # what the interpreter prints then
+    except Exception:  # noqa: BLE001 - a foreign __str__, of an object that may be half initialised
+        return "<exception str() failed>"  # as the interpreter prints it
 
 
 def _tells(path: str, words: str) -> bool:
-    """Whether the file is about an error with these words, or about one that they quote, as those of a parent do whose
-    child has failed. A file in another form is taken for such."""
+    """Whether the file describes this error, or one that it quotes, as a parent's error does after a child has failed.
+    A file in an unknown format counts as such."""
     try:
         with open(path, errors="replace") as file:
             text = file.read()

@@ -1,6 +1,6 @@
-"""When a worker may pass a step boundary: its side of the agreement on where all workers stop. Pure logic.
+"""Decides when a worker may pass a step boundary: its side of the agreement on where all workers stop. Pure logic.
 
-Whoever calls it holds a lock: ``hold`` comes on a side thread, ``arrive`` on the one that trains.
+Callers hold a lock: ``hold`` is called by a side thread, ``arrive`` by the training thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class RoundOver(BaseException):
 
 
 class Turn(enum.Enum):
-    """What a worker does at a boundary."""
+    """The actions of a worker at a step boundary."""
 
     WAIT = "wait"
-    """Others may be ahead: ask again after the next message."""
+    """Other workers may be ahead: ask again after the next message."""
     PASS = "pass"  # noqa: S105 - no password
     SAVE = "save"
     """Pass, and have the commit written."""
@@ -28,9 +28,9 @@ class Turn(enum.Enum):
     KILL = "kill"
     """Commit, have it written, and park."""
     STOP = "stop"
-    """Commit and park, whatever the others do."""
+    """Commit and park, independently of the other workers."""
     SET = "set"
-    """Pass; from here on other settings hold."""
+    """Pass; new settings apply from here on."""
     OVER = "over"
     """The round is over: park without a commit."""
 
@@ -39,25 +39,25 @@ _AT_TARGET = {Purpose.SAVE: Turn.SAVE, Purpose.SWITCH: Turn.SWITCH, Purpose.KILL
 
 
 class Boundary:
-    """The boundaries of one round after the other.
+    """The step boundaries of successive rounds.
 
-    Each worker says which boundary it has passed and holds at the next; the target is the highest number said plus
-    one. So nobody has passed the target when it is set, and everybody can reach it.
+    Each worker reports the boundary that it has passed and holds at the next; the target is the highest reported number
+    plus one. So no worker has passed the target when it is set, and every worker can reach it.
     """
 
     def __init__(self) -> None:
         self.passed = 0
         """Commit number of the last boundary passed."""
         self.leaving = ""
-        """Why this worker parks at or before its next boundary, as soon as that is settled."""
+        """Why this worker parks at or before its next boundary, once that is settled; else empty."""
         self.target = 0
-        """Commit number where something is to be done; 0 for none."""
+        """Commit number of the agreed boundary; 0 for none."""
         self.left = False
-        """It has been told at a boundary to park."""
+        """The worker has been told at a boundary to park."""
         self.settings = NO_SETTINGS
-        """What holds for the step after ``passed``."""
+        """Settings of the step after ``passed``."""
         self._due: list[tuple[int, Settings]] = []
-        """Settings that hold from commits on that are still to come, in order."""
+        """Settings that apply from future commits on, in order."""
         self._late = ""
         self._begun = 0
         self._missed = 0
@@ -67,7 +67,7 @@ class Boundary:
         self._stopping = False
 
     def begin(self, commit: int, settings: Settings = NO_SETTINGS) -> None:
-        """A new round that starts from this commit under these settings."""
+        """Begin a round from this commit with these settings."""
         self.passed = self._begun = commit
         self.settings, self._due, self._late = settings, [], ""
         self._missed = 0
@@ -75,13 +75,13 @@ class Boundary:
         self._forget()
 
     def hold(self, hold: int) -> int:
-        """Wait at the next boundary. Returns the last one passed. A later hold replaces an earlier one."""
+        """Hold at the next boundary; returns the last one passed. A later hold replaces an earlier one."""
         self._forget()
         self._hold = hold
         return self.passed
 
     def set_target(self, hold: int, commit: int, purpose: Purpose, reason: str) -> bool:
-        """Go on to this commit, and act there. False when it is about another hold, or too late."""
+        """Continue to this commit and act there. Returns False if it belongs to another hold or is too late."""
         if hold != self._hold or not hold:
             return False
         if commit <= self.passed:
@@ -93,39 +93,39 @@ class Boundary:
         return True
 
     def set_settings(self, hold: int, commit: int, settings: Settings) -> None:
-        """From this commit on these hold. All workers are told, and none of them may miss it: so whatever is asked
-        after that, it stays, and to be told again does no harm."""
+        """Apply settings from this commit on. All workers must apply them, so later requests do not cancel them, and
+        repeated messages are harmless."""
         known = self._due[-1][1] if self._due else self.settings
         if self._over or settings.number <= known.number:
             pass
         elif commit <= self.passed:
-            self._late = f"settings {settings.number} hold from commit {commit} on, and {self.passed} is passed"
+            self._late = f"settings {settings.number} apply from commit {commit} on, but {self.passed} is passed"
         else:
             self._due.append((commit, settings))
         self.release(hold)
 
     def release(self, hold: int) -> bool:
-        """Go on as if nothing had been asked. False when it is about another hold."""
+        """Cancel a hold. Returns False if it is another hold."""
         if hold != self._hold:
             return False
         self._forget()
         return True
 
     def end(self) -> None:
-        """The round is broken: whoever holds or arrives is told so."""
+        """End the round: further holds and arrivals are answered with ``OVER``."""
         self._missed = self.missed
         self._over = True
         self._forget()
 
     def stop(self, reason: str) -> None:
-        """Park at the next boundary, whatever the others do."""
+        """Park at the next boundary, independently of the other workers."""
         self._stopping = True
         self.leaving = reason or "told to stop"
 
     def arrive(self, commit: int) -> Turn:
-        """The training thread stands before this boundary. Any answer but ``WAIT`` lets it pass (or leave).
+        """The training thread has arrived at this boundary. Any answer but ``WAIT`` lets it pass (or leave).
 
-        Raises ``StateError`` when this worker cannot be in step with the others any more.
+        Raises ``StateError`` when this worker can no longer be in step with the others.
         """
         if self._late and not self._over:
             raise StateError(f"this worker was not told in time: {self._late}")
@@ -157,19 +157,19 @@ class Boundary:
 
     @property
     def held(self) -> bool:
-        """Whether others are being asked, or have been told, where to stop."""
+        """Whether the other workers are being asked, or have been told, where to stop."""
         return bool(self._hold) and not self._over
 
     @property
     def missed(self) -> int:
-        """Boundaries that the others had passed when the target was set, if this worker has come to none at all."""
+        """Boundaries that the others had passed when the target was set, if this worker has passed none at all."""
         if self.passed != self._begun or not self.target:
             return self._missed
         return self.target - 1 - self.passed
 
     def _leave(self, commit: int, turn: Turn) -> Turn:
         self.passed = commit
-        # From here on every boundary says so: a script that swallows the unwinding is told again.
+        # From here on every boundary answers this, in case the script swallows the unwinding.
         self._over = self.left = True
         self._hold = self.target = 0
         return turn

@@ -1,10 +1,11 @@
-"""A function in a worker: taken from a private folder of whoever called ``edl.launch.api``, its result left there.
+"""Runs a function in a worker: it is read from a private folder of the caller of ``edl.launch.api``, and its result is
+written there.
 
-Functions and results are pickled, which nothing else here is: unpickling runs code. So it is done to files only that
-belong to this user and that nobody else may write or read; nothing that came over a network is.
+Functions and results are pickled, unlike anything else here, and unpickling runs code. So only files that belong to
+this user and that no other user can write or read are unpickled, and nothing from a network.
 
-The folder holds ``before.json``, what has to be in place before the function can be found, ``call.pickle``, function
-and arguments, and at the end ``result-ROUND-RANK.pickle`` from each worker that returns.
+The folder holds ``before.json`` (what is needed to find the function), ``call.pickle`` (function and arguments), and at
+the end ``result-ROUND-RANK.pickle`` from each worker that returns.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ from typing import Any
 BEFORE, CALL = "before.json", "call.pickle"
 
 importing_main = False
-"""Whether this worker is importing the caller's main module, in which a call would start a job within the job."""
+"""Set while this worker imports the caller's main module, where a call would start a job within the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a worker needs before it can unpickle."""
+    """The data that a worker needs before it can unpickle the call."""
 
     search: tuple[str, ...]
     """The caller's ``sys.path``."""
     arguments: tuple[str, ...]
-    """Its ``sys.argv``."""
+    """The caller's ``sys.argv``."""
     main_path: str = ""
-    """File of its main module, if the function or an argument is from there."""
+    """Path of the caller's main module, if the function or an argument is defined there."""
     main_name: str = ""
-    """The same, where it was started with ``-m``."""
+    """Its name, if it was started with ``-m``."""
 
 
 def write_call(folder: Path, before: Before, pickled: bytes) -> None:
-    """Leave a function for the workers. Raises ``OSError``."""
+    """Write a function for the workers. Raises ``OSError``."""
     write_private(folder / BEFORE, json.dumps(asdict(before)).encode())
     write_private(folder / CALL, pickled)
 
 
 def run(folder: str, search_first: Callable[[str], None]) -> None:
-    """Call the function that lies in ``folder``, and leave its result there.
+    """Call the function stored in ``folder``, and write its result there.
 
-    ``search_first``: puts a folder first on the search path, and lets its modules win.
+    ``search_first`` puts a folder first on the search path.
     """
     place = Path(folder)
     before = Before(**json.loads(read_private(place / BEFORE)))
@@ -57,13 +58,13 @@ def run(folder: str, search_first: Callable[[str], None]) -> None:
         sys.path[:] = before.search
     sys.argv[:] = before.arguments
     _import_main(before)
-    function, arguments = pickle.loads(read_private(place / CALL))  # noqa: S301 - our user's own, read_private has seen to it
+    function, arguments = pickle.loads(read_private(place / CALL))  # noqa: S301 - checked by read_private
     try:
         result = function(*arguments)
     except SystemExit as end:
         if end.code:
             raise
-        result = None  # it has ended well, and said no more; torch's launcher gives None as well
+        result = None  # ended with success and without a result; torch's launcher returns None as well
     try:
         data = pickle.dumps(result)
     except Exception as error:
@@ -73,8 +74,8 @@ def run(folder: str, search_first: Callable[[str], None]) -> None:
 
 
 def _result_name(environment: Mapping[str, str]) -> str:
-    """By round and rank. Trainers that have parameter servers live through rounds, and hear of them only if they use
-    edl: those of all rounds belong together, under the number 0."""
+    """File name by round and rank. Trainers of parameter servers live through rounds, and know of them only if they use
+    edl: the results of all rounds count as round 0."""
     if "EDL_PS" not in environment:
         return f"result-{environment['EDL_ROUND']}-{environment['RANK']}.pickle"
     from edl.worker.session import opened  # only now: a function may do without
@@ -85,7 +86,7 @@ def _result_name(environment: Mapping[str, str]) -> str:
 
 
 def _import_main(before: Before) -> None:
-    """Make the caller's main module the one here, under another name, as ``multiprocessing`` does when it spawns."""
+    """Import the caller's main module here under another name, as ``multiprocessing`` does when it spawns."""
     global importing_main
     import multiprocessing.spawn  # only now: with it an alias of the main module is made, for every process to come
 
@@ -100,7 +101,7 @@ def _import_main(before: Before) -> None:
 
 
 def results(folder: Path) -> dict[int, Any]:
-    """What the workers of the newest round here have left, by rank. Raises what unpickling raises."""
+    """The results of the newest round in the folder, by rank. Raises any exception of unpickling."""
     found: dict[int, dict[int, Path]] = {}
     for path in folder.glob("result-*-*.pickle"):
         _, number, rank = path.stem.split("-")
@@ -110,7 +111,7 @@ def results(folder: Path) -> dict[int, Any]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A new file that nobody else may read, complete or not there at all."""
+    """Write a new file with mode 0600, complete or not at all."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
@@ -118,9 +119,9 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """A file of this user's own. Raises ``PermissionError`` when somebody else could have written it."""
+    """Read a file of this user. Raises ``PermissionError`` when another user could have written it."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise PermissionError(f"{path}: not this user's alone, so it is not unpickled")
+            raise PermissionError(f"{path}: other users have access to it, so it is not unpickled")
         return file.read()

@@ -1,6 +1,6 @@
-"""The processes a fork server has made: notices their ends and stops, and takes whole process groups with it.
+"""The child processes of a fork server: detects their ends and stops, and kills whole process groups.
 
-Nothing here waits on a timer: every change of a child raises SIGCHLD, after which ``watch`` is called.
+There are no timers: every change of a child raises SIGCHLD, after which ``watch`` is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edl.wire.fork_server import Exited, Resumed, Suspended
 from edl.worker import linux
 
 GROUP_PATIENCE_S = 5.0
-"""How long a worker's end is kept back until the rest of its killed group is gone from the kernel as well."""
+"""Seconds for which a worker's end is held back until the rest of its killed group has left the kernel."""
 _FAREWELL_S = 10.0
 _WAKES_THE_STOPPED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
@@ -25,14 +25,14 @@ Happening = Exited | Suspended | Resumed
 
 @dataclass(slots=True)
 class _Ending:
-    """A worker that is reaped while members of its group are still being torn down."""
+    """A worker that has been reaped while members of its group are still exiting."""
 
     code: int
     deadline_s: float
 
 
 class ChildProcesses:
-    """Workers, and helpers that are not (yet) workers, by pid. All are children and leaders of their sessions."""
+    """Workers, and helpers that are not (yet) workers, by pid. All are children and session leaders."""
 
     def __init__(self) -> None:
         self._suspended: dict[int, bool] = {}
@@ -41,29 +41,29 @@ class ChildProcesses:
         self._killed: set[int] = set()
 
     def add(self, pid: int) -> None:
-        """A new worker, or a helper that becomes one."""
+        """Add a new worker, or a helper that becomes one."""
         self._helpers.discard(pid)
         self._suspended[pid] = False
 
     def add_helper(self, pid: int) -> None:
-        """A process that is reaped without a report."""
+        """Add a process that is reaped without a report."""
         self._helpers.add(pid)
 
     def patience_s(self) -> float | None:
-        """Seconds after which ``watch`` has to be called even if nothing happens; None for never."""
+        """Seconds after which ``watch`` must be called even without an event; None for never."""
         if not self._ending:
             return None
         return max(0.0, min(ending.deadline_s for ending in self._ending.values()) - time.monotonic())
 
     @property
     def has_workers(self) -> bool:
-        """Whether there is a worker that has not been killed by ``kill_workers``."""
+        """Whether there is a worker that ``kill_workers`` has not killed."""
         return bool(self._suspended.keys() - self._killed)
 
     def kill_workers(self) -> None:
-        """SIGKILL every worker, with all that it has started, in whatever session. Standbys live on."""
+        """Send SIGKILL to all workers and all their descendants, in any session. Standbys survive."""
         for pid in self._suspended:
-            _kill_group(pid, signal.SIGSTOP)  # no step more while we look for the others
+            _kill_group(pid, signal.SIGSTOP)  # stop them while we look for their descendants
         families = family.families()
         for pid in self._suspended:
             _kill_group(pid, signal.SIGKILL)
@@ -71,13 +71,13 @@ class ChildProcesses:
         self._killed = set(self._suspended)
 
     def watch(self) -> list[Happening]:
-        """What has happened to workers since the last call. Never blocks."""
+        """Events of workers since the last call. Never blocks."""
         happenings: list[Happening] = []
         for pid in self._suspended:
             happenings += self._stops(pid)
         while True:
             try:
-                # Looked at without reaping: until then the pid, and with it the group, cannot be anybody else's.
+                # Inspected without reaping: until then neither pid nor group can be reused.
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 break
@@ -98,7 +98,7 @@ class ChildProcesses:
         return []
 
     def _bury(self, pid: int, code: int) -> None:
-        """Kill what is left of the group of a dead child and reap the child."""
+        """Kill the rest of a dead child's group and reap the child."""
         known = pid in self._suspended or pid in self._helpers
         if known:
             _kill_group(pid, signal.SIGKILL)
@@ -117,25 +117,25 @@ class ChildProcesses:
         return gone
 
     def signal(self, pid: int, number: int) -> None:
-        """Signal a worker's group; nothing when it has ended. A stopped one is continued so that it can obey."""
+        """Signal a worker's group; no effect if it has ended. A stopped worker is continued so that it can react."""
         if pid not in self._suspended:
             return
         if not _kill_group(pid, number):
-            # It has been forked this instant and does not lead its group yet; being unreaped it is still ours.
+            # It has just been forked and does not lead its group yet; being unreaped, the pid is still ours.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         if self._suspended[pid] and number in _WAKES_THE_STOPPED:
             _kill_group(pid, signal.SIGCONT)
 
     def dump(self, pid: int, number: int) -> str:
-        """Have a worker write its stacks. Returns why it was not done; nothing when the worker has ended."""
+        """Make a worker write its stacks. Returns why it was not possible; "" on success or if the worker has ended."""
         if self.forward(pid, number):
             return ""
-        return f"no stacks of process {pid}: it has not come to its script yet, or runs another program by now"
+        return f"no stacks of process {pid}: it has not reached its script yet, or now runs another program"
 
     def forward(self, pid: int, number: int) -> bool:
-        """Signal a worker alone, provided that it has a handler for it: the signal would end any other. Returns whether
-        it has one, or has ended."""
+        """Signal a single worker if it has a handler for the signal, which would kill it otherwise. Returns whether it
+        has a handler or has ended."""
         if pid not in self._suspended:
             return True
         if not _catches(pid, number):
@@ -145,13 +145,13 @@ class ChildProcesses:
         return True
 
     def destroy(self) -> None:
-        """SIGKILL every worker, helper and orphan taken over from them, and reap until none is left."""
+        """Send SIGKILL to all workers, helpers and adopted orphans, and reap them."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         for pid in (*self._suspended, *self._helpers):
             _kill_group(pid, signal.SIGKILL)
         deadline_s = time.monotonic() + _FAREWELL_S
         while time.monotonic() < deadline_s:
-            # Orphans of orphans come to us one generation at a time, so each round looks again.
+            # Orphans of orphans are adopted one generation at a time, so each pass looks again.
             for pid in linux.children():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -164,19 +164,19 @@ class ChildProcesses:
 
 
 def _kill_group(pid: int, number: int) -> bool:
-    """Whether there was such a group."""
+    """Signal a group; returns whether it exists."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
         return False
     except PermissionError:
-        # A member has changed its user; the others have got the signal.
+        # A member runs as another user; the others have received the signal.
         return True
     return True
 
 
 def _group_is_left(group: int) -> bool:
-    """Whether a child of ours, adopted orphans included, belongs to the group."""
+    """Whether a child of this process, including adopted orphans, belongs to the group."""
     try:
         os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -185,7 +185,7 @@ def _group_is_left(group: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler of its own for a signal; False when it is gone."""
+    """Whether the process has its own handler for a signal; False when it is gone."""
     try:
         with open(f"/proc/{pid}/status") as file:
             mask = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")

@@ -1,4 +1,4 @@
-"""What a ``State`` consists of: named objects and values, and how they become a snapshot and return."""
+"""The content of a ``State``: named objects and values, and their conversion to and from snapshots."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NUMPY_KINDS = {
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
-"""Kinds that plain numpy has; others come back as the framework's tensors."""
+"""Kinds of arrays that plain NumPy supports; others become the framework's tensors."""
 _LOADERS = ("load_state_dict", "set_state_dict")
-"""What objects take their state with; the other name is Paddle's."""
+"""Method names for loading state; the second is Paddle's."""
 
 
 class Contents:
-    """Objects have ``state_dict()`` and ``load_state_dict()`` and stay what they are. Values can be set anew. Both are
-    attributes. Subclasses say how a framework's objects are captured and loaded."""
+    """Objects have ``state_dict()`` and ``load_state_dict()`` and are changed in place; values can be assigned. Both
+    are attributes. Subclasses define how a framework's objects are captured and loaded."""
 
     def __init__(self, framework: Framework, values: Mapping[str, Any], *, sharded: bool) -> None:
-        """Raises ``StateError`` for a name or a value that is not possible."""
+        """Raises ``StateError`` for an impossible name or value."""
         self._framework = framework
         self._sharded = sharded
         self._objects: dict[str, Any] = {}
@@ -72,45 +72,45 @@ class Contents:
     # --- for frameworks ----------------------------------------------------------------------------------------------
 
     def _capture_object(self, name: str, obj: Any) -> Any:
-        """What is kept of an object: nested dicts, lists, tuples, scalars, bytes, arrays."""
+        """What is saved of an object: nested dicts, lists, tuples, scalars, bytes, arrays."""
         return obj.state_dict()
 
     def _structure(self, obj: Any) -> str:
-        """The parameters of a model, as text; empty for what is none. All workers must say the same."""
+        """A model's parameters as text; empty for other objects. Must be the same on all workers."""
         return ""
 
     def _load_object(self, name: str, obj: Any, plain: Any) -> None:
-        """Give an object what ``_capture_object`` returned. Arrays in ``plain`` are views of memory that is used again
-        afterwards. Whoever else gets them must get ``self._owned(plain)``: it may keep them."""
+        """Load what ``_capture_object`` returned into an object. Arrays in ``plain`` are views of memory that is reused
+        afterwards: any receiver that may keep them must get ``self._owned(plain)``."""
         take = next(getattr(obj, method) for method in _LOADERS if hasattr(obj, method))
         take(self._owned(plain))
 
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
-        """What a value becomes that is ``live`` now; ``plain`` as in ``_load_object``."""
+        """The restored value that replaces ``live``; ``plain`` as in ``_load_object``."""
         return self._owned(plain)
 
     def _owned(self, plain: Any) -> Any:
-        """The same with every array copied."""
+        """A copy of ``plain`` in which every array is copied."""
         arrays = self._framework.arrays
-        # numpy's own are copies already.
+        # NumPy's own arrays are already copies.
         return tree.map_arrays(plain, arrays.is_array, lambda one: one if tree.is_numpy(one) else arrays.copy(one))
 
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
-        """Paths below ``name`` that must be equal on all ranks at every step, or ``{name}`` when all of them must."""
+        """Paths below ``name`` that must be equal on all ranks at every step; ``{name}`` means all of them."""
         return frozenset()
 
     def _is_part(self, path: str) -> bool:
-        """Whether the array at this path is this rank's part of something that is spread over the ranks."""
+        """Whether the array at this path is this rank's part of sharded data."""
         return False
 
     def _replicated(self, structure: Any) -> Any:
-        """A flattened structure without what it says of such parts."""
+        """A flattened structure without its description of such parts."""
         return structure
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, stream: str, meta: Meta, room: Callable[[int], memoryview]) -> int:
-        """Copy a stream's part of the state into the memory that ``room`` gives. Returns its size."""
+        """Copy a stream's part of the state into memory from ``room``; returns its size in bytes."""
         parts, names, leaves = self._flattened(stream)
         plan = self._layout(stream, names, leaves).plan(meta, parts)
         try:
@@ -121,7 +121,7 @@ class Contents:
         return plan.size
 
     def _flattened(self, stream: str) -> tuple[dict[str, dict[str, Any]], list[str], list[Any]]:
-        """Structure, paths of arrays, and arrays of a stream; of all streams without one."""
+        """Structure, array paths, and arrays of a stream; of all streams if ``stream`` is empty."""
         objects = {name: obj for name, obj in self._objects.items() if is_own(obj) == (stream == OWN) or not stream}
         values = {} if stream == OWN else self._values
         paths: list[str] = []
@@ -137,7 +137,7 @@ class Contents:
 
     def _fill(self, plan: Plan, leaves: list[Any], view: memoryview) -> None:
         plan.write_header(view)
-        # Made as they are needed: many objects at once make Python look through all that a process has.
+        # Created lazily: many objects at once trigger Python's garbage collector.
         buffers = (view[offset : offset + size] for _, offset, size in plan.leaves)
         self._framework.arrays.copy_out(leaves, buffers)
 
@@ -154,7 +154,7 @@ class Contents:
             raise
 
     def _layout(self, stream: str, names: list[str], leaves: list[Any]) -> Layout:
-        """As before, as long as the arrays are the same: names and infos are compared at each commit, no more."""
+        """The layout, reused as long as the arrays are the same: each commit only compares names and infos."""
         found = names, self._infos(names, leaves)
         known = self._layouts.get(stream)
         if known is None or known[0] != found:
@@ -166,8 +166,8 @@ class Contents:
     def _load(
         self, found: Snapshot, data: memoryview, objects: frozenset[str], own: Mapping[str, Any] | None = None
     ) -> None:
-        """Give a snapshot's content to these objects, and to the values in it. ``own``: arrays that it refers to and
-        does not hold."""
+        """Load a snapshot into these objects, and into the values that it contains. ``own``: arrays that it refers to
+        but does not contain."""
         kept, values = _parts(found)
         _compare(found.meta, set(kept), set(values), objects, self._values)
 
@@ -198,24 +198,24 @@ class Contents:
                 self._values[name] = self._load_value(name, self._values[name], plain)
         unknown = sorted(values.keys() - self._values.keys() - {SEED})
         if unknown:
-            self._note(f"the snapshot holds values that this script's state does not have: {', '.join(unknown)}")
+            self._note(f"ignoring values in the snapshot that this script's state lacks: {', '.join(unknown)}")
 
     @contextlib.contextmanager
     def _loading(self, name: str, meta: Meta) -> Iterator[None]:
-        """Say of errors what was being restored. Errors about lost peers and memory remain what they are."""
+        """Add to errors what was being restored. Errors about lost peers and memory are passed on unchanged."""
         which = f"commit {meta.commit} (era {meta.era})"
         try:
             yield
         except StateError as error:
-            raise StateError(f"state.{name} cannot take what {which} holds of it: {error}") from error
+            raise StateError(f"state.{name} cannot load its saved value of {which}: {error}") from error
         except (RuntimeError, ValueError, KeyError, TypeError, MemoryError) as error:
             if self._framework.lost_peers(error):
                 raise
             if self._framework.out_of_memory(error):
-                note(f"there was no memory to restore state.{name} from {which}")
+                note(f"out of memory while restoring state.{name} from {which}")
                 raise
             raise CheckpointError(
-                f"state.{name} does not take what {which} holds of it; has the model or the script changed? "
+                f"state.{name} does not fit {which}; has the model or the script changed? "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -228,7 +228,7 @@ class Contents:
     # --- comparing ---------------------------------------------------------------------------------------------------
 
     def _held(self) -> Held:
-        """What this rank holds now of what is replicated: for ``edl.worker.agreement``."""
+        """This rank's current replicated state, for ``edl.worker.agreement``."""
         parts, names, arrays = self._flattened(STATE)
         infos = zip(names, arrays, self._infos(names, arrays), strict=True)
         whole = [(name, array, info) for name, array, info in infos if not self._is_part(name)]
@@ -239,24 +239,25 @@ class Contents:
         return Held(structure, leaves, kinds, frozenset().union(*strict))
 
     def _may_adopt(self, path: str) -> bool:
-        """Whether another rank's value can stand at this path: not next to this rank's part of a sharded object."""
+        """Whether another rank's value can be adopted at this path: not beside this rank's part of a sharded object."""
         return not self._sharded or path.partition(".")[0] in self._values
 
     def _pack(self, paths: Sequence[str]) -> bytes:
-        """The arrays at these paths, and all that is no array of what they are in: for ``_adopt`` on another rank."""
+        """The arrays at these paths, and all non-array data of the objects and values that contain them, for ``_adopt``
+        on another rank."""
         inside = {path.partition(".")[0] for path in paths}
         parts, names, arrays = self._flattened(STATE)
         parts = {kind: {name: part for name, part in of.items() if name in inside} for kind, of in parts.items()}
         chosen = [(name, array) for name, array in zip(names, arrays, strict=True) if name in paths]
         names, arrays = [name for name, _ in chosen], [array for _, array in chosen]
-        meta = Meta("", 0, 0, 0, 0, 1, self._framework.name)  # it goes from process to process, and nowhere else
+        meta = Meta("", 0, 0, 0, 0, 1, self._framework.name)  # only sent between processes
         plan = _layout_of(names, self._infos(names, arrays)).plan(meta, parts)
         data = bytearray(plan.size)
         self._fill(plan, arrays, memoryview(data))
         return bytes(data)
 
     def _adopt(self, data: bytes) -> None:
-        """Take over what another rank has packed; arrays that it did not send are equal already."""
+        """Adopt what another rank has packed; arrays that it did not send are already equal."""
         found = snapshot.parse(memoryview(data))
         _, names, arrays = self._flattened(STATE)
         own = dict(zip(names, arrays, strict=True))
@@ -266,7 +267,7 @@ class Contents:
 
     def _add(self, name: str, value: Any) -> None:
         if not name.isidentifier() or name.startswith("_") or hasattr(type(self), name):
-            raise StateError(f"state.{name}: this name is not possible; take another one")
+            raise StateError(f"state.{name}: this name is reserved or invalid; choose another one")
         if is_generators(value):
             self._numbers.add(name, value)
             return
@@ -303,7 +304,7 @@ def _layout_of(names: Sequence[str], infos: Sequence[ArrayInfo]) -> Layout:
 
 
 def is_own(obj: Any) -> bool:
-    """Whether an object is each worker's own."""
+    """Whether an object belongs to each worker individually."""
     return bool(getattr(obj, "edl_per_rank", False))
 
 
@@ -311,14 +312,14 @@ def _parts(found: Snapshot) -> tuple[dict[str, Any], dict[str, Any]]:
     parts = found.tree if isinstance(found.tree, dict) else {}
     objects, values = parts.get("objects"), parts.get("values")
     if not isinstance(objects, dict) or not isinstance(values, dict):
-        raise CheckpointError("damaged: the structure of the state is not what edl writes")
+        raise CheckpointError("damaged: the structure of the state was not written by edl")
     return objects, values
 
 
 def _compare(
     meta: Meta, objects: set[str], values: set[str], my_objects: frozenset[str], my_values: Mapping[str, Any]
 ) -> None:
-    """Whether a snapshot is one of this script's state."""
+    """Raise ``CheckpointError`` if a snapshot does not match this script's state."""
     which = f"commit {meta.commit} (era {meta.era})"
     lacking = sorted(my_objects - objects)
     if lacking:

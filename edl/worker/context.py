@@ -1,4 +1,4 @@
-"""``context()``: where this process stands in its world."""
+"""``context()``: the place of this process in its world."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.worker.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """This worker's place in the running world. Frozen: ask again in the next round."""
+    """This worker's place in the running world. Immutable: call ``context()`` again in the next round."""
 
     rank: int
     local_rank: int
@@ -20,19 +20,19 @@ class Context:
     node: str
     nodes: int
     round: int
-    """From 1, the same number for all."""
+    """From 1, the same number on all workers."""
     should_stop: bool
-    """This worker is about to leave this world or to end: at the step boundary agreed on, or at the next."""
+    """This worker is about to leave this world or to end, at the agreed step boundary or at the next one."""
     reason: str
-    """Why, if so."""
+    """The reason for ``should_stop``; else empty."""
     launched: bool
-    """Started by the launcher; else it is alone."""
+    """Started by the launcher; False means that the process runs alone."""
 
 
 def context() -> Context:
-    """Where this process stands now. Before it has a place in a world, waits for one.
+    """The current place of this process; waits until it has one in a world.
 
-    Processes that a worker starts, such as those that load data, are told the worker's place.
+    Child processes of a worker, such as data loaders, get the worker's place.
     """
     if sessions.is_helper(os.environ):
         return _inherited()
@@ -40,7 +40,7 @@ def context() -> Context:
 
 
 def context_of(session: Session) -> Context:
-    """The same for a given session."""
+    """The context of a given session."""
     if session.seat is None:
         session.enter(sessions.introduced() if session.framework is None else session.framework)
         session.place()

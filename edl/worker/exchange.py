@@ -1,19 +1,19 @@
-"""Short messages from every rank to every rank, with one collective as a rule."""
+"""Exchanges short messages between all ranks, normally with a single collective."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 FIRST_BYTES = 1024
-"""What goes in the first collective, with the length in front; who has more, needs a second one."""
+"""Bytes sent in the first collective, including the length; longer messages need a second one."""
 _LENGTH_BYTES = 4
 
 
 def exchange(data: bytes, gather: Callable[[bytes], list[bytes]]) -> list[bytes]:
-    """What each rank has handed over, in the order of the ranks.
+    """The messages of all ranks, in the order of the ranks.
 
-    ``gather`` does that for messages that are equally long on all ranks. It raises rather than return what an aborted
-    collective has left: lengths are read from it.
+    ``gather`` does the same for messages of equal length. It must raise rather than return the result of an aborted
+    collective, because lengths are read from that result.
     """
     head = len(data).to_bytes(_LENGTH_BYTES, "big") + data[: FIRST_BYTES - _LENGTH_BYTES]
     heads = gather(head.ljust(FIRST_BYTES, b"\0"))

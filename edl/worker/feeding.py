@@ -1,4 +1,4 @@
-"""Batches for the loaders of both frameworks, and what of them the script has been given."""
+"""Batches for the loaders of both frameworks, and the bookkeeping of what the script has received."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from edl.worker.steps import Share
 
 Open = Callable[[], Iterator[Any]]
 Mark = Callable[[bytes, list[int]], list[int]]
-"""Makes a batch of indices that brings its key, for random numbers, to the process that loads it."""
+"""Makes a batch of indices that carries its random-number key to the process that loads it."""
 Close = Callable[[Iterator[Any], bool], None]
-"""Takes what ``Open`` has returned, and whether it had come to its end."""
+"""Takes the result of ``Open``, and whether it was exhausted."""
 _ENDLESS = 1 << 62
-"""Length of a stream whose end is not known."""
+"""Length of a stream whose end is unknown."""
 
 
 def settings() -> Settings:
-    """What the job prescribes for the next step."""
+    """The prescribed settings of the next step."""
     return hyper.current()
 
 
 def _sizes() -> tuple[int, int, int]:
-    """What of the settings says how steps are dealt out. A change of the learning rate alone changes nothing here."""
+    """The settings that determine how steps are divided. A change of only the learning rate changes nothing here."""
     now = settings()
     return now.global_batch, now.local_batch, now.logical_ranks
 
 
 def check_batch_size(batch_size: Any) -> None:
-    """Raises ``StateError`` for one that is not possible."""
+    """Raise ``StateError`` for an invalid batch size."""
     if not isinstance(batch_size, int) or batch_size < 1:
         raise StateError(
-            f"batch_size={batch_size!r}: it must be a number of at least 1, the samples that one worker takes at once"
+            f"batch_size={batch_size!r}: it must be an integer of at least 1, the samples that one worker takes at once"
         )
 
 
 def course_of(
     place: Place, length: int, batch_size: int, *, tail: str, whole: bool, blocks: bool, grouped: bool = False
 ) -> Course:
-    """How this world consumes an epoch, as its job prescribes. Groups of samples are as large as they are: of them each
-    worker takes ``batch_size``. Raises ``StateError`` when that is impossible."""
+    """How this world consumes an epoch, as the job prescribes. Groups of samples vary in size, so each worker takes
+    ``batch_size`` groups. Raises ``StateError`` when that is impossible."""
     now = settings()
     if grouped:
         now = replace(now, global_batch=0, local_batch=0)
@@ -59,12 +59,12 @@ def course_of(
 
 
 def endless(place: Place, batch_size: int, *, tail: str, whole: bool, blocks: bool) -> Course:
-    """The same for a stream, which shows its end when it comes to it."""
+    """Like ``course_of``, for a stream whose end is found by reaching it."""
     return course_of(place, _ENDLESS, batch_size, tail=tail, whole=whole, blocks=blocks)
 
 
 class Batches:
-    """Batches of indices from a sampler, for loaders that do not fetch ahead."""
+    """Batches of indices from a sampler, for loaders that do not prefetch."""
 
     def __init__(self, sampler: CoreSampler, batch_size: int, whole: bool, blocks: bool) -> None:
         check_batch_size(batch_size)
@@ -83,23 +83,23 @@ class Batches:
         )  # fmt: skip
 
     def __len__(self) -> int:
-        """Batches that each worker is given of a whole epoch."""
+        """Number of batches that each worker gets in a whole epoch."""
         return self.course(self.sampler.place()).count()
 
     def set_epoch(self, epoch: int) -> None:
-        """See the sampler's."""
+        """Set the epoch of the sampler."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's."""
+        """The sampler's state."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The sampler's."""
+        """Restore the sampler's state."""
         self.sampler.load_state_dict(state)
 
     def counted(self) -> Iterator[list[int]]:
-        """The rest of the epoch; a batch counts when it is taken."""
+        """The rest of the epoch; a batch counts as consumed when it is taken."""
         walk = self.sampler.begin()
         feed, sizes = Feed(self), _sizes()
         feed.prepare(walk)
@@ -110,7 +110,7 @@ class Batches:
     def _count(self, walk: Walk, feed: Feed, sizes: tuple[int, int, int]) -> Iterator[list[int]]:
         source, between = iter(feed), True
         while True:
-            # Where the position is counted by hand it is not known here what has been taken.
+            # With manual counting it is unknown here what has been consumed.
             if between and self.sampler.counts and _sizes() != sizes:
                 self.sampler.check(walk)
                 sizes = _sizes()
@@ -128,14 +128,14 @@ class Batches:
 
 
 class Feed:
-    """What a loader of edl takes its indices from, and what each batch of them is in its step."""
+    """The indices for a loader of edl, and the position of each batch in its step."""
 
     def __init__(self, batches: Batches, mark: Mark = lambda _, indices: indices) -> None:
         self._batches = batches
         self._mark = mark
         self.batch_size = batches.batch_size
         self.queue: deque[tuple[Micro, int, int]] = deque()
-        """What was taken and has not been handed out: micro-batch, its samples, samples of its step."""
+        """Batches taken but not handed out yet: micro-batch, its samples, samples of its step."""
         self._next: Callable[[], Iterator[Micro]] | None = None
         self._order: Order | None = None
 
@@ -143,14 +143,15 @@ class Feed:
         return len(self._batches)
 
     def prepare(self, walk: Walk) -> None:
-        """``iter()`` goes on from the position now. What can fail is done here, and not in a thread of the loader."""
+        """Make ``iter()`` continue from the current position. Anything that can fail is done here rather than in a
+        thread of the loader."""
         sampler = self._batches.sampler
         self._order = sampler.order()
         course, position = self._batches.course(walk.place), sampler.standing
         self._next = lambda: course.micros(position, walk.place.rank)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Loaders may call this several times before they take anything."""
+        """The batches of indices. Loaders may call this several times before they take anything."""
         assert self._next is not None and self._order is not None, "prepared before the loader begins"  # noqa: S101
         self.queue = deque()
         sampler = self._batches.sampler
@@ -158,7 +159,7 @@ class Feed:
         return _lists(self._order, self._next(), self.queue, lambda at, found: self._mark(key(*place, at), found))
 
     def known(self, data: Any) -> tuple[Any, Micro, int, int]:
-        """The loader has yielded its next batch."""
+        """Pair the next batch that the loader has yielded with its description."""
         return (data, *self.queue.popleft())
 
 
@@ -173,20 +174,21 @@ def _lists(order: Order, micros: Iterator[Micro], queue: deque[tuple[Micro, int,
 
 
 class Handing:
-    """One iteration of a loader: pairs what comes out of it with what it is in its step, and counts it as consumed
-    when the script gets it. When the job's batch changes, what was fetched ahead is dropped and fetched anew."""
+    """One iteration of a loader: pairs each batch with its position in the step, and counts it as consumed when the
+    script gets it. When the job's batch size changes, prefetched batches are dropped and loaded again."""
 
     def __init__(self, position: Position, prepare: Callable[[Walk], None], open_loader: Open, close: Close,
                  known: Callable[[Any], tuple[Any, Micro, int, int]], *, whole_steps: bool) -> None:  # fmt: skip
-        """``known`` takes what the loader yields apart: data, micro-batch, its samples, samples of its step.
-        ``whole_steps``: a step counts with its last micro-batch, as ``shares`` promises, else each micro-batch does."""
+        """``known`` splits what the loader yields into data, micro-batch, its samples, and samples of its step.
+        ``whole_steps``: count a step with its last micro-batch, as ``shares`` promises; otherwise count each
+        micro-batch."""
         self._position = position
         self._prepare, self._open, self._close, self._known = prepare, open_loader, close, known
         self._whole_steps = whole_steps
         self._walk = position.begin()
         self._source: Iterator[Any] | None = None
         self._between = True
-        """Between two steps."""
+        """The last batch ended a step."""
         self._failed = False
         self._start()
 
@@ -199,11 +201,11 @@ class Handing:
         return self
 
     def __next__(self) -> tuple[Any, Share]:
-        """The next micro-batch and its share. Raises ``StateError`` when this iteration may not go on."""
+        """The next micro-batch and its share. Raises ``StateError`` when this iteration is no longer valid."""
         if self._failed:
             raise StateError(
-                "a batch of this iteration could not be loaded, so that it cannot be said what the next ones are. "
-                "Call iter() on the loader again; it goes on from the position"
+                "a batch of this iteration could not be loaded, so the next ones are unknown. "
+                "Call iter() on the loader again; it continues from the position"
             )
         if self._source is None:
             raise StopIteration
@@ -231,14 +233,14 @@ class Handing:
         return data, Share(samples, max(1, total), micro.index, micro.count, micro.logical)
 
     def close(self, finished: bool = False) -> None:
-        """Drop what was fetched ahead."""
+        """Drop prefetched batches."""
         source, self._source = self._source, None
         if source is not None:
             self._close(source, finished)
 
 
 class Plain:
-    """The batches of a ``Handing`` alone."""
+    """The batches of a ``Handing`` without their shares."""
 
     def __init__(self, handing: Handing, seen: Callable[[Share], None]) -> None:
         self._handing = handing
@@ -258,9 +260,10 @@ class Plain:
 
 
 class CoreStream(Position):
-    """An iterable data set of which each worker, and each process that loads for it, takes its part.
+    """An iterable data set of which each worker, and each of its loading processes, takes its part.
 
-    All of them read the stream from its beginning, in the same order. ``transform`` is done only with what is taken.
+    All of them read the stream from its beginning, in the same order. ``transform`` is applied only to the samples
+    taken.
     """
 
     def __init__(self, dataset: Any, num_replicas: int | None, rank: int | None, *,
@@ -273,16 +276,16 @@ class CoreStream(Position):
         self._armed: tuple[Course, int, int] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and samples of it that have been consumed; the same on all ranks."""
+        """The epoch and the number of samples consumed in it; the same on all ranks."""
         epoch, position = self._standing()
         return {"epoch": epoch, "position": position, "tail": self.tail}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ``StateError`` if the stream was consumed with another ``tail``."""
+        """Continue from a saved state. Raises ``StateError`` if the stream was consumed with another ``tail``."""
         if state["tail"] != self.tail:
             raise StateError(
                 f"the stream's state (epoch {state['epoch']}, position {state['position']}) was reached with "
-                f"tail={state['tail']!r}, and this one has {self.tail!r}: construct it with the value of the state"
+                f"tail={state['tail']!r}, but this one has {self.tail!r}: construct it with the value of the state"
             )
         self._restore(int(state["epoch"]), int(state["position"]))
 
@@ -290,11 +293,11 @@ class CoreStream(Position):
         return None
 
     def arm(self, course: Course | None, rank: int = 0, seed: int = 0) -> None:
-        """The next iteration is by a loader of edl, which gets whole micro-batches; None: it is not."""
+        """Prepare the next iteration for a loader of edl, which gets whole micro-batches; None: for another loader."""
         self._armed = None if course is None else (course, rank, seed)
 
     def items(self, worker: int, workers: int, reseed: Callable[[bytes], None] = lambda _: None) -> Iterator[Any]:
-        """What one process that loads takes. ``reseed``: sets the generators that ``transform`` may draw from."""
+        """The samples for one loading process. ``reseed`` seeds the generators that ``transform`` may use."""
         if self._armed is not None:
             return self._micros(*self._armed, worker, workers, reseed)
         place = self.place()
@@ -302,7 +305,7 @@ class CoreStream(Position):
         return (self._made(item) for item in islice(self._rest(), part, None, parts))
 
     def _rest(self) -> Iterator[Any]:
-        """The stream from the position on."""
+        """The stream from the current position on."""
         if self._position >= _ENDLESS:
             return iter(())
         if hasattr(self.dataset, "set_epoch"):
@@ -317,7 +320,7 @@ class CoreStream(Position):
 
     def _micros(self, course: Course, rank: int, seed: int, worker: int, workers: int,
                 reseed: Callable[[bytes], None]) -> Iterator[tuple[list[int], list[Any]]]:  # fmt: skip
-        """Each so many-th micro-batch of a rank: the loader takes them from its processes in turn."""
+        """Every ``workers``-th micro-batch of a rank: the loader takes them from its processes in turn."""
         rest, begin, number = self._rest(), self._position, 0
         while step := list(islice(rest, course.size)):
             if len(step) < course.size:
@@ -332,30 +335,30 @@ class CoreStream(Position):
 
 
 def _numbers(micro: Micro) -> list[int]:
-    """A micro-batch in plain numbers, which pass through every loader."""
+    """A micro-batch as plain numbers, which pass through any loader."""
     samples = len(micro.places) if micro.real else 0
     return [samples, micro.index, micro.count, micro.begin, micro.end, micro.position, micro.logical]
 
 
 def from_numbers(numbers: list[int]) -> tuple[Micro, int, int]:
-    """Micro-batch, its samples, samples of its step."""
+    """Inverse of ``_numbers``: micro-batch, its samples, samples of its step."""
     samples, index, count, begin, end, position, logical = numbers
     return Micro(range(0), samples > 0, index, count, begin, end, position, logical), samples, end - begin
 
 
 class Passing:
-    """A loader's ``collate_fn`` for streams: the numbers pass by the script's own."""
+    """A loader's ``collate_fn`` for streams: the numbers bypass the script's own one."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
 
     def __call__(self, item: tuple[list[int], list[Any]]) -> tuple[str, Any]:
-        """Numbers as text, which no loader makes tensors of."""
+        """The numbers as text, which loaders do not convert to tensors, and the collated samples."""
         numbers, found = item
         return " ".join(map(str, numbers)), self._collate(found)
 
 
 def taken_apart(item: tuple[str, Any]) -> tuple[Any, Micro, int, int]:
-    """What ``Passing`` has made."""
+    """Split what ``Passing`` returned."""
     text, data = item
     return (data, *from_numbers([int(word) for word in text.split()]))

@@ -1,9 +1,9 @@
-"""The fork server: one process per node that imports the framework ahead of time and makes every worker.
+"""The fork server: one process per node that imports the framework ahead of time and creates all workers.
 
-It exists so that the agent, which has threads and network connections, never forks. It has one thread and one loop
-that waits for the agent, for its children and for its standbys. When the agent is gone, for whatever reason, the socket
-ends and the fork server takes everything it has made with it. When the agent is silent for longer than it said that it
-might be, others may have formed a world without this node: the fork server kills the workers.
+It exists so that the agent, which has threads and network connections, never forks. It has one thread and one loop that
+waits for the agent, its children and its standbys. When the agent is gone, for whatever reason, the socket closes and
+the fork server kills everything that it has created. When the agent is silent beyond the announced deadline, other
+nodes may have formed a world without this one, so the fork server kills the workers.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ class Settings:
     slots: int
     preload: tuple[str, ...]
     remark: str
-    """Why the standby is not the one that was asked for; empty when it is."""
+    """Why the standby is not the requested one; empty when it is."""
     kind: str
     target: str
     arguments: tuple[str, ...]
 
     @classmethod
     def from_arguments(cls, arguments: list[str]) -> Settings:
-        """Inverse of ``to_arguments``."""
+        """Parse the command line."""
         agent, standby, slots, preload, remark, kind, target, *rest = arguments
         modules = tuple(filter(None, preload.split(",")))
         return cls(int(agent), Standby(standby), int(slots), modules, remark, kind, target, tuple(rest))
 
     def spawning_instead(self, remark: str) -> list[str]:
-        """Arguments of a fork server that does the same with spawned standbys."""
+        """Arguments for the same fork server with spawned standbys."""
         preload = ",".join(self.preload)
         head = [str(self.agent), Standby.SPAWN.value, str(self.slots), preload, remark]
         return [*head, self.kind, self.target, *self.arguments]
@@ -85,12 +85,12 @@ class _Waiting:
     pid: int
     socket: socket.socket
     ready: str = ""
-    """What it has imported; empty while it is still busy."""
+    """Description of its imports; empty while it is still importing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Born:
-    """In a forked child: what it is to do with its life."""
+    """In a forked child: its order and output descriptors."""
 
     order: Order
     streams: tuple[int, int]
@@ -103,18 +103,18 @@ class _ForkServer:
     child_processes: ChildProcesses = field(default_factory=ChildProcesses)
     poller: select.poll = field(default_factory=select.poll)
     standbys: dict[int, _Waiting] = field(default_factory=dict)
-    """By descriptor of their sockets."""
+    """By the descriptor of their sockets."""
     image: Image | None = None
     warmed: bool = False
     refilling: bool = True
     wakeup: int = -1
     until_s: float = math.inf
-    """Until when workers may run without another word from the agent."""
+    """Deadline for the workers; the agent's messages extend it."""
     heard_s: float = 0.0
-    """When it was last said."""
+    """Time of the last such message."""
 
     def serve(self) -> _Born | None:
-        """Until the agent is gone (None), or, in a forked child, until it is born."""
+        """Serve until the agent is gone (returns None), or return in a forked child."""
         self.wakeup, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         _take_signals()
@@ -125,7 +125,8 @@ class _ForkServer:
         while True:
             self._refill()
             ready = dict(self.poller.poll(self._patience_ms()))
-            # First of all: the agent may have been frozen together with this process, and have more to say by now.
+            # First of all, before checking the deadline's events: the agent may have been frozen together with this
+            # process.
             self._stop_if_silent()
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
@@ -149,16 +150,17 @@ class _ForkServer:
         return None if patience_s is None else patience_s * 1000 + 1
 
     def _stop_if_silent(self) -> None:
-        """Kill the workers when the time is over for which the agent answers."""
+        """Kill the workers when the agent's deadline has passed."""
         now_s = time.monotonic()
         if now_s < self.until_s or not self.child_processes.has_workers:
             return
         silent = f"the launcher was silent for {now_s - self.heard_s:.1f} s"
-        self._tell(Stopped(f"{silent}, others may go on without this node: its workers have been killed"))
+        self._tell(Stopped(f"{silent}, others may continue without this node: its workers have been killed"))
         self.child_processes.kill_workers()
 
     def _warm(self) -> bool:
-        """Import what workers will need, if here is the place for it; False when it failed and the agent knows."""
+        """Import what workers will need, if this process is to do so; False after a failure, which the agent has been
+        told."""
         settings = self.settings
         if settings.standby is Standby.NONE or settings.kind == "program":
             self.refilling = False
@@ -171,14 +173,15 @@ class _ForkServer:
                 return False
             reason = why_unsafe()
             if reason:
-                # A new program in this process: the imports, and whatever makes them unsafe, are gone with the old.
+                # Start a new program in this process: the imports, and whatever makes them unsafe to fork, are gone
+                # with the old one.
                 os.set_inheritable(self.agent.fileno(), True)
                 arguments = settings.spawning_instead(reason)
                 os.execv(sys.executable, helper_command(sys.executable, "edl.worker.fork_server", *arguments))
-            # Imports may have put handlers of their own in place of ours.
+            # Imports may have replaced our signal handlers.
             _take_signals()
             gc.collect()
-            # What exists now is left alone by the children's collectors, so that its pages stay shared.
+            # Exclude existing objects from the children's garbage collection, so that their pages stay shared.
             gc.freeze()
             self._warmed(f"workers are forked from one process: {self.image.text}")
         return True
@@ -188,7 +191,7 @@ class _ForkServer:
         self._tell(Warmed(f"{text} (not forked: {self.settings.remark})" if self.settings.remark else text))
 
     def _tell(self, message: ToAgent) -> None:
-        # An agent that is gone is noticed where its messages are read.
+        # A lost agent is noticed where its messages are read.
         with contextlib.suppress(OSError):
             self.agent.send(encode(message))
 
@@ -215,7 +218,7 @@ class _ForkServer:
         elif isinstance(message, Forward):
             if not self.child_processes.forward(message.pid, message.number):
                 name = signal.Signals(message.number).name
-                self._tell(Note(f"{name} is not passed to process {message.pid}: it does not handle it, and would die"))
+                self._tell(Note(f"{name} is not passed to process {message.pid}: it has no handler, and would die"))
         elif isinstance(message, Spawn):
             return self._spawn(message, descriptors)
         return None
@@ -227,7 +230,7 @@ class _ForkServer:
             if self.image is not None and order.kind != "program":
                 pid = linux.fork()
                 if pid == 0:
-                    # Detached, so that no object closes a number that means something else by then.
+                    # Detached, so that no object closes a descriptor number that has been reused.
                     self.agent.detach()
                     return _Born(order, (stdout, stderr))
             else:
@@ -264,7 +267,7 @@ class _ForkServer:
             self.poller.register(ours, select.POLLIN)
 
     def _hear_standby(self, waiting: _Waiting) -> bool:
-        """A standby is ready, or it failed; False when that ends the fork server."""
+        """Handle a message of a standby: it is ready, or it failed. False when that ends the fork server."""
         try:
             data = waiting.socket.recv(LARGEST_BYTES)
         except OSError:
@@ -282,7 +285,7 @@ class _ForkServer:
             self.child_processes.destroy()
             return False
         if not waiting.ready:
-            # Trying again at once would most likely fail again, and for ever.
+            # An immediate retry would most likely fail again, endlessly.
             self.refilling = False
             self._tell(Note("a standby failed, so workers are started cold from now on"))
         return True
@@ -292,7 +295,7 @@ class _ForkServer:
         del self.standbys[waiting.socket.fileno()]
 
     def _hand_over(self, descriptors: list[int]) -> int:
-        """Give an order to a standby, a ready one if possible; returns its pid, 0 when there is none."""
+        """Give an order to a standby, preferably a ready one; returns its pid, 0 when there is none."""
         for waiting in sorted(self.standbys.values(), key=lambda standby: not standby.ready):
             self._forget(waiting)
             with waiting.socket, contextlib.suppress(OSError):
@@ -302,14 +305,14 @@ class _ForkServer:
 
 
 def _take_signals() -> None:
-    """Outlive signals meant for the agent: it decides when workers end. SIGCHLD only has to wake the loop."""
+    """Ignore signals meant for the agent, which decides when workers end. SIGCHLD only has to wake the loop."""
     for number in linux.FORK_SERVER_SIGNALS:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
 def main() -> None:
-    """Arguments as in ``Settings``. Returns, in a forked child, when the user's script has ended."""
+    """Run a fork server; arguments as in ``Settings``. Returns, in a forked child, when the user's script has ended."""
     settings = Settings.from_arguments(sys.argv[1:])
     linux.adopt_orphans()
     linux.set_title([sys.executable, "-m", "edl.worker.fork_server"])

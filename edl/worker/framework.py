@@ -1,4 +1,4 @@
-"""What the framework-neutral part of a worker needs from a framework. ``edl.torch`` and ``edl.paddle`` implement it."""
+"""The interface that the framework-neutral part of a worker needs; ``edl.torch`` and ``edl.paddle`` implement it."""
 
 from __future__ import annotations
 
@@ -11,50 +11,49 @@ from edl.wire.local import Seat
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """What a snapshot says about one array."""
+    """A snapshot's description of one array."""
 
     dtype: str
-    """In the words of the safetensors format: ``F32``, ``BF16``, ``I64``, ``BOOL`` …"""
+    """Dtype name of the safetensors format: ``F32``, ``BF16``, ``I64``, ``BOOL`` …"""
     shape: tuple[int, ...]
     size: int
-    """Bytes when laid out densely in row-major order."""
+    """Bytes in a dense row-major layout."""
 
 
 class Arrays(Protocol):
-    """How a framework's tensors become bytes and return."""
+    """Conversion of a framework's tensors to bytes and back."""
 
     def is_array(self, value: object) -> bool:
-        """Whether this is a tensor of the framework, or a numpy array."""
+        """Whether this is a tensor of the framework, or a NumPy array."""
         ...
 
     def info(self, value: Any) -> ArrayInfo:
-        """Raises ``StateError`` for a kind that cannot be written (its dtype has no name, or it has no data)."""
+        """Describe an array. Raises ``StateError`` for one that cannot be written (unsupported dtype, or no data)."""
         ...
 
     def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
-        """Copy each array, densely, into the buffer of its size. Returns when all bytes are there.
+        """Copy each array densely into its buffer; returns when all bytes are there.
 
-        The one thing that training waits for: as fast as memory allows, on several threads if that helps, and from an
-        accelerator over a stream of its own.
+        This is the only part of a commit that training waits for: it must be as fast as memory allows, multi-threaded
+        if that helps, and use its own stream on an accelerator.
         """
         ...
 
     def view(self, info: ArrayInfo, data: memoryview) -> Any:
-        """The framework's tensor (on the CPU) over these bytes, without a copy where it can be. Read only: whoever
-        keeps it must copy it."""
+        """A CPU tensor of the framework over these bytes, without a copy if possible. Read-only: copy it to keep it."""
         ...
 
     def copy(self, value: Any) -> Any:
-        """An array of its own with the same values: for what is kept."""
+        """An independent array with the same values."""
         ...
 
     def digest(self, values: Sequence[Any]) -> int:
-        """A 64-bit hash of the bytes of all these arrays in this order, computed on their device where possible. Any
-        change of a single element changes it."""
+        """A 64-bit hash of the bytes of all these arrays in this order, computed on their device if possible. It
+        changes with any single element."""
         ...
 
     def finite(self, values: Sequence[Any]) -> list[bool]:
-        """For each array whether it holds neither NaN nor an infinity."""
+        """For each array, whether it is free of NaN and infinity."""
         ...
 
 
@@ -62,27 +61,26 @@ class Group(Protocol):
     """The communicator of one round."""
 
     def failure(self) -> str:
-        """Why no value that came out of its collectives may be kept: one of them failed, whatever the script made of
-        the exception, or the group was aborted. Empty while it is whole. From any thread, and cheap.
+        """Why no result of its collectives may be kept: one of them failed, even if the script caught the exception, or
+        the group was aborted. Empty while the group is intact. Callable from any thread, and cheap.
 
         An aborted collective of an asynchronous backend ends without an exception and leaves garbage. So ``abort`` sets
-        this before it touches any collective, and whoever looks after the device has synchronised misses nothing.
+        this before it touches any collective, and a check after the device has synchronised misses nothing.
         """
         ...
 
     def settle(self) -> None:
-        """Wait for the collectives of this worker that nobody has waited for yet. Those that fail show in
-        ``failure``."""
+        """Wait for this worker's collectives that have not been waited for yet. Failures show in ``failure``."""
         ...
 
     def abort(self) -> None:
-        """From any thread, at any moment, also while the group is still being formed: let every collective in flight
-        or to come fail at once. Returns at once; doing it twice does nothing."""
+        """Make every current or future collective fail at once. From any thread, at any time, even while the group is
+        being formed. Returns at once; idempotent."""
         ...
 
     def retire(self) -> None:
-        """Free what is left of an aborted group, on the main thread, while the next one is already at work. The
-        number of descriptors and threads must not grow from round to round."""
+        """Free the remains of an aborted group, on the main thread, while the next one is already in use. The number
+        of descriptors and threads must not grow from round to round."""
         ...
 
 
@@ -93,32 +91,32 @@ class Framework(Protocol):
     arrays: Arrays
 
     def why_not_in_process(self) -> str:
-        """Why a worker of this build or on this device cannot rejoin in process; empty when it can."""
+        """Why a worker with this build or device cannot rejoin in process; empty when it can."""
         ...
 
     def prepare(self, seat: Seat) -> Group:
-        """A group for this place, not connected yet: from here on ``abort`` works."""
+        """A group for this place, not connected yet; ``abort`` works from here on."""
         ...
 
     def connect(self, group: Any, seat: Seat) -> None:
-        """Connect it to all its peers and make it the framework's default group. Blocks; raises when a peer is lost
+        """Connect the group to all peers and make it the framework's default group. Blocks; raises when a peer is lost
         or ``abort`` is called."""
         ...
 
     def lost_peers(self, error: BaseException) -> bool:
-        """Whether this exception is what a collective raises when a peer is gone or the group was aborted."""
+        """Whether a collective raises this exception when a peer is gone or the group was aborted."""
         ...
 
     def out_of_memory(self, error: BaseException) -> bool:
-        """Whether this exception says that the host or the device has no memory left."""
+        """Whether this exception means that the host or the device is out of memory."""
         ...
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What each rank of the current group hands over, in the order of the ranks; for short messages. Alone: only
-        the own. All ranks call it; raises like any collective."""
+        """The short messages of all ranks of the current group, in order; without a group only the own one. A
+        collective, raises like any other."""
         ...
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """The bytes of rank ``root`` of the current group, of any length; the other ranks' are not looked at. All ranks
-        call it; raises like any collective."""
+        """The bytes of rank ``root``, of any length; other ranks' data is ignored. A collective, raises like any
+        other."""
         ...

@@ -1,6 +1,6 @@
-"""Where the framework-neutral worker start meets ``edl.torch`` and ``edl.paddle``, by name only.
+"""Connects the framework-neutral worker start with ``edl.torch`` and ``edl.paddle``, by name only.
 
-Each framework's ``startup`` module offers ``why_unsafe()``, asked after the imports and before the first fork, and
+Each framework's ``startup`` module offers ``why_unsafe()``, called after the imports and before the first fork, and
 ``before_script(imported_under, environment)``, called in each worker before the user's code.
 """
 
@@ -21,11 +21,11 @@ from edl.worker import linux
 
 _STARTUPS = {"torch": "edl.torch.startup", "paddle": "edl.paddle.startup"}
 _PATCHED_ON_IMPORT = ("paddle",)
-"""Frameworks to which ``before_script`` also matters when the script imports them itself."""
+"""Frameworks that need ``before_script`` even if only the script imports them."""
 
 
 class Startup(Protocol):
-    """What a framework's startup module offers."""
+    """The interface of a framework's startup module."""
 
     def why_unsafe(self) -> str:
         """Why this process, which has imported the framework, must not be forked; empty when it may."""
@@ -34,18 +34,18 @@ class Startup(Protocol):
     def before_script(self, imported_under: Mapping[str, str], environment: Mapping[str, str]) -> None:
         """Adapt the framework to this worker.
 
-        ``imported_under``: the environment it was imported with; ``environment``: the worker's, live.
+        ``imported_under``: the environment at import time; ``environment``: the worker's, live.
         """
         ...
 
 
 def startup(framework: str) -> Startup:
-    """The startup module of a framework that has been imported."""
+    """The startup module of an imported framework."""
     return cast(Startup, importlib.import_module(_STARTUPS[framework]))
 
 
 def why_unsafe() -> str:
-    """Why a fork of this process could hang or crash; empty when nothing speaks against it."""
+    """Why a fork of this process could hang or crash; empty if there is no known reason."""
     if threading.active_count() > 1:
         names = ", ".join(sorted(thread.name for thread in threading.enumerate()[1:]))
         return f"an imported module started threads ({names})"
@@ -57,7 +57,7 @@ def why_unsafe() -> str:
 
 
 def before_script(imported_under: Mapping[str, str]) -> None:
-    """Adapt loaded frameworks to this worker, and have others adapted as soon as the script imports them."""
+    """Adapt loaded frameworks to this worker, and others as soon as the script imports them."""
     for name in _STARTUPS:
         if name in sys.modules:
             startup(name).before_script(imported_under, os.environ)
@@ -66,7 +66,7 @@ def before_script(imported_under: Mapping[str, str]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Lets one module be imported as ever and calls its ``before_script`` right after."""
+    """Imports one module as usual and calls its ``before_script`` right after."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -75,7 +75,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's usual spec, with a loader that adapts it; only that of the one module."""
+        """The module's usual spec, with a loader that adapts it; None for other modules."""
         if fullname != self._name or self._looking:
             return None
         self._looking = True

@@ -1,4 +1,4 @@
-"""``settings()``: batch and learning rate that the Master prescribes, as this worker has to take them."""
+"""``settings()``: batch size and learning rate prescribed by the Master, for this worker."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from edl.worker.session import Session
 
 @dataclass(frozen=True, slots=True)
 class SettingsView:
-    """What holds for the steps after the last commit. Frozen: ask again after each ``commit()``."""
+    """The settings for the steps after the last commit. Immutable: call ``settings()`` again after each
+    ``commit()``."""
 
     number: int
     """Counts changes over the life of the job; 0: nothing is prescribed."""
     global_batch: int
-    """Samples of a step over all workers; 0 if that is up to the script, and it was not said."""
+    """Samples per step over all workers; 0 if neither the job nor the script specified it."""
     local_batch: int
-    """This worker's samples of a step; 0 as above. Uneven splits give lower ranks one more than higher ones."""
+    """This worker's samples per step; 0 as above. Uneven splits give lower ranks one more."""
     micro_batch: int
-    """Samples of the largest micro-batch; 0 as above."""
+    """Samples in the largest micro-batch; 0 as above."""
     accumulation: int
-    """Micro-batches of a step, the same on all workers."""
+    """Micro-batches per step, the same on all workers."""
     lr_factor: float
-    """What the script's LR is to be multiplied by in the next step, as far as the Master knows it."""
+    """Factor for the script's LR in the next step, as far as the Master knows it."""
     logical_ranks: int
     """Fixed number of logical ranks, 0 for none."""
 
 
 def current() -> Settings:
-    """What holds for this worker's next step; ``NO_SETTINGS`` when nothing is prescribed.
+    """The settings of this worker's next step; ``NO_SETTINGS`` when nothing is prescribed.
 
-    A worker that was started ahead of its world, and has none yet, waits for it. A plain script, a helper process and
-    a script without a launcher go by the environment.
+    A worker that was started ahead of its world waits for it. Plain scripts, helper processes and scripts without a
+    launcher use the environment.
     """
     session = _session()
     return from_environment(os.environ) if session is None else session.settings
@@ -50,24 +51,24 @@ def lr_factor(commit: int | None = None) -> float:
 
 
 def commits() -> int:
-    """Commits of this worker's state; 0 when it has none."""
+    """Number of commits of this worker's state; 0 without a state."""
     session = sessions.opened()
     passed = getattr(session.state, "commits", 0) if session is not None else 0
     return passed if isinstance(passed, int) else 0
 
 
 def plan(batch_size: int = 0) -> StepPlan:
-    """How the world's workers take the samples of the next step. ``batch_size``: the script's own, 0 if unknown.
+    """How the world's workers divide the samples of the next step. ``batch_size``: the script's own, 0 if unknown.
 
-    Raises ``StateError`` when that cannot be said.
+    Raises ``StateError`` when that cannot be determined.
     """
     settings = current()
     return step_plan(settings, batch_size, _place()[1])
 
 
 def settings(batch_size: int = 0) -> SettingsView:
-    """What holds for the next step. ``batch_size``: the script's own, of one forward pass; without it the numbers that
-    depend on it are 0 where the job prescribes no batch.
+    """The settings of the next step. ``batch_size``: the script's own, for one forward pass; without it, numbers that
+    depend on it are 0 where the job prescribes no batch size.
 
     Raises ``StateError`` when the settings do not fit the world.
     """
@@ -75,7 +76,7 @@ def settings(batch_size: int = 0) -> SettingsView:
 
 
 def view(place: Context, batch_size: int = 0) -> SettingsView:
-    """The same for a place in the world that is known already."""
+    """The settings for a known place in the world."""
     return _view(current(), place.rank, place.world_size, commits(), batch_size)
 
 
@@ -84,7 +85,7 @@ def _view(settings: Settings, rank: int, workers: int, commit: int, batch_size: 
     if not (batch_size or settings.global_batch or settings.local_batch):
         return SettingsView(settings.number, 0, 0, 0, 1, factor, settings.logical_ranks)
     if not 0 <= rank < workers:
-        raise StateError(f"rank {rank} in a world of {workers} workers: RANK and WORLD_SIZE do not fit")
+        raise StateError(f"rank {rank} in a world of {workers} workers: RANK and WORLD_SIZE contradict each other")
     found = step_plan(settings, batch_size, workers)
     return SettingsView(
         settings.number,
@@ -98,8 +99,8 @@ def _view(settings: Settings, rank: int, workers: int, commit: int, batch_size: 
 
 
 def _session() -> Session | None:
-    """The session whose settings count; None where the environment does. Does not make a plain script wait for worlds,
-    nor a script without a launcher look for one."""
+    """The session whose settings apply; None if the environment's do. Neither makes a plain script wait for worlds nor
+    a script without a launcher look for one."""
     session = sessions.opened()
     if session is not None and session.seat is not None:
         return session
@@ -111,7 +112,7 @@ def _session() -> Session | None:
 
 
 def _place() -> tuple[int, int]:
-    """Rank and size of the world, without joining one where the environment tells them."""
+    """Rank and world size, from the environment if possible, without joining a world."""
     session = _session()
     if session is not None and session.seat is not None:
         return session.seat.rank, session.seat.world_size

@@ -1,4 +1,4 @@
-"""A worker's connection to its agent: a side thread reads, the training thread asks and waits."""
+"""A worker's connection to its agent: a side thread reads, the training thread sends requests and waits."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from edl.worker.framework import Group
 from edl.worker.touching import touch_ahead
 
 _LONGEST_WAIT_S = 1.0
-"""A waiting thread looks about so often, even if nobody wakes it."""
+"""A waiting thread checks at least this often (seconds), even if it is not woken."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _MOST_DESCRIPTORS = 4
 _MOST_BUFFERS = 4
-"""Of one stream: the agent has at most so many. The oldest is unmapped when there would be more."""
+"""Maximum number of buffers of a stream, which the agent never exceeds. The oldest is unmapped when there would be
+more."""
 _SMALL_BYTES = 256 * 1024
-"""A buffer may be so much more than twice too large."""
+"""Tolerance in bytes beyond twice the needed size of a buffer."""
 _Answer = TypeVar("_Answer")
 
 
 class Memory:
-    """A mapped memory file. Shared and writable, or a private view that may be written without anybody noticing."""
+    """A mapped memory file: either shared and writable, or a private copy-on-write view."""
 
     def __init__(self, descriptor: int, size: int, *, private: bool) -> None:
         """Raises ``OSError`` or ``ValueError`` when the file is shorter, or cannot be mapped."""
@@ -46,8 +47,8 @@ class Memory:
         self.view = memoryview(self._map)
 
     def close(self) -> bool:
-        """Unmap it. False if an array that was made over it is in use: the mapping goes when the last of them does, or
-        when this is called again."""
+        """Unmap it. Returns False if an array over it is still in use: the mapping then ends with the last one, or when
+        this is called again."""
         try:
             self.view.release()
             self._map.close()
@@ -58,27 +59,27 @@ class Memory:
 
 @dataclass
 class _Stream:
-    """Buffers of one stream."""
+    """The buffers of one stream."""
 
     maps: dict[int, Memory]
-    """By number of the buffer."""
+    """By buffer number."""
     ready: tuple[int, int] | None = None
     """Number and size of the buffer to write next."""
     due: int = 0
-    """Answers to come: exactly one for each ``Want`` and each ``Committed``, in their order. Only the last one counts:
-    what an earlier one offers may have been taken back or handed over since."""
+    """Outstanding answers: exactly one for each ``Want`` and each ``Committed``, in order. Only the last one counts,
+    since an earlier offer may have been withdrawn or replaced."""
     needed: int = 0
     """Bytes of the newest snapshot."""
     refused: str = ""
-    """Why there is none."""
+    """Why there is no buffer."""
     ahead: bool = False
-    """What is due was asked for ahead of a commit: that there is no memory for it now says nothing about then."""
+    """The outstanding request was made ahead of a commit, so a refusal now does not apply to that commit."""
     unknown: int = 0
-    """Buffers in a row that came without their descriptor."""
+    """Number of consecutive buffers that came without a descriptor."""
 
     def map(self, number: int, memory: Memory) -> None:
-        """Add a buffer, and unmap those that the agent will not hand out again: they would be no good for a snapshot
-        of the present size, or are more than it ever has."""
+        """Add a buffer, and unmap those that the agent will not offer again: they do not fit the current snapshot, or
+        exceed the maximum number."""
         self.drop(number)
         for other, old in list(self.maps.items()):
             if not self.needed <= old.size <= 2 * self.needed + _SMALL_BYTES:
@@ -95,7 +96,7 @@ class _Stream:
 
 
 def _end_process() -> None:
-    sys.stderr.write("edl: the launcher is gone, so this worker ends\n")
+    sys.stderr.write("edl: the launcher is gone, so this worker exits\n")
     sys.stderr.flush()
     os._exit(1)
 
@@ -112,10 +113,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Link:
-    """The agent's other end is ``edl/agent/worker_server.py``."""
+    """Connection to ``edl/agent/worker_server.py``."""
 
     def __init__(self, channel: socket.socket, gone: Callable[[], None] = _end_process) -> None:
-        """``gone``: called on the side thread when the agent has closed the connection."""
+        """``gone`` is called on the side thread when the agent has closed the connection."""
         self._channel = channel
         self._gone = gone
         self._pid = os.getpid()
@@ -136,7 +137,7 @@ class Link:
 
     @classmethod
     def connect(cls, address: str, gone: Callable[[], None] = _end_process) -> Link:
-        """Connect to the agent at an abstract address and begin to listen to it. Raises ``OSError``."""
+        """Connect to the agent at an abstract address and start the side thread. Raises ``OSError``."""
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             channel.connect("\0" + address)
@@ -148,8 +149,8 @@ class Link:
         return link
 
     def start(self) -> None:
-        """Begin to listen."""
-        # Signals are for the thread that trains: it is the one whose waiting they must interrupt.
+        """Start the side thread."""
+        # Signals are for the training thread, whose waits they must interrupt.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(_FAULTS))
         try:
             self._thread.start()
@@ -157,7 +158,7 @@ class Link:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        """Take leave of the agent without ending the process."""
+        """Close the connection without ending the process."""
         self._gone = lambda: None
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
@@ -171,12 +172,12 @@ class Link:
             self._drop_pieces()
 
     def let_go(self) -> None:
-        """In a forked child: nothing of the connection may stay open there, or the agent would not see it end."""
+        """Call in a forked child: if a copy of the connection stayed open there, the agent would not see it end."""
         self._changed = threading.Condition()
         self._channel.close()
 
     def send(self, message: local.ToAgent) -> None:
-        """Say something to the agent."""
+        """Send a message to the agent."""
         self._send(local.encode_to_agent(message))
 
     def _send(self, datagram: bytes, *descriptors: int) -> None:
@@ -187,13 +188,13 @@ class Link:
         try:
             socket.send_fds(self._channel, [datagram], descriptors)
         except OSError:
-            # The side thread sees the end as well; whoever is first ends the process.
+            # The side thread sees the end as well; the first of the two ends the process.
             self._gone()
 
     # --- places ------------------------------------------------------------------------------------------------------
 
     def wait_for_place(self) -> Seat:
-        """The next place in a world. Raises ``SystemExit(0)`` when the agent says to stop instead."""
+        """Wait for the next place in a world. Raises ``SystemExit(0)`` when the agent says to stop instead."""
 
         def placed() -> Seat | None:
             if self._stop is not None:
@@ -204,8 +205,8 @@ class Link:
         return self._wait(placed)
 
     def follow(self, heard: Callable[[Seat], None]) -> None:
-        """``heard`` is called, on the side thread, with each place that comes from now on; at once with one that has
-        come and that nobody has waited for. It may hear of one twice. A later call replaces it."""
+        """Call ``heard``, on the side thread, with each further place; at once with one that is waiting. A place may be
+        reported twice. A later call replaces the callback."""
         with self._changed:
             self._follower = heard
             place, self._place = self._place, None
@@ -218,12 +219,12 @@ class Link:
             return self._broken >= number
 
     def wait_until_broken(self, number: int, longest_s: float) -> bool:
-        """Wait for the news that a round is over; False when it does not come."""
+        """Wait until the round is over; False after ``longest_s``."""
         return self._wait(lambda: self._broken >= number or self._stop is not None, longest_s) is True
 
     @property
     def why_over(self) -> str:
-        """Why the last round was broken."""
+        """Why the last round was interrupted."""
         return self._why
 
     @property
@@ -240,18 +241,18 @@ class Link:
 
     @property
     def held(self) -> bool:
-        """See ``Boundary.held``."""
+        """Whether a boundary is being agreed on; see ``Boundary.held``."""
         with self._changed:
             return self._boundary.held
 
     @property
     def missed(self) -> int:
-        """See ``Boundary.missed``."""
+        """Boundaries that this worker has missed; see ``Boundary.missed``."""
         with self._changed:
             return self._boundary.missed
 
     def register(self, number: int, group: Group) -> None:
-        """From now on a break of this round aborts the group, at once if the round is broken already."""
+        """Abort this group when the round is interrupted, at once if it already is."""
         with self._changed:
             self._group = (number, group)
             broken = self._broken >= number
@@ -261,7 +262,7 @@ class Link:
     # --- boundaries --------------------------------------------------------------------------------------------------
 
     def arrive(self, commit: int) -> Turn:
-        """Stand before a boundary until it may be passed. Raises ``RoundOver``."""
+        """Wait at a boundary until it may be passed. Raises ``RoundOver``."""
 
         def turn() -> Turn | None:
             answer = self._boundary.arrive(commit)
@@ -274,7 +275,7 @@ class Link:
 
     @property
     def settings(self) -> Settings:
-        """See ``Boundary.settings``."""
+        """The current settings; see ``Boundary.settings``."""
         with self._changed:
             return self._boundary.settings
 
@@ -304,7 +305,7 @@ class Link:
         return found
 
     def prepare(self, stream: str, size: int) -> None:
-        """Have a buffer for a snapshot of about this size made, so that the next commit need not wait for it."""
+        """Request a buffer for a snapshot of about this size, so that the next commit need not wait for it."""
         with self._changed:
             mine = self._streams[stream]
             if not mine.due and (mine.ready is None or mine.ready[1] < size):
@@ -312,10 +313,10 @@ class Link:
                 self._want(stream, size)
 
     def announce(self, number: int, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
-        """Hand over what was kept of one commit, in this round: all of it or nothing. The copies are complete by now.
+        """Announce what was kept of one commit in this round: all of it or nothing. The copies must be complete.
 
-        Raises ``RoundOver`` when the round was broken while they were made, or a collective has failed: what was copied
-        may be what an aborted collective left. Nothing can come between that check and the messages.
+        Raises ``RoundOver`` when the round was interrupted while they were made, or a collective has failed, since the
+        copies may then contain the garbage of an aborted collective. Check and messages are atomic.
         """
         with self._changed:
             if why := self._spoilt(number):
@@ -328,7 +329,7 @@ class Link:
                 self.send(message)
 
     def spoilt(self, number: int) -> str:
-        """Why nothing that this worker holds may be kept any more, in this round; empty while all is well."""
+        """Why nothing that this worker holds may be kept in this round; empty if it may."""
         with self._changed:
             return self._spoilt(number)
 
@@ -344,10 +345,10 @@ class Link:
         self.send(local.Want(stream, size))
 
     def piece(self, stream: str, fits: Callable[[memoryview], _Answer | None]) -> tuple[Memory, _Answer] | str:
-        """The piece of state that was asked for, and what ``fits`` says of it; or why there is none.
+        """The requested piece of state, and what ``fits`` returns for it; or the reason why there is none.
 
-        ``fits`` returns None for a piece that belongs to an earlier question. The memory is the caller's to close.
-        Raises ``RoundOver``.
+        ``fits`` returns None for a piece that answers an earlier request. The caller closes the memory. Raises
+        ``RoundOver``.
         """
         while True:
             found: Memory | str = self._wait(lambda: self._take_piece(stream))
@@ -370,9 +371,9 @@ class Link:
     # --- services of the Master --------------------------------------------------------------------------------------
 
     def call(self, service: str, body: str, number: int) -> None:
-        """Say something to a service of the Master, from any thread, as a worker of this round.
+        """Send a message to a service of the Master, from any thread, as a worker of this round.
 
-        It is lost when there is no Master in reach: whoever listens hears of the next one, and says it again.
+        It is lost while no Master is reachable: listeners are notified of the next one, and send again.
         """
         message = local.Call(service, number, body)
         datagram = local.encode_to_agent(message)
@@ -386,19 +387,19 @@ class Link:
             os.close(descriptor)
 
     def listen(self, service: str, heard: Callable[[str | None], None]) -> None:
-        """``heard`` is called, on the side thread, with each word of a service; with None when what was said to it
-        before may be lost. A later call replaces it."""
+        """Call ``heard``, on the side thread, with each message of a service, and with None when earlier messages to it
+        may be lost. A later call replaces the callback."""
         self._listeners[service] = heard
 
     def remind(self) -> None:
-        """Have everybody who listens say again what may be lost."""
+        """Make all listeners repeat messages that may be lost."""
         for heard in list(self._listeners.values()):
             _tell(heard, None)
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait(self, ask: Callable[[], _Answer | None], longest_s: float | None = None) -> _Answer | Any:
-        """What ``ask`` returns, under the lock, as soon as it is neither None nor False. None when time is over."""
+        """The result of ``ask``, called under the lock, once it is neither None nor False; None after ``longest_s``."""
         if os.getpid() != self._pid:
             raise StateError(
                 "state is committed and worlds are joined in the worker's own process, not in a forked one"
@@ -433,7 +434,7 @@ class Link:
                 else:
                     self._take(message, descriptors)
             except (ProtocolError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
-                sys.stderr.write(f"edl: a message of the agent could not be used: {type(error).__name__}: {error}\n")
+                sys.stderr.write(f"edl: ignored an invalid message from the agent: {type(error).__name__}: {error}\n")
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -452,7 +453,7 @@ class Link:
                     self._boundary.stop(reason)
                 case local.Hold(number, hold):
                     if number == self._round:
-                        # Under the lock: no boundary is passed between looking and answering.
+                        # Under the lock, so that no boundary is passed between checking and answering.
                         self.send(local.Here(hold, self._boundary.hold(hold)))
                 case local.Target(hold, commit, Purpose.SET.value, settings=settings):
                     self._boundary.set_settings(hold, commit, settings)
@@ -494,7 +495,7 @@ class Link:
 
     def _sit(self, seat: Seat) -> Seat | None:
         if seat.round <= self._round:
-            return None  # said twice
+            return None  # received twice
         self._place, self._round = seat, seat.round
         if self._broken < seat.round:
             self._boundary.begin(seat.restore_commit, seat.settings)
@@ -504,7 +505,7 @@ class Link:
         return seat
 
     def _break(self, message: local.Break) -> Group | None:
-        """Returns the group to abort."""
+        """Mark the round as interrupted; returns the group to abort."""
         if message.round <= self._broken:
             return None
         self._broken, self._why = message.round, message.reason
@@ -529,7 +530,8 @@ class Link:
         elif number in stream.maps:
             stream.ready, stream.unknown = (number, size), 0
         elif stream.unknown < _MOST_BUFFERS:
-            # Unmapped too early, as it did not fit in between. The agent gives a new one for what this one cannot hold.
+            # Unmapped too early, because it did not fit in between. The agent allocates a new one for a size that this
+            # one cannot hold.
             stream.unknown += 1
             self._want(message.stream, size + 1)
         else:
@@ -551,7 +553,7 @@ class Link:
 def _abort(group: Group) -> None:
     try:
         group.abort()
-    except Exception as error:  # noqa: BLE001 - the side thread must live on to hear of the next world
+    except Exception as error:  # noqa: BLE001 - the side thread must survive to receive the next world
         sys.stderr.write(f"edl: aborting the communicator failed: {type(error).__name__}: {error}\n")
 
 
@@ -559,11 +561,11 @@ def _tell(heard: Callable[[_Answer], None], word: _Answer) -> None:
     try:
         heard(word)
     except Exception as error:  # noqa: BLE001 - as above
-        sys.stderr.write(f"edl: what the agent says could not be taken: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"edl: handling a message from the agent failed: {type(error).__name__}: {error}\n")
 
 
 def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:
-    """The memory, or why it could not be had: somebody waits for the answer."""
+    """The mapped memory, or the reason why it failed, since a caller waits for the answer."""
     try:
         return Memory(descriptor, size, private=private)
     except (OSError, ValueError) as error:

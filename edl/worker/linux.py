@@ -1,4 +1,4 @@
-"""The few things of Linux that Python's ``os`` does not offer, and process housekeeping around fork."""
+"""Linux calls that Python's ``os`` lacks, and process housekeeping around fork."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/davinci", "/dev/xpu", "/dev/accel", "/dev/habanalabs")
 FORK_SERVER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
-"""Signals whose handling the fork server changes for itself and gives back to its children."""
+"""Signals whose handling the fork server changes for itself and resets for its children."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -27,7 +27,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when ``parent`` ends, or end now when it has ended already."""
+    """Have the kernel send SIGKILL to this process when ``parent`` ends; end at once if it has already ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -39,9 +39,9 @@ def adopt_orphans() -> None:
 
 
 def fork() -> int:
-    """``os.fork`` with a clean break: the child leads a new session, dies with its parent, has default signals.
+    """``os.fork`` whose child leads a new session, dies with its parent, and has default signal handlers.
 
-    Signals are blocked across the fork, so none meets the child while it still has the parent's handlers.
+    Signals are blocked across the fork, so that none reaches the child while it still has the parent's handlers.
     """
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -59,7 +59,7 @@ def fork() -> int:
 
 
 def _settle(parent: int) -> None:
-    """In the child. It must never return to its caller half done: there it would go on as a second parent."""
+    """Set up the child. It must never return half done to its caller, where it would continue as a second parent."""
     try:
         os.setsid()
         die_with_parent(parent)
@@ -67,13 +67,13 @@ def _settle(parent: int) -> None:
         for number in FORK_SERVER_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    except BaseException:  # noqa: BLE001 - whatever it is
+    except BaseException:  # noqa: BLE001 - in the child every error is fatal
         traceback.print_exc()
         os._exit(ExitCode.INTERNAL)
 
 
 def children() -> list[int]:
-    """Living and dead children of this single-threaded process; empty where the kernel does not tell."""
+    """Living and dead children of this single-threaded process; empty if the kernel does not list them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
@@ -82,9 +82,9 @@ def children() -> list[int]:
 
 
 def open_descriptors() -> set[int]:
-    """Numbers of the descriptors this process has open."""
+    """Numbers of the open descriptors of this process."""
     found = {int(name) for name in os.listdir("/proc/self/fd")}
-    # The listing had a descriptor of its own, which is closed again.
+    # The listing itself used a descriptor, which is closed by now.
     return {number for number in found if _is_open(number)}
 
 
@@ -98,7 +98,7 @@ def _is_open(descriptor: int) -> bool:
 
 def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor above 2 that is not in ``keep``."""
-    # One by one as listed: a range would mean a million calls where Python knows no close_range and the limit is high.
+    # One by one as listed: without close_range, a range could mean a million calls under a high limit.
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor not in keep:
             with contextlib.suppress(OSError):
@@ -106,8 +106,8 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def bind_to(cores: Collection[int]) -> None:
-    """Bind all threads of this process to these processor cores; nothing when there are none. One that cannot be bound
-    runs wherever it may, and says so."""
+    """Bind all threads of this process to these CPU cores; no effect if there are none. On failure the process runs
+    unbound, with a message."""
     for thread in map(int, os.listdir("/proc/self/task")) if cores else ():
         try:
             os.sched_setaffinity(thread, cores)
@@ -119,7 +119,7 @@ def bind_to(cores: Collection[int]) -> None:
 
 
 def open_accelerator() -> str:
-    """Path of an accelerator device this process holds open, or empty. Such a process must not be forked."""
+    """Path of an accelerator device that this process has open, or empty. Such a process must not be forked."""
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -131,10 +131,10 @@ def open_accelerator() -> str:
 
 
 def set_title(words: Sequence[str]) -> None:
-    """Make ``ps`` and ``/proc/<pid>/cmdline`` show these words, cut to the room of the original command line."""
+    """Make ``ps`` and ``/proc/<pid>/cmdline`` show these words, cut to the length of the original command line."""
     try:
         with open("/proc/self/stat", "rb") as file:
-            # The second field is a name in parentheses that may hold spaces; numbering goes on after it.
+            # The second field is a name in parentheses that may contain spaces; numbering continues after it.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return

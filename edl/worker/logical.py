@@ -1,9 +1,9 @@
-"""Logical ranks: a fixed number of gradients, added up in an order that does not depend on which worker made which.
+"""Logical ranks: a fixed number of gradients, summed in an order that does not depend on which worker computed which.
 
-The order is a binary tree over the logical ranks: 0+1, 2+3, …, then pairs of those, and so on; where there is no
-partner, what is there moves up alone. Floating-point additions in the same order have the same bits. A worker adds up
-what lies whole in its own block as the gradients come, so that it holds few of them at a time; the rest of the tree is
-worked out by all workers, from what all have sent.
+The order is a binary tree over the logical ranks: 0+1, 2+3, …, then pairs of those, and so on; an element without a
+partner moves up alone. Floating-point additions in the same order give the same bits. A worker sums the complete
+subtrees within its own block as gradients come, so that it holds few at a time; the rest of the tree is computed by all
+workers, from what all have sent.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from edl.worker import hyper
 Node = tuple[int, int]
 """Level and index: ``(2, 1)`` is the sum over the logical ranks 4 to 7."""
 CHUNK_BYTES = 32 << 20
-"""What comes from all workers at once."""
+"""Bytes received from all workers at once."""
 _LARGEST_ITEM = 8
 
 
 class Branches:
-    """The sums that one worker has made. Arrays are numpy's or a framework's: they can be added and cut."""
+    """The partial sums of one worker. Arrays are NumPy's or a framework's: they can be added and sliced."""
 
     def __init__(self) -> None:
         self.nodes: dict[Node, list[Any]] = {}
 
     def add(self, rank: int, arrays: list[Any]) -> None:
-        """The gradient of one logical rank; it is kept, and added to in place."""
+        """Add the gradient of one logical rank; the arrays are kept and modified in place."""
         node = (0, rank)
         while (partner := (node[0], node[1] ^ 1)) in self.nodes:
             other = self.nodes.pop(partner)
@@ -41,7 +41,7 @@ class Branches:
 
 
 def tree_sum(nodes: Mapping[Node, Any], ranks: int) -> Any:
-    """The sum of all: of the gradients of ``ranks`` logical ranks, some added up already. None if there is nothing."""
+    """The total over ``ranks`` logical ranks, some of which are already summed. None if there is nothing."""
     level = max(ranks - 1, 0).bit_length()
 
     def total(node: Node) -> Any:
@@ -63,10 +63,10 @@ def sum_over_workers(
     blank: Callable[[int, int, int], Any],
     gather: Callable[[Any], Sequence[Any]],
 ) -> list[Any]:
-    """All workers' branches, added up; every worker gets the same bits. A collective.
+    """The sum of all workers' branches, with the same bits on every worker. A collective.
 
     ``held``: the nodes that each worker has, by rank. ``sizes``: elements of each array. ``blank(array, rows,
-    columns)`` makes an array to send in, of the kind of that array; ``gather`` gives back those of all workers.
+    columns)`` creates an array to send, of the kind of that array; ``gather`` returns those of all workers.
     """
     ranks = 1 + max(((index + 1 << level) - 1 for nodes in held for level, index in nodes), default=-1)
     rows = max((len(nodes) for nodes in held), default=0)
@@ -94,31 +94,31 @@ def _places(held: Sequence[Sequence[Node]]) -> Iterator[tuple[int, int, Node]]:
 
 
 def _added(left: Any, right: Any) -> Any:
-    left += right  # IEEE additions commute, but NaNs may differ: keep to the order
+    left += right  # IEEE additions commute, but NaNs may differ: keep the order
     return left
 
 
 class Part:
-    """What the workers tell each other of a step before they add up: small, and the same on all of them afterwards."""
+    """The small message that the workers exchange about a step before they add up gradients."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.used = b""
-        """One byte for each parameter: 1 if it has a gradient."""
+        """One byte per parameter: 1 if it has a gradient."""
         self.losses: dict[int, tuple[int, float]] = {}
-        """By logical rank: its samples and its mean loss."""
+        """Samples and mean loss, by logical rank."""
         self.squares: dict[int, float] = {}
-        """By logical rank: the square of its gradient's norm, times the square of its weight."""
+        """Squared gradient norm times squared weight, by logical rank."""
 
     def encode(self) -> bytes:
-        """JSON keeps every bit of a float."""
+        """Encode as JSON, which preserves every bit of a float."""
         losses = [[rank, *loss] for rank, loss in self.losses.items()]
         squares = list(self.squares.items())
         return json.dumps([self.nodes, self.used.hex(), losses, squares]).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """The inverse."""
+        """Inverse of ``encode``."""
         part = cls()
         nodes, used, losses, squares = json.loads(data)
         part.nodes = [(int(level), int(index)) for level, index in nodes]
@@ -129,31 +129,31 @@ class Part:
 
 
 class Streams:
-    """Where the random numbers of each micro-batch begin: it depends on the logical rank and on the step."""
+    """The random seeds of micro-batches, which depend on the logical rank and the step."""
 
     def __init__(self, seed: int, first_step: int) -> None:
         self._seed = seed
         self._place = (hyper.commits(), first_step)
 
     def key(self, rank: int, micro: int) -> bytes:
-        """64 bytes, for one micro-batch of a logical rank."""
+        """A 64-byte seed for one micro-batch of a logical rank."""
         words = ":".join(str(word) for word in ("edl", self._seed, *self._place, rank, micro))
         return hashlib.blake2b(words.encode(), digest_size=64).digest()
 
     def step(self) -> None:
-        """A step is over. Steps are counted from the last commit, so that one that is done again is the same."""
+        """End a step. Steps are counted from the last commit, so that a repeated one gets the same numbers."""
         commit, steps = self._place
         self._place = (commit, steps + 1)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         commit = hyper.commits()
         if commit != self._place[0]:
             self._place = (commit, 0)
 
 
 def check_blocks(parts: Sequence[Part]) -> None:
-    """Raises ``StateError`` when two workers have taken the same logical rank."""
+    """Raise ``StateError`` when two workers have taken the same logical rank."""
     seen: dict[int, int] = {}
     for worker, part in enumerate(parts):
         for rank in part.losses:
@@ -162,5 +162,5 @@ def check_blocks(parts: Sequence[Part]) -> None:
 
 
 def used_by_any(parts: Sequence[Part]) -> bytes:
-    """Which parameters have a gradient on some worker."""
+    """Flags for the parameters that have a gradient on any worker."""
     return bytes(max(flags) for flags in zip(*(part.used for part in parts if part.used), strict=True))

@@ -1,4 +1,4 @@
-"""``run``: calls the script's ``train(state)`` again after every change of membership, with the state restored."""
+"""``run``: calls the script's ``train(state)`` again after every change of the world, with the state restored."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from edl.worker.session import Session
 from edl.worker.state import State
 
 LOST_PATIENCE_S = 10.0
-"""After a collective has failed: so long may it take until the Master says that the round is over. Then it is the
-script's own failure."""
+"""Seconds that the Master may take after a failed collective to end the round; after that it is the script's own
+failure."""
 _FEW = 10
-"""Boundaries that a worker may be behind the others without suspicion: an accelerator's queue is not that long."""
+"""Boundaries that a worker may be behind the others without suspicion; an accelerator's queue is not that long."""
 Train = TypeVar("Train", bound=Callable[..., Any])
 
 
 def make_run(framework: Framework, session: Callable[[], Session] = sessions.current) -> Callable[[Train], Train]:
     """The decorator ``run`` of a framework.
 
-    ``train(state, ...)`` then parks until this worker has a place in a world, and is called with the state of the
-    world's commit. It is unwound, by a ``BaseException`` from ``state.commit()`` or by the exception of a collective
-    that lost a peer, and called again, as often as the world changes. What it returns is returned.
+    The decorated ``train(state, ...)`` parks until this worker has a place in a world, and is called with the state of
+    the world's commit. It is unwound, by a ``BaseException`` from ``state.commit()`` or by the exception of a
+    collective that lost a peer, and called again whenever the world changes. Its result is returned.
     """
     sessions.introduce(framework)
 
@@ -43,9 +43,9 @@ def make_run(framework: Framework, session: Callable[[], Session] = sessions.cur
 
 
 def connect(framework: Framework, why_not: str = "") -> None:
-    """Wait for a place and form the communicator now, ahead of ``run``: for models that cannot be built without one.
+    """Wait for a place and form the communicator now, before ``run``: for models that cannot be built without one.
 
-    ``why_not``: why such a worker cannot rejoin in process. Such a worker, and only such a one, may call this.
+    ``why_not``: why this worker cannot rejoin in process. Only such workers may call this.
     """
     session = sessions.current()
     session.enter(framework, why_not)
@@ -65,12 +65,12 @@ def _drive(session: Session, framework: Framework, state: State, train: Callable
             state._tell_reset()
             result = train()
             returned = True
-            # What train returns may rest on what an aborted collective left.
+            # The result of train may depend on the garbage of an aborted collective.
             if not _left(session):
                 session.check()
             if session.link is not None and session.link.held:
-                # All workers are to stop at a boundary, and this was the last one: one more is made here, so that the
-                # end of the training does not meet the change of the world.
+                # All workers are to stop at a boundary, and this was the last one: make one more here, so that the end
+                # of the training does not collide with the change of the world.
                 state._finish()
             session.training = False
             if not _left(session):
@@ -100,17 +100,17 @@ def _check(session: Session, state: State) -> None:
     if session.training:
         raise StateError("a function decorated with run was called inside another one; call the plain function")
     if session.state is not None and session.state is not state:
-        raise StateError("one State for each process: run was called with another one before")
+        raise StateError("only one State per process is supported: run was called with another one before")
 
 
 def _join(session: Session, state: State) -> None:
-    """Communicator and state of the current round, unless an earlier ``run`` in it has made them ready."""
+    """Prepare communicator and state of the current round, unless an earlier ``run`` in it has done so."""
     if session.underway:
         return
     while True:
         seat = session.place()
         state._ask(session, seat)
-        if session.connect() is seat:  # else that round broke meanwhile, and nobody has asked for this one's state yet
+        if session.connect() is seat:  # else that round ended, and this one's state is not requested yet
             break
     state._begin(session, seat)
     session.underway = True
@@ -119,13 +119,13 @@ def _join(session: Session, state: State) -> None:
 
 
 def _left(session: Session) -> bool:
-    """Whether ``train`` returned although it was unwound: the script has swallowed that."""
+    """Whether ``train`` returned although it was unwound, because the script swallowed the exception."""
     return session.link is not None and session.link.left
 
 
 def _is_over(session: Session, error: BaseException, returned: bool) -> bool:
-    """Whether ``train`` is to be called again in the next round. Raises ``StateError`` when it would come to the same
-    trouble there. ``returned``: it came to its end, so the error is none of a boundary that it has called."""
+    """Whether ``train`` is called again in the next round. Raises ``StateError`` when the same problem would recur
+    there. ``returned``: train had returned, so the error is not from one of its boundaries."""
     over = session.is_over(error, LOST_PATIENCE_S)
     elsewhere = returned or not isinstance(error, RoundOver)
     if session.link is not None and elsewhere and session.link.missed > _FEW:
@@ -137,7 +137,7 @@ def _is_over(session: Session, error: BaseException, returned: bool) -> bool:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Let go of all that ``train`` and what it called held, so that it dies before the next round, not whenever."""
+    """Release everything that ``train`` and its callees held, so that it is freed before the next round."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:

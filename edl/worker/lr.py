@@ -1,4 +1,4 @@
-"""What an optimizer's learning rate is multiplied by in the next step."""
+"""Computes the factor for an optimizer's learning rate in the next step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edl.worker import session as sessions
 from edl.worker.session import note
 
 Rule = Callable[[int, int], float]
-"""``rule(reference, size)``: the factor for a size, where the script's learning rate is meant for the reference."""
+"""``rule(reference, size)``: the factor for a size, if the script's learning rate is meant for the reference."""
 
 
 class LrFactor:
-    """What the Master prescribes, times what only the workers can know."""
+    """The Master's factor, times the part that only the workers know."""
 
     def __init__(self, rule: Rule | None, noise: AdaScale | None) -> None:
         self.rule = rule
@@ -25,7 +25,8 @@ class LrFactor:
         self._noted = False
 
     def __call__(self) -> float:
-        """For the step after the last commit. Raises ``StateError`` when the script lacks what the job's rule needs."""
+        """The factor for the step after the last commit. Raises ``StateError`` when the script lacks what the job's
+        rule needs."""
         settings = hyper.current()
         return hyper.lr_factor() * self._own(settings)
 
@@ -48,7 +49,7 @@ class LrFactor:
 
 
 def found_noise(given: AdaScale | None = None) -> AdaScale | None:
-    """The script's ``AdaScale``: the one given, else the one in its ``State``."""
+    """The script's ``AdaScale``: the given one, else the one in its ``State``."""
     if given is not None:
         return given
     session = sessions.opened()
@@ -57,7 +58,8 @@ def found_noise(given: AdaScale | None = None) -> AdaScale | None:
 
 
 def needed_noise(given: AdaScale | None) -> AdaScale:
-    """Raises ``StateError`` when there is none. One that is in no state would differ between old and new workers."""
+    """The script's ``AdaScale``. Raises ``StateError`` if there is none; one outside of the state would differ between
+    old and new workers."""
     noise = found_noise(given)
     if noise is None:
         raise StateError("--lr-rule=adascale: the measurements are part of the state, State(noise=edl.AdaScale(), …)")
@@ -65,11 +67,11 @@ def needed_noise(given: AdaScale | None) -> AdaScale:
 
 
 def chosen_noise(given: AdaScale | None) -> AdaScale | None:
-    """What to measure into, if anything."""
+    """The ``AdaScale`` to update, if any."""
     return needed_noise(given) if hyper.current().lr == LrRule.ADASCALE.value else found_noise(given)
 
 
 def scale() -> float:
-    """How many times the size that the script's learning rate is meant for the next step has."""
+    """Size of the next step, as a multiple of the size that the script's learning rate is meant for."""
     settings = hyper.current()
     return settings.size / settings.reference if settings.reference and settings.size else 1.0

@@ -1,4 +1,4 @@
-"""Waiting for rank 0's store to listen, because the frameworks' own way of waiting is to sleep and try again."""
+"""Waits until rank 0's store listens, since the frameworks themselves sleep between their attempts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import socket
 import time
 
 LONGEST_WAIT_S = 60.0
-"""After that the framework tries for itself, with its own time limit and its own message."""
+"""Seconds after which the framework tries by itself, with its own time limit and message."""
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 
 
 def wait_until_open(address: tuple[str, int], longest_s: float = LONGEST_WAIT_S) -> bool:
-    """Wait until somebody listens there; False when nobody does within ``longest_s``."""
+    """Wait until a server listens there; False if none does within ``longest_s``."""
     deadline = time.monotonic() + longest_s
     pause_s = _FIRST_PAUSE_S
     while time.monotonic() < deadline:

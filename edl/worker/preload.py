@@ -1,8 +1,8 @@
-"""Which modules are worth importing before a worker is asked for: pure, found by reading the source, not running it.
+"""Selects the modules to import before workers are started: pure, by reading the source without running it.
 
-What counts is what the script and the modules beside it import, at the top or deeper. Frameworks are imported with
-the parts that a distributed start pulls in anyway; other libraries only when they stand in ``SAFE``. The user's own
-modules are read, never imported.
+The script and its neighbouring modules are searched for imports, at the top or deeper. Frameworks are imported with the
+parts that a distributed start needs anyway; other libraries only if they are in ``SAFE``. The user's own modules are
+read, never imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "torch": (
         "torch",
-        # DistributedDataParallel pulls it in, and it costs as much as torch itself.
+        # DistributedDataParallel imports it, and it costs as much as torch itself.
         "torch._dynamo",
         "torch.distributed",
         "torch.distributed.elastic.multiprocessing.errors",
@@ -32,7 +32,7 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
         "paddle.optimizer",
     ),
 }
-"""Framework to the modules that warm it up; the first is the framework."""
+"""The modules that warm up each framework; the first is the framework itself."""
 
 IMPLIED: dict[str, str] = {
     "edl.torch": "torch",
@@ -46,13 +46,13 @@ IMPLIED: dict[str, str] = {
     "paddlenlp": "paddle",
     "paddleseg": "paddle",
 }
-"""Modules whose import pulls in a framework."""
+"""Modules whose import implies a framework."""
 
 BEHIND: dict[str, tuple[str, ...]] = {
     "edl.torch": ("edl.torch.state", "edl.torch.ddp", "edl.torch.random_state", "edl.worker.context"),
     "edl.paddle": ("edl.paddle.state", "edl.paddle.ddp", "edl.paddle.random_state", "edl.worker.context"),
 }
-"""Packages that import their parts only when they are asked for, and these parts."""
+"""Packages that import their parts lazily, and these parts."""
 
 SAFE: frozenset[str] = frozenset(
     {
@@ -84,23 +84,23 @@ SAFE: frozenset[str] = frozenset(
         "yaml",
     }
 )
-"""Modules, with what is below them, whose import is known to start no thread and to touch no device."""
+"""Modules, including their submodules, whose import is known to start no thread and to touch no device."""
 
 MOST_FILES = 64
 MOST_CHARACTERS = 512_000
-"""Reading stops there: parsing more would cost more than it saves."""
+"""Limits of reading: parsing more would cost more than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Text of a module and the package that relative imports in it start from (empty for a script)."""
+    """Text of a module, and the package for its relative imports (empty for a script)."""
 
     text: str
     package: str
 
 
 SourceOf = Callable[[str], Source | None]
-"""Text of one of the user's own modules by dotted name, None when it is not one of them."""
+"""The source of one of the user's own modules by dotted name; None for other modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class Plan:
 class _Import:
     name: str
     firm: bool
-    """Runs whenever the module does: not below a function, ``if`` or ``try``."""
+    """It runs whenever the module does: not inside a function, ``if`` or ``try``."""
 
 
 def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Plan:
-    """What to import for a script whose source is ``entry``. ``extra``: modules the user asked for by name."""
+    """The modules to import for a script with source ``entry``. ``extra``: modules that the user named."""
     imports = _all_imports(entry, source_of)
     required: dict[str, None] = {}
     optional: dict[str, None] = {}
@@ -127,7 +127,7 @@ def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Pla
         firmness = [firm for name, firm in imports.items() if _framework(name) == framework]
         if not firmness:
             continue
-        # A library that implies a framework may be absent itself; only a plain import makes the framework a must.
+        # A library that implies a framework may be absent itself; only a direct import makes the framework required.
         named = any(firm for name, firm in imports.items() if firm and name.partition(".")[0] == framework)
         (required if named else optional)[modules[0]] = None
         optional.update(dict.fromkeys(modules[1:]))
@@ -138,12 +138,12 @@ def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Pla
 
 
 def imported(entry: Source, source_of: SourceOf) -> frozenset[str]:
-    """Names that the script and the user's modules it leads to import from outside."""
+    """External names imported by the script and by the user's modules that it uses."""
     return frozenset(_all_imports(entry, source_of))
 
 
 def _framework(name: str) -> str:
-    """The framework that importing this module brings in, or empty."""
+    """The framework that importing this module implies; empty for none."""
     root = name.partition(".")[0]
     if root in FRAMEWORKS:
         return root
@@ -151,7 +151,7 @@ def _framework(name: str) -> str:
 
 
 def is_library(name: str) -> bool:
-    """Whether a module belongs to a package that is known here, so that it is nobody's own."""
+    """Whether a module belongs to a package known here, so it is not the user's own."""
     root = name.partition(".")[0]
     return any(root == known.partition(".")[0] for known in (*FRAMEWORKS, *IMPLIED, *SAFE))
 
@@ -162,7 +162,7 @@ def _is_safe(name: str) -> bool:
 
 
 def _all_imports(entry: Source, source_of: SourceOf) -> dict[str, bool]:
-    """Names imported from outside by the entry and by the user's modules it leads to, and whether firmly."""
+    """External names imported by the entry and by the user's modules that it uses, and whether unconditionally."""
     found: dict[str, bool] = {}
     waiting: list[tuple[Source, bool]] = [(entry, True)]
     seen: set[str] = set()
@@ -181,7 +181,7 @@ def _all_imports(entry: Source, source_of: SourceOf) -> dict[str, bool]:
 
 
 def _own_modules(name: str, source_of: SourceOf, seen: set[str]) -> list[Source]:
-    """The user's modules that run when ``name`` is imported: its packages and itself, unless read before."""
+    """The user's modules that run when ``name`` is imported: its packages and itself, unless already read."""
     result = []
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
@@ -202,7 +202,7 @@ def _belongs(name: str, own: set[str]) -> bool:
 
 
 def _imports(source: Source) -> list[_Import]:
-    """Every import statement of a text; none when it does not compile (the worker will say so better)."""
+    """All import statements of a text; none when it does not compile (the worker reports that better)."""
     try:
         tree = ast.parse(source.text)
     except (SyntaxError, ValueError, RecursionError):
@@ -219,7 +219,7 @@ def _walk(node: ast.AST, package: str, *, firm: bool) -> Iterator[_Import]:
             base = _absolute(child, package)
             if base:
                 yield _Import(base, firm)
-                # Each name may be a submodule or just an attribute, so none of them is a must.
+                # Each name may be a submodule or just an attribute, so none of them is required.
                 yield from (_Import(f"{base}.{alias.name}", False) for alias in child.names if alias.name != "*")
         elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
             inner = firm and isinstance(child, ast.ClassDef | ast.With)

@@ -1,9 +1,9 @@
-"""Collectives among the workers of a round, on the CPU, over plain TCP: what a framework's own cannot offer, they fail
-at once, and never otherwise than by an exception.
+"""Collectives among the workers of a round, on the CPU, over plain TCP. Unlike those of frameworks, they fail at once
+when a peer is lost, and always by an exception.
 
-Each rank sends to the next one and receives from the one before, in one pass: what has come is passed on while the
-rest is still coming. Arrays are numpy's and are changed in place. Every call carries a header, by which ranks that do
-not call the same thing are found out. All ranks get the same bits.
+Each rank sends to the next one and receives from the previous one in a pipeline: data is passed on while the rest is
+still arriving. Arrays are NumPy's and are changed in place. Every call has a header, which detects ranks that call
+different operations. All ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _KINDS = (
 )
 _IN_FLOAT32 = ("float16", "bfloat16")
 _HEADER = struct.Struct("!IBBBxIQ")
-"""Number of the call, call, kind, operation, root, elements."""
+"""Call number, call, dtype, operation, root, elements."""
 _SMALL_BYTES = 16 * 1024
-"""Up to this an array goes round whole: half the hops, more bytes."""
+"""Arrays up to this size are sent whole: half the hops, more bytes."""
 _SCRATCH_BYTES = 512 * 1024
 _NOTHING = memoryview(b"")
 
@@ -37,7 +37,7 @@ _NOTHING = memoryview(b"")
 class Ring:
     """The group of one round. All ranks must call the same operations in the same order, one at a time.
 
-    An operation that fails leaves the group aborted: form the next one.
+    A failed operation leaves the group aborted: form the next one.
     """
 
     def __init__(self, rank: int, world_size: int, endpoints: Sequence[str], token: str, round: int = 0) -> None:
@@ -53,22 +53,22 @@ class Ring:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def connect(self, longest_s: float = LONGEST_CONNECT_S) -> None:
-        """Blocks until both neighbours are there. Raises ``PeerLost`` when aborted, ``OSError`` when the own endpoint
-        cannot be listened on."""
+        """Block until both neighbours are connected. Raises ``PeerLost`` when aborted, ``OSError`` when the own
+        endpoint cannot be listened on."""
         if self.world_size > 1:
             self._links.connect(longest_s)
         self._links.check()
 
     def abort(self, why: str = "the group was aborted") -> None:
-        """From any thread, at any moment: every call in flight or to come raises ``PeerLost``. Returns at once."""
+        """Make every current or future call raise ``PeerLost``. From any thread, at any time. Returns at once."""
         self._links.abort(why)
 
     def failure(self) -> str:
-        """Why it is aborted; empty while it is not. A call that has failed has aborted it."""
+        """Why it was aborted; empty if it was not. A failed call aborts the group."""
         return self._links.aborted
 
     def settle(self) -> None:
-        """Every call has waited for its result."""
+        """Does nothing: every call waits for its result."""
 
     def close(self) -> None:
         """Free all descriptors. No other thread may be in a call."""
@@ -87,8 +87,8 @@ class Ring:
     # --- arrays ------------------------------------------------------------------------------------------------------
 
     def all_reduce(self, array: Any, operation: str = "sum", bfloat16: bool = False) -> None:
-        """Combine the arrays of all ranks; each has the result in its place. 16-bit floats are added up in 32 bits;
-        bfloat16, which numpy does not know, is handed over as uint16 with ``bfloat16=True``."""
+        """Combine the arrays of all ranks in place. 16-bit floats are summed in 32 bits; bfloat16, which NumPy does not
+        know, is passed as uint16 with ``bfloat16=True``."""
         import numpy as np
 
         kind = _kind(array, operation, bfloat16)
@@ -106,17 +106,17 @@ class Ring:
             array[...] = dense
 
     def reduce_scatter(self, array: Any, operation: str = "sum") -> Any:
-        """Combine the arrays of all ranks; each gets its own part of the result, of as many that are equally long. The
-        array's other contents are lost."""
+        """Combine the arrays of all ranks; each gets its own part of the result, of equal parts. The array's other
+        contents are lost."""
         kind = _kind(array, operation, False)
         flat = array.reshape(-1)
         if kind in _IN_FLOAT32 or not array.flags.c_contiguous or flat.size % self.world_size:
-            raise TypeError("reduce_scatter takes a dense array, divisible by the world size, of 32 bits or more")
+            raise TypeError("reduce_scatter needs a dense array of 32-bit or wider values, divisible by the world size")
         if self.world_size == 1:
             self._links.check()
             return flat
         parts = _parts(flat, self.world_size)
-        # One to the left of an all-reduce, where each rank ends with the part of its successor.
+        # One position to the left of an all-reduce, in which each rank ends with the part of its successor.
         order = [parts[(self.rank - 1 - step) % self.world_size] for step in range(self.world_size)]
         incoming = self._reducing(order[1:], operation)
         outgoing = [_bytes(part) for part in order[:-1]]
@@ -124,7 +124,7 @@ class Ring:
         return parts[self.rank]
 
     def broadcast(self, array: Any, root: int = 0) -> None:
-        """Every rank's array becomes the root's."""
+        """Copy the root's array to every rank."""
         self._check_root(root)
         if self.world_size == 1:
             self._links.check()
@@ -137,7 +137,7 @@ class Ring:
             array[...] = dense
 
     def all_gather(self, array: Any) -> Any:
-        """The arrays of all ranks, equal in shape, as one with a first axis more, in the order of the ranks."""
+        """The arrays of all ranks, of equal shape, stacked along a new first axis in the order of the ranks."""
         import numpy as np
 
         gathered = np.empty((self.world_size, *array.shape), array.dtype)
@@ -150,13 +150,13 @@ class Ring:
         return gathered
 
     def barrier(self) -> None:
-        """Returns once all ranks have called it."""
+        """Return once all ranks have called it."""
         self._whole("barrier", b"")
 
     # --- bytes and objects -------------------------------------------------------------------------------------------
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank has handed over, of any length, in the order of the ranks."""
+        """The bytes of each rank, of any length, in the order of the ranks."""
         sizes = [int.from_bytes(size, "big") for size in self._whole("all_gather_bytes", len(data).to_bytes(8, "big"))]
         if self.world_size == 1 or not any(sizes):
             return [data] if self.world_size == 1 else [b""] * self.world_size
@@ -166,7 +166,7 @@ class Ring:
         return [bytes(buffer) for buffer in buffers]
 
     def broadcast_bytes(self, data: bytes, root: int = 0) -> bytes:
-        """The root's bytes; the other ranks' are not looked at."""
+        """The root's bytes; the other ranks' data is ignored."""
         self._check_root(root)
         if self.world_size == 1:
             self._links.check()
@@ -178,11 +178,11 @@ class Ring:
         return bytes(buffer)
 
     def all_gather_object(self, value: object) -> list[Any]:
-        """The same for a value that JSON can say."""
+        """The JSON-serialisable values of all ranks."""
         return [json.loads(data) for data in self.all_gather_bytes(json.dumps(value).encode())]
 
     def broadcast_object(self, value: object, root: int = 0) -> Any:
-        """The root's value, which JSON can say."""
+        """The root's JSON-serialisable value."""
         return json.loads(self.broadcast_bytes(json.dumps(value).encode() if self.rank == root else b"null", root))
 
     # --- how ---------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Ring:
         self._pass("all_reduce", kind, operation, 0, array.size, outgoing, 1, incoming)
 
     def _reducing(self, targets: Sequence[Any], operation: str) -> list[Incoming]:
-        """Add up what comes for each part; the last one to come is then complete."""
+        """Receivers that add incoming data to each part; the last part to come is then complete."""
         if not self._scratch:
             self._scratch = bytearray(_SCRATCH_BYTES)
         combine = _ufunc(operation)
@@ -244,7 +244,7 @@ class Ring:
         ready: int,
         incoming: Sequence[Incoming],
     ) -> None:
-        """One header, then the pieces; of the outgoing ones the first ``ready`` are the rank's own."""
+        """Send one header, then the pieces; the first ``ready`` outgoing pieces are the rank's own."""
         header = self._header(call, kind, operation, root, count)
         heads: list[Incoming] = [_Copied(memoryview(bytearray(_HEADER.size)))]
         self._pump([memoryview(header), *outgoing], 1 + ready, [*heads, *incoming], 1, 1, header)
@@ -252,7 +252,7 @@ class Ring:
     def _whole(
         self, call: str, data: bytes | memoryview, kind: str = "uint8", operation: str = "", count: int = -1
     ) -> list[memoryview]:
-        """What all ranks hand over, equally long: little enough to go round with a header each."""
+        """The equally long data of all ranks: small enough to be sent whole, each with a header."""
         if self.world_size == 1:
             self._links.check()
             return [memoryview(data)]
@@ -291,7 +291,7 @@ class Ring:
             self._links.pump(outgoing, ready, incoming, relayed_from, checked, check, _HEADER.size)
             self._number = (self._number + 1) & 0xFFFFFFFF
         except BaseException as error:
-            # The streams have stopped in the middle: nothing can follow, and the peers must not wait for it.
+            # The streams have stopped in the middle: nothing can follow, and peers must not wait for it.
             self._links.abort(f"a collective failed ({type(error).__name__}: {error})")
             raise
         finally:
@@ -299,7 +299,7 @@ class Ring:
 
 
 class _Copied:
-    """A piece that goes where it belongs."""
+    """Receives a piece into its final place."""
 
     def __init__(self, target: memoryview) -> None:
         self.size = len(target)
@@ -315,7 +315,7 @@ class _Copied:
 
 
 class _Reduced:
-    """A piece that is combined with the own values, as it comes."""
+    """Combines an incoming piece with the own values as it arrives."""
 
     def __init__(self, target: Any, combine: Callable[..., Any], scratch: memoryview, divisor: int) -> None:
         import numpy as np
@@ -347,7 +347,7 @@ class _Reduced:
 
 
 def _kind(array: Any, operation: str, bfloat16: bool) -> str:
-    """Name of the array's kind of numbers; ``TypeError`` where the operation makes no sense for it."""
+    """Name of the array's dtype; raises ``TypeError`` if the operation is not defined for it."""
     if operation not in OPERATIONS:
         raise ValueError(f"{operation!r}: one of {', '.join(OPERATIONS)}")
     kind = str(array.dtype)
@@ -382,7 +382,7 @@ def _bytes(array: Any) -> memoryview:
 
 
 def _parts(flat: Any, count: int) -> list[Any]:
-    """Cut into as many views, as equal as can be."""
+    """Split into ``count`` views of almost equal size."""
     each, more = divmod(flat.size, count)
     ends = [each * (number + 1) + min(number + 1, more) for number in range(count)]
     return [flat[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -396,7 +396,7 @@ def _widen(bits: Any) -> Any:
 
 
 def _narrow(values: Any) -> Any:
-    """float32 to bfloat16, to the nearest, ties to even."""
+    """float32 to bfloat16, rounded to nearest, ties to even."""
     import numpy as np
 
     bits = values.view(np.uint32)

@@ -1,7 +1,7 @@
-"""The two connections that a rank of a ring has, and the moving of bytes over both at once.
+"""The two connections of a rank in a ring, and the simultaneous transfer over both.
 
-A rank sends to its successor and receives from its predecessor. Nothing here blocks where ``abort`` cannot reach it,
-and nothing runs on a thread of its own.
+A rank sends to its successor and receives from its predecessor. No call blocks beyond the reach of ``abort``, and there
+are no extra threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 LONGEST_CONNECT_S = 300.0
-"""A worker whose peers do not come is told so by its agent; this limit is for one that has none."""
+"""Seconds; a worker whose peers do not come is normally told so by its agent, so this limit is for workers without
+one."""
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _BACKLOG = 64
@@ -29,30 +30,31 @@ _HELLO = struct.Struct("!8sQIII32s")
 _ANSWER = struct.Struct("!8s32s")
 _MAGIC = b"edlring1"
 _MOST_AT_ONCE = 1024 * 1024
-"""Bytes for one system call: neither direction keeps the other one waiting for long."""
+"""Bytes per system call: neither direction delays the other for long."""
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 _LATER = (errno.EINPROGRESS, errno.EAGAIN, errno.EWOULDBLOCK)
 
 
 class PeerLost(RuntimeError):
-    """A collective did not come about: a peer is gone, or this rank's group was aborted. Its tensors hold anything."""
+    """A collective failed: a peer is gone, or this rank's group was aborted. The contents of its tensors are
+    undefined."""
 
 
 class OutOfStep(RuntimeError):
-    """The ranks of a group called different collectives, or the same one for different tensors."""
+    """The ranks of a group called different collectives, or the same one with different tensors."""
 
 
 class Incoming(Protocol):
-    """What becomes of the bytes of one piece. It always has room until the piece is complete."""
+    """Destination of the bytes of one piece. It always has room until the piece is complete."""
 
     size: int
 
     def room(self) -> memoryview:
-        """Where the next bytes go."""
+        """Memory for the next bytes."""
         ...
 
     def came(self, count: int) -> int:
-        """So many bytes have come. Returns how many bytes of the piece may be passed on by now."""
+        """``count`` bytes have arrived. Returns how many bytes of the piece may be passed on by now."""
         ...
 
 
@@ -83,7 +85,8 @@ class Links:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def abort(self, why: str) -> None:
-        """Let whoever uses the links, here and at the peers, fail at once. From any thread; the first reason stays."""
+        """Make all users of the links fail at once, here and at the peers. From any thread; the first reason is
+        kept."""
         with self._lock:
             if self._aborted or self._closed:
                 return
@@ -95,7 +98,7 @@ class Links:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Free all descriptors. Nobody may be using the links."""
+        """Free all descriptors. The links must not be in use."""
         with self._lock:
             if self._closed:
                 return
@@ -109,7 +112,7 @@ class Links:
 
     @property
     def aborted(self) -> str:
-        """Why they are aborted; empty while they are not."""
+        """Why they were aborted; empty if they were not."""
         return self._aborted
 
     def check(self) -> None:
@@ -118,7 +121,7 @@ class Links:
             raise PeerLost(f"round {self._round}, rank {self._rank}: {self._aborted}")
 
     def lost(self, rank: int, error: object) -> PeerLost:
-        """The error of a peer that is gone; aborts, so that the other peers do not wait for this rank."""
+        """The error for a lost peer; also aborts, so that the other peers do not wait for this rank."""
         text = f"rank {rank} at {self._endpoints[rank]} is gone ({error})"
         with self._lock:
             first = self._aborted or text
@@ -126,7 +129,7 @@ class Links:
         return PeerLost(f"round {self._round}, rank {self._rank}: {first}")
 
     def _adopt(self, connection: socket.socket) -> socket.socket:
-        """From here on ``abort`` and ``close`` know it."""
+        """Register a connection for ``abort`` and ``close``."""
         with self._lock:
             if self._aborted:
                 connection.close()
@@ -143,7 +146,8 @@ class Links:
     # --- the beginning ---------------------------------------------------------------------------------------------
 
     def connect(self, longest_s: float = LONGEST_CONNECT_S) -> None:
-        """Listen on the own endpoint and connect to the successor's, until both peers have proved who they are."""
+        """Listen on the own endpoint and connect to the successor's, until both peers have proved their identity.
+        Raises ``PeerLost`` after ``longest_s`` seconds."""
         self.check()
         deadline_s = time.monotonic() + longest_s
         caller = _Caller(self)
@@ -191,10 +195,10 @@ class Links:
         check: Callable[[memoryview, int], None],
         header_size: int,
     ) -> None:
-        """Send and receive all pieces, both at once.
+        """Send and receive all pieces simultaneously.
 
-        The first ``ready`` outgoing pieces can go at once. Those after them are the incoming ones from number
-        ``relayed_from`` on, and go as far as those have come. The first ``checked`` incoming pieces begin with a
+        The first ``ready`` outgoing pieces can be sent at once. The following ones are the incoming pieces from number
+        ``relayed_from`` on, sent as far as those have arrived. The first ``checked`` incoming pieces begin with a
         header, which ``check`` sees before anything else is read.
         """
         flow = _Flow(self, outgoing, ready, incoming, relayed_from, checked, check, header_size)
@@ -214,7 +218,7 @@ class Links:
             registered.append(flow.previous)
             poll.register(flow.previous, select.POLLIN)
         if flow.sends():
-            # Also while nothing can be sent yet: a successor that hangs up before it has everything is lost.
+            # Even while nothing can be sent: a successor that disconnects before it has everything is lost.
             registered.append(flow.next)
             poll.register(flow.next, select.POLLOUT | _HUNG_UP if flow.can_send() else _HUNG_UP)
         try:
@@ -225,7 +229,7 @@ class Links:
         self.check()
         for descriptor, event in events:
             if descriptor == flow.next.fileno() and event & (_HUNG_UP | select.POLLHUP | select.POLLERR):
-                raise self.lost(self._successor, "it hung up")
+                raise self.lost(self._successor, "it disconnected")
 
     def neighbours(self) -> tuple[socket.socket, socket.socket, int, int]:
         """Successor's and predecessor's connection and rank."""
@@ -236,7 +240,7 @@ class Links:
 
 
 class _Flow:
-    """How far the two directions of one collective have come."""
+    """The progress of both directions of one collective."""
 
     def __init__(
         self,
@@ -271,14 +275,14 @@ class _Flow:
         return self._limit() > self._out_at
 
     def _limit(self) -> int:
-        """Bytes of the outgoing piece that may go."""
+        """Number of bytes of the outgoing piece that may be sent."""
         piece = self._out_piece
         if piece < self._ready or piece + self._shift < self._in_piece:
             return len(self._out[piece])
         return self._passable if piece + self._shift == self._in_piece else 0
 
     def receive(self) -> bool:
-        """One read. Returns whether anything came, or an empty piece was passed by."""
+        """Read once. Returns whether anything arrived, or an empty piece was skipped."""
         if not self.receives():
             return False
         piece = self._in[self._in_piece]
@@ -293,7 +297,7 @@ class _Flow:
             except OSError as error:
                 raise self._links.lost(self._predecessor, error) from None
             if count == 0:
-                raise self._links.lost(self._predecessor, "it hung up")
+                raise self._links.lost(self._predecessor, "it disconnected")
             before, self._in_at = self._in_at, self._in_at + count
             if self._in_piece < self._checked and before < self._header_size <= self._in_at:
                 self._check(self._header[: self._header_size], self._in_piece)
@@ -304,7 +308,7 @@ class _Flow:
         return True
 
     def send(self) -> bool:
-        """One write. Returns whether anything went, or an empty piece was passed by."""
+        """Write once. Returns whether anything was sent, or an empty piece was skipped."""
         if not self.sends():
             return False
         piece = self._out[self._out_piece]
@@ -325,7 +329,7 @@ class _Flow:
 
 
 class _Caller:
-    """Connects to the successor, again and again until it answers."""
+    """Connects to the successor, retrying until it answers."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -337,7 +341,7 @@ class _Caller:
         self._answer = b""
 
     def prepare(self, poll: select.poll, now_s: float) -> float:
-        """Returns how long to wait at most."""
+        """Register for polling; returns the longest time to wait in seconds."""
         if self._connection is None and now_s >= self._again_at_s:
             self._call()
         if self._connection is None:
@@ -364,7 +368,7 @@ class _Caller:
         self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def go_on(self, ready: set[int]) -> socket.socket | None:
-        """The connection once the successor has proved who it is."""
+        """The connection once the successor has proved its identity; else None."""
         links, connection = self._links, self._connection
         if connection is None or connection.fileno() not in ready:
             return None
@@ -399,7 +403,7 @@ class _Caller:
 
 
 class _Door:
-    """Listens for the predecessor; whoever else comes is sent away."""
+    """Listens for the predecessor and rejects all others."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -417,8 +421,8 @@ class _Door:
         self._guests: dict[socket.socket, bytes] = {}
 
     def _bind(self, host: str, port: int) -> None:
-        """On the address that others call, if it is one of this host's: behind a translation of addresses it is not,
-        and a name may stand for another one here than there."""
+        """Listen on the address that peers use if this host has it. Behind NAT it does not, and a name may resolve
+        differently here; then listen on all addresses."""
         try:
             ipaddress.ip_address(host)
             self._listener.bind((host, port))
@@ -434,7 +438,7 @@ class _Door:
             poll.register(connection, select.POLLIN)
 
     def go_on(self, ready: set[int]) -> socket.socket | None:
-        """The predecessor's connection once it has proved who it is."""
+        """The predecessor's connection once it has proved its identity; else None."""
         for guest in [guest for guest in self._guests if guest.fileno() in ready]:
             if self._hear(guest):
                 return guest

@@ -1,4 +1,4 @@
-"""Where an epoch stands, and in which order its samples come: what the samplers of both frameworks have in common."""
+"""The position in an epoch and the order of its samples: the common part of both frameworks' samplers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from edl.worker.session import note
 
 _ORDERS = ("framework", "computed")
 _CHUNK = 4096
-"""Samples of one worker that are looked up at once."""
+"""Number of a worker's samples looked up at once."""
 _CHECKED = 65536
-"""So many entries of an order are compared with those that a position was reached with."""
+"""Number of entries of an order that are compared with the order in which a position was reached."""
 _DEPTH = 12
-"""So far up the stack is looked for the loader that iterates."""
+"""Maximum stack depth for finding the iterating loader."""
 _PAST = 1 << 62
 """The position in an epoch of which nothing is left, whatever its length."""
 
@@ -35,17 +35,17 @@ _PAST = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """For whom samples are handed out."""
+    """The receiver of samples."""
 
     rank: int
     world: int
     round: int
-    """0 when it does not change with the rounds."""
+    """0 when it is independent of rounds."""
 
 
 def current_place() -> Place:
-    """Where this process stands. A script that takes no part in rounds itself is not made to: it is told by its
-    environment, as are processes that load data."""
+    """The current place of this process. For a script that does not take part in rounds, and for processes that load
+    data, it is read from the environment."""
     session = sessions.opened()
     if session is None or session.seat is None:
         ahead = AGENT_VARIABLE in os.environ and "EDL_ROUND" not in os.environ
@@ -79,9 +79,9 @@ class Walk:
 
 
 class Position:
-    """Epoch and position: how many places of the epoch all workers together have consumed.
+    """Epoch and position: the number of places of the epoch that all workers together have consumed.
 
-    Loaders say what they have handed out, and the state that a commit keeps covers just that.
+    Loaders report what they have handed out, and the state saved by a commit covers exactly that.
     """
 
     def __init__(self, num_replicas: int | None, rank: int | None, *, counts: bool = True) -> None:
@@ -93,7 +93,7 @@ class Position:
         self._epoch = 0
         self._position = 0
         self._restored: tuple[int, int] | None = None
-        """Epoch and position that were loaded, as long as nothing has been handed out since."""
+        """Loaded epoch and position, as long as nothing has been handed out since."""
         self._placed = False
         """The position was set on purpose since the last iteration began."""
         self._walk: Walk | None = None
@@ -101,28 +101,28 @@ class Position:
 
     @property
     def epoch(self) -> int:
-        """The epoch whose rest the next iteration hands out."""
+        """The epoch that the next iteration continues."""
         return self._epoch
 
     @property
     def position(self) -> int:
-        """How much of the epoch has been handed out, to all workers together."""
+        """Number of places of the epoch that have been handed out, over all workers."""
         return self._position if self._position < _PAST else self._length() or 0
 
     @property
     def counts(self) -> bool:
-        """What is handed out moves the position; else only ``advance`` does."""
+        """Whether handing out moves the position; otherwise only ``advance`` does."""
         return self._counts
 
     @property
     def standing(self) -> int:
-        """The position for loaders: far behind the end where nothing is to be handed out again."""
+        """The position for loaders: far behind the end if nothing is to be handed out again."""
         return self._position
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is for this epoch. Does nothing in the middle of that epoch, or when it has just been
-        restored; other epochs begin at their beginning. An epoch before the one that was restored has been consumed,
-        so nothing of it is handed out again."""
+        """Select the epoch of the next iteration. No effect in the middle of that epoch, or right after restoring it;
+        other epochs begin at their beginning. An epoch before the restored one has been consumed, so nothing of it is
+        handed out again."""
         if epoch < 0:
             raise StateError(f"epoch={epoch}: it must be at least 0")
         if epoch != self._epoch:
@@ -131,8 +131,8 @@ class Position:
         self._placed = True
 
     def advance(self, samples: int) -> None:
-        """Count by hand: all workers together have consumed so many more. From then on only this counts. For loaders
-        that fetch ahead and that edl does not know."""
+        """Count manually: all workers together have consumed this many more samples. From then on only this counts. For
+        prefetching loaders unknown to edl."""
         end = self._length()
         if samples < 0:
             raise StateError(f"advance({samples}): it must be at least 0")
@@ -149,18 +149,18 @@ class Position:
             self._go(self._epoch + 1)
 
     def place(self) -> Place:
-        """For whom samples are handed out: as it was given, or as the job's world is now."""
+        """The receiver of samples: the given one, or this worker's place in the current world."""
         return self._fixed or current_place()
 
     # --- for iterations ----------------------------------------------------------------------------------------------
 
     def begin(self) -> Walk:
-        """An iteration begins at the position; it takes the place of an earlier one."""
+        """Begin an iteration at the position; it replaces an earlier one."""
         place, before = self.place(), self._walk
         moved = before is not None and not before.ended and before.place.round != place.round
         if moved and not self._placed and self._position:
             note(
-                f"a {type(self).__name__} begins its epoch {self._epoch} anew in round {place.round}: it is not part "
+                f"a {type(self).__name__} restarts its epoch {self._epoch} in round {place.round}: it is not part "
                 f"of the State, so its position {self._position} was not kept"
             )
             self._position = 0
@@ -169,11 +169,11 @@ class Position:
         return self._walk
 
     def check(self, walk: Walk) -> None:
-        """Raises ``StateError`` when this iteration may not go on."""
+        """Raise ``StateError`` when this iteration is no longer valid."""
         if walk is not self._walk:
             raise StateError(
                 "this iteration is over: the position was restored or set, or another iteration has begun, since it "
-                "began. Call iter() on the loader again; it goes on from the position"
+                "began. Call iter() on the loader again; it continues from the position"
             )
         if walk.place.round and walk.place.round != self.place().round:
             raise StateError(
@@ -182,19 +182,19 @@ class Position:
             )
 
     def handed(self, position: int) -> None:
-        """All up to this position has been handed out."""
+        """Note that everything up to this position has been handed out."""
         if self._counts:
             self._move(position)
 
     def ended(self, walk: Walk) -> None:
-        """An iteration has handed out the last of its epoch."""
+        """Note that an iteration has handed out the last of its epoch."""
         walk.ended = True
         end = self._length()
         if self._counts or (end is not None and self._position >= end):
             self._go(self._epoch + 1)
 
     def uncounted(self, why: str) -> None:
-        """From here on only ``advance`` counts."""
+        """From here on only ``advance`` counts; ``why`` is printed once."""
         if self._counts:
             note(
                 f"{why} takes indices ahead of the script, so {type(self).__name__} cannot know what has been "
@@ -205,15 +205,15 @@ class Position:
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands; the same on all ranks."""
+        """The position in the epoch; the same on all ranks."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved position."""
         raise NotImplementedError
 
     def _standing(self) -> tuple[int, int]:
-        """Epoch and position to keep. While a script passes by the epochs before the restored one, that stays."""
+        """Epoch and position to save. While a script skips the epochs before the restored one, that one is saved."""
         if self._restored is not None and self._epoch < self._restored[0]:
             return self._restored
         return self._epoch, self._position
@@ -236,7 +236,7 @@ class Position:
             self._restored = None
 
     def _length(self) -> int | None:
-        """Places of this epoch, if that is known."""
+        """Number of places in this epoch, if known."""
         raise NotImplementedError
 
 
@@ -244,23 +244,23 @@ class Position:
 
 
 class Order(Protocol):
-    """What lies at each place of an epoch. Places beyond its end begin again at 0."""
+    """The content of each place of an epoch. Places beyond its end wrap around to 0."""
 
     def __len__(self) -> int:
-        """Places of the epoch."""
+        """Number of places in the epoch."""
 
     def take(self, places: range) -> list[Any]:
-        """What lies there."""
+        """The content of these places."""
 
     def samples(self, places: range) -> int:
-        """Samples that lie there."""
+        """Number of samples at these places."""
 
 
 class InOrder:
     """Each index at its own place."""
 
     check: int | None = None
-    """Tells this order from others, once it has been computed."""
+    """Checksum that distinguishes this order from others, once computed."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -269,23 +269,23 @@ class InOrder:
         return self._length
 
     def take(self, places: range) -> list[Any]:
-        """The indices."""
+        """The indices at these places."""
         return list(places) if not places or places[-1] < self._length else [place % self._length for place in places]
 
     def samples(self, places: range) -> int:
-        """One at each place."""
+        """One sample per place."""
         return len(places)
 
 
 class Stored(InOrder):
-    """One array of indices; of numpy, torch or Python: it can be sliced, and a slice has ``tolist``."""
+    """A stored array of indices (NumPy, torch or Python): it can be sliced, and a slice has ``tolist``."""
 
     def __init__(self, values: Any) -> None:
         super().__init__(len(values))
         self._values = values
 
     def take(self, places: range) -> list[int]:
-        """The indices."""
+        """The indices at these places."""
         if places and places[-1] >= self._length:
             return [int(self._values[place % self._length]) for place in places]
         found: list[int] = self._values[places.start : places.stop : places.step].tolist()
@@ -293,20 +293,20 @@ class Stored(InOrder):
 
 
 class Computed(InOrder):
-    """A permutation that is not stored."""
+    """A permutation that is computed instead of stored."""
 
     def __init__(self, permutation: Permutation) -> None:
         super().__init__(len(permutation))
         self._permutation = permutation
 
     def take(self, places: range) -> list[int]:
-        """The indices."""
+        """The indices at these places."""
         found: list[int] = self._permutation.pick([place % self._length for place in places]).tolist()
         return found
 
 
 class Groups(InOrder):
-    """Groups of indices that stay together, one at each place."""
+    """Groups of indices that stay together, one group per place."""
 
     def __init__(self, groups: Iterator[Any]) -> None:
         self._indices, self._ends = array("q"), array("q", [0])
@@ -316,22 +316,22 @@ class Groups(InOrder):
         super().__init__(len(self._ends) - 1)
 
     def take(self, places: range) -> list[Any]:
-        """The groups."""
+        """The groups at these places."""
         bounds = [(self._ends[place % self._length], self._ends[place % self._length + 1]) for place in places]
         return [self._indices[begin:end].tolist() for begin, end in bounds]
 
     def samples(self, places: range) -> int:
-        """All samples of the groups."""
+        """Number of samples in the groups at these places."""
         return sum(self._ends[place % self._length + 1] - self._ends[place % self._length] for place in places)
 
     @property
     def indices(self) -> array[int]:
-        """All of them."""
+        """The indices of all groups."""
         return self._indices
 
 
 def check_tail(tail: str) -> None:
-    """Raises ``StateError`` for one that there is not."""
+    """Raise ``StateError`` for an unknown value of ``tail``."""
     if tail not in TAILS:
         raise StateError(f"tail={tail!r}: it must be one of {', '.join(TAILS)}")
 
@@ -340,7 +340,7 @@ def check_tail(tail: str) -> None:
 
 
 class CoreSampler(Position):
-    """The order of each epoch, and one worker's part of it. Subclasses say how their framework shuffles."""
+    """The order of each epoch, and one worker's part of it. Subclasses define how their framework shuffles."""
 
     framework = ""
 
@@ -353,7 +353,7 @@ class CoreSampler(Position):
         if order not in _ORDERS:
             raise StateError(f"order={order!r}: it must be one of {', '.join(_ORDERS)}")
         if base is not None and order != "framework":
-            raise StateError(f"order={order!r} with base=…: the order is what the base sampler says")
+            raise StateError(f"order={order!r} with base=…: the base sampler defines the order")
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = int(seed)
@@ -362,15 +362,15 @@ class CoreSampler(Position):
         self._computed = order == "computed"
         self._known: tuple[int, Order] | None = None
         self._expected: tuple[int, int, int] | None = None
-        """Epoch, places and check of the order that the restored position belongs to."""
+        """Epoch, places and checksum of the order that the restored position belongs to."""
 
     def __len__(self) -> int:
-        """Samples that this worker gets of a whole epoch (groups, if those are what the base sampler yields)."""
+        """Number of samples that this worker gets in a whole epoch (of groups, if the base sampler yields those)."""
         place = self.place()
         return len(stream(self.places(), 0, place.rank, place.world, self.tail))
 
     def __iter__(self) -> Iterator[Any]:
-        """The indices that this worker takes of the rest of the epoch, for loaders that do not fetch ahead."""
+        """The indices of this worker in the rest of the epoch, for loaders that do not prefetch."""
         walk = self.begin()
         order = self.order()
         if ahead := fetches_ahead():
@@ -394,9 +394,9 @@ class CoreSampler(Position):
         self.ended(walk)
 
     def order(self) -> Order:
-        """The order of the current epoch. Raises ``DataError`` if a restored position belongs to another one."""
+        """The order of the current epoch. Raises ``DataError`` if a restored position belongs to a different order."""
         if self._known is None or self._known[0] != self._epoch:
-            self._known = None  # two of them need not fit into memory
+            self._known = None  # two orders may not fit into memory
             self._known = (self._epoch, self._make())
         order = self._known[1]
         if self._expected is not None and self._expected[0] == self._epoch:
@@ -405,7 +405,7 @@ class CoreSampler(Position):
         return order
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands; the same on all ranks."""
+        """The position in the epoch; the same on all ranks."""
         epoch, position = self._standing()
         places, check = 0, 0
         if self._known is not None and self._known[0] == epoch and position:
@@ -418,20 +418,20 @@ class CoreSampler(Position):
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ``DataError`` if the data set has another length, ``StateError`` if the sampler has
-        other options; the position would then mean other samples."""
+        """Continue from a saved position. Raises ``DataError`` if the data set has another length, ``StateError`` if
+        the sampler has other options; the position would then mean other samples."""
         where = f"the sampler's state (epoch {state['epoch']}, position {state['position']})"
         if state["length"] != len(self.dataset):
             raise DataError(
                 f"{where} is for a data set of {state['length']} samples, and this one has {len(self.dataset)}: the "
-                "position means nothing in it. Go on with the data set that it was, or begin with another "
+                "position is meaningless for it. Use the same data set as before, or start with another "
                 "--checkpoint-dir and job"
             )
         mine = {"order": self._order_name(), "seed": self.seed, "tail": self.tail}
         if other := [f"{name}={state[name]!r}, not {value!r}" for name, value in mine.items() if state[name] != value]:
             raise StateError(
                 f"{where} was reached with {'; '.join(other)} as this sampler has: the rest of the epoch would repeat "
-                "and leave out samples. Construct it with the values of the state, or begin with another "
+                "and skip samples. Construct it with the values of the state, or start with another "
                 "--checkpoint-dir and job"
             )
         self._restore(int(state["epoch"]), int(state["position"]))
@@ -458,7 +458,7 @@ class CoreSampler(Position):
         return Stored(self._shuffled(length, self._epoch))
 
     def _from_base(self) -> Order:
-        """What the base sampler yields, made a matter of seed and epoch."""
+        """The order of the base sampler, made to depend on seed and epoch only."""
         if hasattr(self.base, "set_epoch"):
             self.base.set_epoch(self._epoch)
         with self._seeded(self._epoch):
@@ -471,7 +471,7 @@ class CoreSampler(Position):
             return Stored(array("q", map(int, _chained(first, found))))
 
     def _fingerprint(self, order: Order) -> int:
-        """Tells one order from another; 0 for those that are computed."""
+        """Checksum that distinguishes orders; 0 for computed ones."""
         if not isinstance(order, (Stored, Groups)):
             return 0
         if order.check is None:
@@ -487,16 +487,16 @@ class CoreSampler(Position):
                 f"the {what} yields another order for epoch {epoch} (seed {self.seed}) than when position "
                 f"{self._position} was reached: {len(order)} entries with check {self._fingerprint(order):08x}, not "
                 f"{places} with {check:08x}. It must depend on the seeds of torch, numpy and Python, and on set_epoch "
-                "only; or begin the epoch anew with set_epoch"
+                "only; or restart the epoch with set_epoch"
             )
 
     @property
     def grouped(self) -> bool:
-        """The base sampler yields groups: each takes one place."""
+        """Whether the base sampler yields groups, each of which takes one place."""
         return isinstance(self.order(), Groups)
 
     def places(self) -> int:
-        """Places of the current epoch."""
+        """Number of places in the current epoch."""
         return len(self.order()) if self.base is not None else len(self.dataset)
 
     def _length(self) -> int:
@@ -507,7 +507,7 @@ class CoreSampler(Position):
         raise NotImplementedError
 
     def _seeded(self, epoch: int) -> AbstractContextManager[None]:
-        """While this lasts, all generators depend on seed and epoch."""
+        """Context in which all generators depend on seed and epoch."""
         raise NotImplementedError
 
 
@@ -517,7 +517,7 @@ def _chained(first: Any, others: Iterator[Any]) -> Iterator[Any]:
 
 
 def fetches_ahead() -> str:
-    """The loader on whose behalf this is called, if it is known to take indices before the script needs them."""
+    """Description of the calling loader if it is known to prefetch indices; else empty."""
     frame = sys._getframe(1)
     for _ in range(_DEPTH):
         if frame.f_back is None:

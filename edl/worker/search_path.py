@@ -1,7 +1,7 @@
-"""Folders that a script adds to ``sys.path`` before it imports from them: found by reading, not by running it.
+"""Finds the folders that a script adds to ``sys.path`` before it imports from them, without running it.
 
-Understood is what scripts do to find a package beside or above them: names, texts, ``os.path``, ``pathlib`` and
-``__file__``. Whatever else a folder is made of, it is passed over.
+Understood are the usual ways to find a package beside or above a script: names, string literals, ``os.path``,
+``pathlib`` and ``__file__``. Anything else is ignored.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """One of them."""
+    """A folder added to ``sys.path``."""
 
     folder: str
-    """Absolute; it need not exist."""
+    """Absolute path; it need not exist."""
     first: bool
     """Inserted before the libraries, not appended after them."""
 
 
 def added_folders(text: str, file: str, directory: str) -> tuple[Added, ...]:
-    """In the order of the source. ``file``: path of the script, ``directory``: the one that it runs in."""
+    """The added folders in the order of the source. ``file``: path of the script; ``directory``: its working
+    directory."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -41,7 +42,7 @@ def added_folders(text: str, file: str, directory: str) -> tuple[Added, ...]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those that run when the module does, in order, both ways of each branch."""
+    """The statements that run when the module does, in order, with both branches of conditions."""
     for statement in body:
         yield statement
         if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -50,7 +51,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _additions(statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
-    """Values that a statement adds to ``sys.path``, and whether before what is there."""
+    """Values that a statement adds to ``sys.path``, and whether at the front."""
     match statement:
         case ast.AugAssign(target=target, value=ast.List(elts=items)) if ast.unparse(target) == "sys.path":
             yield from ((item, False) for item in items)
@@ -61,14 +62,14 @@ def _additions(statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
 
 
 class _Texts:
-    """What expressions of a script are, as far as that can be told without running it."""
+    """Values of a script's expressions, as far as they can be determined without running it."""
 
     def __init__(self, directory: str, known: dict[str, str]) -> None:
         self._directory = directory
         self._known = known
 
     def remember(self, statement: ast.stmt) -> None:
-        """A name may mean something else from here on."""
+        """Track an assignment to a name."""
         if isinstance(statement, ast.Assign):
             value = self.of(statement.value)
             for target in statement.targets:
@@ -78,7 +79,7 @@ class _Texts:
                         self._known[target.id] = value
 
     def of(self, value: ast.expr) -> str | None:
-        """The text, or the path as text; None where that cannot be told."""
+        """The string, or the path as a string; None if unknown."""
         match value:
             case ast.Constant(value=str(text)):
                 return text
@@ -108,7 +109,7 @@ class _Texts:
         try:
             return function(*values)
         except (TypeError, ValueError):
-            return None  # another function of that name
+            return None  # another function with that name
 
 
 _FUNCTIONS: dict[str, Callable[..., str]] = {
@@ -120,5 +121,5 @@ _FUNCTIONS: dict[str, Callable[..., str]] = {
     "str": str,
     "Path": os.path.join,
 }
-"""By the last part of their names: scripts import ``os.path`` in many ways. Paths begin at ``__file__``, which is
+"""By the last part of their names, since scripts import ``os.path`` in many ways. Paths begin at ``__file__``, which is
 absolute."""

@@ -1,4 +1,4 @@
-"""This process's part in the job: its link to the agent, its place in the world, its communicator."""
+"""The session of this process: its link to the agent, its place in the world, its communicator."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from edl.worker.framework import Framework, Group
 from edl.worker.link import Link
 
 WORKER_VARIABLE = "EDL_WORKER_PID"
-"""Set by a worker once it is connected, so that processes that it starts do not take themselves for it."""
+"""Set by a worker once it is connected, so that its child processes do not act as the worker."""
 _FRAMEWORKS = ("edl.torch", "edl.paddle")
 _MOST_RETIRING = 2
-"""Old communicators that wait for a calm moment; more are freed without one."""
+"""Old communicators that wait for a quiet moment; more are freed without one."""
 
 
 def note(text: str) -> None:
-    """A line on stderr for the person who reads the worker's log."""
+    """Write a line to stderr for the reader of the worker's log."""
     sys.stderr.write(f"edl: {text}\n")
     sys.stderr.flush()
 
 
 class Session:
-    """One for each process; ``current()`` is this one's."""
+    """The session of one process; ``current()`` returns this process's."""
 
     def __init__(self, link: Link | None, environment: MutableMapping[str, str]) -> None:
         self.link = link
-        """None when there is no launcher."""
+        """None without a launcher."""
         self.environment = environment
         self.framework: Framework | None = None
         self.seat: Seat | None = None
@@ -46,22 +46,22 @@ class Session:
         self.settings: Settings = NO_SETTINGS
         """Batch and LR of the next step."""
         self.state: object = None
-        """The one ``State`` of this process, once ``run`` has seen it."""
+        """The only ``State`` of this process, once ``run`` has seen it."""
         self.trainer: int | None = None
-        """The thread that is inside a function that ``run`` calls."""
+        """The thread that is inside a function called by ``run``."""
         self.rejoins = True
         self.underway = False
         """This round's state has been restored."""
         self._entered: bool | None = None
         self._left = True
-        """``seat`` is one to be replaced."""
+        """``seat`` must be replaced."""
         self._group: Group | None = None
         self._connected = False
         self._retiring: list[Group] = []
 
     @property
     def training(self) -> bool:
-        """Inside a function that ``run`` calls."""
+        """Whether a function called by ``run`` is running."""
         return self.trainer is not None
 
     @training.setter
@@ -71,8 +71,8 @@ class Session:
     # --- the way into a world ----------------------------------------------------------------------------------------
 
     def enter(self, framework: Framework, why_not: str = "") -> None:
-        """Tell the agent what this worker is. ``why_not``: why it cannot rejoin in process, beyond the framework's own
-        reason. Does nothing when it has been said before."""
+        """Introduce this worker to the agent. ``why_not``: why it cannot rejoin in process, apart from the framework's
+        reasons. Does nothing when already done."""
         self.framework = framework
         if self.link is None:
             return
@@ -82,14 +82,14 @@ class Session:
             self.link.send(local.Enter(framework.name, self.rejoins, why_not))
 
     def enter_alone(self) -> None:
-        """Tell the agent that this worker needs no others: the world may change around it."""
+        """Introduce this worker as independent: the world may change around it."""
         if self.link is not None and self._entered is None:
             self.rejoins = self._entered = False
             self.link.send(local.Enter("", rejoins=False))
 
     def take_seat(self, seat: Seat) -> bool:
-        """Such a worker's place has changed; False when it is no news. The environment stays as it is: the script may
-        be reading it."""
+        """Update the place of an independent worker; False if it is outdated. The environment is not changed, since the
+        script may be reading it."""
         if self.seat is None or seat.round <= self.seat.round:
             return False
         self.seat, self.settings = seat, seat.settings
@@ -108,7 +108,7 @@ class Session:
             if self.rejoins:
                 self.link.send(local.Parked(self.seat.round if self.seat is not None else 0))
             elif self.seat is not None:
-                # The agent starts another process into the next world.
+                # The agent starts another process for the next world.
                 raise SystemExit(0)
             seat = self.link.wait_for_place()
         self._set_aside()
@@ -118,8 +118,8 @@ class Session:
         return seat
 
     def connect(self) -> Seat:
-        """Form the communicator of the current place, unless that is done already. Raises what the framework raises
-        when a peer is lost meanwhile."""
+        """Form the communicator of the current place, unless that is done already. Raises the framework's error when a
+        peer is lost meanwhile."""
         seat = self.place()
         if not self._connected:
             assert self.framework is not None, "enter comes first"  # noqa: S101
@@ -131,8 +131,8 @@ class Session:
         return seat
 
     def leave(self) -> None:
-        """This round is over for this worker. The communicator stays until the next place is known: then all others
-        have left it too, and none of them is disturbed while it finishes its last step."""
+        """Leave this round. The communicator is kept until the next place is known: by then all others have left it
+        too, so none of them is disturbed in its last step."""
         self._left = True
 
     def _set_aside(self) -> None:
@@ -146,7 +146,7 @@ class Session:
     # --- boundaries --------------------------------------------------------------------------------------------------
 
     def arrive(self, commit: int) -> Turn:
-        """Stand before a boundary until it may be passed. Raises ``RoundOver``."""
+        """Wait at a boundary until it may be passed. Raises ``RoundOver``."""
         if self.link is None:
             return Turn.PASS
         turn = self.link.arrive(commit)
@@ -154,19 +154,19 @@ class Session:
         return turn
 
     def _take(self, settings: Settings) -> None:
-        """These hold for the next step."""
+        """Apply settings for the next step."""
         if settings is not self.settings and self.seat is not None:
             self.settings = settings
             self.environment.update(hyper.environment(settings, self.seat.world_size, self.seat.rank))
 
     def spoilt(self) -> str:
-        """Why nothing that this worker holds may be kept any more in this round; empty while all is well."""
+        """Why nothing that this worker holds may be kept in this round; empty if it may."""
         if self.link is None or self.seat is None:
             return ""
         return self.link.spoilt(self.seat.round)
 
     def check(self) -> None:
-        """Raises ``RoundOver`` when this round is broken or one of its collectives has failed."""
+        """Raise ``RoundOver`` when this round was interrupted or one of its collectives has failed."""
         if why := self.spoilt():
             raise RoundOver(why)
 
@@ -176,14 +176,14 @@ class Session:
             self._group.settle()
 
     def announce(self, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
-        """See ``Link.announce``."""
+        """Announce what was kept of a commit; see ``Link.announce``."""
         assert self.link is not None and self.seat is not None, "only called with an agent"  # noqa: S101
         self.link.announce(self.seat.round, messages)
 
     def passed(self) -> None:
-        """A boundary is behind: a calm moment to free what the last round left."""
+        """A boundary has been passed: a quiet moment to free the communicators of earlier rounds."""
         if self._retiring:
-            # What still holds on to an old group must go before it.
+            # References to an old group must be freed before it.
             gc.collect()
             while self._retiring:
                 self._retiring.pop(0).retire()
@@ -191,7 +191,7 @@ class Session:
     # --- what can be told --------------------------------------------------------------------------------------------
 
     def is_over(self, error: BaseException, patience_s: float) -> bool:
-        """Whether this exception means that the round is over, and not that the script has failed."""
+        """Whether this exception means that the round is over, rather than a failure of the script."""
         if self.link is None or self.seat is None:
             return False
         if not self.link.broken(self.seat.round):
@@ -200,7 +200,7 @@ class Session:
                 return True
             if not (spoilt or isinstance(error, PeersLost) or self._lost_peers(error)):
                 return False
-            # So that others who wait for this worker notice, too.
+            # Lets peers that wait for this worker notice, too.
             if self._group is not None:
                 self._group.abort()
             return self.link.wait_until_broken(self.seat.round, patience_s)
@@ -213,7 +213,7 @@ class Session:
 
 
 class PeersLost(ProtocolError):
-    """A part of the state that a peer had could not be had: the news that the peer is gone should follow."""
+    """A part of the state could not be fetched from a peer; the loss of the peer should be reported soon."""
 
 
 _current: Session | None = None
@@ -221,7 +221,7 @@ _introduced: Framework | None = None
 
 
 def current() -> Session:
-    """The session of this process. Connects to the agent when asked for the first time."""
+    """The session of this process. Connects to the agent on the first call."""
     global _current
     if _current is None:
         _current = _open(os.environ)
@@ -229,18 +229,18 @@ def current() -> Session:
 
 
 def opened() -> Session | None:
-    """The session of this process if it has one already."""
+    """The session of this process if it exists already."""
     return _current
 
 
 def keeps_numbers() -> bool:
-    """Whether the random numbers of this script are to be the same whatever happens to its workers."""
+    """Whether the random numbers of this script must not depend on the fate of its workers."""
     state: Any = _current.state if _current is not None else None
     return state is not None and state.keeps_numbers
 
 
 def introduce(framework: Framework) -> None:
-    """The framework that this script uses."""
+    """Register the framework that this script uses."""
     global _introduced
     _introduced = framework
 
@@ -248,8 +248,8 @@ def introduce(framework: Framework) -> None:
 def introduced() -> Framework:
     """The framework that this script uses. Raises ``StateError`` when it uses none through edl."""
     if _introduced is None:
-        # They load their parts as they are asked for, and this one introduces the framework. The launcher's own parts
-        # may have loaded both packages; the script has taken context() from its own.
+        # The packages load their parts lazily, and this part registers the framework. The launcher's own code may have
+        # loaded both packages; the script has taken context() from its own.
         loaded = [name for name in _FRAMEWORKS if name in sys.modules]
         for name in sorted(loaded, key=lambda name: "context" not in vars(sys.modules[name]))[:1]:
             importlib.import_module(f"{name}.state")
@@ -259,7 +259,7 @@ def introduced() -> Framework:
 
 
 def is_helper(environment: MutableMapping[str, str]) -> bool:
-    """Whether this process was started by a worker, such as one that loads data."""
+    """Whether this process was started by a worker, for instance to load data."""
     return environment.get(WORKER_VARIABLE, "") not in ("", str(os.getpid()))
 
 
@@ -278,7 +278,8 @@ def _open(environment: MutableMapping[str, str]) -> Session:
 
 
 def _alone(environment: MutableMapping[str, Any]) -> Seat:
-    """The only place in a world of one, for a script started without a launcher."""
+    """The only place in a world of one, for a script started without a launcher. Raises ``UsageError`` if another
+    launcher's variables are set."""
     for variable in ("WORLD_SIZE", "PADDLE_TRAINERS_NUM"):
         if environment.get(variable, "1") not in ("", "1"):
             raise UsageError(
@@ -317,7 +318,7 @@ def _alone(environment: MutableMapping[str, Any]) -> Seat:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on right now."""
+    """Ports that are free at the moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

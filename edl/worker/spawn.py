@@ -1,4 +1,4 @@
-"""Turning a process into a worker: by fork and exec, or by giving a warm process its order."""
+"""Turns a process into a worker: by fork and exec, or by giving an order to a warm process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edl.worker import linux
 
 
 def command_line(order: Order) -> list[str]:
-    """The command a cold worker is started with."""
+    """The command that starts a cold worker."""
     if order.kind == "program":
         return [order.target, *order.arguments]
     return helper_command(sys.executable, "edl.worker.bootstrap", order.kind, order.target, *order.arguments)
 
 
 def shown_command(order: Order) -> list[str]:
-    """The command line that a worker shows as its own: what a person would have typed."""
+    """The command line that a worker shows in ``ps``: what a person would have typed."""
     if order.kind == "call":
         return [sys.executable, "-u", order.target]
     middle = ["-m", order.target] if order.kind == "module" else [order.target]
@@ -60,7 +60,7 @@ def _exec(
     cores: Collection[int],
     writing: int,
 ) -> None:
-    """In the child. The pipe closes itself when exec succeeds and carries the error number when it does not."""
+    """In the child. The pipe closes itself if exec succeeds, and carries the error number otherwise."""
     try:
         for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -79,15 +79,15 @@ def _exec(
 
 
 def take_streams(stdout: int, stderr: int) -> None:
-    """Make the two descriptors standard output and standard error."""
+    """Make the two descriptors stdout and stderr."""
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
 
 
 def become(order: Order, streams: tuple[int, int], keep: Collection[int] = ()) -> None:
-    """Give this warm process the streams, environment and directory of its order, as if it had been exec'ed.
+    """Give this warm process the streams, environment and directory of its order, as if by exec.
 
-    ``keep``: descriptors that imported libraries opened for themselves.
+    ``keep``: descriptors that imported libraries have opened.
     """
     take_streams(*streams)
     linux.close_all_but(keep)
@@ -98,7 +98,7 @@ def become(order: Order, streams: tuple[int, int], keep: Collection[int] = ()) -
     os.environ.clear()
     os.environ.update(order.environment)
     time.tzset()
-    # Otherwise all children of one image would draw the same "random" numbers.
+    # Otherwise all forked processes would draw the same "random" numbers.
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

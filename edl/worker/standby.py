@@ -1,4 +1,4 @@
-"""A spawned process that has imported the framework and waits for one order: ``Standby.SPAWN``."""
+"""A spawned process that has imported the framework and waits for one order (``Standby.SPAWN``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl.worker.warm import ImportFailed, warm
 
 
 def main() -> None:
-    """``sys.argv``: descriptor of a socket to the fork server, modules asked for, kind, target, arguments (for
+    """``sys.argv``: descriptor of a socket to the fork server, requested modules, kind, target, arguments (for
     ``ps``)."""
     descriptor, preload, kind, target = sys.argv[1:5]
     fork_server = socket.socket(fileno=int(descriptor))
@@ -27,7 +27,7 @@ def main() -> None:
     _tell(fork_server, Note(image.text))
     _, descriptors, _, _ = socket.recv_fds(fork_server, LARGEST_BYTES, 3)
     if len(descriptors) != 3:
-        # The fork server is gone or does not need this process any more.
+        # The fork server is gone or no longer needs this process.
         sys.exit(0)
     memory, stdout, stderr = descriptors
     order = read_order(memory)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _tell(fork_server: socket.socket, message: ToAgent) -> None:
-    # A fork server in a hurry hands out the order before the imports are done, and then no longer listens.
+    # A fork server in a hurry sends the order before the imports are done, and then no longer reads.
     with contextlib.suppress(OSError):
         fork_server.send(encode(message))
 

@@ -1,4 +1,4 @@
-"""``State``: what a training script keeps through every change of membership."""
+"""``State``: what a training script keeps through every change of the world."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from edl.worker.numbers import SEED
 from edl.worker.session import PeersLost, Session
 
 _SHARE_OF_MEMORY = 4
-"""All workers of a node together keep copies of their first state in at most this part of its free memory."""
+"""Workers of a node keep copies of their first state in at most this fraction of free memory (one fourth)."""
 _Word = local.Committed | local.WroteThrough
-"""What an agent is told of a commit."""
+"""Messages to the agent about a commit."""
 _SAVING = (Turn.SAVE, Turn.KILL)
 _TOGETHER = (Turn.SWITCH, Turn.KILL)
 _LEAVING = (*_TOGETHER, Turn.STOP)
@@ -38,20 +38,21 @@ _LEAVING = (*_TOGETHER, Turn.STOP)
 class State(Contents):
     """Named objects and values that are committed at step boundaries and restored in every new world.
 
-    Objects have ``state_dict()`` and ``load_state_dict()`` and stay what they are. Values are whatever a snapshot can
-    hold (numbers, texts, lists, dicts, arrays …) and can be set anew: ``state.epoch += 1``. A value that a snapshot
-    does not know yet, because the script is newer, keeps what it was constructed with.
+    Objects have ``state_dict()`` and ``load_state_dict()`` and are changed in place. Values may be anything that a
+    snapshot can hold (numbers, strings, lists, dicts, arrays …) and can be assigned: ``state.epoch += 1``. A value that
+    is missing in an older snapshot keeps its initial value.
 
-    An object with a true attribute ``edl_per_rank`` is each worker's own. In a new world a worker gets back what was
-    committed in its slot; where there is nothing, ``derive(rank)`` is called if the object has it.
+    An object with a true attribute ``edl_per_rank`` belongs to each worker individually. In a new world a worker gets
+    back what was committed in its slot; if there is nothing, ``derive(rank)`` is called if the object has it.
     """
 
     def __init__(
         self, framework: Framework, values: Mapping[str, Any], *, sharded: bool = False, copy_every: int = 1
     ) -> None:
-        """``copy_every``: only each so many-th boundary copies the state; a planned change copies at its own anyway.
+        """``copy_every``: copy the state only at every n-th boundary; a planned change copies at its own boundary in
+        any case.
 
-        Raises ``StateError`` for a name or a value that is not possible.
+        Raises ``StateError`` for an impossible name or value.
         """
         if copy_every < 1:
             raise StateError(f"copy_every={copy_every}: it must be at least 1, which copies at every commit")
@@ -65,7 +66,7 @@ class State(Contents):
         self._callbacks: list[Callable[[], object]] = []
         self._again = self._passing = self._votes = False
         self._last: Version = NO_STATE
-        """The newest commit that this worker has handed over, or begun from."""
+        """The newest commit that this worker has made or begun from."""
         self._unkept = False
         """There was no memory for the last commit."""
 
@@ -73,12 +74,12 @@ class State(Contents):
 
     @property
     def commits(self) -> int:
-        """Step boundaries passed since the state's first beginning."""
+        """Number of step boundaries passed since the state was first created."""
         return self._commits
 
     @property
     def era(self) -> int:
-        """Era of the commits that this world makes; 0 before there is a world."""
+        """Era of this world's commits; 0 before there is a world."""
         seat = self._session.seat if self._session is not None else None
         return seat.era if seat is not None else 0
 
@@ -88,22 +89,23 @@ class State(Contents):
         return bool(self._numbers.generators)
 
     def commit(self, ok: bool | None = None) -> bool:
-        """A step boundary: every worker calls it, at the same steps. What was there is not lost after that.
+        """A step boundary: all workers call it, at the same steps. Everything up to here is safe from then on.
 
-        ``ok``: a vote. All workers give one, which takes a small collective. If any says False, nobody commits, every
-        worker has the state of the last commit back, and all calls return False. Raises ``CheckpointError`` when
+        ``ok`` is a vote. All workers give one, which takes a small collective. If any is False, nothing is committed,
+        every worker gets the state of the last commit back, and all calls return False. Raises ``CheckpointError`` when
         there is no such commit in memory.
         """
         return self._pass(save=False, ok=ok)
 
     def save(self, ok: bool | None = None) -> bool:
-        """A step boundary whose commit is also written to the checkpoint directory, in the background. ``ok``: as of
+        """A step boundary whose commit is also written to the checkpoint directory, in the background. ``ok``: as for
         ``commit``."""
         return self._pass(save=True, ok=ok)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Functions to call, in this order, each time this process has come into another world: with the group formed
-        and the state restored, before ``train`` is called again. Not before its first call in a process."""
+        """Register functions to call, in this order, each time this process has entered another world, with the group
+        formed and the state restored, before ``train`` is called again. They are not called before the first ``train``
+        in a process."""
         self._callbacks += callbacks
 
     def __repr__(self) -> str:
@@ -112,19 +114,19 @@ class State(Contents):
     # --- for framework subclasses ------------------------------------------------------------------------------------
 
     def _restore_sharded(self, folder: str) -> None:
-        """Called on all ranks, with the group connected: read the parts of a sharded state from this folder of the
+        """Called on all ranks with the group connected: read the parts of a sharded state from this folder of the
         checkpoint directory, at any world size."""
         raise NotImplementedError
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """One more boundary after ``train`` has returned. Others may make none."""
+        """One more boundary after ``train`` has returned. Other workers may make none."""
         self._pass(save=False, last=True)
 
     def _pass(self, *, save: bool, ok: bool | None = None, last: bool = False) -> bool:
         session, seat = self._trainer()
-        check_finished()  # a commit of incomplete gradients would be kept for good
+        check_finished()  # a commit of incomplete gradients would be permanent
         session.settle()
         session.check()
         self._passing = True
@@ -140,10 +142,10 @@ class State(Contents):
             self._passing = False
 
     def _trainer(self) -> tuple[Session, Seat]:
-        """Session and place. Raises ``StateError`` where no boundary can be."""
+        """Session and place. Raises ``StateError`` where no boundary is possible."""
         session = self._session
         if session is None or not session.training or session.seat is None:
-            raise StateError("commit() and save() are for the function that run calls: a boundary is where it may end")
+            raise StateError("commit() and save() must be called in the function that run calls: it may end there")
         if session.trainer != threading.get_ident():
             raise StateError(
                 f"commit() and save() were called on the thread {threading.current_thread().name!r}: they are for the "
@@ -154,20 +156,20 @@ class State(Contents):
         return session, session.seat
 
     def _cross(self, session: Session, seat: Seat, save: bool, last: bool) -> None:
-        """Pass the next boundary, and hand over what is kept there."""
+        """Pass the next boundary, and announce what is kept there."""
         commit = self._commits + 1
         turn = session.arrive(commit)
         self._commits = commit
         save = save or turn in _SAVING
         compared = turn is not Turn.STOP and not last and self._compare(session, commit, save, turn)
         if turn in _LEAVING and (self._sharded or self._unkept) and seat.checkpoint_dir:
-            save = True  # in memory the shards fit a world of this size only, or there is no memory at all
+            save = True  # in memory the shards fit only this world size, or nothing is in memory
         if session.link is None:
             if save:
                 self._note("nothing is saved: this script runs without a launcher (python -m edl.launch)")
         elif save or turn in _LEAVING or self._is_kept(commit, compared):
-            # A round that breaks from here on may leave garbage in what is copied: only the announcement counts, and
-            # it is made when all copies are complete.
+            # If the round is interrupted from here on, the copies may contain garbage: only the announcement counts,
+            # and it is made when all copies are complete.
             kept = self._keep(session, seat, save)
             session.announce(kept)
             copied = any(isinstance(one, local.Committed) and one.stream == STATE for one in kept)
@@ -192,13 +194,13 @@ class State(Contents):
         return True
 
     def _is_kept(self, commit: int, compared: bool) -> bool:
-        """Whether a commit that nobody has asked for is copied."""
+        """Whether a commit without a special request is copied."""
         if self._agreement is not None and self._agreement.rolls_back:
             return compared
         return commit % self._copy_every == 0
 
     def _keep(self, session: Session, seat: Seat, save: bool) -> list[_Word]:
-        """Copy this commit, as far as it is this worker's to do. Returns what to tell the agent."""
+        """Copy this worker's part of this commit. Returns the messages for the agent."""
         kept: list[_Word | None] = []
         if self._copies(seat):
             shard, shards = (seat.rank, seat.world_size) if self._sharded else (0, 1)
@@ -208,7 +210,7 @@ class State(Contents):
         return [one for one in kept if one is not None]
 
     def _copies(self, seat: Seat) -> bool:
-        """Whether this worker copies what is not each worker's own: one for each node, or each its shard."""
+        """Whether this worker copies the shared state: one worker per node, or each worker its shard."""
         return self._sharded or seat.local_rank == 0
 
     def _copy(
@@ -250,7 +252,7 @@ class State(Contents):
         return written
 
     def _restore_directly(self, session: Session, seat: Seat, own: frozenset[str]) -> None:
-        """Read a state for which no launcher has memory."""
+        """Restore a state that is too large for the launchers' memory."""
         try:
             memory = write_through.mapped(seat.checkpoint_dir, seat.restore_era, seat.restore_commit)
         except OSError as error:
@@ -270,13 +272,13 @@ class State(Contents):
     # --- among the workers -------------------------------------------------------------------------------------------
 
     def _exchange(self, session: Session, data: bytes) -> list[bytes]:
-        """A small collective. Raises ``RoundOver`` when what came out of it may be garbage."""
+        """A small collective. Raises ``RoundOver`` when its result may be garbage."""
         answers = self._framework.exchange(data)
         session.check()
         return answers
 
     def _tell_reset(self) -> None:
-        """``train`` is about to be called; again, in another world, if so ``_begin`` says."""
+        """Call the reset callbacks before ``train`` is called again in another world."""
         again, self._again = self._again, False
         for callback in self._callbacks if again else ():
             callback()
@@ -284,7 +286,7 @@ class State(Contents):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _ask(self, session: Session, seat: Seat) -> None:
-        """Let the agent look for what ``_begin`` will need."""
+        """Let the agent prepare what ``_begin`` will need."""
         if session.link is None or seat.restore_commit == 0 or seat.stored:
             return
         shard = seat.rank if self._sharded else 0
@@ -293,10 +295,10 @@ class State(Contents):
             session.link.send(local.Fetch(OWN, seat.restore_era, seat.restore_commit, seat.rank))
 
     def _begin(self, session: Session, seat: Seat) -> None:
-        """Take the state that this world begins from. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
+        """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
         self._session = session
         if self._numbers.generators:
-            self._values[SEED] = ""  # as the snapshot says, alike on all ranks
+            self._values[SEED] = ""  # as in the snapshot, the same on all ranks
         if seat.restore_commit == 0:
             self._begin_anew(session, seat)
         self._again = self._trained
@@ -333,7 +335,7 @@ class State(Contents):
             if self._first is None:
                 raise StateError(
                     "the world begins from nothing, but this process has trained already and no longer has its first "
-                    "state; a new process has to take its place"
+                    "state; a new process must replace it"
                 )
             self._load(self._first.parsed, self._first.view, frozenset(self._objects))
         elif session.link is not None and session.rejoins:
@@ -343,7 +345,8 @@ class State(Contents):
                 session.link.prepare(STATE, len(self._first.view))
 
     def _keep_first(self, session: Session, seat: Seat) -> _Kept | None:
-        """A copy for the case that the round breaks before the first commit; None when it would take much memory."""
+        """A copy for the case that the round is interrupted before the first commit; None when it would take much
+        memory."""
         memory: mmap.mmap | None = None
 
         def room(size: int) -> memoryview:
@@ -374,7 +377,7 @@ class State(Contents):
             if stream == OWN:
                 self._derive(mine, seat.rank)
                 return
-            raise PeersLost(f"commit {wanted[1]} of era {wanted[0]} could not be had for rank {seat.rank}: {piece}")
+            raise PeersLost(f"commit {wanted[1]} of era {wanted[0]} could not be fetched for rank {seat.rank}: {piece}")
         memory, found = piece
         if stream == OWN or self._sharded or seat.local_rank == 0:
             link.prepare(stream, memory.size)  # while this one is being loaded
@@ -383,7 +386,7 @@ class State(Contents):
                 self._derive(mine - found.tree.get("objects", {}).keys(), seat.rank)
                 mine &= found.tree.get("objects", {}).keys()
             elif found.meta.shard != shard:
-                raise CheckpointError(f"shard {found.meta.shard} came where shard {shard} was asked for")
+                raise CheckpointError(f"received shard {found.meta.shard} instead of shard {shard}")
             self._load(found, memory.view, mine)
         finally:
             closed = memory.close()
@@ -395,7 +398,7 @@ class State(Contents):
 
 
 class _Kept:
-    """A snapshot in memory of this process."""
+    """A snapshot in the memory of this process."""
 
     def __init__(self, memory: mmap.mmap | None) -> None:
         assert memory is not None, "room() was called"  # noqa: S101
@@ -404,13 +407,14 @@ class _Kept:
 
 
 def _closed_after_collecting(memory: Memory) -> bool:
-    """Views may hang on in reference cycles, such as those of exceptions that were caught on the way."""
+    """Close the memory after a garbage collection: views may be kept alive by reference cycles, such as those of caught
+    exceptions."""
     gc.collect()
     return memory.close()
 
 
 def _free_memory() -> float:
-    """Bytes that may be taken without pushing others out."""
+    """Bytes that can be allocated without swapping."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:

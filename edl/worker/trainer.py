@@ -1,7 +1,7 @@
-"""A worker that trains by itself: in a job with parameter servers nobody steps together, and nobody is interrupted.
+"""Independent workers: in a job with parameter servers the workers do not step together and are not interrupted.
 
-Such a worker is told its place, and each later one, while it goes on: the world changes around it. Of its own accord
-it never parks, and takes no part in step boundaries. Signals are left to the script.
+Such a worker gets its first place and each later one while it trains: the world changes around it. It never parks on
+its own and takes no part in step boundaries. Signals are left to the script.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Heard = Callable[[Seat], None]
 
 
 class Trainer:
-    """One for each process; made by ``attach``."""
+    """One per process; created by ``attach``."""
 
     def __init__(self, session: Session) -> None:
-        """Returns once this worker has its first place. Raises ``SystemExit(0)`` when it is told to stop instead."""
+        """Wait for this worker's first place. Raises ``SystemExit(0)`` when it receives a stop request instead."""
         self._session = session
         self._heard: Heard = _nothing
         session.enter_alone()
@@ -31,7 +31,7 @@ class Trainer:
 
     @property
     def link(self) -> Link | None:
-        """To the launcher; None when there is none."""
+        """The link to the launcher; None without one."""
         return self._session.link
 
     @property
@@ -40,7 +40,7 @@ class Trainer:
         return self._session.seat or self._seat
 
     def round(self) -> int:
-        """Number of the newest world, as services of the Master want to hear it."""
+        """Number of the newest world, as services of the Master expect it."""
         return self.seat.round
 
     def place(self) -> tuple[int, int, int]:
@@ -50,30 +50,30 @@ class Trainer:
 
     @property
     def name(self) -> str:
-        """``node/slot``: who fills it may change, so it names no process."""
+        """``node/slot``. Its process may change, so this does not name a process."""
         slot = self._seat.slot if self._seat.slot >= 0 else self._seat.local_rank
         return f"{self._seat.node}/{slot}"
 
     def on_seat(self, heard: Heard) -> None:
-        """Have it called with each later place, on the link's side thread. A later call replaces it."""
+        """Set a callback for each later place, called on the link's side thread. A later call replaces it."""
         self._heard = heard
 
     def _sit(self, seat: Seat) -> None:
         if self._session.take_seat(seat):
             if self.link is not None:
-                self.link.remind()  # services know workers by their worlds
+                self.link.remind()  # services identify workers by their worlds
             self._heard(seat)
 
 
 def _nothing(seat: Seat) -> None:
-    """Nobody wants to know."""
+    """The default callback: does nothing."""
 
 
 _attached: Trainer | None = None
 
 
 def attach() -> Trainer:
-    """This process as a trainer of its own. Asking again gives the same one.
+    """This process as an independent trainer. Repeated calls return the same object.
 
     Raises ``StateError`` in a process that has already joined a world whose workers step together.
     """

@@ -1,12 +1,12 @@
-"""What a script keeps, as JSON with references to arrays, and back.
+"""Converts a script's values to JSON with references to arrays, and back.
 
-A dict with text keys is a JSON object, a list a JSON list, a scalar itself. Everything else is an object with one key
-that begins with ``$``: ``$array`` and ``$numpy`` (a name), ``$scalar`` (a numpy scalar: type and base64), ``$tuple``,
+A dict with string keys is a JSON object, a list a JSON list, a scalar itself. Everything else is an object with one key
+that begins with ``$``: ``$array`` and ``$numpy`` (a name), ``$scalar`` (a NumPy scalar: type and base64), ``$tuple``,
 ``$bytes`` and ``$bytearray`` (base64), ``$float`` (``nan``, ``inf``, ``-inf``, or the bits of another NaN), ``$dict``
-(pairs, where keys are no texts or could be taken for one of these), ``$ordered`` and ``$counter`` (pairs),
-``$defaultdict`` (factory and pairs), ``$deque`` (longest length and items), and what a framework adds with ``know``.
+(pairs, if keys are not strings or could be mistaken for one of these), ``$ordered`` and ``$counter`` (pairs),
+``$defaultdict`` (factory and pairs), ``$deque`` (maximum length and items), and what a framework adds with ``know``.
 
-Types come back as they were or are refused with path and type: a subclass of one of these is another type.
+Types are preserved, or refused with path and type: a subclass of one of these is another type.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from edl.errors import StateError
 _DEEPEST = 100
 _KEYS = (str, int, float, bool, type(None))
 _PLAIN = frozenset({str, int, bool, type(None)})
-"""Types that are JSON already."""
+"""Types that are valid JSON values."""
 _FACTORIES: dict[str, Callable[[], Any] | None] = {
     "": None, "bool": bool, "int": int, "float": float, "str": str, "bytes": bytes, "list": list, "tuple": tuple,
     "dict": dict, "set": set, "deque": deque, "Counter": Counter, "OrderedDict": OrderedDict,
 }  # fmt: skip
-"""What a ``defaultdict`` may make missing values with."""
+"""Allowed factories of a ``defaultdict``."""
 _FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
 _NUMPY_SCALARS = re.compile(r"[<>|=]?(b1|[iufcSU]\d+|[mM]8(\[\w+\])?)", re.ASCII)
-"""Types of numpy scalars, as ``dtype.str`` writes them."""
+"""Types of NumPy scalars, in the form of ``dtype.str``."""
 _KINDS = "None, bool, int, float, str, bytes, list, tuple, dict, an array, or an object with state_dict()"
 
 Leaves = list[tuple[str, Any]]
@@ -42,31 +42,32 @@ _makers: dict[str, Callable[[Any], Any]] = {}
 
 
 def know(tag: str, kind: type, to_json: Callable[[Any], Any], make: Callable[[Any], Any]) -> None:
-    """Keep one more type of value, such as a framework's own. ``to_json`` gives plain JSON, ``make`` reads it; no
-    arrays in it. The type has to be known when a snapshot is read, too."""
+    """Add a type of value, such as a framework's own. ``to_json`` returns plain JSON without arrays, ``make`` reads it.
+    The type must also be known when a snapshot is read."""
     _known[kind] = (f"${tag}", to_json)
     _makers[f"${tag}"] = make
 
 
 def flatten(value: Any, is_array: Callable[[object], bool], prefix: str = "") -> tuple[Any, Leaves]:
-    """The structure as JSON, and the arrays in it with a name each, in order.
+    """The structure as JSON, and its arrays with a name each, in order.
 
-    Names are the paths to the arrays, such as ``model.layer1.weight``; where two would be the same, the later one gets
-    ``#2`` behind it. ``prefix`` begins each. Raises ``StateError`` with the path of what cannot be kept.
+    Names are the paths of the arrays, such as ``model.layer1.weight``; a duplicate gets a suffix such as ``#2``.
+    ``prefix`` begins each name. Raises ``StateError`` with the path of a value that cannot be saved.
     """
     found, names, arrays = walk(value, is_array, prefix)
     return found, list(zip(names, arrays, strict=True))
 
 
 def walk(value: Any, is_array: Callable[[object], bool], prefix: str = "") -> tuple[Any, list[str], list[Any]]:
-    """As ``flatten``, with names and arrays apart: many pairs would keep Python's garbage collector busy."""
+    """Like ``flatten``, but returns names and arrays separately, because many pairs would burden the garbage
+    collector."""
     flattener = _Flattener(is_array)
     return flattener.encode(value, prefix, 0), flattener.names, flattener.arrays
 
 
 def unflatten(tree: Any, array: Callable[[str, bool], Any]) -> Any:
-    """The inverse of ``flatten``. ``array(name, is_numpy)`` returns an array. Raises ``StateError`` for what
-    ``flatten`` does not make."""
+    """Inverse of ``flatten``. ``array(name, is_numpy)`` returns an array. Raises ``StateError`` for input that
+    ``flatten`` does not produce."""
     if isinstance(tree, dict):
         tag = next(iter(tree), "")
         if not tag.startswith("$"):
@@ -78,7 +79,7 @@ def unflatten(tree: Any, array: Callable[[str, bool], Any]) -> Any:
 
 
 def map_arrays(value: Any, is_array: Callable[[object], bool], change: Callable[[Any], Any]) -> Any:
-    """The same structure, of the same types, with every array replaced by what ``change`` makes of it."""
+    """The same structure, with the same types, in which every array is replaced by ``change(array)``."""
     if is_array(value):
         return change(value)
     if isinstance(value, dict):
@@ -89,8 +90,8 @@ def map_arrays(value: Any, is_array: Callable[[object], bool], change: Callable[
 
 
 def map_entries(value: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """A container of the same type, with ``change(key or index, entry)`` in place of each entry. Anything else comes
-    back as it is, a subclass of a container too: ``flatten`` refuses that by its name."""
+    """A container of the same type, with ``change(key or index, entry)`` in place of each entry. Other values are
+    returned unchanged, including subclasses of containers, which ``flatten`` refuses."""
     kind = type(value)
     if kind not in _CONTAINERS:
         return value
@@ -100,36 +101,36 @@ def map_entries(value: Any, change: Callable[[Any, Any], Any]) -> Any:
 
 
 def like_dict(value: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict of the type of another one. A type that is not known here gives a plain one."""
+    """A dict of the same type as ``value``; a plain dict for unknown types."""
     if isinstance(value, defaultdict):
         return defaultdict(value.default_factory, pairs)
     return type(value)(dict(pairs)) if type(value) in (OrderedDict, Counter) else dict(pairs)
 
 
 def like_list(value: Any, parts: list[Any]) -> Any:
-    """A list, tuple or deque of the type of another one."""
+    """A list, tuple or deque of the same type as ``value``."""
     return deque(parts, value.maxlen) if isinstance(value, deque) else type(value)(parts)
 
 
 def is_plain(value: object, is_array: Callable[[object], bool]) -> bool:
-    """Whether a value is of a kind that can be kept; what is inside a list or dict is not looked at."""
+    """Whether a value is of a kind that can be saved; the content of lists and dicts is not checked."""
     plain = (*_KEYS, bytes, bytearray, list, tuple, dict, deque)
     return is_array(value) or isinstance(value, plain) or type(value) in _known or _is_numpy_scalar(value)
 
 
 def is_numpy(value: object) -> bool:
-    """Whether it is numpy's own kind of array; does not import numpy."""
+    """Whether it is a NumPy array or scalar; does not import NumPy."""
     return type(value).__module__ == "numpy"
 
 
 class _Flattener:
-    """One walk through a structure."""
+    """One traversal of a structure."""
 
     def __init__(self, is_array: Callable[[object], bool]) -> None:
         self._is_array = is_array
         self._taken = {"__metadata__"}
         self._array_tags: dict[type, str] = {}
-        """By type: how arrays of it are tagged; empty for what is none."""
+        """Tag for arrays of each type; empty for other types."""
         self.names: list[str] = []
         self.arrays: list[Any] = []
 
@@ -225,7 +226,7 @@ _CONTAINERS: dict[type, Callable[[_Flattener, Any, str, int], Any]] = {
 
 
 def _special(value: float) -> str:
-    """A float that JSON has no word for, to the bit."""
+    """The exact text of a float that JSON cannot represent."""
     bits = struct.pack(">d", value)
     return repr(value) if struct.pack(">d", float(repr(value))) == bits else f"0x{bits.hex()}"
 
@@ -242,7 +243,7 @@ def _numpy_scalar(content: Any) -> Any:
         raise StateError(f"the structure of a snapshot holds a numpy scalar of {kind!r}, which this edl does not know")
     numpy = importlib.import_module("numpy")
     dtype, content = numpy.dtype(kind), base64.b64decode(data)
-    if dtype.kind in "SU":  # taken out of an array, it would lose the NULs at its end
+    if dtype.kind in "SU":  # a NumPy scalar taken out of an array would lose its trailing NULs
         return _numpy_text(numpy, dtype, content[: dtype.itemsize])
     return numpy.ndarray((), dtype, content)[()]
 
@@ -292,7 +293,7 @@ def _is_numpy_scalar(value: object) -> bool:
 
 
 def _readable(path: str) -> str:
-    """Nothing in it that a terminal or another reader of the format could stumble over."""
+    """A path without characters that could confuse a terminal or another reader of the format."""
     return "".join(c if c.isprintable() else f"\\{ord(c):x}" for c in path)
 
 

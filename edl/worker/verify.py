@@ -1,11 +1,12 @@
-"""Whether every rank holds the same state: fingerprints are exchanged, and a difference is named by rank and path.
+"""Verifies that all ranks hold the same state: fingerprints are exchanged, and a difference is reported by rank and
+path.
 
-A replicated state is kept by one worker of each node, so a rank that has drifted (a bad card, a collective that one
-rank skipped, a restore that went wrong) spreads its numbers at the next change. Ranks compare after each restore, and
-with ``--verify-state=N`` at every N-th commit.
+A replicated state is saved by one worker per node, so a rank that has drifted (a faulty device, a collective that one
+rank skipped, a failed restore) spreads its values at the next change. Ranks compare after each restore, and with
+``--verify-state=N`` at every N-th commit.
 
-Parameters and what optimizers hold of them must be equal bit for bit. Everything else (buffers such as those of
-BatchNorm, metrics, values) may differ while a round runs; after a restore rank 0's hold for all.
+Parameters and the optimizer state that belongs to them must be equal bit for bit. Everything else (buffers such as
+those of BatchNorm, metrics, values) may differ during a round; after a restore all have rank 0's.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import Any
 from edl.worker.tree import Leaves
 
 _SHOWN = 5
-"""Paths that a message names; it counts the others."""
+"""Number of paths that a message names; the others are counted."""
 _TEXT_BYTES = 8
-"""Length of a hash of what is no array."""
+"""Length in bytes of the hash of non-array data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one rank holds: plain structure, and the arrays in it by path."""
+    """The state of one rank: the plain structure, and its arrays by path."""
 
     tree: Mapping[str, Any]
-    """By name in the state, as ``tree.flatten`` returns it."""
+    """By name in the state, as returned by ``tree.flatten``."""
     leaves: Leaves
     kinds: Mapping[str, str]
     """Type and shape of each array, by path: ``F32[4, 3]``."""
@@ -44,26 +45,26 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One path where ranks hold different values."""
+    """One path at which ranks hold different values."""
 
     path: str
     ranks: tuple[int, ...]
-    """Those in the minority; all ranks when no value has a majority."""
+    """The ranks in the minority; all ranks when no value has a majority."""
     strict: bool
 
 
 class Verifier:
-    """Compares what ranks hold. ``digest`` hashes arrays to 64 bits, ``exchange`` hands each rank's bytes to all."""
+    """Compares what ranks hold. ``digest`` hashes arrays to 64 bits, ``exchange`` sends each rank's bytes to all."""
 
     def __init__(self, digest: Callable[[Sequence[Any]], int], exchange: Callable[[bytes], list[bytes]]) -> None:
         self._digest = digest
         self._exchange = exchange
 
     def differences(self, held: Held) -> list[Difference]:
-        """Paths at which ranks differ, the same list on every rank; empty when all hold the same.
+        """The paths at which ranks differ, the same list on every rank; empty when all are equal.
 
-        All ranks call it. One small collective as a rule, and two more when something differs. Raises what a collective
-        raises when a peer is lost.
+        A collective: normally a small one, and two more when something differs. Raises the collective's error when a
+        peer is lost.
         """
         whole = hashlib.blake2b(digest_size=_TEXT_BYTES)
         whole.update(_plain([held.tree, held.kinds]).encode())
@@ -82,7 +83,7 @@ class Verifier:
 
 
 def compare(parts: Sequence[Mapping[str, str]], strict: Callable[[str], bool]) -> list[Difference]:
-    """What differs between the ranks' hashes by path, in order of the paths. A path that a rank lacks differs."""
+    """The differences between the ranks' hashes, in order of the paths. A path that a rank lacks is a difference."""
     found = []
     for path in sorted(set().union(*parts)):
         values = [part.get(path, "") for part in parts]
@@ -99,12 +100,12 @@ def _minority(values: Sequence[str]) -> tuple[int, ...]:
 
 
 def suspects(differences: Iterable[Difference]) -> frozenset[int]:
-    """Ranks whose values the others do not share."""
+    """The ranks whose values the others do not share."""
     return frozenset(rank for difference in differences for rank in difference.ranks)
 
 
 def describe(differences: Sequence[Difference], world_size: int) -> str:
-    """``model.weight (rank 3 of 8), optimizer.state.0.exp_avg (rank 3 of 8) and 12 more``."""
+    """Text such as ``model.weight (rank 3 of 8), optimizer.state.0.exp_avg (rank 3 of 8) and 12 more``."""
     shown = [f"state.{one.path} ({_ranks(one.ranks, world_size)})" for one in differences[:_SHOWN]]
     more = len(differences) - _SHOWN
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
@@ -122,7 +123,7 @@ def _plain(tree: Any) -> str:
 
 
 def _scalars(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
-    """Each value that is no array, with its path."""
+    """Each non-array value with its path."""
     if isinstance(tree, dict) and tree and not next(iter(tree)).startswith("$"):
         for key, part in tree.items():
             yield from _scalars(part, f"{path}.{key}" if path else key)

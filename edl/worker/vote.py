@@ -15,7 +15,7 @@ from edl.worker.session import Session
 
 
 class Voter(Protocol):
-    """What this needs of ``State``."""
+    """The part of ``State`` that is needed here."""
 
     _commits: int
     _last: Version
@@ -32,9 +32,9 @@ class Voter(Protocol):
 
 
 def passed(state: Voter, session: Session, seat: Seat, ok: bool) -> bool:
-    """Whether all workers are for the next commit; else the last one has been put back in each.
+    """Whether all workers agree to the next commit; otherwise the last commit is restored on each.
 
-    Raises ``CheckpointError`` when there is none to put back, ``RoundOver`` when the votes cannot be had.
+    Raises ``CheckpointError`` when there is none to restore, ``RoundOver`` when the votes cannot be collected.
     """
     last = [state._last.era, state._last.commit] if state._copies(seat) else None
     votes = [json.loads(vote) for vote in state._exchange(session, json.dumps([bool(ok), last]).encode())]
@@ -43,7 +43,7 @@ def passed(state: Voter, session: Session, seat: Seat, ok: bool) -> bool:
     known = {tuple(one) for _, one in votes if one is not None}
     if len(known) > 1:
         raise CheckpointError(
-            f"a worker voted against commit {state._commits + 1}, and the last commit cannot be put back: the nodes "
+            f"a worker voted against commit {state._commits + 1}, and the last commit cannot be restored: the nodes "
             f"hold different ones, {sorted(commit for _, commit in known)}; is there too little --state-memory?"
         )
     _put_back(state, session, seat, Version(*known.pop()))
@@ -51,12 +51,12 @@ def passed(state: Voter, session: Session, seat: Seat, ok: bool) -> bool:
 
 
 def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None:
-    """In the middle of a round, on all workers: the state of this commit."""
+    """Restore this commit in the middle of a round, on all workers."""
     if last == NO_STATE or session.link is None:
         kept = state._first
         if kept is None or state._unkept:
             raise CheckpointError(
-                f"a worker voted against commit {state._commits + 1}, and there is no earlier state to put back"
+                f"a worker voted against commit {state._commits + 1}, and there is no earlier state to restore"
             )
         state._load(kept.parsed, kept.view, frozenset(state._objects))
         state._commits = kept.parsed.meta.commit
@@ -64,8 +64,8 @@ def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None
         return
     began = Version(seat.restore_era, seat.restore_commit)
     there = replace(seat, restore_era=last.era, restore_commit=last.commit, stored=seat.stored and last == began)
-    # First those that have copied it: each agent hears of a commit before the same worker asks for it. When they are
-    # through, the others find it there.
+    # First the workers that have copied it, so that each agent knows the commit before the same worker requests it.
+    # Then the others, which find it there.
     copies = state._copies(seat)
     if copies:
         _take_back(state, session, there)
@@ -80,4 +80,4 @@ def _take_back(state: Voter, session: Session, there: Seat) -> None:
     state._ask(session, there)
     state._restore(session, there)
     if session.link is not None:
-        session.link.send(local.Underway(0))  # of no round: it only says that what the agent lent is read
+        session.link.send(local.Underway(0))  # of no round: only reports that what the agent lent is read

@@ -1,4 +1,4 @@
-"""Importing ahead of time: finds the script's source, asks ``preload`` what to import, imports it."""
+"""Imports ahead of time: finds the script's source, selects modules with ``preload``, and imports them."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class ImportFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What this process has become by importing."""
+    """The result of the imports in this process."""
 
     text: str
     """Such as "torch 2.13.0 imported in 2.1 s"."""
     environment: dict[str, str]
-    """The environment the imports ran with."""
+    """The environment during the imports."""
     descriptors: frozenset[int]
     """Descriptors that the imported libraries keep open."""
 
 
 def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
-    """What to import for this command. Raises ``ImportFailed`` when the script or module does not exist."""
+    """The modules to import for this command. Raises ``ImportFailed`` when the script or module does not exist."""
     if kind == "program":
         return Plan(extra, ())
     if kind == "call" and not os.path.exists(target):
@@ -52,7 +52,7 @@ def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
 
 
 def imported_by(kind: str, target: str) -> frozenset[str]:
-    """Names of modules from outside that a script or module imports; empty when it does not exist."""
+    """Names of external modules that a script or module imports; empty when it does not exist."""
     try:
         found = _find_module(target) if kind == "module" else _find_script(target)
     except ImportFailed:
@@ -67,7 +67,7 @@ class _Found:
     entry: Source
     source_of: Callable[[str], Source | None]
     folders: list[str]
-    """Where the user's modules are found before libraries of the same name."""
+    """Folders in which the user's modules are found before libraries of the same name."""
 
 
 def _find_script(target: str) -> _Found:
@@ -83,7 +83,7 @@ def _find_script(target: str) -> _Found:
 
 
 def _find_module(target: str) -> _Found:
-    """Finds a module without importing the packages it is in."""
+    """Find a module without importing its packages."""
     search: list[str] | None = [os.getcwd(), *sys.path]
     parts = target.split(".")
     root = origin = ""
@@ -98,19 +98,19 @@ def _find_module(target: str) -> _Found:
     package = target if search else ".".join(parts[:-1])
     path = os.path.join(search[0], "__main__.py") if search else origin
     entry = _read(path, package) or Source("", "")
-    # Beside an installed package lie other people's; only the package itself counts as the user's.
+    # Beside an installed package are other packages; only the package itself counts as the user's.
     only = "" if root == os.getcwd() else parts[0]
     return _found(entry, path, _Folder(root, only), root if not only else os.getcwd())
 
 
 def _found(entry: Source, path: str, own: _Folder, folder: str) -> _Found:
-    """``path``: of the entry; it may add folders to those that its modules are found in."""
+    """``path``: that of the entry, which may add folders in which its modules are found."""
     added = added_folders(entry.text, path, os.getcwd())
     beside = [_Folder(one.folder) for one in added]
 
     def source_of(name: str) -> Source | None:
         source = own(name)
-        # What is known as a library is one, also where the script adds a folder with libraries.
+        # A known library is one, even if the script adds a folder that contains it.
         if source is None and not is_library(name):
             source = next(filter(None, (one(name) for one in beside)), None)
         return source
@@ -177,8 +177,8 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """What modules make while they are imported stays: looking for garbage in it again and again costs torch a fifth
-    of the time."""
+    """Disable garbage collection during imports: what modules create stays, and collecting costs torch a fifth of the
+    time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -197,7 +197,7 @@ def _import_required(name: str) -> None:
 
 
 def _import_optional(name: str) -> None:
-    # If it matters, the script's own import of it will fail in the worker, where the user sees it.
+    # If it matters, the script's own import will fail in the worker, where the user sees it.
     with contextlib.suppress(Exception):
         importlib.import_module(name)
 

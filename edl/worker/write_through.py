@@ -1,8 +1,9 @@
-"""A commit for which there is no memory, straight into the checkpoint directory and back, while training waits.
+"""Writes a commit for which there is no memory directly to the checkpoint directory, and reads it back, while training
+waits.
 
-The arrays are copied into the mapped file itself, so the page cache is all the memory that it takes. The file comes
-under another name first; the agent reads it back, compares the checksum, and adds the marker that makes it count. A
-state of this size is restored in the same way: each worker maps the file.
+The arrays are copied into the mapped file, so the page cache is the only memory used. The file is written under a
+temporary name first; the agent reads it back, compares the checksum, and adds the manifest that makes it count. A state
+of this size is restored in the same way: each worker maps the file.
 """
 
 from __future__ import annotations
@@ -27,27 +28,28 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 20
 MARKER_FILE = "DONE"
 Fill = Callable[[Callable[[int], memoryview]], int]
-"""Asks for memory of some size, copies a snapshot into it, and returns the size."""
+"""Requests memory of some size, copies a snapshot into it, and returns the size."""
 
 
 def write(where: str, era: int, commit: int, fill: Fill) -> local.WroteThrough:
-    """Write a snapshot into the checkpoint directory. What goes wrong is in the answer: it costs this checkpoint."""
+    """Write a snapshot to the checkpoint directory. Failures are reported in the result, since they only cost this
+    checkpoint."""
     files = _files(where)
     folder = folder_name(era, commit)
     try:
         if files.stamp(f"{folder}/{MARKER_FILE}"):
             path = files.path(folder)
-            return local.WroteThrough(era, commit, error=f"{path} is complete already, and is not replaced")
+            return local.WroteThrough(era, commit, error=f"{path} is already complete and is not replaced")
         name = f"{folder}/{FILE_NAME}"
         size, crc32 = _write_remote(files, name, fill) if files.remote else _write_here(files.path(name), fill)
     except OSError as error:
-        why = "no room is left" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        why = "no space is left" if error.errno == errno.ENOSPC else error.strerror or str(error)
         return local.WroteThrough(era, commit, error=f"cannot write to the checkpoint directory {where}: {why}")
     return local.WroteThrough(era, commit, size, crc32)
 
 
 def mapped(where: str, era: int, commit: int) -> Memory:
-    """The state file of a checkpoint, mapped; what is written there nobody sees. Raises ``OSError``."""
+    """The state file of a checkpoint, mapped privately: changes are not written back. Raises ``OSError``."""
     files = _files(where)
     name = f"{folder_name(era, commit)}/{FILE_NAME}"
     if not files.remote:
@@ -81,7 +83,7 @@ def _write_here(target: str, fill: Fill) -> tuple[int, int]:
         try:
             found = _filled(descriptor, fill, lambda view: None)
             os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # what is read back comes from the disk
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # so that the verification reads from the disk
         finally:
             os.close(descriptor)
         os.replace(temporary, target)
@@ -95,14 +97,14 @@ def _write_here(target: str, fill: Fill) -> tuple[int, int]:
 
 
 def _write_remote(files: Files, name: str, fill: Fill) -> tuple[int, int]:
-    """By way of a local file: an object store takes a stream and no mapping."""
+    """Write through a local file, because an object store accepts a stream but no mapping."""
     with tempfile.TemporaryFile() as copy:
         return _filled(copy.fileno(), fill, lambda view: files.write(name, _pieces(view)))
 
 
 def _filled(descriptor: int, fill: Fill, then: Callable[[memoryview], None]) -> tuple[int, int]:
-    """Fill a file by way of its mapping; returns size and checksum. All its room is taken first: a page that the disk
-    has no room for would end the process."""
+    """Fill a file through its mapping; returns size and checksum. All its space is allocated first: a page without disk
+    space would kill the process."""
     maps: list[mmap.mmap] = []
 
     def room(size: int) -> memoryview:
@@ -117,7 +119,7 @@ def _filled(descriptor: int, fill: Fill, then: Callable[[memoryview], None]) -> 
             crc32 = zlib.crc32(piece, crc32)
         then(view)
     maps[-1].flush()
-    with contextlib.suppress(BufferError):  # an array over it goes with its last reference
+    with contextlib.suppress(BufferError):  # an array over it is freed with its last reference
         maps[-1].close()
     return size, crc32
 
@@ -132,7 +134,7 @@ def _sync_folder(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know no sync of folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)

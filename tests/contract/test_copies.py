@@ -337,7 +337,7 @@ def test_a_false_size_does_not_count(bench: Bench, change: int) -> None:
 def test_a_false_name_does_not_count(bench: Bench) -> None:
     here, there = snapshot_pool(A), snapshot_pool(B)
     port, client = bench.node().start(there, HOST), bench.node()
-    with pytest.raises(CheckpointError, match="under the name"):
+    with pytest.raises(CheckpointError, match="labelled as"):
         client.put(HOST, port, lie(lent(here), holding=Holding(Version(9, 9))))
     assert there.holdings() == ()
 
@@ -365,7 +365,7 @@ def _until_given(give: Callable[[], None]) -> None:
             give()
             return
         except CheckpointError as error:
-            if "on its way" not in str(error):
+            if "already arriving" not in str(error):
                 raise
             threading.Event().wait(0.02)
     raise AssertionError("never given")

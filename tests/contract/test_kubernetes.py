@@ -73,7 +73,7 @@ def test_somebody_else_is_faster(case: Case, tmp_path: Path, monkeypatch: pytest
                 await here.scheduler.request(3, "test")
             assert tries == 3 and case.sizes(here.store) == {3}
             here.server.faults.append(Fault(409, ["patch"]))
-            with pytest.raises(SchedulerError, match="others changed it 5 times") as caught:
+            with pytest.raises(SchedulerError, match="changed by others 5 times") as caught:
                 await here.scheduler.request(4, "test")
             assert caught.value.retry
 
@@ -84,7 +84,7 @@ def test_the_highest_indexes_are_released_and_no_others(tmp_path: Path) -> None:
     async def story() -> None:
         async with setup(SET, tmp_path, controllers=True) as here:
             await here.scheduler.request(4, "test")
-            with pytest.raises(SchedulerError, match="of 3 that stay it keeps train-0") as caught:
+            with pytest.raises(SchedulerError, match="with 3 pods left it keeps train-0") as caught:
                 await here.scheduler.release(["train-0"], 3, "drained")
             assert not caught.value.retry and SET.sizes(here.store) == {4}
             await here.scheduler.release(["train-3", "train-2"], 2, "drained")
@@ -154,7 +154,7 @@ def test_objects_that_cannot_be_resized(tmp_path: Path) -> None:
 
     over = [{"type": "Complete", "status": "True"}]
     run(story(CASES[1], lambda job: job["spec"].pop("completionMode"), "only Indexed can resize"))
-    run(story(CASES[1], lambda job: job["status"].update(conditions=over), "is over .Complete."))
+    run(story(CASES[1], lambda job: job["status"].update(conditions=over), "has ended .Complete."))
     tasks = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}]
     run(story(CASES[2], lambda job: job["spec"].update(tasks=tasks), "no task worker .tasks: a, b."))
     run(story(CASES[3], lambda job: job["spec"].pop("worker"), "has no spec.worker"))

@@ -205,7 +205,7 @@ def test_pods_of_other_jobs_do_not_count(tmp_path: Path) -> None:
                 owner = [{"kind": "PaddleJob", "name": job, "uid": job}]
                 about = {"name": f"{job}-worker-0", "labels": {"paddle-res-type": "worker"}, "ownerReferences": owner}
                 here.store.create(kinds.PODS, "default", {"metadata": about, "spec": {**POD, "nodeName": "host"}})
-            await until(lambda: Sized(Size(2, 1, "1 pod not made yet")) in seen)
+            await until(lambda: Sized(Size(2, 1, "1 pod not created yet")) in seen)
             for job in ("other", "train"):
                 delete_pod(here.store, "default", f"{job}-worker-0", 7)
             await until(lambda: Doomed("train-worker-0", "the pod is being deleted", 7.0) in seen)

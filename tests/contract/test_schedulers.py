@@ -415,7 +415,7 @@ class TestProcess:
                     return seen.size.detail
             raise AssertionError("its watch has ended")
 
-        assert "ended with status 3 soon after its start: see" in run(story())
+        assert "exited with status 3 soon after its start: see" in run(story())
 
     def test_no_program_is_a_matter_for_another_try(self, tmp_path: Path) -> None:
         one = process.make(dataclasses.replace(ProcessSetup(tmp_path)._order, launcher=("/no/such/python",)))
@@ -468,7 +468,7 @@ class TestExec:
     @pytest.mark.parametrize(("status", "retry"), [(1, True), (75, True), (64, False), (77, False), (127, False)])
     def test_exit_statuses(self, tmp_path: Path, status: int, retry: bool) -> None:
         with pytest.raises(
-            SchedulerError, match=rf"ended with status {status} and said: no quota .*request 3"
+            SchedulerError, match=rf"exited with status {status} and said: no quota .*request 3"
         ) as caught:
             run(script(tmp_path, f"echo no quota >&2; exit {status}").request(3, ""))
         assert caught.value.retry is retry
@@ -535,6 +535,6 @@ class TestDiscovery:
         assert second == Sized(Size(2))
 
     def test_it_cannot_be_asked(self, tmp_path: Path) -> None:
-        with pytest.raises(SchedulerError, match="only tells which hosts there are") as caught:
+        with pytest.raises(SchedulerError, match="only lists hosts and cannot provide nodes") as caught:
             run(script(tmp_path, "echo a", "discovery").request(2, ""))
         assert not caught.value.retry

@@ -210,7 +210,7 @@ class TestErrors:
         ],
     )
     def test_what_will_not_pass_by_itself(self, told: Order, options: str, said: str) -> None:
-        with pytest.raises(SchedulerError, match=f"(?i)sbatch ended with status .*{said}") as caught:
+        with pytest.raises(SchedulerError, match=f"(?i)sbatch exited with status .*{said}") as caught:
             run(adapter(told, options).request(1, ""))
         assert not caught.value.retry
 

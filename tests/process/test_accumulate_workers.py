@@ -122,7 +122,7 @@ def test_logical_ranks_give_the_same_bits_on_any_number_of_workers(world: World)
 
 def test_more_workers_than_logical_ranks_are_refused(world: World) -> None:
     for said in world.each(3, "too_many", 2):
-        assert said == "--logical-ranks=2 cannot live on 3 workers: each needs one"
+        assert said == "--logical-ranks=2 does not fit 3 workers: each needs one"
 
 
 def test_a_plain_model_on_several_workers_is_refused(world: World) -> None:

@@ -88,7 +88,9 @@ def test_a_job_with_a_secret_gives_nothing_to_others(tmp_path: Path) -> None:
             assert "has a secret" in job.cli(command).stderr
         told = json.loads(job.cli("status", "--json", right).stdout)
         assert len(told["nodes"]) == 2
-        assert told["access"].endswith(f"who holds its secret (fingerprint {Secret(b'r' * 32).fingerprint}) reaches it")
+        assert told["access"].endswith(
+            f"holders of its secret (fingerprint {Secret(b'r' * 32).fingerprint}) can access it"
+        )
         job.stop_at(1)
         assert job.exit_codes() == {"a": 0, "b": 0}
 

@@ -348,7 +348,7 @@ def test_a_frozen_fork_server_is_replaced_and_no_restart_is_charged(job: Job) ->
     os.kill(fork_server_of(job, "b"), signal.SIGSTOP)
     after = job.wait_world(2, after=before.round)
     assert set(after.nodes.values()) == {"a", "b"}
-    job.nodes["b"].says("the process that starts workers has not answered for 1 s: killing it and its workers")
+    job.nodes["b"].says("the fork server has not answered for 1 s: killing it and its workers")
     assert job.status()["restarts_used"] == 0
 
 

@@ -465,7 +465,7 @@ def test_a_fork_server_that_does_not_answer_is_killed_with_all_that_comes_from_i
             os.kill(bench.processes.fork_server_pid, signal.SIGSTOP)
             with pytest.raises(StarterLost):
                 await bench.spawn("never")
-            why = "the process that starts workers has not answered for 0.5 s: killing it and its workers"
+            why = "the fork server has not answered for 0.5 s: killing it and its workers"
             assert await bench.event() == WorkersStopped(why)
             assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
             assert isinstance(await bench.event(), ForkServerLost)

@@ -40,7 +40,7 @@ def test_local_rank_cores_and_signals_however_a_worker_is_started(tmp_path: Path
                 await bench.processes.forward(pid, signal.SIGUSR1)
             assert await bench.codes([hearing]) == [0]
             await until(lambda: bool(bench.logged), "the remark")
-            assert bench.logged == [f"SIGUSR1 is not passed to process {deaf}: it does not handle it, and would die"]
+            assert bench.logged == [f"SIGUSR1 is not passed to process {deaf}: it has no handler, and would die"]
             os.kill(deaf, 0)
 
     run(scenario())

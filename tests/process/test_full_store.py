@@ -95,7 +95,7 @@ def test_it_takes_little_of_a_disk_that_has_little_left(tmp_path: Path, monkeypa
             assert await make_room(member) == "", "the disk has room"
             free[0] -= 1
             said = await make_room(member)
-            assert said.startswith("the embedded etcd took room on a disk that has little left: compacted"), said
+            assert said.startswith("the embedded etcd took up space on a disk that is almost full: compacted"), said
             assert await make_room(member) == "", "it would gain nothing: 20 MiB are in use"
             assert len((await store.read("/ballast/")).entries) == 20
         finally:
@@ -140,7 +140,7 @@ def test_a_job_trains_on_beside_a_full_store_and_goes_on_when_there_is_room(tmp_
 
         until(warned, "edl status to say what the Master waits for", DEADLINE_S)
         text = job.cli("status").stdout
-        assert "changes of the world have waited" in text and "training goes on" in text
+        assert "world changes have waited" in text and "training continues" in text
         assert job.seen() == before
         asyncio.run(_make_room(etcd.member))
         after = job.wait_world(2, after=before.round)

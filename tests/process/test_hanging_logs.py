@@ -31,5 +31,5 @@ def test_a_log_folder_that_hangs_costs_lines_and_no_node(tmp_path: Path, etcd: O
         job.end_soon()
         assert set(job.exit_codes().values()) == {ExitCode.OK}
         for node in nodes:
-            assert "the disk of the logs has not answered for 2 s" in node.text
+            assert "the log disk has not answered for 2 s" in node.text
             assert "stood still" not in node.text and "was busy" not in node.text

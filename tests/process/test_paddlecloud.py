@@ -79,7 +79,7 @@ def test_writing_the_key_resizes_the_job(etcd: OutsideEtcd, clouds: OutsideEtcd,
             foreign.operator(junk)
         running.wait_steps(20)
         assert running.wait_world(3).round == three.round, "junk changes nothing"
-        assert any("which is no number of nodes: 3 stay wanted" in node.text for node in running.nodes.values())
+        assert any("which is not a number of nodes; keeping 3" in node.text for node in running.nodes.values())
         foreign.operator("1")
         one = running.wait_world(1, after=three.round)
         assert list(one.nodes.values()) == ["w0"], "the highest index goes first"

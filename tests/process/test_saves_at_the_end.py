@@ -43,7 +43,7 @@ def test_a_last_save_that_cannot_be_written_is_in_the_exit_status(
         running.start("a", "b")
         assert running.exit_codes() == {"a": ExitCode.INCOMPLETE, "b": ExitCode.INCOMPLETE}
         for node in running.nodes.values():
-            assert "commit 4, the newest that the workers saved, is not in the checkpoint directory" in node.text
+            assert "commit 4, the newest saved one, is not in the checkpoint directory" in node.text
             assert str(checkpoints) in node.text
     assert complete(checkpoints) == [2]
 

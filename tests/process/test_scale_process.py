@@ -67,7 +67,7 @@ def test_up_and_down_without_a_step_made_twice(etcd: OutsideEtcd, tmp_path: Path
         assert list(one.nodes.values()) == ["first"]
         for node in (f"{HOST}-p1", f"{HOST}-p2"):
             until(lambda node=node: not alive(before[node]), f"the end of {node}'s launcher")  # type: ignore[misc]
-            first.says(f"the launcher of {node} ended with status 0")
+            first.says(f"the launcher of {node} exited with status 0")
         running.wait_steps(20)
         running.end_soon()
         assert first.exit_code() == 0

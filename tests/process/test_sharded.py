@@ -201,7 +201,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_job(tmp_path: Path, small_di
         job.start(*NODES, nproc=2)
         until(lambda: len(job.complete()) >= 2, "two checkpoints")
         told = until(errors, "an error in edl events")
-        assert "no room is left" in told[0] and "Free some room" in told[0], told[0]
+        assert "no space is left" in told[0] and "Free some space" in told[0], told[0]
         here = job.steps()[-1].step
         until(lambda: job.steps()[-1].step > here + 20, "training goes on")
         before = {path.name for path in job.complete()}

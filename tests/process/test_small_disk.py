@@ -64,13 +64,13 @@ def test_logs_leave_room_and_go_on_when_there_is_more(tmp_path: Path, etcd: Outs
         before = step(job)
         until(lambda: step(job) > before + 10, "steps without logs")
         other.unlink()
-        node.says("has room again")
+        node.says("has space again")
         job.wait_status(lambda status: not status["warnings"], "no warning any more")
         (job.steps_folder / "last-step").touch()
         assert node.exit_code() == 0, node.text
         assert node.text.count("logs leave free") <= 2, "it is said once each time"
         (written,) = disk.glob("*/attempt_0/0/stdout.log")
-        assert "lines are missing here, the disk had no room for them]" in written.read_text()
+        assert "lines are missing here, the disk had no space for them]" in written.read_text()
 
 
 def test_a_private_store_goes_where_there_is_room(tmp_path: Path, disk: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_worker_that_has_not_come_to_its_script_survives(tmp_path: Path, stand
                 await asyncio.sleep(0)
             await bench.text_in("worker", "here")
             os.kill(pid, 0)
-            assert all("has not come to its script yet" in line for line in bench.logged)
+            assert all("has not reached its script yet" in line for line in bench.logged)
 
     run(main())
 

@@ -23,7 +23,7 @@ def test_no_command_is_mistaken_for_another(tmp_path: Path, etcd: OutsideEtcd) -
     with Job(tmp_path, [etcd.endpoint]) as job:
         asked = job.cli("top")
         assert asked.returncode == ExitCode.USAGE
-        assert "no such command: top. There are " in asked.stderr and "`edl status` shows a job" in asked.stderr
+        assert "no such command: top. Commands: " in asked.stderr and "`edl status` shows a job" in asked.stderr
         assert "mean" not in asked.stderr
 
 
@@ -86,9 +86,9 @@ def test_a_frozen_master_is_told_from_one_that_has_gone(tmp_path: Path, etcd: Ou
             node.send(signal.SIGCONT)
         assert asked.returncode == ExitCode.STORE_UNREACHABLE
         assert f"the Master of job {job.name} on node a (" in asked.stderr
-        assert "does not answer: its host or its launcher is frozen, overloaded or cut off" in asked.stderr
+        assert "does not answer: its host or its launcher is frozen, overloaded or unreachable" in asked.stderr
         node.kill()
         gone = job.cli("status")
-        assert "has gone; another launcher takes over within a lease" in gone.stderr, gone.stderr
+        assert "has exited; another launcher takes over when its lease expires" in gone.stderr, gone.stderr
         with contextlib.suppress(AssertionError):
             job.check_nothing_left(1)

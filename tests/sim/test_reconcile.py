@@ -283,7 +283,7 @@ class TestCalls:
         bench(rc.Answered(Size(1)))
         bench(rc.Answered())
         bench(rc.Answered(Size(3)))
-        assert rc.Note("somebody else has changed it to 5 nodes") in bench(saw(Sized(Size(5))))
+        assert rc.Note("it was changed by others to 5 nodes") in bench(saw(Sized(Size(5))))
 
     def test_the_end_waits_for_a_few_tries_only(self) -> None:
         bench = Bench(at_end=True)
@@ -457,7 +457,7 @@ class TestPlan:
         plan = release_plan(job("a", spares=("b", "c"), desired=1), 3, indexed=True)
         assert plan is not None
         assert plan.left == 3
-        assert plan.blocked == "nobody knows the index of a, b, c (--node-index): none is given back"
+        assert plan.blocked == "the index of a, b, c is unknown (--node-index): no node is given back"
 
     @pytest.mark.parametrize("indexed", [False, True])
     def test_spares_stay_while_the_world_is_still_too_large(self, indexed: bool) -> None:
@@ -469,7 +469,7 @@ class TestPlan:
         plan = release_plan(job("n-0", nodes=nodes, desired=2), 4, indexed=True)
         assert plan is not None
         assert (plan.left, plan.drain) == (4, ())
-        assert plan.blocked == "n-3 trains until nodes with lower indexes come"
+        assert plan.blocked == "n-3 trains until nodes with lower indexes join"
         low = (*nodes, Node("n-1", 1, spare=True))
         plan = release_plan(job("n-0", nodes=low, desired=2), 4, indexed=True)
         assert plan is not None

@@ -13,10 +13,10 @@ SECRET = Secret(b"s" * 32)
 
 
 @pytest.mark.parametrize(("endpoints", "secret", "own", "said"), [
-    (["unix:/tmp/x"], None, False, "closed: its store is on a private socket, which only its user reaches"),
-    (["h:1"], SECRET, False, f"closed: only who holds its secret (fingerprint {SECRET.fingerprint}) reaches it"),
-    (["h:1"], SECRET, True, "reaches it, but the etcd at h:1 has rules of its own"),
-    (["h:1", "i:1"], None, True, "open: whoever may read its store at h:1, i:1 can do everything; --secret-file"),
+    (["unix:/tmp/x"], None, False, "closed: its store is on a private socket, which only its user can access"),
+    (["h:1"], SECRET, False, f"closed: only holders of its secret (fingerprint {SECRET.fingerprint}) can access it"),
+    (["h:1"], SECRET, True, "can access it, but the etcd at h:1 has its own access rules"),
+    (["h:1", "i:1"], None, True, "open: anyone who can read its store at h:1, i:1 controls it; --secret-file"),
 ])  # fmt: skip
 def test_one_line_on_who_reaches_a_job(endpoints: list[str], secret: Secret | None, own: bool, said: str) -> None:
     line = door_of(endpoints, secret, own=own)
@@ -33,4 +33,4 @@ def test_commands_take_the_conf_that_launchers_take(capsys: pytest.CaptureFixtur
     assert {*LAUNCHERS, "ca", "cert", "key", "user", "password"} == set(CONF_KEYS)
     assert capsys.readouterr().err == ""
     assert where_of(where("usr=me")).user is None
-    assert "--rdzv-conf: unknown key 'usr' is passed over" in capsys.readouterr().err
+    assert "--rdzv-conf: unknown key 'usr' is ignored" in capsys.readouterr().err

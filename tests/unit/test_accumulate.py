@@ -179,7 +179,7 @@ def test_two_backwards_for_one_micro_batch_are_an_error(kit: Any) -> None:
 
 
 def test_a_step_is_taken_once(kit: Any) -> None:
-    with pytest.raises(StateError, match="second time"):
+    with pytest.raises(StateError, match="only once"):
         for step in kit.edl.accumulate(Given(two_of(2)), kit.model):
             run(kit, step)
             list(step)

@@ -124,7 +124,7 @@ def test_caches_of_instructions_do_not_count() -> None:
     [
         ("node", ONE_NODE, (1,), "none is known to be at NUMA node 1, where GPU 0 is"),
         ("node", {}, (0,), "none is known to be at NUMA node 0"),
-        ("socket", ONE_NODE, (0,), "the kernel does not tell which socket NUMA node 0 is in"),
+        ("socket", ONE_NODE, (0,), "the kernel does not report which socket NUMA node 0 is in"),
         (
             "exclusive",
             host(nodes=1, cores=1, threads=2),

@@ -329,7 +329,7 @@ def test_a_lost_fork_server_is_started_again() -> None:
     node = idle().feed(ev.ForkServerGone("killed by SIGKILL"))
     assert node.did(ev.Warm)
     assert node.state.phase is AgentPhase.WARMING
-    assert node.state.reason == "the process that starts workers is gone (killed by SIGKILL): starting another"
+    assert node.state.reason == "the fork server has died (killed by SIGKILL): starting another"
 
 
 def test_fatal_leaves_the_job() -> None:

@@ -95,7 +95,7 @@ class TestSettings:
     def test_who_has_missed_them_does_not_go_on(self) -> None:
         boundary = begun(5)
         boundary.set_settings(0, 5, Settings(1))
-        with pytest.raises(StateError, match="not told in time: settings 1 hold from commit 5 on, and 5 is passed"):
+        with pytest.raises(StateError, match="not told in time: settings 1 apply from commit 5 on, but 5 is passed"):
             boundary.arrive(6)
         boundary.begin(5, Settings(1))
         assert boundary.arrive(6) is Turn.PASS

@@ -167,7 +167,9 @@ def test_a_part_of_another_place_is_not_taken() -> None:
     with playing(1, 2):
         model = Model(last_dimension, trained=False)
         mixed = {**own(capture("model", model, {})), "w2": parts}
-        with pytest.raises(ValueError, match=r"w2: kept as the part \(4, 3, 1\) at \(0, 0, 0\), now .* at \(0, 0, 1\)"):
+        with pytest.raises(
+            ValueError, match=r"w2: saved as the part \(4, 3, 1\) at \(0, 0, 0\), now .* at \(0, 0, 1\)"
+        ):
             load_local_parts("model", model, mixed, own)
 
 
@@ -352,9 +354,9 @@ def test_values_are_taken_as_from_memory(tmp_path: Path, capsys: pytest.CaptureF
         state._restore_sharded(str(folder))
         assert state.scale is scale and float(scale.detach()) == 3
         assert (state.epoch, state.new) == (4, 7)
-        assert "values that this script's state does not have: gone" in capsys.readouterr().err
+        assert "ignoring values in the checkpoint that this script's state lacks: gone" in capsys.readouterr().err
         other = State(sharded=True, scale=torch.zeros(2, requires_grad=True))
-        with pytest.raises(CheckpointError, match=r"state\.scale does not take what commit 1 \(era 1\) holds of it"):
+        with pytest.raises(CheckpointError, match=r"state\.scale does not fit commit 1 \(era 1\)"):
             other._restore_sharded(str(folder))
 
 
@@ -384,12 +386,10 @@ def test_errors_while_an_object_is_restored_name_it_and_the_commit(
     folder = write(ARRAYS, tmp_path, [({"keeper": {"x": torch.ones(1)}}, {})])[1]
     with playing(0, 1):
         failing = State(sharded=True, keeper=Failing(KeyError("y")))
-        with pytest.raises(
-            CheckpointError, match=r"state\.keeper does not take what commit 1 \(era 1\).*KeyError: 'y'"
-        ):
+        with pytest.raises(CheckpointError, match=r"state\.keeper does not fit commit 1 \(era 1\).*KeyError: 'y'"):
             failing._restore_sharded(str(folder))
-        with pytest.raises(StateError, match=r"state\.keeper cannot take what commit 1 .*: no"):
+        with pytest.raises(StateError, match=r"state\.keeper cannot load its saved value of commit 1 .*: no"):
             State(sharded=True, keeper=Failing(StateError("no")))._restore_sharded(str(folder))
         with pytest.raises(MemoryError):
             State(sharded=True, keeper=Failing(MemoryError()))._restore_sharded(str(folder))
-        assert "there was no memory to restore state.keeper from commit 1" in capsys.readouterr().err
+        assert "out of memory while restoring state.keeper from commit 1" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_the_same_with_other_bytes_stays_and_is_told(tmp_path: Path) -> None:
     checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), said=said)
     save(checkpoint_storage, 20, round_=7)
     assert load(checkpoint_storage)[1] == state(20)
-    assert "is there already with other content" in said[0]
+    assert "already exists with different content" in said[0]
 
 
 def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def refused_for(tmp_path: Path, reason: str) -> None:
     with pytest.raises(CheckpointError):
         checkpoint_storage.newest()
     assert reason in str(caught.value)
-    assert "move these folders away to begin without them" in str(caught.value)
+    assert "move these folders away to start without them" in str(caught.value)
     assert folder_name(Version(1, 10)) not in str(caught.value)  # it counts as never completed
 
 
@@ -222,7 +222,7 @@ def test_each_truncation_of_the_marker_is_found(tmp_path: Path) -> None:
     for length in range(len(data) - 1):  # without its line end it says the same
         marker_path(tmp_path, 20).write_bytes(data[:length])
         assert load(open_checkpoint_storage(PlainFiles(tmp_path)))[0] == Version(1, 10)
-    refused_for(tmp_path, "the marker is not JSON")
+    refused_for(tmp_path, "the manifest is not JSON")
 
 
 def test_too_long(tmp_path: Path) -> None:
@@ -241,29 +241,29 @@ def test_lost_file(tmp_path: Path) -> None:
 def test_newer_format(tmp_path: Path) -> None:
     two(tmp_path)
     change_marker(tmp_path, 20, format=2)
-    refused_for(tmp_path, "the marker has format 2, newer than this edl knows (1): upgrade edl")
+    refused_for(tmp_path, "the manifest has format 2, newer than this edl knows (1): upgrade edl")
 
 
 @pytest.mark.parametrize("number", [None, 0, "1", True])
 def test_no_format(number: object, tmp_path: Path) -> None:
     two(tmp_path)
     change_marker(tmp_path, 20, format=number)
-    refused_for(tmp_path, "the marker is not what edl writes")
+    refused_for(tmp_path, "the manifest was not written by edl")
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
         ({"files": {}}, "names no file"),
-        ({"files": {"state.safetensors": 1}}, "says nothing of state.safetensors"),
-        ({"files": {"state.safetensors": {"bytes": 1, "crc32": "x"}}}, "no checksum of state.safetensors"),
+        ({"files": {"state.safetensors": 1}}, "has no entry for state.safetensors"),
+        ({"files": {"state.safetensors": {"bytes": 1, "crc32": "x"}}}, "no checksum for state.safetensors"),
         ({"files": {"../../secret": {"bytes": 1, "crc32": "0"}}}, "../../secret is missing"),
-        ({"commit": 21}, "its marker says commit-0000000021"),
+        ({"commit": 21}, "its manifest says commit-0000000021"),
         ({"era": -1}, "era is -1"),
         ({"job": 7}, "job is 7"),
         ({"shards": True}, "shards is True"),
         ({"shards": 3}, "an older edl wrote this sharded state in bare parts"),
-        ({"shards": 0}, "metadata are a pickle"),
+        ({"shards": 0}, "metadata is a pickle"),
     ],
 )
 def test_a_marker_that_makes_no_sense(values: dict[str, object], reason: str, tmp_path: Path) -> None:

@@ -78,8 +78,12 @@ def test_a_full_disk_refuses_a_new_run_and_no_launcher_of_one_under_way(tmp_path
     again = open_checkpoint_storage(disk, said=said)
     again.check()
     (told,) = said
-    assert "no room is left" in told and "Free some room" in told and told.endswith("no checkpoint is written")
-    with pytest.raises(CheckpointError, match="no room is left"):
+    assert (
+        "no space is left" in told
+        and "Free some space" in told
+        and told.endswith("No checkpoints are written until then")
+    )
+    with pytest.raises(CheckpointError, match="no space is left"):
         open_checkpoint_storage(disk, "another run").check()
     disk.capacity = 3 * ONE
     save(again, 2)
@@ -91,7 +95,7 @@ def test_two_stay_and_so_do_those_that_are_kept_for_good(tmp_path: Path) -> None
     checkpoint_storage = open_checkpoint_storage(disk, every=2)
     for commit in (2, 4, 5):
         save(checkpoint_storage, commit)
-    with pytest.raises(CheckpointError, match="no room is left"):
+    with pytest.raises(CheckpointError, match="no space is left"):
         save(checkpoint_storage, 7)
     assert commits(tmp_path) == [2, 4, 5]
 

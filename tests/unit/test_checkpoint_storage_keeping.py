@@ -246,7 +246,7 @@ def test_all_launchers_of_a_run_at_once(tmp_path: Path) -> None:
 
 def test_newer_owner(tmp_path: Path) -> None:
     (tmp_path / "edl.json").write_text(json.dumps({"format": 2}, indent=1) + "\n")
-    with pytest.raises(CheckpointError, match=r"cannot tell who owns .*format 2, newer"):
+    with pytest.raises(CheckpointError, match=r"cannot determine the owner .*format 2, newer"):
         open_checkpoint_storage(PlainFiles(tmp_path)).check()
 
 
@@ -276,7 +276,7 @@ def test_a_path_through_a_file(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="Not a directory") as caught:
             open_checkpoint_storage(PlainFiles(place)).check()
         assert str(tmp_path / "file") in str(caught.value)
-        assert "A file stands where a folder is needed" in str(caught.value)
+        assert "There is a file where a folder is needed" in str(caught.value)
 
 
 def test_no_right_to_write(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_no_right_to_write(tmp_path: Path) -> None:
         pytest.skip("root may write everywhere")
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(CheckpointError, match=r"Permission denied.*Give the user"):
+        with pytest.raises(CheckpointError, match=r"Permission denied.*Give this launcher's user"):
             open_checkpoint_storage(PlainFiles(tmp_path / "new")).check()
     finally:
         tmp_path.chmod(0o700)
@@ -318,7 +318,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         save(checkpoint_storage, 30, size=2_000_000)
     said = str(caught.value)
-    for part in ("no room is left", "it needs 1.9 MiB", "KiB are free", "--checkpoint-keep", str(small_disk)):
+    for part in ("no space is left", "it needs 1.9 MiB", "KiB are free", "--checkpoint-keep", str(small_disk)):
         assert part in said
     assert PlainFiles(small_disk).free_bytes() == before
     save(checkpoint_storage, 40, size=200_000)
@@ -330,7 +330,7 @@ def test_a_disk_mounted_read_only(small_disk: Path) -> None:
     checkpoint_storage = open_checkpoint_storage(PlainFiles(small_disk))
     save(checkpoint_storage, 10)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(CheckpointError, match=r"mounted read-only.*Mount it for writing"):
+    with pytest.raises(CheckpointError, match=r"mounted read-only.*Mount it read-write"):
         open_checkpoint_storage(PlainFiles(small_disk)).check()
     with pytest.raises(CheckpointError, match="mounted read-only"):
         save(checkpoint_storage, 20)
@@ -373,7 +373,7 @@ def test_a_place_that_returns_something_else(tmp_path: Path) -> None:
         def read(self, name: str) -> bytes:
             return b"?" if name.startswith(".probe") else super().read(name)
 
-    with pytest.raises(CheckpointError, match="does not return what was written there"):
+    with pytest.raises(CheckpointError, match="does not return what was just written to it"):
         open_checkpoint_storage(Liar(PlainFiles(tmp_path), Fault())).check()
 
 

@@ -420,7 +420,10 @@ class TestSet:
         with pytest.raises(UsageError, match="all done"):
             checked(outcome, Purpose.SET)
         lost = SetReader("edl set (me)").cut_off("the Master has gone")
-        assert (lost.ok, lost.text) == (False, "the Master has gone before anything was changed. Look with edl status")
+        assert (lost.ok, lost.text) == (
+            False,
+            "the Master has gone before the settings were changed. Look with edl status",
+        )
 
     def test_history_of_others_is_passed_over(self) -> None:
         reader = SetReader("edl set (me)")
@@ -509,7 +512,7 @@ class TestStatus:
             assert part in text, text
 
     def test_of_a_new_state(self) -> None:
-        assert "State: era 1, began anew" in shown(dataclasses.replace(STATUS, era=1))
+        assert "State: era 1, began without a checkpoint" in shown(dataclasses.replace(STATUS, era=1))
 
     def test_of_a_plain_script(self) -> None:
         plain = dataclasses.replace(VIEW, underway=False, how="")

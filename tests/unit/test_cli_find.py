@@ -31,13 +31,13 @@ def test_who_elects_one_and_what_to_look_at_if_none_comes() -> None:
     nodes = [Put(KEYS.node(NodeId(f"n{number}")), b"{}") for number in range(SHOWN_NODES + 1)]
     text = said(Put(KEYS.spec, b"{}"), *nodes)
     shown = ", ".join(f"n{number}" for number in range(SHOWN_NODES))
-    assert f"has no Master at this moment. Its launchers ({shown}, …) elect one" in text
-    assert text.endswith("If it stays so, one of their outputs says why: the store may be full")
+    assert f"has no Master at this moment. Its launchers ({shown}, …) are electing one" in text
+    assert text.endswith("If none appears, see their output: the store may be full")
 
 
 def test_a_job_without_launchers_elects_nobody() -> None:
     text = said(Put(KEYS.spec, b"{}"))
-    assert "None of its launchers is registered: they have ended, or are cut off from this store. Start them" in text
+    assert "None of its launchers is registered: they have ended, or cannot reach this store. Start them" in text
 
 
 def test_what_has_ended_and_what_never_was() -> None:

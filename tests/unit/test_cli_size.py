@@ -91,7 +91,7 @@ def test_waiting_for_a_size() -> None:
         2,
     )
     assert lines == [
-        "waiting: the Master has not said yet that it knows",
+        "waiting: the Master has not confirmed the request yet",
         "waiting: 1 node has not come",
         "waiting: 3 nodes in training, 4 wanted",
     ]
@@ -99,7 +99,7 @@ def test_waiting_for_a_size() -> None:
 
 def test_somebody_else_asks_meanwhile() -> None:
     result, _ = reach(wi.size_is(4, 2), status(generation=3, desired=2, by="kim"))
-    assert (result.ok, result.text) == (False, "meanwhile kim has asked for 2 nodes")
+    assert (result.ok, result.text) == (False, "meanwhile kim has requested 2 nodes")
     result, _ = reach(wi.size_is(0, 2), status(generation=3, observed=3, desired=2, nodes=2))
     assert result.ok, "with other bounds any size will do"
 
@@ -151,7 +151,7 @@ def test_waiting_for_a_slot() -> None:
     assert (result.ok, result.text) == (True, "slot 1 of node-a may take part again")
     assert lines == ["waiting: slot 1 of node-a takes part"]
     result, _ = reach(back, seen(trains, slot, generation=3, by="you"))
-    assert (result.ok, result.text) == (False, "slot 1 of node-a is dropped: meanwhile you has asked for that")
+    assert (result.ok, result.text) == (False, "slot 1 of node-a is dropped: meanwhile you has requested that")
 
 
 def test_a_slot_is_named_by_its_number_or_its_device(run: Callable[..., tuple[Client, Result]]) -> None:
@@ -184,7 +184,7 @@ def test_waiting_for_sleep_and_for_the_way_back() -> None:
         status(suspended=True),
         status("forming", suspended=True, there=ready),
     )
-    assert result.text == "nobody trains; go on with edl resume"
+    assert result.text == "training has stopped; see edl resume"
     assert lines[1].startswith("waiting: workers end on node-a, node-b, node-c")
     result, lines = reach(
         wi.suspended(2, wanted=False),
@@ -204,12 +204,12 @@ def test_somebody_asks_for_the_contrary_meanwhile() -> None:
     ):
         result, lines = reach(goal, status(generation=3, by="kim", **scale))
         assert (result.ok, result.done, lines) == (False, False, [])
-        assert "meanwhile kim has asked for that" in result.text
+        assert "meanwhile kim has requested that" in result.text
 
 
 def test_a_node_comes_anew_under_its_name() -> None:
     result, lines = reach(wi.gone(("node-a",), 2), status(generation=2, observed=1), status(generation=2, observed=2))
-    assert (result.ok, result.text) == (True, "node-a: what was there has left; node-a came anew")
+    assert (result.ok, result.text) == (True, "node-a: have left; node-a joined again")
     assert lines == ["waiting: node-a is running; round 2"]
 
 
@@ -239,9 +239,9 @@ def test_the_master_changes_meanwhile() -> None:
     ]
     result, lines = reach(wi.gone(("node-a",), 2), status(), *away, status(there=()))
     assert result.text == "node-a has left"
-    assert lines[-1] == "waiting: no Master answers at this moment"
+    assert lines[-1] == "waiting: no Master answers at the moment"
     result, _ = reach(wi.gone(("node-a",), 2), NoMaster("no job"))
-    assert not result.ok and "What was asked for stands" in result.text
+    assert not result.ok and "The request is still valid" in result.text
 
 
 def test_what_is_refused_is_an_error() -> None:
@@ -313,7 +313,7 @@ def test_bounds_come_before_the_size(run: Callable[..., tuple[Client, Result]]) 
 def test_a_size_outside_of_the_bounds_given_with_it_changes_neither(run: Callable[..., tuple[Client, Result]]) -> None:
     client, done = run("scale", "12", "--max=8")
     assert client.wishes == []
-    assert "12 nodes are outside of the bounds 1:8" in str(done.exception or done.output)
+    assert "12 nodes are outside the requested bounds 1:8" in str(done.exception or done.output)
 
 
 def test_showing_the_size(run: Callable[..., tuple[Client, Result]]) -> None:
@@ -373,7 +373,7 @@ def test_no_longer_waiting_leaves_the_wish(
     monkeypatch.setattr(wi, "size_is", lambda *_: lambda status: wi.Seen(False, "waits"))
     client, done = run("scale", "4")
     assert len(client.wishes) == 1
-    assert "what was asked for stands" in done.stderr and done.stdout == ""
+    assert "the request is still valid" in done.stderr and done.stdout == ""
 
 
 def test_the_size_in_the_status() -> None:
@@ -385,7 +385,16 @@ def test_the_size_in_the_status() -> None:
     )  # fmt: skip
     text = "\n".join(scale_lines(view))
     for part in (
-        *("4 of 6 wanted", "2 to 8", "units of 2", "kim: night", "Wish 5, 4 reached", "edl resume", "node-d", "slurm"),
+        *(
+            "4 of 6 wanted",
+            "2 to 8",
+            "units of 2",
+            "kim: night",
+            "Request 5, 4 reached",
+            "edl resume",
+            "node-d",
+            "slurm",
+        ),
         *("2 nodes have not come", "12.3 s", "8 nodes (it scales)"),
     ):
         assert part in text

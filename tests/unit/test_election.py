@@ -32,7 +32,7 @@ MASTER = (el.Registered(), won(5))
 def test_the_first_one_stands() -> None:
     decision = after(el.Registered())
     assert decision.effects == (el.Campaign(Token(0)),)
-    assert decision.reason == "nobody rules"
+    assert decision.reason == "there is no Master"
 
 
 def test_a_winner_rules() -> None:
@@ -58,7 +58,7 @@ def test_a_loser_follows_whom_the_watch_shows() -> None:
 def test_a_loser_who_knows_of_nobody_asks_again() -> None:
     decision = after(el.Registered(), LOST)
     assert decision.effects == (el.Campaign(Token(0)),)
-    assert decision.reason == "nobody is known to rule: trying again"
+    assert decision.reason == "no Master is known: trying again"
 
 
 def test_a_dead_ruler_is_deposed_before_its_lease_ends() -> None:
@@ -114,4 +114,4 @@ def test_a_master_that_lost_store_and_nodes_asks_for_its_place_again() -> None:
     assert back.effects == (el.Rule(Token(5)),)
     beaten = el.elect(el.elect(decision.state, ruled_by(OTHER, 9)).state, LOST)
     assert beaten.state.role is el.Role.FOLLOWER
-    assert after(el.Registered(), el.OutOfTouch()).reason == "not the Master any more"
+    assert after(el.Registered(), el.OutOfTouch()).reason == "no longer the Master"

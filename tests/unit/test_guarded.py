@@ -65,7 +65,7 @@ def test_what_is_decided_is_written_as_soon_as_it_can_be(error: StoreError) -> N
     assert said == [f"a decision waits for the store ({error})"]
     assert store.trouble == [
         "",
-        *[f"changes of the world have waited 0 s for the store; training goes on. {error}"] * 3,
+        *[f"world changes have waited 0 s for the store; training continues. {error}"] * 3,
     ]
 
 
@@ -100,7 +100,7 @@ def test_that_waits_long_says_how_long() -> None:
         await guarded.write([])
 
     asyncio.run(scenario())
-    assert store.trouble[-1].startswith("changes of the world have waited 14 s for the store")
+    assert store.trouble[-1].startswith("world changes have waited 14 s for the store")
 
 
 def test_the_condition_is_the_guards() -> None:

@@ -33,7 +33,7 @@ def test_a_link_that_somebody_has_put_there_is_refused(shared: Path) -> None:
     elsewhere = shared / "elsewhere"
     elsewhere.mkdir()
     (shared / f"edl-{os.getuid()}").symlink_to(elsewhere)
-    with pytest.raises(SettingError, match=r"TMPDIR=.*belongs to somebody else"):
+    with pytest.raises(SettingError, match=r"TMPDIR=.*belongs to another user"):
         runtime_folder()
 
 

@@ -118,7 +118,7 @@ def test_the_weights_of_every_step_add_up_to_one_exactly() -> None:
     [
         (NO_SETTINGS, 0, 2, "the batch size is not known"),
         (NO_SETTINGS, -3, 2, "batch_size=-3"),
-        (settings(logical_ranks=4, global_batch=8), 2, 5, "--logical-ranks=4 cannot live on 5 workers"),
+        (settings(logical_ranks=4, global_batch=8), 2, 5, "--logical-ranks=4 cannot be placed on 5 workers"),
         (settings(logical_ranks=4, global_batch=10), 2, 2, "10 samples cannot be split evenly over 4 logical ranks"),
         (NO_SETTINGS, 8, 0, "a world of 0 workers"),
     ],
@@ -284,4 +284,4 @@ def test_in_words() -> None:
     held = settle(HyperPolicy(global_batch=64, local_batch=8, logical_ranks=4), NO_SETTINGS, 2, 0)
     assert describe(held) == "global batch 64, local batch 8, 4 logical ranks, LR factor 1 (none)"
     ramp = settle(HyperPolicy(rule=LrRule.ADASCALE, scale=0.5, warmup=7), settings(), 2, 3, was=2)
-    assert describe(ramp) == "LR factor 0.5 times what the workers work out (adascale), from 1 until commit 10"
+    assert describe(ramp) == "LR factor 0.5 times the workers' own factor (adascale), from 1 until commit 10"

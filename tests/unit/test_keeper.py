@@ -209,7 +209,7 @@ def test_a_machine_without_so_much_memory_refuses_before_it_is_too_late(monkeypa
         keeper = bench.node()
         refusal = await keeper.want(0, STATE, 2 * SIZE)
         assert isinstance(refusal, Refusal)
-        assert "the machine has 67,208,864 left" in refusal.why
+        assert "the machine has only 67,208,864 available" in refusal.why
         assert keeper.usage().total == 0
         assert isinstance(await keeper.want(0, STATE, SIZE // 2), Grant)
 
@@ -248,7 +248,7 @@ def test_a_worker_that_goes_while_it_waits(begun: bool, caplog: pytest.LogCaptur
         size = worker.fill(h(2), 2)
         waiting = asyncio.create_task(worker.say(h(2), size))
         if begun:
-            await until(lambda: "waits with its next commit" in caplog.text)
+            await until(lambda: "waits before its next commit" in caplog.text)
         keeper.forget_worker(0)
         assert isinstance(await waiting, Refusal)
         keeper.restored(1)

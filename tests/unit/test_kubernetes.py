@@ -47,7 +47,7 @@ def test_the_pods_credentials_go_to_its_own_server_only(account: Path) -> None:
 
 def test_a_token_is_not_shown_on_the_way(account: Path) -> None:
     token = str(account / "token")
-    with pytest.raises(SettingError, match="would show the token"):
+    with pytest.raises(SettingError, match="would send the token"):
         options_from({"api": "http://10.0.0.1:8001", "token_file": token}, {}, account)
     for api in ("http://127.0.0.1:8001", "http://localhost:8001", "http://[::1]:8001"):
         assert options_from({"api": api, "token_file": token}, {}, account).token_file == token
@@ -57,7 +57,7 @@ def test_a_token_is_not_shown_on_the_way(account: Path) -> None:
 @pytest.mark.parametrize(
     ("conf", "words"),
     [
-        ({}, "does not run in a pod"),
+        ({}, "does not run in a Kubernetes pod"),
         ({"apis": "x"}, "apis: Kubernetes knows api, namespace"),
         ({"api": "ftp://x"}, "must be a URL"),
         ({"api": "https://"}, "must be a URL"),
@@ -182,12 +182,12 @@ def test_what_holds_pods_up() -> None:
         "2 pods pending: 0/3 nodes are available: 3 Insufficient cpu"
     )
     assert pods.held_up([pod()], 1) == ""
-    assert pods.held_up([pod()], 3) == "2 pods not made yet"
+    assert pods.held_up([pod()], 3) == "2 pods not created yet"
     assert pods.held_up([unplaced(few)], 0) == "1 pod pending: 0/3 nodes are available: 3 Insufficient cpu"
-    assert pods.held_up([pod(host="", phase="Pending")], 1) == "1 pod pending: waits for the scheduler"
+    assert pods.held_up([pod(host="", phase="Pending")], 1) == "1 pod pending: waiting for the scheduler"
     assert pods.held_up([waiting("ContainerCreating")], 1) == ""
     assert pods.held_up([waiting("ErrImagePull", "no such image")], 1) == "1 pod pending: ErrImagePull: no such image"
-    assert pods.held_up([{**unplaced(few), "metadata": {"name": "x", **GOING}}], 1) == "1 pod not made yet"
+    assert pods.held_up([{**unplaced(few), "metadata": {"name": "x", **GOING}}], 1) == "1 pod not created yet"
     assert pods.held_up([pod(host="", phase="Succeeded")], 1) == ""
     assert len(pods.held_up([unplaced("x" * 5000)], 1)) < 300
 

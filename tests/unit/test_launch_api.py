@@ -236,7 +236,7 @@ def test_what_others_could_have_written_is_not_unpickled(tmp_path: Path) -> None
     path = tmp_path / "result-1-0.pickle"
     call.write_private(path, pickle.dumps("mine"))
     path.chmod(0o622)
-    with pytest.raises(PermissionError, match="not this user's alone"):
+    with pytest.raises(PermissionError, match="other users have access to it"):
         call.results(tmp_path)
     path.chmod(0o600)
     (tmp_path / "result-1-1.pickle").symlink_to(path)

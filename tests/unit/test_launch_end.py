@@ -67,7 +67,7 @@ class Ending:
 
     def start(self) -> None:
         if not self._starts:
-            raise StoreError("no etcd to start")
+            raise StoreError("cannot find etcd")
 
     def failure(self) -> StoreError:
         return StoreError("etcd member a ended with status 1")
@@ -75,7 +75,10 @@ class Ending:
 
 @pytest.mark.parametrize(
     ("starts", "said"),
-    [(True, "the embedded etcd keeps ending: etcd member a"), (False, "the embedded etcd does not start: no etcd")],
+    [
+        (True, "the embedded etcd keeps ending: etcd member a"),
+        (False, "the embedded etcd does not start: cannot find etcd"),
+    ],
 )
 def test_a_store_that_keeps_ending_is_started_at_growing_pauses_and_says_why(
     monkeypatch: pytest.MonkeyPatch, starts: bool, said: str

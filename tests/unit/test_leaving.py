@@ -57,7 +57,7 @@ class TestDepart:
         assert phase(node) is AgentPhase.RUNNING
         node.hear(Hold(Round(1), 4)).hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "a to leave"))
         node.feed(parked(0, left=1), parked(1, left=1))
-        node.hear(Dismissed("the others go on without this node"))
+        node.hear(Dismissed("the others continue without this node"))
         node.feed(ended(0, 0), ended(1, 0))
         assert outcome(node) == Outcome(DRAINED, "left the job: edl drain: rack 7", drained=True)
 
@@ -78,7 +78,7 @@ class TestDepart:
         node = settled(training()).hear(Depart("me", 20.0)).wait(10.0)
         assert phase(node) is AgentPhase.LEAVING
         assert node.said() == [Leaving("left the job: me")]
-        node.hear(Dismissed("the others go on without this node")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
+        node.hear(Dismissed("the others continue without this node")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
         assert outcome(node).exit_code == ExitCode.TERMINATED
 
     def test_without_care_nothing_is_saved_for_it(self) -> None:

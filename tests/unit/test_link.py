@@ -127,7 +127,7 @@ def test_nonsense_is_reported_and_passed_over(worker: Worker, capfd: pytest.Capt
     worker.agent.channel.send(b'["Nothing", {}]')
     worker.agent.send(local.Place(1))  # without its memory file
     seated(worker, 2)
-    assert "could not be used" in capfd.readouterr().err
+    assert "ignored an invalid message" in capfd.readouterr().err
 
 
 def test_the_end_of_the_agent_is_the_end_of_the_worker(worker: Worker) -> None:
@@ -394,7 +394,7 @@ def test_without_an_agent_the_process_ends() -> None:
     channel.close()
     listener.close()
     _, complaint = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, complaint) == (1, "edl: the launcher is gone, so this worker ends\n")
+    assert (process.returncode, complaint) == (1, "edl: the launcher is gone, so this worker exits\n")
 
 
 def test_a_listener_that_fails_does_not_deafen(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ class TestRoom:
         assert not asked.admits(1)
         disk.free = 126 * MIB
         assert asked.admits(1)
-        assert [text.partition(" has ")[2][:12] for text in said] == ["99.0 MiB lef", "room again ("]
+        assert [text.partition(" has ")[2][:12] for text in said] == ["99.0 MiB lef", "space again "]
         assert "/logs" in warned[0] and "--log-reserve" in warned[0] and warned[1:] == [""]
 
     def test_the_usual_mark_is_a_share_of_the_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ class TestFile:
             file.close()
 
         play(scenario)
-        missing = "[edl: 3 lines are missing here, the disk had no room for them]"
+        missing = "[edl: 3 lines are missing here, the disk had no space for them]"
         assert (tmp_path / "stdout.log").read_text().splitlines() == ["1", missing, "5"]
         assert took == [2, 2], "what is not written does not count"
 

@@ -291,9 +291,9 @@ class TestAHangingDisk:
             os.write(stream.write_fd, b"again\n")
             stream.close()
             await written(scribe)
-            missing = b"[edl: 4 lines are missing here, the disk did not keep up]\n"
+            missing = b"[edl: 4 lines are missing here, the disk was too slow]\n"
             assert os.read(reading, 1000) == b"%060d\n" % 0 + missing + b"again\n"
-            assert [text.split(":")[0] for text in made.warnings] == [f"the disk of {file} does not keep up"]
+            assert [text.split(":")[0] for text in made.warnings] == [f"the disk of {file} is too slow"]
             os.close(reading)
             made.end()
 

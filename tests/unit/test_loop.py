@@ -522,7 +522,7 @@ def test_misuse_is_named(trainers: Any) -> None:
     one.worker.join()
     with pytest.raises(StateError, match="takes a State first, not a int"):
         one.run(lambda state: None)(5)
-    with pytest.raises(StateError, match="one State for each process"):
+    with pytest.raises(StateError, match="only one State per process"):
         one.run(lambda state: None)(State(one.framework, {}))
     inner = one.run(lambda state: None)
     with pytest.raises(StateError, match="called inside another one"):

@@ -9,7 +9,7 @@ from edl.types import NodeId, Round
 from edl.wire.messages import Finish, Kept, Leaving, NotKept, NotLogged, StopRound, Version, WorkersDone
 from tests.unit.test_master_machine import Rule, pair
 
-LOST = "commit 9, the newest that the workers saved, is not in the checkpoint directory: no room is left"
+LOST = "commit 9, the newest saved one, is not in the checkpoint directory: no space is left"
 
 
 def ending() -> Rule:
@@ -92,10 +92,10 @@ def test_status_warns_until_a_later_checkpoint_is_written() -> None:
 
     rule = pair()
     assert warnings() == ()
-    rule.say("a", Kept(Version(1, 5), "", "no room is left"))
+    rule.say("a", Kept(Version(1, 5), "", "no space is left"))
     rule.say("b", NotKept("8.0 GiB are asked for, and the machine has 1.0 GiB left"))
     assert warnings() == (
-        "commit 5 could not be written by node a: no room is left",
+        "commit 5 could not be written by node a: no space is left",
         "commits of node b are not kept in memory: 8.0 GiB are asked for, and the machine has 1.0 GiB left",
     )
     rule.say("b", Kept(Version(1, 4), "/there"))
@@ -103,19 +103,19 @@ def test_status_warns_until_a_later_checkpoint_is_written() -> None:
     rule.say("a", Kept(Version(1, 6), "/there"))
     rule.say("b", NotKept(""))
     assert warnings() == ()
-    rule.say("b", Kept(Version(1, 4), "", "the parts of other nodes did not come"))
+    rule.say("b", Kept(Version(1, 4), "", "the parts of other nodes are missing"))
     assert warnings() == (), "a later one is written"
     assert rule.state.nodes[NodeId("a")].status is NodeStatus.RUNNING
 
 
 def test_nothing_is_missed_of_a_line_that_was_left() -> None:
     rule = pair()
-    rule.say("a", Kept(Version(1, 9), "", "no room is left"))
+    rule.say("a", Kept(Version(1, 9), "", "no space is left"))
     assert rule.state.unwritten[1]
     rule = pair()
     rule.lose("b")
     rule.ready("a", seen=1)
     world = rule.state.record.world
     assert world is not None and world.era == 2 and world.restore < Version(1, 9)
-    rule.say("a", Kept(Version(1, 9), "", "the parts of other nodes did not come"))
+    rule.say("a", Kept(Version(1, 9), "", "the parts of other nodes are missing"))
     assert not rule.state.unwritten[1]

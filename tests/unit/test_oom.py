@@ -30,11 +30,11 @@ def test_a_container_at_its_limit_is_told_from_a_full_host(files: tuple[Group, P
     group.events.write_text("oom 2\noom_kill 2\n")
     host.write_text("oom_kill 5\n")
     assert memory.look().startswith(
-        "out of memory: the kernel has killed a process in this container, whose limit of 2.0 GiB was reached"
+        "out of memory: the kernel killed a process in this container, whose limit of 2.0 GiB was reached"
     )
     assert memory.look() == "", "once"
     host.write_text("oom_kill 7\n")
-    assert memory.look().startswith("maybe out of memory: the kernel has killed 2 processes on this host")
+    assert memory.look().startswith("maybe out of memory: the kernel killed 2 processes on this host")
 
 
 def test_a_kernel_that_does_not_count_is_silent(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class TestRounds:
 
         said = play(LogPlan(str(tmp_path / "taken"), redirect_all=3, links=str(tmp_path)), scenario)
         assert len(said) == 3
-        assert all("training goes on" in line for line in said)
+        assert all("training continues" in line for line in said)
 
     def test_where_nothing_is_kept_nothing_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

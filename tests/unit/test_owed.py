@@ -100,7 +100,7 @@ def test_at_the_end_what_failed_is_tried_once_more() -> None:
         await Worker(keeper).commit(4, save=True)
         assert (await bench.told.get())[2] == "disk full"
         lost = await keeper.flush_saves()
-        assert lost == "commit 4, the newest that the workers saved, is not in the checkpoint directory: disk full"
+        assert lost == "commit 4, the newest saved one, is not in the checkpoint directory: disk full"
         bench.checkpoint_storage.refuses = ""
         assert await keeper.flush_saves() == ""
         assert (v(4), 0) in bench.checkpoint_storage.kept

@@ -203,7 +203,10 @@ def test_a_stream_is_what_it_was_after_our_loader() -> None:
         (lambda: EDLBatchSampler(sampler=EDLDistributedSampler(Numbers(3)), shuffle=True), "belong to it"),
         (lambda: DataLoader(Numbers(3), batch_sampler=io.BatchSampler(Numbers(3))), "base=batch_sampler"),
         (lambda: DataLoader(Stream(3)), "shard_iterable"),
-        (lambda: DataLoader(edl.shard_iterable(Stream(3)), num_workers=1, persistent_workers=True), "would not learn"),
+        (
+            lambda: DataLoader(edl.shard_iterable(Stream(3)), num_workers=1, persistent_workers=True),
+            "would not receive",
+        ),
         (lambda: DataLoader(Numbers(3), shuffle=True, batch_sampler=EDLBatchSampler(Numbers(3))), "give one of"),
         (lambda: DataLoader(Numbers(3), batch_size=2, batch_sampler=EDLBatchSampler(Numbers(3))), "EDLBatchSampler"),
         (lambda: DataLoader(Numbers(3), batch_size=0), "batch_size=0"),

@@ -89,15 +89,15 @@ def test_what_others_write_is_seen_and_junk_is_not() -> None:
         await watch.aclose()  # type: ignore[attr-defined]
 
     setup = play(scenario)
-    assert f"PaddleCloud ({KEY}) holds 'three', which is no number of nodes: 2 stay wanted" in setup.said
-    assert f"PaddleCloud ({KEY}) holds 'four', which is no number of nodes: 1 stay wanted" in setup.said
+    assert f"PaddleCloud ({KEY}) holds 'three', which is not a number of nodes; keeping 2" in setup.said
+    assert f"PaddleCloud ({KEY}) holds 'four', which is not a number of nodes; keeping 1" in setup.said
 
 
 def test_junk_is_told_of_as_long_as_it_stands_there() -> None:
     async def scenario(setup: Setup) -> None:
         setup.write(b"2:4")
         size = await setup.cloud.current()
-        assert (size.nodes, size.detail) == (2, "the key holds '2:4', which is no number of nodes")
+        assert (size.nodes, size.detail) == (2, "the key holds '2:4', which is not a number of nodes")
         await setup.cloud.current()
         setup.write(b"4")
         assert await setup.cloud.current() == Size(4)
@@ -260,7 +260,7 @@ def test_on_the_command_line() -> None:
     options = {"scheduler": "paddlecloud", "scheduler_conf": "", "scale_owner": "", "standalone": False}
     wanted = wanted_from(options)
     assert wanted is not None and wanted.owner is SizeOwner.EXTERNAL
-    with pytest.raises(SettingError, match="says nothing without paddlejob=NAME"):
+    with pytest.raises(SettingError, match="has no effect without paddlejob=NAME"):
         wanted_from({**options, "scheduler_conf": "namespace=ml"})
     assert {"server", "paddlejob", "namespace"} <= set(KINDS["paddlecloud"].conf)
 

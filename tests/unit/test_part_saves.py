@@ -97,11 +97,11 @@ def test_what_cannot_be_written_costs_the_checkpoint_and_is_said_once() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
         workers = [Worker(keeper, 0), Worker(keeper, 1)]
-        bench.checkpoint_storage.refuses = "no room is left"
+        bench.checkpoint_storage.refuses = "no space is left"
         for shard, worker in enumerate(workers):
             await worker.commit(1, save=True, shard=shard, shards=2)
         await keeper.settled()
-        assert await bench.told.get() == (Version(1, 1), "", "no room is left")
+        assert await bench.told.get() == (Version(1, 1), "", "no space is left")
         assert bench.told.empty()
         bench.checkpoint_storage.refuses = ""
         for shard, worker in enumerate(workers):
@@ -230,5 +230,5 @@ def test_a_part_under_the_name_of_another_one(tmp_path: Path) -> None:
     checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
     for shard in (1, 0):
         checkpoint_storage.write(VERSION, PARTS[shard], 1 - shard, 2)  # each under the other's number
-    with pytest.raises(CheckpointError, match="its header says part 1 of 2, its marker 0 of 2"):
+    with pytest.raises(CheckpointError, match="its header says part 1 of 2, its manifest 0 of 2"):
         checkpoint_storage.verify(VERSION)

@@ -336,7 +336,7 @@ class TestDrain:
         rule.underway("a")
         rule.feed(ev.NodeSaid(NodeId("b"), info("b").incarnation, _underway(rule)))
         assert {n: m for n, m in rule.told().items() if n in ("c", "d")} == {
-            n: Dismissed("the others go on without this node") for n in ("c", "d")
+            n: Dismissed("the others continue without this node") for n in ("c", "d")
         }
         assert rule.scale.observed == 0
         for name in "cd":

@@ -168,7 +168,11 @@ def test_advance_too_late_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("other", "error", "text"),
     [
-        ({"length": 11}, DataError, r"is for a data set of 11 samples, and this one has 10.*the data set that it was"),
+        (
+            {"length": 11},
+            DataError,
+            r"is for a data set of 11 samples, and this one has 10.*the same data set as before",
+        ),
         ({"seed": 8}, StateError, "seed=8, not 7"),
         ({"tail": "drop"}, StateError, "tail='drop', not 'pad'"),
         ({"order": "torch"}, StateError, "order='torch', not 'test'.*Construct it with the values of the state"),

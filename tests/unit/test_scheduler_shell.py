@@ -191,8 +191,8 @@ def test_a_flaw_in_a_watch_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> N
         await bench.until(lambda: bool(bench.master.drained))
 
     bench = play(story, owner=SizeOwner.EXTERNAL)
-    assert "the scheduler's adapter: KeyError: 'spec' (watching again every 0.02 s)" in bench.said
-    assert "memory: 503 (watching again every 0.03 s)" in bench.said
+    assert "the scheduler's adapter: KeyError: 'spec' (retrying every 0.02 s)" in bench.said
+    assert "memory: 503 (retrying every 0.03 s)" in bench.said
 
 
 @pytest.mark.parametrize("how", ["silent", "flawed"])
@@ -256,7 +256,7 @@ def test_an_adapter_that_cannot_be_made_leaves_the_job_alone() -> None:
         return said
 
     (line,) = asyncio.run(run())
-    assert line.startswith("no scheduler is asked for nodes")
+    assert line.startswith("cannot use the scheduler")
 
 
 def test_the_end_of_the_rule_is_no_error() -> None:

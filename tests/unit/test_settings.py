@@ -409,7 +409,7 @@ class TestAgent:
             node.feed(ag.LeaseRenewed())
         assert node.state.phase is AgentPhase.STOPPING
         assert told(node) == [local.Break(1, node.state.reason)]
-        assert "no Master has said" in node.state.reason
+        assert "no Master has announced" in node.state.reason
         assert node.feed(parked(0, left=1), parked(1, left=1)).state.doubt_by_s is None
 
     def test_settings_of_another_round_are_not_passed_on(self) -> None:

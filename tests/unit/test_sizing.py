@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
     "a cordon of a stranger": (Cordon("x", True, "me"), NO_SIZING, {}, UNKNOWN, "no such node: x"),
     "no cordon": (Cordon("a", False, "me"), NO_SIZING, {}, KNOWN, "a is not cordoned: nothing"),
     "the end of a cordon of one that has gone": (
-        Cordon("x", False, "me"), sized(cordoned=(Cordoned(NodeId("x"), ""),)), {}, ACCEPTED, "not cordoned any more"
+        Cordon("x", False, "me"), sized(cordoned=(Cordoned(NodeId("x"), ""),)), {}, ACCEPTED, "no longer cordoned"
     ),
     "a suspension": (Suspend(True, "me"), NO_SIZING, {}, ACCEPTED, "job suspended"),
     "one of a plain script": (Suspend(True, "me"), NO_SIZING, {"aware": False}, ACCEPTED, "what it has not saved"),

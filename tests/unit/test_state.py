@@ -91,9 +91,9 @@ def test_typing_errors_are_named() -> None:
     [
         ("hook", len, r"state\.hook: a builtins\.builtin_function_or_method cannot be kept; .*no state_dict\(\) and"),
         ("half", Half(), r"state\.half: a .*Half cannot be kept; .* it has no load_state_dict\(\)"),
-        ("commit", 1, r"state\.commit: this name is not possible"),
-        ("_x", 1, "not possible"),
-        ("a.b", 1, "not possible"),
+        ("commit", 1, r"state\.commit: this name is reserved or invalid"),
+        ("_x", 1, "reserved or invalid"),
+        ("a.b", 1, "reserved or invalid"),
     ],
 )
 def test_what_cannot_be_kept_is_named_at_once(name: str, value: Any, said: str) -> None:
@@ -107,7 +107,7 @@ def test_copy_every_is_checked() -> None:
 
 
 def test_commit_belongs_into_run() -> None:
-    with pytest.raises(StateError, match="for the function that run calls"):
+    with pytest.raises(StateError, match="in the function that run calls"):
         made(epoch=0).commit()
 
 
@@ -293,7 +293,7 @@ def test_a_new_value_keeps_what_it_was_made_with(worker: Worker, capfd: pytest.C
         ({}, "holds model, which this script's state does not have"),
         ({"model": 5}, "model"),
         ({"model": Model(), "epoch": Model()}, "nothing of epoch"),
-        ({"model": Model(9)}, r"state\.model does not take what commit 1 \(era 1\) holds"),
+        ({"model": Model(9)}, r"state\.model does not fit commit 1 \(era 1\)"),
     ],
 )
 def test_another_scripts_state_is_refused(worker: Worker, mine: dict[str, Any], said: str) -> None:
@@ -309,7 +309,7 @@ def test_another_jobs_state_is_refused(worker: Worker) -> None:
 
 
 def test_a_piece_that_nobody_has(worker: Worker) -> None:
-    with pytest.raises(PeersLost, match="commit 1 of era 1 could not be had for rank 0: nobody has it"):
+    with pytest.raises(PeersLost, match="commit 1 of era 1 could not be fetched for rank 0: nobody has it"):
         restore(worker, made(epoch=0))
 
 
@@ -454,4 +454,4 @@ def test_running_out_of_memory_keeps_its_name(worker: Worker, capfd: pytest.Capt
     committed(worker, model=Model())
     with pytest.raises(MemoryError, match=r"^no 3 GiB$"):
         restore(worker, made(model=Greedy()))
-    assert "there was no memory to restore state.model from commit 1 (era 1)" in capfd.readouterr().err
+    assert "out of memory while restoring state.model from commit 1 (era 1)" in capfd.readouterr().err

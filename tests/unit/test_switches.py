@@ -116,7 +116,7 @@ def test_kill_stays_and_refuses_a_start(board: Switchboard, tmp_path: Path) -> N
     with pytest.raises(Killed) as caught:
         Switchboard(tmp_path).switches.refuse_if_killed()
     assert str(caught.value) == (
-        f"this job was ended by the file {board.kill} (too expensive) and may not start. Remove that file to let it"
+        f"this job was ended by the file {board.kill} (too expensive) and may not start. Remove that file to start it"
     )
     assert caught.value.exit_code is ExitCode.KILLED
     board.kill.unlink()
@@ -160,7 +160,7 @@ def test_trouble_is_said_once_and_what_was_asked_stays(board: Switchboard, monke
         assert len(board.said) == 1
         assert "Stale file handle" in board.said[0]
         board.switches.clear_save()
-        assert "Remove it, or it is answered again" in board.said[1]
+        assert "Remove it, or it counts again" in board.said[1]
         with pytest.raises(CheckpointError, match="Stale"):
             board.switches.refuse_if_killed()
     assert board.purposes() == {Purpose.SAVE}

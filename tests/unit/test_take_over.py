@@ -135,7 +135,7 @@ class TestLeaving:
         rule.park("abc")
         assert not rule.sent("d")
         rule.underway("a", "b")
-        assert {rule.told()[name] for name in "cd"} == {Dismissed("the others go on without this node")}
+        assert {rule.told()[name] for name in "cd"} == {Dismissed("the others continue without this node")}
 
     def test_while_a_checkpoint_is_agreed_on_it_may_go(self) -> None:
         rule = training("ab", NodeRange(1, 2))

@@ -172,7 +172,7 @@ def test_what_an_aborted_group_exchanged_is_not_used(
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr("edl.torch.framework._gather", lambda data: [b"\xff" * len(data)] * 2)
     formed.abort()
-    with pytest.raises(GroupLost, match="round 1: what was exchanged is not to be used: the group was aborted"):
+    with pytest.raises(GroupLost, match="round 1: the exchanged data cannot be used: the group was aborted"):
         framework.exchange(b"mine")
     formed.retire()
 

@@ -54,7 +54,7 @@ def test_rounds_alone_leave_the_hook_for_exceptions_and_the_gradients_as_they_we
     framework.prepare(alone(4))
     assert not dist.is_initialized()
     assert sys.excepthook is hook
-    with pytest.raises(RuntimeError, match="make it inside train"):
+    with pytest.raises(RuntimeError, match="create it inside train"):
         held[0](torch.ones(1, 2))
 
 

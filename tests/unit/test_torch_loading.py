@@ -108,7 +108,7 @@ def test_optimizers_that_load_in_their_own_way_get_copies(how: str) -> None:
 def test_a_changed_optimizer_is_refused_in_torchs_words() -> None:
     model = torch.nn.Linear(2, 2)
     memory = Memory(State(optimizer=torch.optim.Adam(model.parameters())))
-    with pytest.raises(CheckpointError, match=r"state\.optimizer does not take .* ValueError: .*different number|size"):
+    with pytest.raises(CheckpointError, match=r"state\.optimizer does not fit .* ValueError: .*different number|size"):
         memory.restore(State(optimizer=torch.optim.Adam([model.weight])))
     groups = [{"params": [model.weight]}, {"params": [model.bias]}]
     with pytest.raises(CheckpointError, match="different number of parameter groups"):
@@ -221,7 +221,7 @@ def test_trained_values_are_filled_and_others_are_not() -> None:
     assert state.more[0] is inner
     assert state.row.tolist() == [0, 1, 2] and data.tolist() == [0, 1, 2, 3, 4, 5]
     with pytest.raises(
-        CheckpointError, match=r"state\.weight does not take .*kept as a tensor of \[3\], it is one of \[4\]"
+        CheckpointError, match=r"state\.weight does not fit .*saved as a tensor of shape \[3\], now its shape is \[4\]"
     ):
         memory.restore(State(weight=torch.nn.Parameter(torch.ones(4)), more=state.more, row=data, optimizer=optimizer))
 
@@ -239,7 +239,7 @@ def test_tied_weights_stay_tied() -> None:
 
 def test_a_module_without_memory_is_refused() -> None:
     memory = Memory(State(model=torch.nn.Linear(2, 2)))
-    with pytest.raises(StateError, match=r"state\.model cannot take .* weight is on the meta device.*to_empty"):
+    with pytest.raises(StateError, match=r"state\.model cannot load .* weight is on the meta device.*to_empty"):
         memory.restore(State(model=torch.nn.Linear(2, 2, device="meta")))
     with pytest.raises(StateError, match=r"state\.model\.weight: .*meta device"):
         Memory(State(model=torch.nn.Linear(2, 2, device="meta")))
@@ -272,7 +272,7 @@ def test_keys_that_change_between_commits() -> None:
     memory = Memory(state)
     memory.restore(state)
     assert model.part2.tolist() == [2, 2]
-    with pytest.raises(CheckpointError, match=r"(?s)state\.model does not take .*Unexpected key.*part1"):
+    with pytest.raises(CheckpointError, match=r"(?s)state\.model does not fit .*Unexpected key.*part1"):
         memory.restore(State(model=Growing(1)))
 
 
@@ -381,7 +381,7 @@ def test_out_of_memory_keeps_its_name(error: Exception, capfd: pytest.CaptureFix
     with pytest.raises(type(error)) as caught:
         memory.restore(state)
     assert caught.value is error
-    assert "edl: there was no memory to restore state.greedy from commit 1 (era 1)" in capfd.readouterr().err
+    assert "edl: out of memory while restoring state.greedy from commit 1 (era 1)" in capfd.readouterr().err
 
 
 def test_types_come_back() -> None:

@@ -382,7 +382,10 @@ def test_a_stream_without_our_loader_is_cut_by_rank_and_worker() -> None:
         (lambda: DataLoader(Numbers(3), batch_sampler=buckets()), "base=batch_sampler"),
         (lambda: DataLoader(Numbers(3), num_workers=1, in_order=False), "in_order=False"),
         (lambda: DataLoader(Stream(3)), "shard_iterable"),
-        (lambda: DataLoader(edl.shard_iterable(Stream(3)), num_workers=1, persistent_workers=True), "would not learn"),
+        (
+            lambda: DataLoader(edl.shard_iterable(Stream(3)), num_workers=1, persistent_workers=True),
+            "would not receive",
+        ),
         (lambda: DataLoader(Numbers(3), shuffle=True, sampler=EDLDistributedSampler(Numbers(3))), "give one of"),
         (lambda: EDLBatchSampler(data.RandomSampler(Numbers(3)), 2), "base=sampler"),  # type: ignore[arg-type]
         (lambda: DataLoader(Numbers(3), batch_size=0), "batch_size=0"),

@@ -279,7 +279,7 @@ def test_sync_takes_over_what_the_majority_holds(world: Any, capsys: pytest.Capt
     ranks.states[0].model.weight.data[0, 0] = 9
     assert ranks.commit() == [None] * 3
     assert [state.model.weight.data[0, 0] for state in ranks.states] == [0, 0, 0]
-    assert "all take over those of rank 1" in capsys.readouterr().err
+    assert "all adopt those of rank 1" in capsys.readouterr().err
 
 
 def test_values_may_differ_while_a_round_runs_and_are_named(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,7 +290,7 @@ def test_values_may_differ_while_a_round_runs_and_are_named(world: Any, capsys: 
     assert ranks.commit() == [None] * 3
     assert [state.seen for state in ranks.states] == [0, 1, 2]
     said = capsys.readouterr().err
-    assert said.count("state.seen (no majority among 3 ranks) differs; after a restore rank 0's holds") == 1
+    assert said.count("state.seen (no majority among 3 ranks) differs; a restore uses rank 0's") == 1
 
 
 def test_nan_and_infinity_are_named_once(world: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_without_an_earlier_commit_in_memory_a_vote_against_is_an_error(voters: 
     members = voters(1, once(0, 2))
     members[0].agent.refusal = "raise --state-memory"
     seat_all(members, 1)
-    with pytest.raises(CheckpointError, match="voted against commit 2, and there is no earlier state to put back"):
+    with pytest.raises(CheckpointError, match="voted against commit 2, and there is no earlier state to restore"):
         members[0].worker.join()
 
 

@@ -204,7 +204,7 @@ def test_addresses_in_other_forms() -> None:
             assert f" {code} " in answer.splitlines()[0].decode(), f"{method} {path}: {answer!r}"
             writer.close()
 
-    assert len(play(scene).log) == 1, "nothing of it is a defect"
+    assert len(play(scenario).log) == 1, "nothing of it is a defect"
 
 
 def test_another_launcher_rules() -> None:

@@ -50,7 +50,7 @@ def test_a_full_disk_costs_the_checkpoint_and_leaves_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     written = write_through.write(str(tmp_path), 2, 7, fill)
-    assert "no room is left" in written.error and str(tmp_path) in written.error
+    assert "no space is left" in written.error and str(tmp_path) in written.error
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -68,5 +68,5 @@ def test_a_complete_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     folder = tmp_path / snapshot.folder_name(2, 7)
     folder.mkdir()
     (folder / "DONE").write_text("{}\n}\n")
-    assert "is complete already" in write_through.write(str(tmp_path), 2, 7, fill).error
+    assert "is already complete" in write_through.write(str(tmp_path), 2, 7, fill).error
     assert os.listdir(folder) == ["DONE"]

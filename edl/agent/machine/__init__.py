@@ -1,1 +1,1 @@
-"""The agent's pure state machine: what a node does next, given what has happened to it."""
+"""The agent's pure state machine: decides what a node does after each event."""

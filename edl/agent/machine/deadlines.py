@@ -1,4 +1,4 @@
-"""What an agent does when time has passed, whatever event it is looked at with."""
+"""The agent's deadlines, checked after every event."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Deadline = tuple[float | None, Callable[[], None]]
 
 
 def watch_deadlines(turn: Turn) -> None:
-    """Act on what is due and ask to be woken for the rest. Runs after every event."""
+    """Act on expired deadlines and request a wake-up for the next ones. Runs after every event."""
     if turn.state.phase is AgentPhase.OVER:
         return
     for deadline_s, act in _deadlines(turn):
         if deadline_s is not None and turn.now_s >= deadline_s:
             act()
-    for deadline_s, _ in _deadlines(turn):  # again: to act on one may set another
+    for deadline_s, _ in _deadlines(turn):  # again, since acting on one may set another
         if deadline_s is not None:
             turn.do(WakeAt(deadline_s))
 
@@ -64,7 +64,7 @@ def _park(turn: Turn) -> Deadline:
     def act() -> None:
         turn.set(park_by_s=None)
         if turn.state.leave is Leave.AT_BOUNDARY:
-            turn.log(f"no step boundary came within {turn.state.timeouts.boundary_s:g} s: interrupting the round")
+            turn.log(f"no step boundary within {turn.state.timeouts.boundary_s:g} s: interrupting the round")
             rounds.break_off(turn)
             return
         late = tuple(worker for worker in turn.state.in_world if worker.rejoins)
@@ -98,7 +98,7 @@ def _isolation(turn: Turn) -> Deadline:
     limit_s = turn.state.timeouts.lease_ttl_s
 
     def act() -> None:
-        turn.log(f"no contact with the store or the Master for {limit_s:g} s: stopping the workers, others may go on")
+        turn.log(f"no contact with the store or the Master for {limit_s:g} s: stopping the workers")
         rounds.break_off(turn)
 
     cut_off = not turn.state.connected and turn.state.unbroken
@@ -107,7 +107,7 @@ def _isolation(turn: Turn) -> Deadline:
 
 def _doubt(turn: Turn) -> Deadline:
     def act() -> None:
-        turn.log("no Master has said what the workers agreed on: interrupting the round")
+        turn.log("no Master has announced the agreed step boundary: interrupting the round")
         rounds.break_off(turn)
 
     return (turn.state.doubt_by_s if turn.state.unbroken else None), act
@@ -117,7 +117,7 @@ def _surrender(turn: Turn) -> Deadline:
     limit_s = turn.state.timeouts.recover_s
 
     def act() -> None:
-        reason = f"neither the store nor a Master has been in reach for {limit_s:g} s (--recover-timeout={limit_s:g})"
+        reason = f"neither the store nor a Master was reachable for {limit_s:g} s (--recover-timeout={limit_s:g})"
         turn.leave(Outcome(int(ExitCode.STORE_UNREACHABLE), reason), SIGTERM)
 
     resting = (AgentPhase.IDLE, AgentPhase.WARMING, AgentPhase.PREPARING)
@@ -128,8 +128,8 @@ def _surrender(turn: Turn) -> Deadline:
 def _drain(turn: Turn) -> Deadline:
     def act() -> None:
         if turn.state.draining is not None:
-            turn.log("no world has formed without this node in time: leaving all the same")
-            turn.say(Leaving(turn.state.draining.reason))  # else the others would wait for its lease to end
+            turn.log("no world formed without this node in time: leaving anyway")
+            turn.say(Leaving(turn.state.draining.reason))  # otherwise the others would wait for its lease to end
             turn.leave(turn.state.draining, SIGTERM)
 
     leaving = turn.state.phase is AgentPhase.LEAVING

@@ -1,4 +1,4 @@
-"""What a worker's last words say about why it ended. Pure text work."""
+"""Finds out from a worker's last output why it ended. Pure text processing."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from edl.wire.peer_loss import speaks_of_lost_peer
 
 _HEADER = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-"""What torch puts before each line of a traceback once a process group exists."""
+"""torch's prefix of each traceback line once a process group exists."""
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
 _FINAL_LINE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)(?::|$)")
-"""How the last line of a traceback begins; looked for where the first one has scrolled away."""
+"""Pattern of a traceback's last line; used when its first line is beyond the kept lines."""
 
 _USAGE = 2
-"""Status of a program that was called in a wrong way."""
+"""Exit status of a program that was called with wrong arguments."""
 _USAGE_LINE = re.compile(r"^[Uu]sage: ", re.MULTILINE)
 _REFUSED = re.compile(r"(\S+: )?[Ee]rror: ")
 
 LONGEST_EXCEPTION = 1000
 LONGEST_TRACEBACK = 8000
-"""Characters kept. A record of many failures has to fit into one value of the store (etcd takes 1.5 MiB)."""
+"""Maximum number of characters kept. A record of many failures has to fit into one value of the store (etcd: 1.5
+MiB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """What is known about a worker's end beside its exit status."""
+    """The cause of a worker's end, besides its exit status."""
 
     exception: str = ""
     traceback: str = ""
@@ -39,10 +40,11 @@ class LastWords:
 
 
 def last_words(exit_code: int, tail: str, error_file: str) -> LastWords:
-    """Read the cause out of the error file (torch's ``error.json`` text, empty when there is none) and the last lines.
+    """Extract the cause from the error file (torch's ``error.json`` text, empty if there is none) and the last lines of
+    stderr.
 
-    ``peer_loss`` is true when the worker complains about losing a peer, or aborts (Paddle's DataParallel does) or is
-    told to stop (by SIGTERM) while complaining; such an end is most likely the consequence of another one.
+    ``peer_loss`` is true when the worker reported a lost peer and exited with status 1, aborted (as Paddle's
+    DataParallel does) or was terminated by SIGTERM; such an end is most likely a consequence of another failure.
     """
     exception, traceback = _from_error_file(error_file)
     if not exception:
@@ -56,13 +58,13 @@ def last_words(exit_code: int, tail: str, error_file: str) -> LastWords:
 
 
 def is_usage_error(exit_code: int, tail: str) -> bool:
-    """Whether the script has refused its own command line, as argparse and click do: it would do so again."""
+    """Whether the script rejected its own command line, as argparse and click do: a restart would fail the same way."""
     lines = [line for line in tail.splitlines() if line.strip()]
     return exit_code == _USAGE and bool(lines) and bool(_REFUSED.match(lines[-1])) and bool(_USAGE_LINE.search(tail))
 
 
 def _sendable(text: str) -> str:
-    """Without lone surrogates, which messages may hold (names of files, JSON escapes) and protobuf refuses."""
+    """Replace lone surrogates, which messages may contain (file names, JSON escapes) but protobuf refuses."""
     return text.encode(errors="replace").decode()
 
 
@@ -79,7 +81,8 @@ def _from_error_file(text: str) -> tuple[str, str]:
 
 
 def _from_tail(tail: str) -> tuple[str, str]:
-    """The last Python traceback among the lines, with what led to it: its final line, and all of it."""
+    """The last Python traceback in the lines, with the exceptions that led to it: its final line, and the whole
+    text."""
     tail = _RANK_PREFIX.sub("", tail)
     headers = [match.start() for match in _HEADER.finditer(tail)]
     if not headers:
@@ -95,7 +98,8 @@ def _from_tail(tail: str) -> tuple[str, str]:
 
 
 def _from_headless_tail(lines: list[str]) -> tuple[str, str]:
-    """A long traceback whose first line has scrolled away, or a SyntaxError, which the interpreter prints without."""
+    """A traceback without a header line: its start is beyond the kept lines, or it is a SyntaxError, which is printed
+    without."""
     for index in range(len(lines) - 1, 0, -1):
         if _FINAL_LINE.match(lines[index]) and lines[index - 1][:1].isspace():
             return lines[index].strip(), "\n".join(lines[: index + 1])

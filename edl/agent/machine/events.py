@@ -1,4 +1,4 @@
-"""What happens to an agent, and what it has done about it."""
+"""Events and effects of the agent's machine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from edl.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """The fork server can start workers."""
+    """The fork server is ready to start workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The stream to a Master is open; nothing has been said on it yet."""
+    """The stream to a Master is open; no message has been sent on it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +43,33 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The Master said something."""
+    """A message from the Master."""
 
     message: MasterMessage
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewed:
-    """The store has renewed the lease; the request was sent ``age_s`` ago, and the lease counts from no earlier."""
+    """The store has renewed the lease. The request was sent ``age_s`` seconds ago, and the lease counts from then."""
 
     age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGone:
-    """The store says that the lease has ended."""
+    """The store reports that the lease has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The node has a new lease and with it a new incarnation."""
+    """The node has a new lease, and thereby a new incarnation."""
 
     info: NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """A worker process is gone. The texts come from what it wrote."""
+    """A worker process has ended. The texts come from its output."""
 
     round: Round
     slot: int
@@ -86,7 +86,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntered:
-    """A worker uses edl, and says whether it can rejoin in process."""
+    """A worker uses edl. ``rejoins``: it can join the next world in process; ``why_not``: the reason if it cannot."""
 
     round: Round
     slot: int
@@ -96,7 +96,7 @@ class WorkerEntered:
 
 @dataclass(frozen=True, slots=True)
 class WorkerParked:
-    """A worker has left the world ``left`` (0: it was in none) and waits for a place."""
+    """A worker has left the world of round ``left`` (0: it was in none) and waits for a place."""
 
     round: Round
     slot: int
@@ -105,7 +105,7 @@ class WorkerParked:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnderway:
-    """A worker trains in the world ``joined``."""
+    """A worker trains in the world of round ``joined``."""
 
     round: Round
     slot: int
@@ -114,7 +114,7 @@ class WorkerUnderway:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHere:
-    """A worker's answer to a ``Hold``."""
+    """A worker's answer to ``Hold``: its newest commit."""
 
     round: Round
     slot: int
@@ -124,7 +124,7 @@ class WorkerHere:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGaveUp:
-    """A worker is about to fail for good: the job is to end with this status."""
+    """A worker is about to fail for good: the job is to end with this exit status."""
 
     round: Round
     slot: int
@@ -133,46 +133,46 @@ class WorkerGaveUp:
 
 @dataclass(frozen=True, slots=True)
 class StateChanged:
-    """What the keeper holds has changed other than by a commit (loaded from the checkpoint directory, or not)."""
+    """The in-memory state has changed other than by a commit: a checkpoint was loaded, or could not be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Something for the Master that needs no decision here."""
+    """A message for the Master that needs no decision here."""
 
     message: Kept | Asked | Hanging | Pace
 
 
 @dataclass(frozen=True, slots=True)
 class SavesFlushed:
-    """The answer to ``FlushSaves``."""
+    """The result of ``FlushSaves``."""
 
     round: Round
     pending: bool = False
-    """Not yet: the answer follows."""
+    """Writing takes a while; another event follows."""
     unsaved: str = ""
-    """Why the newest saved commit is not in the checkpoint directory."""
+    """The reason why the newest saved commit is not in the checkpoint directory; empty if it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggingChanged:
-    """There is no room for log files any more, or there is again."""
+    """Log files cannot be written for lack of space, or can be again."""
 
     why: str
-    """Empty: there is."""
+    """The reason; empty when they can be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepingChanged:
-    """Commits of this node's workers find no memory, or find it again."""
+    """Commits of this node's workers find no memory, or do again."""
 
     why: str
-    """Empty: they do."""
+    """The reason; empty when there is memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFroze:
-    """A worker was stopped by a signal."""
+    """A worker was stopped by a signal such as SIGSTOP."""
 
     round: Round
     slot: int
@@ -180,7 +180,7 @@ class WorkerFroze:
 
 @dataclass(frozen=True, slots=True)
 class WorkerThawed:
-    """A stopped worker goes on."""
+    """A stopped worker continues."""
 
     round: Round
     slot: int
@@ -188,28 +188,29 @@ class WorkerThawed:
 
 @dataclass(frozen=True, slots=True)
 class WorkersKilled:
-    """All workers have been killed for a reason that is none of theirs; those come as ``WorkerEnded`` of their own."""
+    """All workers have been killed for a reason outside of them; a ``WorkerEnded`` follows for each."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerGone:
-    """The fork server died, and its workers with it; those come as ``WorkerEnded`` of their own."""
+    """The fork server has died, and its workers with it; a ``WorkerEnded`` follows for each."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """The launcher cannot go on (fork server cannot warm up, name conflict, store refused)."""
+    """The launcher cannot continue (the fork server cannot warm up, name conflict, store refused)."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The launcher got SIGINT, SIGTERM or another signal to leave by. The second one means: now."""
+    """The launcher received SIGINT, SIGTERM or another signal to leave. ``again``: a second one, which means leave at
+    once."""
 
     signal: int
     again: bool
@@ -217,11 +218,11 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """Whoever owns this host says that it will be taken away: a notice of preemption, a signal that announces one."""
+    """A preemption notice: this host will be taken away."""
 
     reason: str
     deadline_s: float = 0.0
-    """Seconds from now until then; 0: as long as ``--shutdown-timeout``."""
+    """Seconds from now until then; 0 means ``--shutdown-timeout``."""
 
 
 Event = (
@@ -258,19 +259,19 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send to the Master."""
+    """Send a message to the Master."""
 
     message: AgentMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Reserve fresh ports unless some are held already, and tell the Master that this node is ready."""
+    """Reserve fresh ports unless some are already held, and tell the Master that this node is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start workers of a world in these slots; each end comes back as ``WorkerEnded``."""
+    """Start workers of a world in these slots; each end is reported as ``WorkerEnded``."""
 
     world: World
     slots: tuple[int, ...]
@@ -278,7 +279,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StartAhead:
-    """Start workers in these slots that wait for their world; ``born`` names the processes."""
+    """Start workers in these slots that wait for their world; ``born`` identifies the processes."""
 
     slots: tuple[int, ...]
     born: Round
@@ -286,7 +287,7 @@ class StartAhead:
 
 @dataclass(frozen=True, slots=True)
 class GivePlace:
-    """Tell these waiting workers their places in the world."""
+    """Give these waiting workers their places in the world."""
 
     world: World
     slots: tuple[int, ...]
@@ -294,7 +295,7 @@ class GivePlace:
 
 @dataclass(frozen=True, slots=True)
 class TellWorkers:
-    """Say this to these workers, as far as they use edl."""
+    """Send a message to those of these workers that use edl."""
 
     message: ToWorker
     slots: tuple[int, ...]
@@ -302,33 +303,33 @@ class TellWorkers:
 
 @dataclass(frozen=True, slots=True)
 class DumpStacks:
-    """Have all workers write their stacks to their standard error."""
+    """Make all workers write their stacks to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Send copies of commits to that node from now on."""
+    """Send copies of commits to this peer from now on."""
 
     peer: KeepWith
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read the newest usable commit from the checkpoint directory; comes back as ``StateChanged``."""
+    """Load the newest usable commit from the checkpoint directory; answered by ``StateChanged``."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushSaves:
-    """All workers of this round have ended well: see that the newest commit which they saved reaches the checkpoint
-    directory. Comes back as ``SavesFlushed``, at once with ``pending`` if that takes a while."""
+    """All workers of this round have succeeded: make sure that their newest saved commit reaches the checkpoint
+    directory. Answered by ``SavesFlushed``, immediately with ``pending`` if writing takes a while."""
 
     round: Round
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write what is here of a commit, if the checkpoint directory has none as new; comes back as ``Report`` of ``Kept``
-    if it was written, and as ``StateChanged``."""
+    """Write what this node has of a commit, unless the checkpoint directory has one as new. Answered by ``Report`` with
+    ``Kept`` if it was written, and by ``StateChanged``."""
 
     version: Version
     reason: str
@@ -336,7 +337,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class SignalWorkers:
-    """Send a signal to these workers' process groups; an empty tuple means all that live, in a world or not."""
+    """Send a signal to these workers' process groups; an empty tuple means all living workers, in a world or not."""
 
     number: int
     slots: tuple[int, ...] = ()
@@ -344,18 +345,18 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Bring up the fork server; comes back as ``Warmed`` or ``Fatal``."""
+    """Start the fork server; answered by ``Warmed`` or ``Fatal``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Hang up and call the Master again, since a stream belongs to one incarnation (what the Master still says on the
-    old one is not for the next), get a new lease and register under it; comes back as ``Registered`` or ``Fatal``."""
+    """Reconnect to the Master, because a stream belongs to one incarnation, get a new lease and register under it;
+    answered by ``Registered`` or ``Fatal``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Tell the person who reads the launcher's output."""
+    """Show a line to the user."""
 
     text: str
 

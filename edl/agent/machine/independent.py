@@ -1,9 +1,9 @@
-"""Workers that need no others: the trainers of a job with parameter servers.
+"""Independent workers: the trainers of a job with parameter servers.
 
-The world changes around them. When a round is stopped its workers are not: the node says at once that it is ready, and
-they train on. With the next world those that live are told their new places, those that have ended with success stay
-ended, and those that have failed are started anew. They are only ended where others must be sure that they are gone:
-the node has left the world, its lease or all contact is lost, or the launcher leaves.
+The world changes around them. When a round is stopped, its workers are not: the node immediately reports ready, and
+they train on. In the next world, living workers get their new places, successful ones stay ended, and failed ones are
+restarted. They are only stopped where other nodes must be sure that they are gone: the node has left the world, its
+lease or all contact is lost, or the launcher leaves.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from edl.wire.messages import Member, StopRound, World
 
 BEGAN_ANEW = "began anew"
 MOST_RENEWALS = 50
-"""Of one slot in a row, as long as it does not fail otherwise,"""
+"""Maximum number of consecutive renewals of one slot without another failure."""
 LIVED_S = 600.0
-"""and does not live so long: then the next one is the first again."""
+"""A worker that lived this long (seconds) resets the count of renewals."""
 
 
 def start(turn: Turn, world: World, reason: str) -> None:
-    """Take part in a world, or have no part in it any more."""
+    """Take part in a world, or stop the workers if this node is not in it."""
     state = turn.state
     if state.registered and world.member(state.info.node) is None and world.round > state.seen_round:
         if state.unbroken:
-            turn.log(f"{reason}: this node has no part in it, so its workers end")
+            turn.log(f"{reason}: this node is not in the new world, so its workers end")
             rounds.break_off(turn)
         return
     member = rounds.admitted(turn, world)
@@ -49,14 +49,14 @@ def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Wo
     how = rounds.restarted(old, "started with the world")
     anew = Worker(slot, rank, local_rank=local_rank, born=world.round, how=how, bound=local_rank)
     if old is not None and old in turn.state.shed:
-        return dataclasses.replace(anew, born=old.born, anew=True)  # it is still on its way out of this slot
+        return dataclasses.replace(anew, born=old.born, anew=True)  # the old process has not left this slot yet
     if old is not None and old.gone == BEGAN_ANEW:
         return dataclasses.replace(anew, renewals=old.renewals, renewed_s=turn.now_s)
     return anew
 
 
 def stop(turn: Turn, order: StopRound) -> None:
-    """The round is over: nobody here needs to stop for that."""
+    """The round is over, which does not stop independent workers."""
     state = turn.state
     if state.phase is AgentPhase.RUNNING and order.round >= state.running_round:
         turn.log(order.reason)
@@ -66,21 +66,21 @@ def stop(turn: Turn, order: StopRound) -> None:
 
 
 def may_renew(turn: Turn, worker: Worker) -> bool:
-    """Whether a worker that asks to begin anew is believed. One that does nothing else has failed."""
+    """Whether a worker's request to be restarted is granted. A worker that keeps asking has failed."""
     return not worker.ending and _renewals(turn, worker) < MOST_RENEWALS
 
 
 def _renewals(turn: Turn, worker: Worker) -> int:
-    """In a row, up to this process."""
+    """Consecutive renewals up to this process."""
     return worker.renewals if turn.now_s - worker.renewed_s < LIVED_S else 0
 
 
 def renew(turn: Turn, worker: Worker) -> None:
-    """A worker has ended because it has to begin anew, which is no failure: its slot is filled again at once."""
+    """Restart a worker that asked for it, which is not a failure."""
     world, told = turn.state.world, _renewals(turn, worker) + 1
     turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=told)
     if turn.state.phase is AgentPhase.RUNNING and world is not None:
-        turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) begins anew")
+        turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) restarts at its own request")
         how = f"restarted ({BEGAN_ANEW})"
         anew = Worker(worker.slot, worker.rank, born=world.round, how=how, renewals=told, renewed_s=turn.now_s)
         anew = dataclasses.replace(anew, local_rank=worker.local_rank, bound=worker.local_rank)

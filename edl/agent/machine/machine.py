@@ -1,8 +1,8 @@
 """The agent: a node's life as one pure function.
 
-An agent starts and stops workers only on a Master's word, with three exceptions, all for safety: its lease has ended,
-it is cut off from the store and from the Master for longer than a lease lasts (others may have formed a world without
-it), or the person at the keyboard wants it to leave. When the launcher itself is frozen the fork server stops them
+An agent starts and stops workers only on the Master's orders, with three exceptions for safety: its lease has ended; it
+has had no contact with the store or the Master for longer than a lease (other nodes may have formed a world without
+it); or it was told to leave by a signal. If the launcher itself is frozen, the fork server stops the workers
 (``edl.agent.entitlement``).
 """
 
@@ -80,12 +80,12 @@ from edl.wire.messages import (
 
 
 def begin(state: AgentState) -> Decision:
-    """First step: bring up the fork server."""
+    """The first step: start the fork server."""
     return Decision(state, (Warm(),), "starting")
 
 
 def step(state: AgentState, event: Event, now_s: float) -> Decision:
-    """Take one event. After ``OVER`` nothing matters any more."""
+    """Handle one event. After ``OVER``, events are ignored."""
     if state.phase is AgentPhase.OVER:
         return Decision(state, (), state.reason)
     turn = Turn(state, now_s)
@@ -107,7 +107,7 @@ def _warmed(turn: Turn, event: Warmed) -> None:
 def _connected(turn: Turn, event: Connected) -> None:
     turn.set(connected=True, contact_s=turn.now_s)
     if not turn.state.registered:
-        return  # a stream belongs to one incarnation, and the next one has no name yet
+        return  # a stream belongs to one incarnation, and the new one is not registered yet
     turn.say(turn.state.attach())
     if turn.state.phase is AgentPhase.LEAVING:
         turn.say(Leaving(turn.state.reason))
@@ -124,7 +124,7 @@ def _wait_to_leave(turn: Turn) -> None:
 
 
 def _tell_where(turn: Turn) -> None:
-    """What a Master must be told beside ``Attach``."""
+    """Tell a Master what ``Attach`` does not contain."""
     if turn.state.not_kept:
         turn.say(NotKept(turn.state.not_kept))
     if turn.state.not_logged:
@@ -150,12 +150,12 @@ def _lease_renewed(turn: Turn, event: LeaseRenewed) -> None:
 
 
 def _lease_gone(turn: Turn, event: LeaseGone) -> None:
-    turn.set(contact_s=turn.now_s)  # it is the store that says so
+    turn.set(contact_s=turn.now_s)  # this answer came from the store
     _become_stranger(turn, "the lease of this node has ended")
 
 
 def _registered(turn: Turn, event: Registered) -> None:
-    # A new incarnation begins with a clean slate: no Master will ever ask it about older rounds.
+    # A new incarnation starts from scratch: no Master will ask it about older rounds.
     turn.set(info=event.info, registered=True, contact_s=turn.now_s, seen_round=Round(0))
     turn.log(f"registered again as {event.info.node}")
     if turn.state.connected:
@@ -165,7 +165,7 @@ def _registered(turn: Turn, event: Registered) -> None:
 
 
 def _become_stranger(turn: Turn, why: str) -> None:
-    """The job may go on without this node: no worker may survive that."""
+    """Leave the current incarnation: the job may continue without this node, so no worker may survive."""
     if turn.state.registered and turn.state.phase is not AgentPhase.LEAVING:
         turn.set(registered=False, connected=False)
         turn.log(why + (": stopping the workers" if turn.state.alive else ""))
@@ -206,7 +206,7 @@ def _heard(turn: Turn, event: Heard) -> None:
 
 
 def _part(turn: Turn, order: Depart | Dismissed | Expelled | Finish) -> None:
-    """Leave the job, for good or to come back as a newcomer."""
+    """Leave the job for good, or to come back as a newcomer."""
     match order:
         case Depart():
             leaving.depart(turn, order)
@@ -224,13 +224,13 @@ def _part(turn: Turn, order: Depart | Dismissed | Expelled | Finish) -> None:
 
 
 def _process(turn: Turn, round: Round, slot: int) -> Worker | None:
-    """The worker that an event is about, if that very process still fills the slot."""
+    """The worker that an event is about, if that process still fills the slot."""
     worker = turn.worker(slot)
     return worker if worker is not None and worker.born == round and worker in turn.state.alive else None
 
 
 def _worker(turn: Turn, round: Round, slot: int) -> Worker | None:
-    """The same for what a process says: one that is to be replaced has nothing to say any more."""
+    """Like ``_process``, but ignores a process that is being replaced."""
     worker = _process(turn, round, slot)
     return worker if worker is not None and not worker.anew else None
 
@@ -252,8 +252,8 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
         turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, gone=what)
         of_itself = not _expected_end(state, event.exit_code) or (event.exception and not event.peer_loss)
         if of_itself and not worker.condemned:
-            # It ended of something else than our signal, or was about to: maybe the very cause of the stop. One that
-            # complained of a peer when our signal came had met only what others were stopped with.
+            # The worker did not die from our signal, so it may be the root cause of the stop. A worker whose error only
+            # mentions a lost peer is a consequence.
             turn.say(WorkerFailed(_failure(state, state.world, worker, event)))
         rounds.rest_if_free(turn)
     elif event.exit_code == 0:
@@ -263,7 +263,7 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
         turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
         failure = _failure(state, state.world, worker, event)
         turn.set(unsent=(*state.unsent, failure))
-        if not turn.state.connected:  # else the Master says it to everybody
+        if not turn.state.connected:  # else the Master reports it to all nodes
             turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) {failure.what}")
         turn.say(WorkerFailed(failure))
 
@@ -296,7 +296,7 @@ def _failure(state: AgentState, world: World, worker: Worker, event: WorkerEnded
 
 
 def describe_exit(code: int) -> str:
-    """An exit status in words: ``exit status 3`` or ``killed by SIGSEGV``."""
+    """An exit status as text: ``ended with exit status 3`` or ``was killed by SIGSEGV``."""
     if code >= 0:
         return f"ended with exit status {code}"
     try:
@@ -374,7 +374,7 @@ def _logging_changed(turn: Turn, event: LoggingChanged) -> None:
 
 
 def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
-    """It was this node that stopped them: the others go on without it, and nobody's restarts are spent."""
+    """This node killed its workers: the others continue without it, and no restart is charged."""
     turn.log(event.reason)
     rounds.break_off(turn)
     turn.set(killed=True)
@@ -384,7 +384,7 @@ def _fork_server_gone(turn: Turn, event: ForkServerGone) -> None:
     turn.set(warm=False)
     if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
         turn.set(phase=AgentPhase.WARMING)
-    turn.log(f"the process that starts workers is gone ({event.reason}): starting another")
+    turn.log(f"the fork server has died ({event.reason}): starting another")
     turn.do(Warm())
 
 
@@ -397,7 +397,7 @@ def _fatal(turn: Turn, event: Fatal) -> None:
 
 
 def _tick(turn: Turn, event: Tick) -> None:
-    """Only time has passed; ``watch_deadlines`` looks at every deadline."""
+    """Only time has passed; ``watch_deadlines`` checks all deadlines."""
 
 
 _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {

@@ -1,9 +1,9 @@
-"""From one world to the next on this node.
+"""Moves this node from one world to the next.
 
-A plain worker is started with its world and ended with it. One that uses ``edl.run`` keeps its process: at the end of
-a round it parks, and the next world's place is handed to it. Once this is known of a job, empty slots are filled ahead
-of the next world, so that nobody waits for a process to start. Whatever goes wrong on the way in process ends in the
-plain way, slot by slot.
+A plain worker is started and ended with its world. A worker that uses ``edl.run`` keeps its process: it parks at the
+end of a round and gets its place in the next world. Once a job is known to do so, empty slots are filled ahead of the
+next world, so that it need not wait for processes to start. If the in-process way fails for a slot, its worker is
+restarted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IN_PROCESS = "in process"
 
 
 def start(turn: Turn, world: World, reason: str) -> None:
-    """Take part in a world: hand it to the workers that wait and start the others."""
+    """Take part in a world: give places to the waiting workers and start the others."""
     member = admitted(turn, world)
     if member is None:
         return
@@ -44,7 +44,7 @@ def start(turn: Turn, world: World, reason: str) -> None:
 
 
 def admitted(turn: Turn, world: World) -> Member | None:
-    """This node's place in a world that it can take part in now."""
+    """This node's member entry, if it can take part in the world now; else None."""
     state = turn.state
     member = world.member(state.info.node)
     mine = state.registered and member is not None and member.incarnation == state.info.incarnation
@@ -52,17 +52,17 @@ def admitted(turn: Turn, world: World) -> Member | None:
         return None
     turn.set(seen_round=world.round)
     if state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
-        return None  # not ready any more; the Master learns it from the round that the next Ready has seen
+        return None  # no longer ready; the Master learns it from the next Ready, which names the newest round seen
     if state.idling and any(worker.ending for worker in state.alive):
-        return None  # nor is one whose waiting workers are on their way out
+        return None  # its waiting workers are being ended
     return member
 
 
 def begin(
     turn: Turn, world: World, member: Member, workers: tuple[Worker, ...], placed: tuple[int, ...], reason: str
 ) -> None:
-    """The world begins here with these workers: those ``placed`` live and are told, those new in it are started. What
-    lives in other slots ends."""
+    """Begin the world with these workers: those in ``placed`` live and get their places, those new in it are started.
+    Workers in other slots are ended."""
     missing = tuple(w.slot for w in workers if w.born == world.round)
     outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
     turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=(), killed=False)
@@ -72,7 +72,7 @@ def begin(
     shed(turn, outside)
     unfit = tuple(worker.slot for worker in workers if worker.anew)
     if unfit:
-        turn.do(SignalWorkers(SIGKILL, unfit))  # it waits, and holds nothing that its agent has not
+        turn.do(SignalWorkers(SIGKILL, unfit))  # it only waits, and holds nothing that its agent does not have
     if placed:
         turn.do(GivePlace(world, placed))
     if missing:
@@ -88,25 +88,25 @@ def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Wo
     place = dataclasses.replace(place, born=old.born)
     if old.ending or _is_elsewhere(turn, old, local_rank):
         numbers = f"its device has another number: local rank {old.bound} became {local_rank}"
-        return dataclasses.replace(place, how="started anew" if old.ending else f"restarted ({numbers})", anew=True)
+        return dataclasses.replace(place, how="started again" if old.ending else f"restarted ({numbers})", anew=True)
     return dataclasses.replace(
         place, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how, bound=old.bound
     )
 
 
 def _is_elsewhere(turn: Turn, worker: Worker, local_rank: int) -> bool:
-    """Whether a process would look for its device in the wrong place."""
+    """Whether a process with this local rank would look for its device in the wrong place."""
     return turn.state.by_device and worker.bound != local_rank
 
 
 def look_whether_done(turn: Turn) -> None:
-    """Once all workers here have ended well: see that what they saved is written, and tell the Master."""
+    """Once all workers here have succeeded, have their saves written and tell the Master."""
     if turn.state.done:
         turn.do(FlushSaves(turn.state.running_round))
 
 
 def flushed(turn: Turn, pending: bool, unsaved: str) -> None:
-    """What the workers saved is written, or is not going to be; or that takes a while (``pending``)."""
+    """The workers' saves are written or lost, or writing takes a while (``pending``). Tells the Master."""
     if turn.state.flushed:
         return
     if unsaved:
@@ -116,7 +116,7 @@ def flushed(turn: Turn, pending: bool, unsaved: str) -> None:
 
 
 def start_anew(turn: Turn, worker: Worker) -> None:
-    """The process is gone that could not fill its place."""
+    """Start a worker in a slot whose old process, which could not fill it, has ended."""
     state = turn.state
     if state.phase is AgentPhase.RUNNING and state.world is not None:
         anew = dataclasses.replace(worker, anew=False, born=state.world.round)
@@ -128,7 +128,7 @@ def start_anew(turn: Turn, worker: Worker) -> None:
 
 
 def shed(turn: Turn, workers: tuple[Worker, ...]) -> None:
-    """End workers in slots that are not used: they belong to no world from now on."""
+    """End workers in slots that are not used; they belong to no world from now on."""
     able = tuple(worker for worker in workers if not worker.ending)
     for worker in able:
         if worker.status is WorkerStatus.ALIVE:
@@ -140,19 +140,19 @@ def shed(turn: Turn, workers: tuple[Worker, ...]) -> None:
 
 
 def use_slots(turn: Turn, order: UseSlots) -> None:
-    """The Master says where the next world's workers will be: have them wait there, and nowhere else."""
+    """Note the slots of the next world's workers, and let workers wait there only."""
     turn.set(use=() if order.slots == tuple(range(turn.state.info.slots)) else order.slots)
     if turn.state.phase is AgentPhase.IDLE or (turn.state.phase is AgentPhase.PREPARING and not _starting(turn)):
         get_ready(turn)
 
 
 def restarted(old: Worker | None, how: str) -> str:
-    """How a new process came into its slot, and what became of the one before."""
+    """How a new process came into its slot, including the end of its predecessor."""
     return f"restarted ({old.gone})" if old is not None and old.gone else how
 
 
 def stop(turn: Turn, order: StopRound) -> None:
-    """Leave the round at once, also when that was already to be done at a boundary."""
+    """Leave the round at once, even if it was to be left at a step boundary."""
     state = turn.state
     if state.phase is AgentPhase.IDLE:
         turn.announce()
@@ -166,8 +166,8 @@ def stop(turn: Turn, order: StopRound) -> None:
 
 
 def break_off(turn: Turn) -> None:
-    """Those that can rejoin abort their communicator and park; the others get SIGTERM, SIGKILL after the grace; one
-    that cannot hear is killed at once."""
+    """Interrupt the round: workers that can rejoin abort their communicator and park; others get SIGTERM, and SIGKILL
+    after the grace period; frozen ones are killed at once."""
     state = turn.state
     if not state.unbroken:
         return
@@ -183,7 +183,7 @@ def break_off(turn: Turn) -> None:
 
 
 def rest_if_free(turn: Turn) -> None:
-    """Once no worker is left in the world: be ready again, or exit."""
+    """Once no worker is left in the world, report ready or exit."""
     turn.exit_if_empty()
     if turn.state.phase is AgentPhase.STOPPING and not turn.state.in_world:
         turn.set(kill_at_s=None, park_by_s=None, hold=0)
@@ -191,7 +191,7 @@ def rest_if_free(turn: Turn) -> None:
 
 
 def get_ready(turn: Turn) -> None:
-    """Say that this node is ready, after having filled the slots if this job's workers can wait for a world."""
+    """Report this node as ready, after filling the slots if this job's workers can wait for a world."""
     state = turn.state
     if not state.warm and not state.parked:
         turn.set(phase=AgentPhase.WARMING)
@@ -207,7 +207,7 @@ def get_ready(turn: Turn) -> None:
         turn.announce()
         return
     turn.set(phase=AgentPhase.PREPARING)
-    # Said first: the others go on without this node, and need not wait until its processes have been made.
+    # Sent first: the others continue without this node and need not wait for its processes.
     say_preparing(turn)
     if missing:
         others = tuple(worker for worker in state.alive if worker.slot not in state.uses)
@@ -216,7 +216,7 @@ def get_ready(turn: Turn) -> None:
 
 
 def _is_useless(turn: Turn, worker: Worker) -> bool:
-    """Whether a worker that waits, or is to wait, would not be what the next world needs."""
+    """Whether a waiting worker could not be used in the next world."""
     if worker.status is WorkerStatus.ALIVE:
         return False
     uses = turn.state.uses
@@ -224,7 +224,7 @@ def _is_useless(turn: Turn, worker: Worker) -> bool:
 
 
 def idle(turn: Turn) -> None:
-    """There is no world for a while: nobody is to wait for it, and independent workers end as well."""
+    """No world will form for a while: end all waiting workers, including independent ones."""
     turn.set(idling=True)
     if turn.state.between and turn.state.in_world:
         break_off(turn)
@@ -233,7 +233,7 @@ def idle(turn: Turn) -> None:
 
 
 def _rest(turn: Turn) -> None:
-    """Be ready once no worker is left."""
+    """Report ready once no worker is left."""
     left = turn.state.alive
     turn.set(phase=AgentPhase.PREPARING if left else AgentPhase.IDLE)
     if left:
@@ -244,12 +244,12 @@ def _rest(turn: Turn) -> None:
 
 
 def say_preparing(turn: Turn) -> None:
-    """Tell the Master that this node is free, and not ready yet."""
+    """Tell the Master that this node is free but not ready yet."""
     turn.say(Preparing(turn.state.seen_round, "starting workers ahead of the next world"))
 
 
 def _starting(turn: Turn) -> bool:
-    """Whether workers are on their way to where they wait."""
+    """Whether workers are still on their way to their waiting point."""
     return any(worker.status is WorkerStatus.STARTING and not worker.ending for worker in turn.state.workers)
 
 
@@ -262,14 +262,14 @@ def _filled(turn: Turn, slot: int) -> Worker:
 
 
 def prestart(turn: Turn) -> None:
-    """The Master knows that this job's workers can wait for their world."""
+    """The Master announces that this job's workers can wait for their world."""
     turn.set(rejoins=True, idling=False)
     if turn.state.phase is AgentPhase.IDLE:
         get_ready(turn)
 
 
 def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> None:
-    """A worker uses edl. ``why_not``: why it has to be restarted to join the next world."""
+    """A worker uses edl. ``why_not``: the reason why it must be restarted to join the next world."""
     if why_not and not worker.how.endswith(f"[{why_not}]"):
         turn.set_worker(worker.slot, how=f"{worker.how} [{why_not}]")
     turn.set_worker(worker.slot, rejoins=rejoins)
@@ -279,11 +279,11 @@ def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> Non
         if turn.state.phase is AgentPhase.RUNNING:
             turn.do(GivePlace(turn.state.world, (worker.slot,)))
     elif worker.status is WorkerStatus.STARTING:
-        parked(turn, worker, Round(0))  # it waits for the place it was started for
+        parked(turn, worker, Round(0))  # it waits for the place that it was started for
 
 
 def parked(turn: Turn, worker: Worker, left: Round) -> None:
-    """A worker is in no world and waits for a place."""
+    """A worker has parked: it is in no world and waits for a place."""
     state = turn.state
     if state.phase is AgentPhase.LEAVING:
         turn.do(TellWorkers(local.Stop("the launcher leaves"), (worker.slot,)))
@@ -291,7 +291,7 @@ def parked(turn: Turn, worker: Worker, left: Round) -> None:
         if left < state.world.round:
             turn.do(GivePlace(state.world, (worker.slot,)))
     elif worker.ending:
-        return  # its end follows
+        return  # it is about to end
     elif state.phase is AgentPhase.STOPPING:
         turn.set_worker(worker.slot, status=WorkerStatus.PARKED, how=IN_PROCESS, underway=False, here=None)
         rest_if_free(turn)
@@ -302,7 +302,7 @@ def parked(turn: Turn, worker: Worker, left: Round) -> None:
 
 
 def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
-    """A worker that belonged to no world is gone: try once to replace it, then leave its slot to the next world."""
+    """A worker outside of any world has ended: replace it once, then leave its slot to the next world."""
     if worker in turn.state.shed and not turn.state.idling:
         turn.set(workers=tuple(other for other in turn.state.workers if other.slot != worker.slot))
         if turn.state.phase is AgentPhase.PREPARING and not _starting(turn):
@@ -327,9 +327,9 @@ def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
 
 
 def hold(turn: Turn, order: Hold) -> None:
-    """Ask all workers how far they are, and let none pass its next boundary."""
+    """Ask all workers for their newest commit, and keep them from passing their next step boundary."""
     if order.round != turn.state.running_round or not turn.state.underway:
-        return  # the Master gives up waiting, and interrupts
+        return  # the Master stops waiting after a while, and interrupts
     turn.set(hold=order.hold, binding=order.binding, doubt_by_s=None)
     for worker in turn.state.in_world:
         turn.set_worker(worker.slot, here=None)
@@ -338,7 +338,7 @@ def hold(turn: Turn, order: Hold) -> None:
 
 
 def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
-    """A worker says how far it is; with the last one's word the Master is told."""
+    """Note a worker's answer to ``Hold``; after the last one, tell the Master."""
     state = turn.state
     if number != state.hold or worker.status is not WorkerStatus.ALIVE:
         return
@@ -350,7 +350,7 @@ def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
 
 
 def switch(turn: Turn, order: Switch) -> None:
-    """The boundary is agreed on: let the workers go on to it; commit 0 says that there is none."""
+    """The step boundary is agreed: let the workers train up to it. Commit 0 means that there is none."""
     state = turn.state
     if order.round != state.running_round or state.phase is not AgentPhase.RUNNING:
         return
@@ -372,7 +372,7 @@ def switch(turn: Turn, order: Switch) -> None:
 
 
 def _set(turn: Turn, order: Switch) -> None:
-    """Tell the workers from which commit on they have other settings, or which they are to have by now."""
+    """Tell the workers the commit from which new settings hold."""
     state = turn.state
     ranks = tuple(worker.slot for worker in state.in_world)
     told = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
@@ -381,7 +381,7 @@ def _set(turn: Turn, order: Switch) -> None:
 
 
 def lose_master(turn: Turn) -> None:
-    """Nobody is there who asked the workers to hold: let them go on, unless it may have been settled already."""
+    """The Master that held the workers is lost: release them, unless a boundary may already have been agreed."""
     if turn.state.in_doubt:
         turn.set(doubt_by_s=turn.now_s + turn.state.timeouts.boundary_s)
     else:
@@ -389,7 +389,7 @@ def lose_master(turn: Turn) -> None:
 
 
 def release(turn: Turn) -> None:
-    """Nothing comes of it: let the workers go on."""
+    """The agreement was abandoned: let the workers continue."""
     if turn.state.hold:
         turn.set(doubt_by_s=None)
         ranks = tuple(worker.slot for worker in turn.state.in_world)
@@ -398,7 +398,7 @@ def release(turn: Turn) -> None:
 
 
 def underway(turn: Turn, worker: Worker, joined: Round) -> None:
-    """A worker trains; with the last one the Master is told, and by which way each came back."""
+    """A worker trains; after the last one, tell the Master how each came into the world."""
     if worker.status is not WorkerStatus.ALIVE or joined != turn.state.running_round:
         return
     turn.set_worker(worker.slot, underway=True)
@@ -407,7 +407,7 @@ def underway(turn: Turn, worker: Worker, joined: Round) -> None:
 
 
 def ways(turn: Turn) -> str:
-    """Which way each worker here took into the world: ``in process``, or ``3 in process, 1 started ahead``."""
+    """How the workers here came into the world: ``in process``, or ``3 in process, 1 started ahead``."""
     counts: dict[str, int] = {}
     for worker in (one for one in turn.state.workers if one not in turn.state.shed):
         counts[worker.how] = counts.get(worker.how, 0) + 1

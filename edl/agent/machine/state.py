@@ -1,4 +1,4 @@
-"""What an agent knows of its own node."""
+"""The state of an agent's machine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from edl.wire.messages import Attach, Failure, NodeInfo, World
 
 
 class AgentPhase(enum.Enum):
-    """Where a node stands."""
+    """The phases of a node."""
 
     WARMING = "warming"
-    """The fork server is importing the framework; nothing can be started yet."""
+    """The fork server is importing the framework; no worker can be started yet."""
     PREPARING = "preparing"
-    """No worker of a round runs here; workers are being started ahead, so that the next world finds them waiting."""
+    """No worker of a round runs here; workers are being started ahead of the next world."""
     IDLE = "idle"
     """Ready for the next round."""
     RUNNING = "running"
     """The workers of ``world`` run here, or have ended by themselves."""
     STOPPING = "stopping"
-    """The workers have been told to leave their round; when the last one has ended or parked, the node is ready."""
+    """The workers are leaving their round; when the last one has ended or parked, the node is ready."""
     LEAVING = "leaving"
-    """The workers have been told to end; when the last one has, the launcher exits."""
+    """The workers are being ended; when the last one has ended, the launcher exits."""
     OVER = "over"
-    """The exit has been decided and carried out."""
+    """The launcher exits."""
 
 
 _P = AgentPhase
@@ -46,10 +46,10 @@ NEXT_PHASES: dict[AgentPhase, frozenset[AgentPhase]] = {
 
 
 class WorkerStatus(enum.Enum):
-    """What one worker does."""
+    """The phases of a worker."""
 
     STARTING = "starting"
-    """Started ahead of a world; has not come to where it waits."""
+    """Started ahead of a world; has not reached its waiting point yet."""
     PARKED = "parked"
     """Lives, belongs to no world, and waits for a place."""
     ALIVE = "alive"
@@ -58,7 +58,7 @@ class WorkerStatus(enum.Enum):
     """Ended with status 0."""
     FAILED = "failed"
     STOPPED = "stopped"
-    """Ended after it had been told to."""
+    """Ended on request."""
 
 
 HAS_PROCESS = frozenset({WorkerStatus.STARTING, WorkerStatus.PARKED, WorkerStatus.ALIVE})
@@ -66,41 +66,41 @@ HAS_PROCESS = frozenset({WorkerStatus.STARTING, WorkerStatus.PARKED, WorkerStatu
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What fills one slot of this node."""
+    """The occupant of one slot."""
 
     slot: int
     rank: Rank
     status: WorkerStatus = WorkerStatus.ALIVE
     local_rank: int = -1
-    """Its place among the workers of this node in the world; -1: it belongs to none."""
+    """Its local rank in the world; -1 if it belongs to none."""
     born: Round = Round(0)
-    """Round into which, or after which, its process was started; with the slot it names the process."""
+    """Round in which, or after which, its process was started; together with the slot it identifies the process."""
     bound: int = -1
-    """Local rank that its process was started with: by that it has found its device, for good."""
+    """Local rank with which its process was started, which determines its device for good."""
     rejoins: bool = False
-    """It has said that it can leave a world and join the next one without a restart."""
+    """It can leave a world and join the next one without a restart."""
     underway: bool = False
     """It has its state and a communicator, and trains."""
     here: int | None = None
-    """Commit it answered to the ``Hold`` under way."""
+    """Its answer to the current ``Hold``: its newest commit."""
     how: str = "started"
-    """Which way it took into the current world, in words."""
+    """How it came into the current world, as text."""
     gone: str = ""
-    """Why it has no process any more, in words."""
+    """Why its process ended, as text."""
     frozen_since_s: float | None = None
-    """Since when it has been stopped by a signal such as SIGSTOP."""
+    """Time at which it was stopped by a signal such as SIGSTOP."""
     ending: bool = False
-    """It has been sent a signal to end by: whatever it still says, it will not live."""
+    """It has been sent a signal to end; its messages no longer count."""
     condemned: str = ""
-    """Why it was killed by this agent, when it was: its end is reported in these words."""
+    """Why this agent killed it; its end is reported with this text."""
     anew: bool = False
-    """The process in this slot cannot fill this place: it has been killed, and when it has ended another is started."""
+    """The process cannot fill this place: it has been killed, and another is started when it has ended."""
     final: int = 0
-    """Exit status with which the job is to end when this worker fails; 0: it may be started again."""
+    """Exit status with which the job ends if this worker fails; 0: it may be restarted."""
     renewals: int = 0
-    """How often in a row the process in this slot has asked to be started again (``edl.agent.machine.independent``)."""
+    """Consecutive requests of this slot's process to be restarted (``edl.agent.machine.independent``)."""
     renewed_s: float = 0.0
-    """When that was last done."""
+    """Time of the last such request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,85 +111,86 @@ class Outcome:
     reason: str
     failures: tuple[Failure, ...] = ()
     drained: bool = False
-    """It has left in good order a job that goes on without it."""
+    """It left the job gracefully, and the job continues without it."""
     save: bool = True
-    """Bring the newest commit where it survives before the launcher ends, unless the job has ended with success."""
+    """Save the newest commit before the launcher exits, unless the job has succeeded."""
 
 
 class Leave(enum.Enum):
-    """How the running round is being left, while ``STOPPING``."""
+    """How the current round is being left, while ``STOPPING``."""
 
     AT_BOUNDARY = "at boundary"
-    """At an agreed step boundary; nobody has been interrupted."""
+    """At an agreed step boundary, without interrupting any worker."""
     AT_ONCE = "at once"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """Everything an agent decides from."""
+    """Everything that the agent's decisions depend on."""
 
     info: NodeInfo
     timeouts: Timeouts
     phase: AgentPhase = AgentPhase.WARMING
     warm: bool = False
-    """The fork server is up; without it nothing can be started."""
+    """The fork server is up; without it no worker can be started."""
     connected: bool = False
     """The stream to the Master is open."""
     independent: bool = False
-    """Workers need no others, and train on from world to world; see ``edl.agent.machine.independent``."""
+    """Workers are independent and continue from world to world; see ``edl.agent.machine.independent``."""
     registered: bool = True
-    """The lease lives, as far as this node knows."""
+    """The lease is alive, as far as this node knows."""
     contact_s: float = 0.0
-    """When the store or the Master was last known to be in reach."""
+    """Time of the last contact with the store or the Master."""
     seen_round: Round = Round(0)
     world: World | None = None
     workers: tuple[Worker, ...] = ()
     use: tuple[int, ...] = ()
-    """Slots that workers of the next world are in, as far as is known here; empty: the first ones."""
+    """Slots that the next world is expected to use; empty: the first ones."""
     by_device: bool = False
-    """Workers find their devices by their local ranks: one that gets another local rank has to be started anew."""
+    """Workers choose their devices by local rank: one whose local rank changes must be restarted."""
     leave: Leave = Leave.AT_ONCE
     park_by_s: float | None = None
-    """When those that were to park, and have not, are stopped."""
+    """Deadline for workers to park; then they are stopped."""
     rejoins: bool = False
-    """Workers of this job can rejoin in process, as far as is known here: keep the slots filled ahead of a world."""
+    """Workers of this job can rejoin in process: fill the slots ahead of a world."""
     ahead_failed: str = ""
-    """Why workers could not be started ahead; tried again after the next round."""
+    """Why workers could not be started ahead; retried after the next round."""
     hold: int = 0
-    """Number of the agreement on a step boundary under way, 0 for none."""
+    """Number of the current agreement on a step boundary, 0 for none."""
     binding: bool = False
-    """Once answered, this node's workers may go on only by a Master's word; see ``Hold.binding``."""
+    """After their answers, this node's workers may continue only on a Master's order; see ``Hold.binding``."""
     doubt_by_s: float | None = None
-    """When a round is broken off whose workers wait for that word in vain."""
+    """Deadline after which a round whose workers wait for that order is interrupted."""
     draining: Outcome | None = None
-    """This node wants to leave, and trains on until the others have a world without it."""
+    """This node wants to leave, and trains until the others have a world without it."""
     drain_by_s: float | None = None
     gone_by_s: float | None = None
-    """When whoever owns this host takes it away, as far as it was told: what is not saved then is not."""
+    """Time at which this host is taken away, if known; anything unsaved is then lost."""
     word_by_s: float | None = None
-    """Until when it stays for the Master's word on how to end, though its workers may be gone."""
+    """Deadline for the Master's answer to a leaving node, even if its workers have ended."""
     drained_exit_code: int = 0
-    """What a launcher ends with that has left in good order while the job goes on."""
+    """Exit status of a launcher that left gracefully while the job continues."""
     idling: bool = False
-    """No worker is to wait here for a world; until the next world, or until some are asked for."""
+    """No worker waits here for a world, until the next world or until the Master asks for some."""
     kill_at_s: float | None = None
-    """When stopping workers get SIGKILL."""
+    """Deadline after which stopping workers get SIGKILL."""
     shed_by_s: float | None = None
-    """When those get SIGKILL that are in slots which are not used."""
+    """Deadline after which workers in unused slots get SIGKILL."""
     killed: bool = False
     """SIGKILL has been sent to the stopping workers."""
     flushed: bool = False
-    """What the workers of this round saved is written, or known to be lost (``unsaved``). Only once all have ended."""
+    """The saves of this round's workers are written, or known to be lost (``unsaved``). Only set once all have
+    ended."""
     unsaved: str = ""
-    """Why the newest commit that they saved is not in the checkpoint directory; see ``WorkersDone``."""
+    """Why their newest saved commit is not in the checkpoint directory; see ``WorkersDone``."""
     not_kept: str = ""
     """Why commits of this node's workers are not kept in memory."""
     not_logged: str = ""
-    """Why what this node's workers write is not kept in files."""
+    """Why the output of this node's workers is not written to files."""
     unsent: tuple[Failure, ...] = ()
-    """Failures of the current round; told again at each attach until the round is stopped."""
+    """Failures of the current round; sent again at each attach until the round is stopped."""
     outcome: Outcome | None = None
-    """Set when leaving: what to exit with once the workers are gone."""
+    """Set when leaving: how to exit once the workers have ended."""
     reason: str = ""
 
     @property
@@ -204,58 +205,58 @@ class AgentState:
 
     @property
     def uses(self) -> tuple[int, ...]:
-        """``use``, also where nothing was said."""
+        """``use``, or the first slots if it is empty."""
         return self.use or tuple(range(self.info.slots))
 
     @property
     def shed(self) -> tuple[Worker, ...]:
-        """Workers without a world that have been told to end."""
+        """Workers without a world that are being ended."""
         return tuple(worker for worker in self.alive if worker.ending and worker.status is not WorkerStatus.ALIVE)
 
     @property
     def between(self) -> bool:
-        """No world runs here, but independent workers may: they train on until the next one."""
+        """Whether no world runs here, but independent workers may: they train on until the next one."""
         return self.independent and self.phase in (AgentPhase.IDLE, AgentPhase.WARMING)
 
     @property
     def unbroken(self) -> bool:
-        """The round goes on here, or is being left at a boundary: nobody has been told to stop at once."""
+        """Whether the round continues here, or is being left at a step boundary, without an interruption."""
         leaving = self.phase is AgentPhase.STOPPING and self.leave is Leave.AT_BOUNDARY
         return self.phase is AgentPhase.RUNNING or leaving or (self.between and bool(self.in_world))
 
     @property
     def parked(self) -> bool:
-        """Every slot that is to be used has a worker that waits for a place."""
+        """Whether every slot to be used has a worker that waits for a place."""
         waiting = {worker.slot for worker in self.workers if worker.status is WorkerStatus.PARKED and not worker.ending}
         return waiting >= set(self.uses)
 
     @property
     def underway(self) -> bool:
-        """Every worker of the world here trains, and can be held at a step boundary."""
+        """Whether all workers of the world here train, and can be held at a step boundary."""
         running = self.phase is AgentPhase.RUNNING and bool(self.in_world)
         return running and all(worker.underway for worker in self.in_world)
 
     @property
     def running_round(self) -> Round:
-        """Round whose workers this node answers for; 0 when it runs none."""
+        """Round whose workers this node is responsible for; 0 if it runs none."""
         if self.world is None or self.phase not in (AgentPhase.RUNNING, AgentPhase.STOPPING):
             return Round(0)
         return self.world.round
 
     @property
     def done(self) -> bool:
-        """Every worker here has ended with status 0."""
+        """Whether all workers here have ended with status 0."""
         placed = [worker for worker in self.workers if worker not in self.shed]
         running = self.phase is AgentPhase.RUNNING and bool(placed)
         return running and all(worker.status is WorkerStatus.DONE for worker in placed)
 
     @property
     def in_doubt(self) -> bool:
-        """Whether something may have been agreed on that these workers must not go on without."""
+        """Whether a step boundary may have been agreed that these workers must not ignore."""
         return bool(self.hold) and self.binding and all(worker.here is not None for worker in self.in_world)
 
     def attach(self) -> Attach:
-        """What this node tells a Master it meets."""
+        """The message with which this node introduces itself to a Master."""
         return Attach(
             self.info,
             self.seen_round,

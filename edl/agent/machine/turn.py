@@ -1,6 +1,6 @@
-"""One turn of the agent: the state under change and the effects collected so far.
+"""One step of the agent in progress: the changing state and the effects collected so far.
 
-Mutable on purpose and never seen outside one ``step``.
+Mutable on purpose; never visible outside one ``step``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIGTERM, SIGKILL, SIGINT, SIGABRT = (
 
 
 class Turn:
-    """Working copy of an ``AgentState`` at one moment."""
+    """Working copy of an ``AgentState`` during one step."""
 
     def __init__(self, state: AgentState, now_s: float) -> None:
         self.state = state
@@ -28,7 +28,7 @@ class Turn:
         self.effects: list[Effect] = []
 
     def decision(self) -> Decision:
-        """The outcome of this turn."""
+        """The result of this step."""
         return Decision(self.state, tuple(self.effects), self.state.reason)
 
     def set(self, **changes: Any) -> None:
@@ -36,26 +36,26 @@ class Turn:
         self.state = dataclasses.replace(self.state, **changes)
 
     def do(self, effect: Effect) -> None:
-        """Have the shell do something."""
+        """Add an effect for the shell."""
         self.effects.append(effect)
 
     def log(self, text: str) -> None:
-        """Tell the person who reads along; it is also the reason of this turn."""
+        """Log a line for the user, which also becomes the reason of this step."""
         self.set(reason=text)
         self.do(Log(text))
 
     def say(self, message: AgentMessage) -> None:
-        """Tell the Master, if it is there to hear; attaching says again what matters."""
+        """Send a message to the Master if the stream is open; attaching repeats what matters."""
         if self.state.connected:
             self.do(Say(message))
 
     def announce(self) -> None:
-        """Say that this node is ready for the next round."""
+        """Report this node as ready for the next round."""
         if self.state.connected and self.state.registered:
             self.do(Announce())
 
     def worker(self, slot: int) -> Worker | None:
-        """What fills a slot."""
+        """The occupant of a slot."""
         return next((worker for worker in self.state.workers if worker.slot == slot), None)
 
     def set_worker(self, slot: int, **changes: Any) -> None:
@@ -68,8 +68,8 @@ class Turn:
         )
 
     def end_workers(self, workers: tuple[Worker, ...], number: int) -> None:
-        """Have these end: those that wait are told, the others get the signal, SIGKILL if they are frozen. After the
-        grace all that are left are killed."""
+        """End these workers: waiting ones are told to stop, the others get the signal, frozen ones SIGKILL. All that
+        are left after the grace period are killed."""
         for worker in workers:
             self.set_worker(worker.slot, ending=True)
         frozen = tuple(worker.slot for worker in workers if worker.frozen_since_s is not None)
@@ -94,7 +94,7 @@ class Turn:
         self.exit_if_empty()
 
     def exit_if_empty(self) -> None:
-        """Once no worker is left, and the Master has had its word, exit."""
+        """Exit when no worker is left and no answer of the Master is awaited."""
         if (
             self.state.word_by_s is None
             and self.state.phase is AgentPhase.LEAVING

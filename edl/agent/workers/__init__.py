@@ -1,1 +1,1 @@
-"""The worker processes of one node: environment, ports, output, hangs and ends."""
+"""The worker processes of one node: environment, ports, output, hangs and exits."""

@@ -1,9 +1,9 @@
-"""Which of a node's devices belong to which of its slots. Pure.
+"""Assigns a node's devices to its slots. Pure.
 
-A node's devices are listed by a variable such as ``CUDA_VISIBLE_DEVICES``, or by number where it is not set. Where they
+A node's devices are listed by a variable such as ``CUDA_VISIBLE_DEVICES``, or by number if it is not set. If they
 divide evenly among all slots (spare ones included), slot 0 has the first share, slot 1 the next, and so on. Workers
-count the devices that they see from 0, so after a drop their list holds the devices of the used slots only, in order:
-local rank ``i`` finds its own where it always does, and nobody touches the dropped one.
+count the visible devices from 0, so after a slot is dropped their list contains only the devices of the used slots, in
+order: local rank ``i`` finds its device as usual, and the dropped slot's device is not touched.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ VARIABLES = (
     "XPU_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )
-"""By which a process is told the accelerators that it may use: NVIDIA, AMD, Ascend, Kunlun, Intel."""
+"""Variables that list the accelerators a process may use: NVIDIA, AMD, Ascend, Kunlun, Intel."""
 
 Devices = Mapping[str, tuple[str, ...]]
-"""Variable to the node's own list, for each kind of accelerator that the node has."""
+"""The node's device list by variable, for each kind of accelerator that it has."""
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The entries of such a variable: ``0,2`` or UUIDs. What follows a ``-1`` is not visible (CUDA's rule)."""
+    """Parse such a variable: ``0,2`` or UUIDs. Entries after a ``-1`` are not visible (CUDA's rule)."""
     found: list[str] = []
     for entry in (part.strip() for part in text.split(",")):
         if entry == "-1":
@@ -35,18 +35,18 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def devices_of_slot(devices: Sequence[str], slots: int, slot: int) -> tuple[str, ...]:
-    """A slot's own devices. ``slots``: all that the node has, spare ones included; ``slot`` is below that.
+    """A slot's own devices. ``slots``: the number of slots, spare ones included; ``slot``: from 0 to ``slots - 1``.
 
-    Empty when they do not divide evenly: then slots share devices, and nothing belongs to one alone.
+    Empty if they do not divide evenly: then slots share devices.
     """
     share, rest = divmod(len(devices), slots)
     return () if rest else tuple(devices[slot * share : (slot + 1) * share])
 
 
 def visible(devices: Devices, slots: int, used: Sequence[int]) -> dict[str, str]:
-    """The variables by which workers see the devices of these slots, and only those. ``used``: slots, ascending.
+    """Variables that make only the devices of these slots visible. ``used``: slots, ascending.
 
-    Empty when all slots are used, or nothing can be told apart: the node's own environment holds.
+    Empty if all slots are used or devices cannot be assigned: then the node's own environment applies.
     """
     if len(used) == slots:
         return {}

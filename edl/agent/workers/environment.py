@@ -1,7 +1,7 @@
-"""The environment of a worker, for every framework at once.
+"""The environment variables of a worker, for all frameworks at once.
 
-torch's names and meanings are those of torchrun (torch.distributed.run of torch 2.13), Paddle's those of
-paddle.distributed.launch 3.3; a script reads whichever it knows. Ours begin with ``EDL_``. docs/environment.md lists
+torch's variables have the meaning that torchrun gives them (torch.distributed.run of torch 2.13), Paddle's that of
+paddle.distributed.launch 3.3; a script reads those that it knows. Ours begin with ``EDL_``. docs/environment.md lists
 them all.
 """
 
@@ -25,7 +25,7 @@ from edl.wire.messages import Member, World
 
 @dataclass(frozen=True, slots=True)
 class LocalPaths:
-    """Where one worker of one round may write."""
+    """Paths that one worker of one round may write to."""
 
     error_file: str
     log_dir: str
@@ -33,32 +33,32 @@ class LocalPaths:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What one launcher's workers have in common."""
+    """Settings that all workers of one launcher share."""
 
     gpus: int = 0
-    """How many of this node's accelerators Paddle may use, 0 when it runs on the CPU."""
+    """Number of this node's accelerators that Paddle may use, 0 when it runs on the CPU."""
     checkpoint_dir: str = ""
     slots: int = 0
-    """Slots of this node, spare ones included; 0: those that are used."""
+    """Slots of this node, spare ones included; 0: as many as are used."""
     devices: Devices = field(default_factory=dict)
-    """The node's own list of each kind of accelerator that it has."""
+    """The node's device list for each kind of accelerator."""
     paddle: PaddleKind = paddle_environment.GPU
-    """The kind that Paddle may use."""
+    """The kind of accelerator that Paddle uses."""
     virtual: bool = False
-    """Each worker sees the device of its own slot only, and finds 0 in ``LOCAL_RANK``."""
+    """Each worker sees only the device of its own slot, and its ``LOCAL_RANK`` is 0."""
     signals: str = torch_environment.SIGNALS
-    """``--signals-to-handle``."""
+    """Value of ``--signals-to-handle``."""
     cores: tuple[tuple[int, ...], ...] = ()
-    """Processor cores by slot that its worker is bound to; empty: none is bound."""
+    """CPU cores to which the worker of each slot is bound; empty: no binding."""
     scripts: ScriptPlaces = NOWHERE
-    """Which of them are pservers that run the script."""
+    """Pservers and trainers here that run the script."""
 
 
 def fork_server_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
-    """The environment in which the framework is imported: what workers will see of the values read at import."""
+    """The environment in which the framework is imported: as workers will see it, for values read at import."""
     environment = dict(base)
     if slots > 1:
-        # As torchrun does: several workers on a host would otherwise start as many threads as it has cores, each.
+        # As torchrun does: otherwise each of several workers on a host would start as many threads as there are cores.
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
@@ -72,7 +72,7 @@ def worker_environment(
     paths: LocalPaths,
     deps: Local,
 ) -> dict[str, str]:
-    """The complete environment of one worker: the launcher's own, and what its place in the world adds."""
+    """The complete environment of one worker: the launcher's, plus the variables for its place in the world."""
     position = world.position(node)
     member = world.members[position]
     environment = fork_server_environment(base, member.slots)
@@ -89,7 +89,7 @@ def worker_environment(
 
 
 def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, deps: Local) -> dict[str, str]:
-    """What a worker is told whether or not its world is known."""
+    """Variables that do not depend on the world."""
     environment = {
         "TORCHELASTIC_RUN_ID": str(spec.job),
         "TORCHELASTIC_ERROR_FILE": paths.error_file,
@@ -130,7 +130,7 @@ def ahead_environment(
 
 
 def _in_slot(deps: Local, used: Sequence[int], slot: int) -> dict[str, str]:
-    """What follows from the slot that a worker is in: its number, and the devices of those that are used."""
+    """Variables that depend on the worker's slot: its number, and the devices of the used slots."""
     environment = {"EDL_SLOT": str(slot), **visible(deps.devices, deps.slots or len(used), used)}
     if deps.virtual:
         environment.update(torch_environment.one_device(deps.devices, slot))
@@ -139,7 +139,7 @@ def _in_slot(deps: Local, used: Sequence[int], slot: int) -> dict[str, str]:
 
 
 def _gpus(deps: Local, used: Sequence[int]) -> int:
-    """Accelerators that Paddle may use in these slots."""
+    """Number of accelerators that Paddle may use in these slots."""
     narrowed = visible(deps.devices, deps.slots or len(used), used).get(deps.paddle.variable)
     return len(narrowed.split(",")) if narrowed and deps.gpus else deps.gpus
 
@@ -161,7 +161,7 @@ def _paddle(
 
 
 def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str], deps: Local, secret: str) -> Seat:
-    """A worker's place in a world, as it is told over the worker server."""
+    """A worker's place in a world, as sent through the worker server."""
     position = world.position(node)
     member = world.members[position]
     return Seat(

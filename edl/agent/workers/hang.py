@@ -1,17 +1,17 @@
-"""Finding workers that live and get nowhere.
+"""Detects workers that live but make no progress.
 
-What counts as progress:
+Progress means:
 
-- A worker that has been seen to commit (``edl.State``) has to commit again: whatever else it does is not looked at.
-  Where workers commit, those that do not (another slot of a replicated state) are not looked at either.
-- Where no worker commits, one of them has to use the processor, to write to its standard output or error, or to read
-  or write files. All of them must be quiet for a hang, because one may work while the others wait for it.
+- A worker that has committed before (``edl.State``) must commit again; nothing else counts. Where workers commit, those
+  that do not (another slot of a replicated state) are not watched.
+- Where no worker commits, at least one of them must use the CPU, write to stdout or stderr, or read or write files. A
+  hang requires all of them to be idle, because one may work while the others wait for it.
 
-So no script is taken for hanging that computes in silence, and two hangs are not found in plain scripts: one that waits
-by spinning (NCCL does, and a CUDA synchronisation) and one that goes on to write log lines. The frameworks' own limits
-for collectives end the first kind.
+So a script that computes silently is not taken for hanging. Two kinds of hangs are not detected in plain scripts:
+waiting by spinning (as NCCL and CUDA synchronisation do), and workers that keep writing log lines. The frameworks' own
+timeouts for collectives end the first kind.
 
-A round has ``START`` times as long before its first commit, and for its plain scripts to come up.
+The limit is ``START`` times as long before a round's first commit, and for plain scripts to start up.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from edl.types import Round
 from edl.wire.messages import Hanging
 
 START = 5
-"""How many times ``--hang-timeout`` the beginning of a round may take: loading data and state, compiling."""
+"""Factor on ``--hang-timeout`` for the start of a round: loading data and state, compiling."""
 LOOKS = 10
-"""Looks within ``--hang-timeout``."""
+"""Number of checks within ``--hang-timeout``."""
 SHORTEST_LOOK_S = 0.2
 LONGEST_LOOK_S = 10.0
 CPU_SHARE = 0.01
-"""Of one core. Less than that is used by threads that only watch, as NCCL's and those of trackers do; a worker of torch
-that waits in a collective of gloo uses 0.002 to 0.004."""
+"""Share of one core below which a worker counts as idle. Monitoring threads, such as NCCL's or those of experiment
+trackers, use less; a torch worker that waits in a gloo collective uses 0.002 to 0.004."""
 CPU_GRAIN_S = 0.05
-"""The kernel counts in hundredths of a second: so much may come together by chance."""
+"""The kernel counts CPU time in hundredths of a second: this much may add up by chance."""
 IO_BYTES_PER_S = 100_000
-"""Less than that is used by trackers that look at the system."""
+"""Rate below which I/O does not count; experiment trackers that sample the system stay below it."""
 LATE = 3
-"""Looks so many times as far apart as meant say nothing: this launcher itself was held up."""
+"""A check delayed by this factor is void: this launcher itself was held up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A worker's process and how much it has written."""
+    """A worker's process and its output so far."""
 
     pid: int
     output_bytes: int
@@ -58,33 +58,33 @@ class Sample:
 
     pid: int
     commit: int | None
-    """Newest commit, None if it has not been seen to make any."""
+    """Newest commit; None if it has made none so far."""
     output_bytes: int = 0
     used: Activity | None = None
-    """None if nobody can tell."""
+    """None if unknown."""
 
 
 @dataclass(slots=True)
 class _Trail:
-    """What is known of one worker in this round."""
+    """The progress of one worker in this round."""
 
     last: Sample
     at_s: float
-    """When it last got on."""
+    """Time of its last progress."""
     committed: bool = False
-    """In this round."""
+    """It has committed in this round."""
     cpu_s: float = 0.0
-    """Processor time used since then."""
+    """CPU seconds used since its last progress."""
 
 
 class HangWatch:
-    """The judgement: samples in, a verdict out. No clock, no IO."""
+    """The decision: samples in, a verdict out. No clock, no I/O."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._limit_s = timeouts.hang_s
         self._boundary_s = timeouts.boundary_s
         self.interval_s = min(max(timeouts.hang_s / LOOKS, SHORTEST_LOOK_S), LONGEST_LOOK_S)
-        """How far apart looks are meant to be."""
+        """Intended seconds between two checks."""
         self._round = Round(0)
         self._began_s = 0.0
         self._hold = 0
@@ -92,13 +92,13 @@ class HangWatch:
         self._trails: dict[int, _Trail] = {}
 
     def excuse(self) -> None:
-        """Something else is going on, for which there are other rules: what has been seen is void."""
+        """Void the last sample because another rule applies at the moment."""
         self._looked_s = None
 
     def look(self, round: Round, samples: Mapping[int, Sample], now_s: float, hold: int = 0) -> str:
-        """Take the workers of this round, by local rank, as they are now; returns what hangs and how, or nothing.
+        """Check the workers of this round, by local rank; returns what hangs and how, or "".
 
-        ``hold``: number of the agreement on a step boundary under way, at which workers may have to wait.
+        ``hold``: number of the current agreement on a step boundary, at which workers may have to wait.
         """
         if round != self._round:
             self._round, self._began_s = round, now_s
@@ -147,10 +147,10 @@ class HangWatch:
 
 
 def _is_active(trail: _Trail, now: Sample, now_s: float, elapsed_s: float) -> bool:
-    """Whether a worker has done anything worth mentioning since the last look, or bit by bit since it last did."""
+    """Whether a worker has made notable use of CPU or I/O since the last check, or in total since it last did."""
     before = trail.last
     if now.output_bytes != before.output_bytes or before.used is None or now.used is None:
-        return True  # where nobody can tell, nobody is accused
+        return True  # unknown counts as active
     if now.used.io_bytes - before.used.io_bytes >= IO_BYTES_PER_S * elapsed_s:
         return True
     cpu_s = max(0.0, now.used.cpu_s - before.used.cpu_s)
@@ -176,10 +176,10 @@ async def watch(
     post: Callable[[Event], None],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Look at the workers for ever and report those that hang. ``workers`` and ``progress`` are by slot. ``activity``
-    blocks and is called in a thread.
+    """Check the workers until cancelled, and report those that hang. ``workers`` and ``progress`` are by slot.
+    ``activity`` blocks and is called in a thread.
 
-    A verdict is repeated with each look until the round ends: the Master may not have been in reach.
+    A verdict is repeated at each check until the round ends, because the Master may have been unreachable.
     """
     while True:
         await pause(judge.interval_s)
@@ -188,7 +188,7 @@ async def watch(
             continue
         pids = {slot: worker.pid for slot, worker in workers().items()}
         used = await asyncio.to_thread(activity, tuple(pids.values()))
-        now = state()  # time has passed
+        now = state()  # state may have changed meanwhile
         if _excused(now):
             judge.excuse()
             continue
@@ -204,6 +204,6 @@ async def watch(
 
 
 def _excused(state: AgentState) -> bool:
-    """No world runs here, or it is known why it does not get on: a worker is frozen, or has just been killed."""
+    """Whether checks are pointless: no world runs here, or a worker is known to be frozen or has just been killed."""
     odd = any(worker.frozen_since_s is not None or worker.condemned for worker in state.in_world)
     return state.phase is not AgentPhase.RUNNING or odd or not state.in_world

@@ -1,4 +1,4 @@
-"""One log file: written by a thread, parted when it is long, and left alone while its disk is nearly full."""
+"""One log file: written by a thread, split when it is long, and paused while its disk is nearly full."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from edl.checkpoint.directory.failures import amount
 MIB = 1 << 20
 RESERVE_SHARE = 0.05
 MOST_RESERVE = 1 << 30
-"""What logs leave free unless told otherwise: this share of the disk, and no more than that."""
+"""Default space that logs leave free: this share of the disk, at most ``MOST_RESERVE`` bytes."""
 AGAIN = 1.25
-"""Times the reserve that has to be free before logs go on."""
+"""Factor on the reserve that must be free before logging resumes."""
 LOOK_BYTES = MIB
-"""Written between two looks, or a quarter of the reserve where that is less."""
+"""Bytes written between two checks; a quarter of the reserve if that is less."""
 
 
 class Admission(Protocol):
-    """Whether a disk has room for logs."""
+    """Decides whether a disk has room for logs."""
 
     shut: bool
 
     def admits(self, size: int) -> bool:
-        """Whether so many bytes may be written now."""
+        """Whether ``size`` bytes may be written now."""
 
 
 class LogRoom:
-    """The low-water mark of a disk: below it logs are left out, so that store and checkpoints still have room.
+    """The low-water mark of a disk: below it no logs are written, so that store and checkpoints still have room.
 
-    ``reserve``: bytes, or less than 0 for what suits the disk. Asked by the scribe's thread alone, since a disk may
-    hang; ``say`` and ``warn`` are called there. ``warn`` gets what is wrong, and then an empty text.
+    ``reserve``: bytes to leave free, 0 for none, negative for the default of the disk. Only called by the writer
+    thread, since a disk may hang; it also calls ``say`` and ``warn``. ``warn`` gets the problem, and later an empty
+    text.
     """
 
     def __init__(self, folder: str, reserve: int, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -44,11 +45,11 @@ class LogRoom:
         self._say = say
         self._warn = warn
         self._step = 0
-        """Bytes until the next look."""
+        """Bytes until the next check."""
         self.shut = False
 
     def admits(self, size: int) -> bool:
-        """Whether so many bytes may be written now."""
+        """Whether ``size`` bytes may be written now."""
         if not self._reserve:
             return True
         self._step -= size
@@ -61,7 +62,7 @@ class LogRoom:
             found = os.statvfs(self._folder)
         except OSError:
             self._step = LOOK_BYTES
-            return  # whoever writes says what is wrong with it
+            return  # the write itself reports what is wrong
         free = found.f_bavail * found.f_frsize
         usual = min(MOST_RESERVE, int(RESERVE_SHARE * found.f_blocks * found.f_frsize))
         mark = self._reserve if self._reserve > 0 else usual
@@ -72,42 +73,42 @@ class LogRoom:
         self.shut = shut
         if shut:
             why = f"the disk of {self._folder} has {amount(free)} left, less than the {amount(mark)} that logs"
-            why += " leave free (--log-reserve): workers' output is not kept until there is more room"
-            self._say(f"{why}. Training goes on; free some space or choose another --log-dir")
+            why += " leave free (--log-reserve): workers' output is not written to files until there is more space"
+            self._say(f"{why}. Training continues; free some space or choose another --log-dir")
             self._warn(why)
         else:
-            self._say(f"the disk of {self._folder} has room again ({amount(free)}): logs go on")
+            self._say(f"the disk of {self._folder} has space again ({amount(free)}): logging resumes")
             self._warn("")
 
 
 class Roomy:
-    """A disk that nobody watches."""
+    """A disk without a limit."""
 
     shut = False
 
     def admits(self, size: int) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a file is held to. Called on the event loop, but for ``room``."""
+    """Limits of a file. Called on the event loop, except ``room``."""
 
     room: Admission
     part_bytes: int = 0
-    """A file of this size becomes a part, and another is begun; 0: never."""
+    """A file of this size in bytes is split off, and another is begun; 0: never."""
     took: Callable[[int], None] = lambda size: None
-    """So many bytes have been written."""
+    """Called with the number of bytes written."""
     parted: Callable[[Path, int], Path] = lambda path, size: path
-    """A file is full with so many bytes; returns the name that it gets."""
+    """Called when a file is full, with its size; returns its new name."""
 
 
 UNBOUNDED = Bounds(Roomy())
 
 
 class LogFile:
-    """A file that may fail, or keep the scribe waiting: then it is done without, and that is said once."""
+    """A log file. If writing fails or the writer thread falls behind, output is dropped, which is reported once."""
 
     def __init__(
         self, path: Path | None, scribe: Scribe, warn: Callable[[str], None], bounds: Bounds = UNBOUNDED
@@ -119,15 +120,16 @@ class LogFile:
         self._bounds = bounds
         self._lost = 0
         self._size = 0
-        """Since the file was begun."""
+        """Bytes since the file was begun."""
         self._file: BinaryIO | None = None
         self._left_out = 0
-        """Lines that the disk had no room for. These two are for the scribe alone."""
+        """Lines dropped for lack of disk space. These two attributes are for the writer thread only."""
         if path is not None:
             scribe.do(self._open)
 
     def write(self, lines: list[bytes]) -> None:
-        """What the scribe has no room for is counted, and the number stands in the file where the lines are missing."""
+        """Write lines. If the writer thread's queue is full they are dropped, and their number is later written in
+        their place."""
         if self._path is None or not lines:
             return
         text = self._missing() + b"".join(line + b"\n" for line in lines)
@@ -138,7 +140,7 @@ class LogFile:
             self._count(len(text))
             return
         if not self._lost:
-            self._warn(f"the disk of {self._path} does not keep up: training goes on, lines are left out of that file")
+            self._warn(f"the disk of {self._path} is too slow: training continues, lines are dropped from that file")
         self._lost += len(lines)
 
     def _count(self, size: int) -> None:
@@ -152,10 +154,10 @@ class LogFile:
         self._scribe.do(lambda: self._begin_anew(path, target))
 
     def _missing(self) -> bytes:
-        return b"[edl: %d lines are missing here, the disk did not keep up]\n" % self._lost if self._lost else b""
+        return b"[edl: %d lines are missing here, the disk was too slow]\n" % self._lost if self._lost else b""
 
     def close(self) -> None:
-        """Once all that was written before is on the disk."""
+        """Close the file once everything before is written."""
         if self._path is None:
             return
         if self._lost:
@@ -169,7 +171,7 @@ class LogFile:
         assert self._path is not None  # noqa: S101 - asked for by whoever has one
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the stream
+            self._file = open(self._path, "ab")  # noqa: SIM115 - stays open as long as the stream
         except OSError as error:
             self._complain(error)
 
@@ -177,7 +179,7 @@ class LogFile:
         if self._file is None:
             return
         self._close()
-        with contextlib.suppress(OSError):  # somebody has removed it
+        with contextlib.suppress(OSError):  # it has been removed
             path.rename(target)
         self._open()
         self._write(f"[edl: older lines are in {target.name}]\n".encode(), 0)
@@ -189,7 +191,7 @@ class LogFile:
             self._left_out += lines
             return
         if self._left_out:
-            text = b"[edl: %d lines are missing here, the disk had no room for them]\n%b" % (self._left_out, text)
+            text = b"[edl: %d lines are missing here, the disk had no space for them]\n%b" % (self._left_out, text)
             self._left_out = 0
         try:
             self._file.write(text)
@@ -206,6 +208,6 @@ class LogFile:
 
     def _complain(self, error: OSError) -> None:
         self._warn_from_scribe(
-            f"cannot write the log file {self._path} ({error.strerror}): training goes on, "
-            "this worker's output is not kept until the next round. Free some space or choose another --log-dir"
+            f"cannot write the log file {self._path} ({error.strerror}): training continues, "
+            "this worker's output is lost until the next round. Free some space or choose another --log-dir"
         )

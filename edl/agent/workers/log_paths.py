@@ -1,8 +1,8 @@
-"""Names of everything that a launcher keeps of its workers' output. Pure: it makes and opens nothing.
+"""Names of all log files and folders of a launcher. Pure: creates and opens nothing.
 
-Each worker has a folder of its own for each round, the same as under torchrun: ``attempt_<round - 1>/<local rank>``
-below the launcher's folder. A round's folder is never used again, so nothing in it is ever overwritten: where a second
-process takes the same place in the same round, and where the same job is started again, a number is added.
+Each worker has its own folder for each round, as under torchrun: ``attempt_<round - 1>/<local rank>`` below the
+launcher's folder. Folders are never used again, so nothing is overwritten: if a second process takes the same place in
+the same round, or the same job is started again, a number is appended.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from edl.wire.address import address
 from edl.wire.messages import World
 
 LATEST = "latest"
-"""Link in the launcher's folder that leads to the newest round."""
+"""Link in the launcher's folder to the newest round."""
 REPORT = "error.json"
-"""In the launcher's folder: how the job has failed."""
+"""In the launcher's folder: the report on a failed job."""
 HISTORY = "events.jsonl"
-"""In the folder of the launcher that was Master at the end of the job: its history."""
+"""In the folder of the last Master's launcher: the job's history."""
 PADDLE_FOLDER = "log"
-"""Where Paddle's launcher writes when nothing else is said."""
+"""Default log folder of Paddle's launcher."""
 PREFIX_ALONE = "[${role_name}${rank}]:"
 PREFIX_AMONG_NODES = "[${role_name}${rank}@${node}]:"
 PREFIX_AHEAD = "[${node}/${local_rank}]:"
-"""Before each line on the console of a stream with ``--tee``: in a world of one node, in one of several, and of a
-worker that has no world yet. torchrun's is the first, but with the local rank."""
+"""Console prefixes with ``--tee``: in a world of one node, in one of several, and of a worker that has no world yet.
+torchrun's prefix is the first one, but with the local rank."""
 UNKNOWN = "-"
-"""In a prefix, for what a worker has not been told yet."""
+"""Placeholder in a prefix for unknown values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Attempt:
     """One worker's part in one round."""
 
     round: Round
-    """The round; with ``ahead`` the one after which the worker was started, without a world."""
+    """The round; with ``ahead`` the round after which the worker was started, without a world."""
     local_rank: int
     rank: int = -1
     nodes: int = 1
-    """Nodes of its world."""
+    """Number of nodes in its world."""
     ahead: bool = False
 
     @property
     def folder(self) -> str:
-        """Of all workers of this launcher in that round; torchrun counts from 0."""
+        """Folder of all workers of this launcher in that round; torchrun counts from 0."""
         return f"attempt_{self.round}_ahead" if self.ahead else f"attempt_{self.round - 1}"
 
 
@@ -59,10 +59,10 @@ class WorkerFiles:
     root: str
     attempt: Attempt
     again: int = 1
-    """The how manieth process at this place in this round."""
+    """Counts the processes at this place in this round, from 1."""
     layout: LogLayout = LogLayout.TORCHRUN
     servers: int = 0
-    """The first local ranks that are pservers."""
+    """Number of pservers, which have the first local ranks."""
 
     @property
     def of_server(self) -> bool:
@@ -71,41 +71,41 @@ class WorkerFiles:
 
     @property
     def folder(self) -> str:
-        """Of this worker alone; empty for none."""
+        """Folder of this worker; empty for none."""
         number = "" if self.again == 1 else f".{self.again}"
         return f"{self.root}/{self.attempt.folder}/{self.attempt.local_rank}{number}" if self.root else ""
 
     @property
     def stdout(self) -> str:
-        """File of its stdout."""
+        """Path of its stdout file."""
         return self._in_folder("stdout.log" if self.layout is LogLayout.TORCHRUN else "workerlog")
 
     @property
     def stderr(self) -> str:
-        """File of its stderr; Paddle's launcher has both streams in one."""
+        """Path of its stderr file; Paddle's launcher writes both streams to one file."""
         return self._in_folder("stderr.log" if self.layout is LogLayout.TORCHRUN else "workerlog")
 
     @property
     def error_file(self) -> str:
-        """Where an uncaught exception is described (``TORCHELASTIC_ERROR_FILE``)."""
+        """Path for the description of an uncaught exception (``TORCHELASTIC_ERROR_FILE``)."""
         return self._in_folder("error.json")
 
     @property
     def environment(self) -> str:
-        """Paddle's ``envlog.N``."""
+        """Path of Paddle's ``envlog.N``."""
         return self._in_folder("envlog")
 
     @property
     def backup_environment(self) -> str:
-        """Paddle's ``backup_env.N.json``."""
+        """Path of Paddle's ``backup_env.N.json``."""
         return self._in_folder("backup_env.json")
 
     def filtered(self, stream: str) -> str:
-        """Of all workers of the round: the lines that a filter has let through. ``stream``: stdout or stderr."""
+        """Path for the filtered lines of all workers of the round. ``stream``: stdout or stderr."""
         return f"{self.root}/{self.attempt.folder}/filtered_{stream}.log" if self.root else ""
 
     def links(self) -> dict[str, str]:
-        """Paddle's names in the folder that was asked for, and where they lead."""
+        """Paddle's file names in the requested folder, with the targets of the links."""
         if not self.root or self.attempt.ahead:
             return {}
         rank = self.attempt.local_rank
@@ -120,17 +120,18 @@ class WorkerFiles:
 
 
 def launch_folder(name: str, taken: Collection[str]) -> str:
-    """Name of the folder of a launch, below ``--log-dir``: ``name``, or with the number after the highest one.
+    """Folder name of a launch below ``--log-dir``: ``name``, or ``name.N`` with N one above the highest existing
+    number.
 
-    ``taken``: names that exist there already, of earlier launches of the same job on the same node. Numbers that are
-    free again are not used, so that they tell which launch was before which.
+    ``taken``: existing names, of earlier launches of the same job on the same node. Free lower numbers are not reused,
+    so that the numbers show the order of the launches.
     """
     highest = max((number_of(name, folder) for folder in taken), default=0)
     return f"{name}.{highest + 1}" if highest else name
 
 
 def number_of(name: str, folder: str) -> int:
-    """Which launch of this name a folder is, by ``launch_folder``; 0 for none of them."""
+    """The number of the launch with this folder, as assigned by ``launch_folder``; 0 for other folders."""
     if folder == name:
         return 1
     digits = folder.removeprefix(f"{name}.")
@@ -138,17 +139,17 @@ def number_of(name: str, folder: str) -> int:
 
 
 def server_log(folder: str, index: int) -> str:
-    """File of a pserver of this launcher under Paddle's name; empty where there is no folder for it."""
+    """Paddle's file name for a pserver of this launcher; empty without a folder."""
     return f"{folder}/serverlog.{index}" if folder else ""
 
 
 def pod_log(folder: str, job: str, node: str) -> str:
-    """File in which Paddle's launcher notes the nodes of each round, named after job and pod."""
+    """File in which Paddle's launcher lists the nodes of each round, named after job and pod."""
     return f"{folder}/{job}.{node}.log"
 
 
 def peers(world: World) -> str:
-    """Its line about a round: the nodes by rank, in JSON."""
+    """A line of that file: the nodes by rank, as JSON."""
     nodes = [
         {
             "round": world.round,
@@ -163,9 +164,9 @@ def peers(world: World) -> str:
 
 
 def prefix(template: str, attempt: Attempt, node: str, role: str = "default", host: str = "") -> str:
-    """What stands before a line on the console. ``template``: with ``${role_name}``, ``${rank}``, ``${local_rank}`` and
-    ``${hostname}`` as torchrun's, and ``${node}``, ``${round}``; empty for the one that fits. What it names else stays
-    as it is."""
+    """The console prefix of a line. ``template`` may contain torchrun's ``${role_name}``, ``${rank}``,
+    ``${local_rank}`` and ``${hostname}``, and ``${node}`` and ``${round}``; other names are kept as they are. Empty
+    selects the default."""
     if not template:
         among = PREFIX_AMONG_NODES if attempt.nodes > 1 else PREFIX_ALONE
         template = PREFIX_AHEAD if attempt.ahead else among
@@ -181,14 +182,15 @@ def prefix(template: str, attempt: Attempt, node: str, role: str = "default", ho
 
 
 def selected(lines: Sequence[bytes], filters: Sequence[bytes]) -> list[bytes]:
-    """Lines that hold at least one of the texts."""
+    """The lines that contain at least one of the texts."""
     return [line for line in lines if any(text in line for text in filters)]
 
 
 def told(environment: Mapping[str, str], base: Mapping[str, str]) -> str:
-    """Text of ``envlog.N``: what a worker is told beyond the launcher's own environment, sorted, a line each.
+    """Content of ``envlog.N``: the worker's variables that differ from the launcher's environment, sorted, one per
+    line.
 
-    Paddle's launcher writes all of it; the launcher's own may hold secrets, and is no news.
+    Paddle's launcher writes all variables; the launcher's own may contain secrets.
     """
     news = sorted((name, value) for name, value in environment.items() if base.get(name) != value)
     return "".join(f"{name}={value}\n" for name, value in news)

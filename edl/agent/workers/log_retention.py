@@ -1,7 +1,7 @@
-"""Which of a launcher's log files go when there are too many, or when they take too much. Pure.
+"""Selects a launcher's log files for deletion when there are too many or they are too large. Pure.
 
-Oldest first: folders of earlier launches of the same job on the same node, folders of rounds, and the full parts of a
-long file. What is written into stays, and so does the first round, which tells how the job began.
+Oldest first: folders of earlier launches of the same job on the same node, folders of rounds, and split-off parts of
+long files. Files being written are kept, and so is the first round, which shows how the job began.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 PARTS_SHARE = 8
-"""A file is parted once it has this part of its worker's share, so what is written into stays well below the whole."""
+"""A file is split when it reaches 1/8 of its worker's share, so that files being written stay well below the limit."""
 LEAST_PART_BYTES = 64 * 1024
 
 
 def part_bytes(most_bytes: int, workers: int) -> int:
-    """Size at which a file is parted; 0 for never."""
+    """Size in bytes at which a file is split; 0 for never."""
     return max(LEAST_PART_BYTES, most_bytes // (PARTS_SHARE * max(1, workers))) if most_bytes else 0
 
 
@@ -23,12 +23,12 @@ def part_bytes(most_bytes: int, workers: int) -> int:
 class _Piece:
     size: int
     within: str = ""
-    """Folder of the round that a part lies in; empty for a folder."""
+    """Folder of the round that contains a part; empty for a folder."""
 
 
 class LogPieces:
-    """``rounds``: launches, and rounds of this launch, that are kept. ``most_bytes``: of all pieces together. 0 means
-    any number."""
+    """``rounds``: number of earlier launches, and of this launch's rounds, to keep. ``most_bytes``: limit on all pieces
+    together. 0 means no limit."""
 
     def __init__(self, rounds: int, most_bytes: int) -> None:
         self._most_rounds = rounds
@@ -38,29 +38,29 @@ class LogPieces:
         self._total = 0
 
     def found(self, launches: dict[str, int]) -> None:
-        """Folders of earlier launches and their sizes, oldest first."""
+        """Add the folders of earlier launches with their sizes, oldest first."""
         self._earlier = dict(launches)
         self._total += sum(launches.values())
 
     def begin(self, folder: str) -> None:
-        """A round; one that is known already goes on."""
+        """Add a round; no effect if it is already known."""
         self._pieces.setdefault(folder, _Piece(0))
 
     def grow(self, folder: str, size: int) -> bool:
-        """So much has been written into a round's files; whether that is too much now."""
+        """Add ``size`` bytes to a round; returns whether the limit is exceeded now."""
         self.begin(folder)
         self._pieces[folder].size += size
         self._total += size
         return 0 < self._most_bytes < self._total
 
     def part(self, folder: str, path: str, size: int) -> None:
-        """So much of what a round has is a file of its own from now on, which nothing is added to."""
+        """Make ``size`` bytes of a round a separate piece, which no longer grows."""
         self.begin(folder)
         self._pieces[folder].size -= size
         self._pieces[path] = _Piece(size, folder)
 
     def surplus(self, busy: Collection[str]) -> list[str]:
-        """What is to be removed now. ``busy``: rounds that living workers write into."""
+        """The pieces to delete now. ``busy``: rounds that living workers write to."""
         rounds = [path for path, piece in self._pieces.items() if not piece.within]
         kept = {*busy, *rounds[:1], *rounds[-1:]}
         gone: list[str] = []

@@ -1,7 +1,7 @@
-"""What workers write: to the console, to files, and the last lines kept for error reports.
+"""Workers' output: to the console, to files, and the last lines kept for error reports.
 
 Workers write into pipes that the launcher reads. So a full disk costs log lines, never a training step, and the last
-words of a dead worker are at hand without any decorator in the script.
+output of a dead worker is available without a decorator in the script.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from edl.agent.workers.writer_thread import Scribe
 
 TAIL_LINES = 60
 TAIL_BYTES = 8192
-"""The last lines travel to the Master and lie in its record, so they have to be small."""
+"""The last lines are sent to the Master and stored in its record, so they must be small."""
 CHUNK_BYTES = 65536
 DRAIN_CHUNKS = 17
-"""Most that ``close`` and ``tail`` read: as much as fits into the largest pipe. A grandchild may write for ever."""
+"""Maximum number of chunks that ``close`` and ``tail`` read: the content of the largest pipe. A grandchild may write
+forever."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """Where one stream of one worker goes."""
+    """Destinations of one stream of one worker."""
 
     console: BinaryIO | None
     prefix: bytes
-    """Put before each console line."""
+    """Prefix of each console line."""
     file: Path | None
     filtered: Path | None = None
-    """Gets the lines that hold one of ``filters``, with the prefix; several streams may write to it."""
+    """File for the lines that contain one of ``filters``, with the prefix; several streams may write to it."""
     filters: tuple[bytes, ...] = ()
     bounds: Bounds = UNBOUNDED
 
 
 class OutputStream:
-    """One pipe from a worker. The worker holds ``write_fd``; close that here once the worker has started."""
+    """One pipe from a worker. The worker gets ``write_fd``; close it here once the worker has started."""
 
     def __init__(self, plan: StreamPlan, scribe: Scribe, warn: Callable[[str], None]) -> None:
         self._plan = plan
@@ -52,7 +53,7 @@ class OutputStream:
         os.set_blocking(self._read_fd, False)
         self._partial = b""
         self.received = 0
-        """Bytes taken from the worker so far."""
+        """Bytes read from the worker so far."""
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
         self._file = LogFile(plan.file, scribe, warn, plan.bounds)
         self._filtered = LogFile(plan.filtered, scribe, warn, plan.bounds)
@@ -61,14 +62,14 @@ class OutputStream:
         self._open = True
 
     def close_write_end(self) -> None:
-        """The worker has its own copy now."""
+        """Close our copy of the write end once the worker has its own."""
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1
 
     def switch(self, plan: StreamPlan) -> None:
-        """From now on elsewhere: a round begins that the worker lives to see. Whole lines that it has written before
-        stay with the last round. The tail goes on."""
+        """Switch to the files of a new round that the worker lives to see. Whole lines written before stay in the old
+        files. The tail continues."""
         if not self._open:
             return
         self._read(DRAIN_CHUNKS)
@@ -78,13 +79,13 @@ class OutputStream:
         self._filtered = LogFile(plan.filtered, self._scribe, self._warn, plan.bounds)
 
     def tail(self) -> str:
-        """The last lines written so far, including what still sits in the pipe."""
+        """The last lines written so far, including what is still in the pipe."""
         self._read(DRAIN_CHUNKS)
         lines = [*self._tail, self._partial] if self._partial else list(self._tail)
         return b"\n".join(lines)[-TAIL_BYTES:].decode(errors="replace")
 
     def close(self) -> None:
-        """Take what is left in the pipe and let go. A grandchild that still holds it writes into the void."""
+        """Read what is left in the pipe and close it. Further output of a grandchild is lost."""
         self._read(DRAIN_CHUNKS)
         self._shut()
 
@@ -106,7 +107,7 @@ class OutputStream:
         self._filtered.close()
 
     def _read(self, chunks: int) -> None:
-        """Take what is there, but no more than this: a worker that never stops writing must not stop the launcher."""
+        """Read at most ``chunks`` chunks: a worker that never stops writing must not block the launcher."""
         for _ in range(chunks if self._open else 0):
             try:
                 data = os.read(self._read_fd, CHUNK_BYTES)
@@ -122,7 +123,7 @@ class OutputStream:
     def _take(self, data: bytes) -> None:
         self.received += len(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
-        if len(self._partial) > CHUNK_BYTES:  # a line without end, such as a progress bar drawn with \r
+        if len(self._partial) > CHUNK_BYTES:  # an endless line, such as a progress bar drawn with \r
             lines.append(self._partial)
             self._partial = b""
         if lines:
@@ -137,7 +138,7 @@ class OutputStream:
                 self._plan.console.flush()
             except (BlockingIOError, OSError, ValueError) as error:
                 self._plan = dataclasses.replace(self._plan, console=None)
-                self._warn(f"cannot write worker output to the console any more ({error})")
+                self._warn(f"stopped writing worker output to the console ({error})")
         self._file.write(lines)
         if self._plan.filters:
             self._filtered.write([self._plan.prefix + line for line in selected(lines, self._plan.filters)])

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed a process for lack of memory: a worker that it has killed says nothing any more."""
+"""Detects processes killed by the kernel for lack of memory, which cannot report it themselves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ COUNTERS = Path("/proc/vmstat")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Files of a control group, of either version."""
+    """Files of a control group, version 1 or 2."""
 
     events: Path
     limit: Path
 
 
 class OutOfMemory:
-    """The kernel's two counters: that of the control group this process lives in, and that of the host."""
+    """Two counters of the kernel: for this process's control group, and for the host."""
 
     def __init__(self, group: Group | None = None, host: Path = COUNTERS) -> None:
         self._group = group or own_group()
@@ -27,20 +27,20 @@ class OutOfMemory:
         self._seen = self._counts()
 
     def look(self) -> str:
-        """What has happened since the last look, and what to do; empty: nothing, or nobody tells."""
+        """What happened since the last check and what to do; empty for nothing or if unknown."""
         before, self._seen = self._seen, self._counts()
         group, host = (now - then for then, now in zip(before, self._seen, strict=True))
         if group > 0:
             limit = _read(self._group.limit).strip()
             size = f" of {int(limit) / 2**30:.1f} GiB" if limit.isdecimal() else ""
             return (
-                f"out of memory: the kernel has killed {_count(group)} in this container, whose limit{size} was "
-                "reached. Raise the limit, or have workers hold less (batch size, loader processes)"
+                f"out of memory: the kernel killed {_count(group)} in this container, whose limit{size} was "
+                "reached. Raise the limit, or reduce the workers' memory use (batch size, loader processes)"
             )
         if host > 0:
             return (
-                f"maybe out of memory: the kernel has killed {_count(host)} on this host for lack of it (dmesg names "
-                "them). Have workers hold less (batch size, loader processes), or fewer of them"
+                f"maybe out of memory: the kernel killed {_count(host)} on this host for lack of memory (dmesg names "
+                "them). Reduce the workers' memory use (batch size, loader processes), or their number"
             )
         return ""
 
@@ -49,7 +49,7 @@ class OutOfMemory:
 
 
 def own_group(listed: str | None = None, root: Path = CGROUPS) -> Group:
-    """The control group that bounds this process's memory. ``listed``: as /proc/self/cgroup."""
+    """The control group that limits this process's memory. ``listed``: text like /proc/self/cgroup."""
     listed = _read(Path("/proc/self/cgroup")) if listed is None else listed
     old = re.search(r"^\d+:(?:\w+,)*memory(?:,\w+)*:(.*)$", listed, re.MULTILINE)
     if old is not None:

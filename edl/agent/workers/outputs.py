@@ -1,6 +1,6 @@
-"""Where each worker of a launcher writes in each round: the shell around ``log_tree``.
+"""The log files of a launcher's workers in each round: the shell around ``log_paths``.
 
-Nothing here may stop training: what cannot be made is said once and done without.
+Nothing here may stop training: failures are logged once and ignored.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from edl.config import LogPlan, StreamTarget
 from edl.wire.messages import World
 
 PATIENCE_S = 2.0
-"""For what has to lie on the disk before a worker starts, or is read when it has ended."""
+"""Seconds to wait for the disk when a file must be written before a worker starts, or read after it has ended."""
 MARK = ".launch"
-"""In the folder of each launch: whose it is. By names alone ``a.2``, a node, could be the second launch on ``a``."""
+"""Marker in the folder of each launch, with its name. By name alone, ``a.2`` could be a node or the second launch on
+``a``."""
 
 
 def claim(plan: LogPlan) -> LogPlan:
-    """The plan with a folder of this launch alone, which exists then. An earlier launch's is left as it is, or, where
-    the plan says ``overwrite``, emptied of its rounds and its report. Where it cannot be made the plan stays; that is
-    said later."""
+    """The plan with a newly created folder of this launch. An earlier launch's folder is kept or, with ``overwrite``,
+    cleared of its rounds and its report. If the folder cannot be created, the plan is returned unchanged, and the
+    failure reported later."""
     if not plan.folder:
         return plan
     wanted = Path(plan.folder)
@@ -74,7 +75,7 @@ def claim(plan: LogPlan) -> LogPlan:
 
 
 def earlier(plan: LogPlan) -> dict[str, int]:
-    """Folders of earlier launches of this job on this node and their sizes in bytes, oldest first. Reads the disk."""
+    """Folders of earlier launches of this job on this node with their sizes in bytes, oldest first. Reads the disk."""
     own = Path(plan.folder)
     found: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError):
@@ -96,32 +97,33 @@ def _size(folder: Path) -> int:
 
 @dataclass(slots=True)
 class Output:
-    """The streams of one worker, and its files in the round it is in."""
+    """The streams of one worker, and its files in the current round."""
 
     stdout: OutputStream
     stderr: OutputStream
     files: WorkerFiles
     error_file: str
-    """Where the worker has been told to describe an uncaught exception; empty: nowhere."""
+    """Path for the worker's description of an uncaught exception; empty for none."""
 
     async def last_error(self, limit_s: float = PATIENCE_S) -> str | None:
-        """What the worker has left about an uncaught exception; None if its disk does not answer."""
+        """The worker's description of an uncaught exception, "" for none; None if its disk does not answer within
+        ``limit_s``."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(_read, self.error_file), limit_s)
         except asyncio.TimeoutError:
             return None
 
     def close(self) -> None:
-        """The worker is gone."""
+        """Close both streams after the worker's end."""
         self.stdout.close()
         self.stderr.close()
 
 
 class Outputs:
-    """Gives the workers of one launcher their files.
+    """Opens the log files of one launcher's workers.
 
-    ``environment``: the launcher's own. ``told_again``: whether workers that live through several rounds hear where
-    their error file of each is; else the first one counts.
+    ``environment``: the launcher's own. ``told_again``: workers that live through several rounds get the path of their
+    error file for each round; otherwise the first path applies.
     """
 
     def __init__(
@@ -144,18 +146,18 @@ class Outputs:
         self._part_bytes = part_bytes(plan.most_bytes, plan.workers)
         self._parts: dict[Path, int] = {}
         self._room: LogRoom | None = None
-        """Once there is something to write."""
+        """Created when there is something to write."""
         self._warn: Callable[[str], None] = lambda why: None
         self._busy: Callable[[], set[str]] = set
         self._noted = 0
-        """The newest round that is."""
+        """The newest round that is noted."""
 
     async def done(self, limit_s: float) -> bool:
-        """Wait until all is written that was to be; False when the time is up."""
+        """Wait until everything is written; False after ``limit_s``."""
         return await self._scribe.done(limit_s)
 
     def files(self, attempt: Attempt) -> WorkerFiles:
-        """Files that nobody has had before, in a folder that is about to exist."""
+        """Paths that have never been used, in a folder that is being created."""
         place = (attempt.folder, attempt.local_rank)
         self._made[place] = again = self._made.get(place, 0) + 1
         files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout, self._plan.servers)
@@ -166,7 +168,7 @@ class Outputs:
                 try:
                     Path(files.folder).mkdir(parents=True, exist_ok=True)
                 except OSError as error:
-                    log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
+                    log(f"cannot create the log folder {files.folder} ({error.strerror}): training continues")
 
             self._scribe.do(make)
             if self._room is None:
@@ -176,7 +178,7 @@ class Outputs:
         return files
 
     def met(self, job: str, world: World) -> None:
-        """A round begins: in Paddle's layout its nodes are noted."""
+        """A round begins: in Paddle's layout, note its nodes."""
         if not self._plan.links or world.round <= self._noted:
             return
         self._noted = world.round
@@ -191,18 +193,18 @@ class Outputs:
         self._scribe.do(append)
 
     def warn_by(self, warn: Callable[[str], None]) -> None:
-        """``warn`` gets why nothing is written for a while, and an empty text when it is again."""
+        """``warn`` gets the reason when nothing is written for a while, and an empty text when writing resumes."""
         self._warn = warn
 
     def _shut(self, why: str) -> None:
         self._warn(why)
 
     def ask_busy(self, busy: Callable[[], set[str]]) -> None:
-        """``busy``: folders of rounds that living workers write into, which must stay."""
+        """``busy`` returns the folders of rounds that living workers write to, which must be kept."""
         self._busy = busy
 
     def _look_around(self) -> LogRoom:
-        """Begin to write: what is there already, and how much more there may be."""
+        """Prepare for writing: find earlier launches, and watch the free space."""
         plan = self._plan
         if plan.name:
             found = in_loop(self._found)
@@ -214,12 +216,12 @@ class Outputs:
         self._forget()
 
     def _forget(self) -> None:
-        """A job of weeks has thousands of rounds, and may write without end."""
+        """Delete surplus files: a job of weeks has thousands of rounds and may write without end."""
         for old in self._pieces.surplus(self._busy()):
             self._scribe.do(functools.partial(_remove, Path(self._plan.folder) / old))
 
     def _bounds(self, round_folder: str) -> Bounds:
-        """Of a file in the folder of a round."""
+        """Limits of a file in the folder of a round."""
 
         def took(size: int) -> None:
             if self._pieces.grow(round_folder, size):
@@ -234,11 +236,11 @@ class Outputs:
         return Bounds(self._room, self._part_bytes, took, parted) if self._room is not None else UNBOUNDED
 
     def log_dir(self, files: WorkerFiles) -> str:
-        """What a worker is told to be the folder for logs (``PADDLE_LOG_DIR``)."""
+        """The log folder passed to a worker (``PADDLE_LOG_DIR``)."""
         return self._plan.links or files.folder
 
     def open(self, files: WorkerFiles, environment: Mapping[str, str]) -> Output:
-        """Pipes for a worker with this environment. Raises ``OSError`` when there are none left."""
+        """Create pipes for a worker with this environment. Raises ``OSError`` when no descriptors are left."""
         stdout = OutputStream(self._stream(files, environment, stderr=False), self._scribe, self._log)
         try:
             stderr = OutputStream(self._stream(files, environment, stderr=True), self._scribe, self._log)
@@ -249,7 +251,7 @@ class Outputs:
         return Output(stdout, stderr, files, files.error_file)
 
     def move(self, output: Output, files: WorkerFiles, environment: Mapping[str, str]) -> None:
-        """A round begins that this worker lives to see."""
+        """Switch a worker to the files of a new round."""
         output.stdout.switch(self._stream(files, environment, stderr=False))
         output.stderr.switch(self._stream(files, environment, stderr=True))
         output.files = files
@@ -258,9 +260,9 @@ class Outputs:
         self._scribe.do(lambda: self._note(files, environment))
 
     async def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
-        """What a worker is to be started with: lists too long for that are in a file, which Paddle looks into. In
-        Paddle's layout all but pservers have the file, as there. Without a folder, or when it cannot be written, all of
-        it."""
+        """The environment to start a worker with: lists that are too long are moved to a file that Paddle reads. In
+        Paddle's layout all workers but pservers have the file, as with Paddle's launcher. If there is no folder or the
+        file cannot be written, the environment is unchanged."""
         if not files.folder or not ((self._plan.links and not files.of_server) or too_long(environment)):
             return environment
         news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
@@ -277,7 +279,7 @@ class Outputs:
         except asyncio.TimeoutError:
             why = f"its disk has not answered for {PATIENCE_S:g} s"
         if why:
-            self._log(f"cannot write {files.backup_environment} ({why}): workers are told all at once")
+            self._log(f"cannot write {files.backup_environment} ({why}): workers get everything in their environment")
             return environment
         return shortened(environment, files.backup_environment)
 
@@ -287,7 +289,7 @@ class Outputs:
         target = plan.stderr(attempt.local_rank) if stderr else plan.stdout(attempt.local_rank)
         both = target is StreamTarget.BOTH
         shown = prefix(plan.prefix, attempt, self._node, environment.get("ROLE_NAME", "default"), socket.gethostname())
-        # What Paddle's launcher shows of its first worker comes out of one file, and so on one stream.
+        # Paddle's launcher shows the output of its first worker from a single file, so on a single stream.
         console = sys.stderr.buffer if stderr and not plan.quiet else sys.stdout.buffer
         return StreamPlan(
             console=console if both or target is StreamTarget.CONSOLE else None,
@@ -299,7 +301,7 @@ class Outputs:
         )
 
     def _note(self, files: WorkerFiles, environment: Mapping[str, str]) -> None:
-        """Pointers to the newest files for people, and what Paddle's launcher keeps of environments."""
+        """Links to the newest files for people, and the environment files of Paddle's launcher."""
         if not files.folder:
             return
         if not files.attempt.ahead:
@@ -313,7 +315,7 @@ class Outputs:
 
 
 def _remove(path: Path) -> None:
-    """A folder or a file, or what can be removed of it."""
+    """Delete a file, or as much of a folder as possible."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -321,10 +323,12 @@ def _remove(path: Path) -> None:
 
 
 def _lead(link: Path, target: Path, *, keep: bool = True) -> None:
-    """Have a link lead there. A file in its place is not ours: with ``keep`` it gets a number, else it goes.
+    """Point a link to ``target``. A regular file in its place is not ours: with ``keep`` it is renamed with a number,
+    else it is replaced.
 
-    Where links are not to be had, there are none."""
-    # Launchers of several hosts may share the folder, and containers have the same few process numbers.
+    Without support for links, nothing is created.
+    """
+    # Launchers of several hosts may share the folder, and containers use the same low process numbers.
     fresh = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
         if keep and link.exists() and not link.is_symlink():

@@ -1,4 +1,4 @@
-"""What a worker is told in Paddle's words: names and meanings as ``paddle.distributed.launch`` 3.3 gives them. Pure."""
+"""Paddle's environment variables of a worker, as ``paddle.distributed.launch`` 3.3 defines them. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edl.config import ScriptServers
 from edl.types import NodeId
 from edl.wire.address import address
 
-if TYPE_CHECKING:  # the command line looks at KINDS, and does without the rest
+if TYPE_CHECKING:  # the command line only needs KINDS
     from edl.wire.messages import Member, World
 
 LIMITED = ("PADDLE_TRAINER_ENDPOINTS",)
-"""Variables whose length grows with the job. A process cannot be started with one of 128 KiB (Linux)."""
+"""Variables whose length grows with the job. Linux refuses to start a process with one of 128 KiB."""
 LIMIT_VARIABLE = "PADDLE_ENV_LIMIT_LEN"
 LIMIT = 48000
-"""Paddle's: characters from which such a variable is left out; Paddle finds it in the backup file."""
+"""Paddle's default: number of characters from which such a variable is left out and read from the backup file."""
 BACKUP_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
 
 
@@ -26,13 +26,13 @@ class PaddleKind:
     """A kind of accelerator, as Paddle sees it."""
 
     package: str
-    """The package of a Paddle, or of its plug-in, that is made for it."""
+    """The Paddle package, or plug-in package, for it."""
     name: str
-    """In ``FLAGS_selected_<name>s``."""
+    """Its name in ``FLAGS_selected_<name>s``."""
     variable: str
-    """By which a process is told which of them it may use."""
+    """Variable that lists the devices a process may use."""
     plugged_in: bool = False
-    """Paddle knows it by a plug-in, and speaks over the plug-in's own communication library (xccl)."""
+    """Paddle supports it through a plug-in, and communicates through the plug-in's own library (xccl)."""
 
 
 GPU = PaddleKind("paddlepaddle-gpu", "gpu", "CUDA_VISIBLE_DEVICES")
@@ -52,7 +52,8 @@ def place(
     local_rank: int,
     devices: Mapping[str, str],
 ) -> dict[str, str]:
-    """A worker's place in a world. ``endpoints``: of all workers, by rank. ``devices``: see ``selected``."""
+    """Variables for a worker's place in a world. ``endpoints``: of all workers, by rank. ``devices``: see
+    ``selected``."""
     rank = member.first_rank + local_rank
     master = address(world.master_host, world.master_port)
     return {
@@ -68,29 +69,29 @@ def place(
         "PADDLE_RANK_IN_NODE": str(local_rank),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_AUTO_CLUSTER": base.get("PADDLE_AUTO_CLUSTER", "0"),
-        # For paddle.distributed.rpc. A script has either this store or that of a group, at the same address.
+        # For paddle.distributed.rpc. A script uses either this store or that of a group, at the same address.
         "PADDLE_MASTER_ENDPOINT": master,
         "PADDLE_WORKER_ENDPOINT": endpoints[rank],
-        # By this Paddle's auto parallel API knows that a launcher has started it, and sets up what it needs.
+        # Tells Paddle's auto-parallel API that a launcher has started it, so that it sets up what it needs.
         "POD_NAME": base.get("POD_NAME", "") or str(node),
         **devices,
     }
 
 
 def backend(base: Mapping[str, str], kind: PaddleKind, devices: int) -> dict[str, str]:
-    """What Paddle's processes communicate over, where it does not find that out by itself."""
+    """Paddle's communication backend, where Paddle does not choose it itself."""
     if devices and kind.plugged_in:
         return {"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": kind.name}
     if devices:
         return {}
-    # Without it Paddle on CPU forms no group at all and says nothing about it.
+    # Without it, Paddle on CPU forms no group at all, without a message.
     return {"PADDLE_DISTRI_BACKEND": base.get("PADDLE_DISTRI_BACKEND", "gloo")}
 
 
 def selected(kind: PaddleKind, devices: int, local_rank: int, workers: int) -> dict[str, str]:
-    """The devices of one worker, counted among the visible ones, as Paddle does; a lone worker gets all of them.
+    """The devices of one worker, numbered among the visible ones, as Paddle does; a lone worker gets all of them.
 
-    ``devices``: how many Paddle may use here, 0 when it runs on the CPU.
+    ``devices``: number of devices that Paddle may use here, 0 when it runs on the CPU.
     """
     if not devices:
         return {}
@@ -99,9 +100,9 @@ def selected(kind: PaddleKind, devices: int, local_rank: int, workers: int) -> d
 
 
 def trainer(endpoint: str) -> dict[str, str]:
-    """What Paddle's launcher adds for a trainer with parameter servers."""
+    """The variables that Paddle's launcher adds for a trainer with parameter servers."""
     host, _, port = endpoint.rpartition(":")
-    # Our pservers do not run the script, so nobody would serve the rendezvous of Paddle's gloo.
+    # Our pservers do not run the script, so there is no server for the rendezvous of Paddle's gloo.
     return {**_role("TRAINER"), "POD_IP": host.strip("[]"), "PADDLE_PORT": port, "PADDLE_WITH_GLOO": "0"}
 
 
@@ -110,9 +111,9 @@ class ScriptPlaces:
     """The pservers and trainers of a node that run the script."""
 
     servers: int = 0
-    """Its first local ranks that are pservers."""
+    """Number of pservers, which have the first local ranks."""
     addresses: tuple[str, ...] = ()
-    """``host:port`` by local rank, where they are named one by one."""
+    """``host:port`` by local rank, if they were given one by one."""
 
 
 NOWHERE = ScriptPlaces()
@@ -128,7 +129,8 @@ def in_role(
     endpoints: Sequence[str],
     local_rank: int,
 ) -> dict[str, str]:
-    """What Paddle's launcher tells a pserver or a trainer that runs the script. It knows no ranks of the world."""
+    """The variables that Paddle's launcher sets for a pserver or trainer that runs the script. It knows no ranks of a
+    world."""
     servers, trainers = (job.servers, job.trainers) if job.servers else _by_role(job.each, world, endpoints)
     mine = here.addresses[local_rank] if here.addresses else endpoints[member.first_rank + local_rank]
     host, _, port = mine.rpartition(":")
@@ -142,7 +144,7 @@ def in_role(
         "PADDLE_PORT": port,
         "POD_IP": host.strip("[]"),
         "POD_NAME": base.get("POD_NAME", "") or str(node),
-        # The first pserver serves it. A job's own store may have --gloo_port; this one is free in each round.
+        # The first pserver serves it. A job's own store may use --gloo_port; this port is free in each round.
         "PADDLE_WITH_GLOO": job.gloo,
         "PADDLE_GLOO_RENDEZVOUS": "3",
         "PADDLE_GLOO_HTTP_ENDPOINT": f"{meeting}:{world.master_port}",
@@ -168,13 +170,13 @@ def _by_role(each: int, world: World, endpoints: Sequence[str]) -> tuple[list[st
 
 
 def too_long(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables that a worker had better be told by file."""
+    """Names of the variables that are better passed in a file."""
     text = environment.get(LIMIT_VARIABLE, "")
     limit = int(text) if text.isdecimal() else LIMIT
     return tuple(name for name in LIMITED if len(environment.get(name, "")) >= limit)
 
 
 def shortened(environment: Mapping[str, str], path: str) -> dict[str, str]:
-    """The same without what is too long. ``path``: of the file, in JSON, that has it."""
+    """The environment without variables that are too long. ``path``: the JSON file that contains them."""
     left_out = too_long(environment)
     return {**{name: value for name, value in environment.items() if name not in left_out}, BACKUP_VARIABLE: path}

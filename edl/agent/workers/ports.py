@@ -1,7 +1,8 @@
-"""Ports for the next round, held by the kernel until the workers take them over.
+"""Reserves ports for the next round until the workers take them over.
 
-The sockets are bound but never listen. Both sides set SO_REUSEADDR (the frameworks' stores do), so a worker may bind
-and listen on the same port while nobody else is given it: no race for free ports between launchers of one host.
+The sockets are bound but never listen. Both sides set SO_REUSEADDR (the frameworks' stores do), so a worker can bind
+and listen on the same port, while the kernel gives it to no other program: launchers on one host do not race for free
+ports.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import socket
 
 
 class PortReservation:
-    """Ports of this host that nobody else is given."""
+    """Ports of this host that no other program is given."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
         self._used = False
 
     def ports(self, count: int) -> tuple[int, ...]:
-        """The ports reserved for the next round; the same ones until ``use`` is called. Raises ``OSError``."""
+        """The ports reserved for the next round, the same ones until ``use`` is called. Raises ``OSError``."""
         if self._used or len(self._sockets) != count:
             fresh = PortReservation()
             try:
@@ -25,7 +26,7 @@ class PortReservation:
             except OSError:
                 fresh.release()
                 raise
-            self.release()  # only now, so that the new ones are others
+            self.release()  # only now, so that the new ports differ from the old ones
             self._sockets = fresh._sockets
         return tuple(held.getsockname()[1] for held in self._sockets)
 
@@ -37,11 +38,11 @@ class PortReservation:
             held.bind(("", 0))
 
     def use(self) -> None:
-        """A round has started with these; the next one gets others."""
+        """A round has started with these ports; reserve others for the next one."""
         self._used = True
 
     def release(self) -> None:
-        """Let go of them."""
+        """Release all ports."""
         for held in self._sockets:
             held.close()
         self._sockets.clear()

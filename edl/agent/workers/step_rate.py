@@ -1,4 +1,4 @@
-"""How quickly the workers of this node go, from the commits that the worker server sees anyway."""
+"""Measures the pace of this node's workers from the commits that the worker server sees."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edl.types import Round
 from edl.wire.messages import Pace
 
 EVERY_S = 5.0
-"""At most one message in so long."""
+"""Minimum seconds between two messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The newest commit of a node, and when it was made."""
+    """The newest commit of a node and its time."""
 
     round: Round
     commit: int
@@ -24,7 +24,7 @@ class Mark:
 
 
 def pace(before: Mark | None, now: Mark | None) -> Pace | None:
-    """What is to be said. Nothing when nobody has committed since, or another world has begun."""
+    """The pace to report; None without new commits or after a change of the world."""
     if before is None or now is None or before.round != now.round or not now.round:
         return None
     commits, took_s = now.commit - before.commit, now.at_s - before.at_s
@@ -32,7 +32,7 @@ def pace(before: Mark | None, now: Mark | None) -> Pace | None:
 
 
 async def tell_pace(mark: Callable[[], Mark | None], post: Callable[[Event], None], every_s: float = EVERY_S) -> None:
-    """Say it now and then, for ever."""
+    """Report the pace every ``every_s`` seconds until cancelled."""
     before: Mark | None = None
     while True:
         await asyncio.sleep(every_s)

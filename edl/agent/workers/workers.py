@@ -1,4 +1,4 @@
-"""The worker processes of one round on this node: their environments, their output, their ends."""
+"""The worker processes of one round on this node: environment, output and ends."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.messages import Member, World
 
 CANNOT_START = 127
-"""Exit status reported for a worker that could not be created; what a shell says for a missing program."""
+"""Exit status reported for a worker that could not be created, as a shell does for a missing program."""
 
 _STACKS_BEGIN_S = 1.0
-"""How long a worker may take to begin with its stacks, and all of them together beyond what they take to write."""
+"""Seconds for a worker to start writing its stacks; shared by all workers of a dump."""
 _STACKS_PAUSE_S = 0.05
-"""A worker that has written nothing for so long is through with its stacks."""
+"""A worker that has been silent for this many seconds has written all its stacks."""
 
 
 SHORT_PATIENCE_S = 0.1
-"""With a disk that did not answer the last time."""
+"""Seconds to wait for a disk that did not answer the last time."""
 
 
 @dataclass(slots=True)
 class _Running:
     born: Round
-    """Round into which, or after which, it was started; with the slot it names the process."""
+    """Round in which, or after which, it was started; together with the slot it identifies the process."""
     slot: int
     output: Output
     pid: int = 0
     written: str = ""
-    """What it has left about an uncaught exception."""
+    """The worker's description of an uncaught exception."""
 
 
 class WorkerGroup:
-    """Starts, signals and describes the workers of this node.
+    """Starts, signals and observes the workers of this node.
 
-    The output of one that lives through several rounds goes to the files of each.
+    A worker that lives through several rounds writes to the files of each.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WorkerGroup:
         self._spec = spec
         self._node = node
         self._environment = dict(environment)
-        # A worker that needs no others is not told where its error file of a later round is.
+        # Independent workers are not told the path of a later round's error file.
         self._outputs = Outputs(logs, node, self._environment, log, told_again=not spec.independent)
         self._deps = deps
         self._log = log
@@ -78,28 +78,28 @@ class WorkerGroup:
         self._patience_s = PATIENCE_S
 
     def meet_at(self, worker_server: str) -> None:
-        """Where workers find their agent."""
+        """Set the address at which workers find their agent."""
         self._environment[AGENT_VARIABLE] = worker_server
 
     def warn_by(self, warn: Callable[[str], None]) -> None:
-        """``warn`` gets why workers' output is not kept, and an empty text when it is again."""
+        """``warn`` gets the reason when workers' output is not written to files, and an empty text when it is again."""
         self._outputs.warn_by(warn)
 
     async def start(self, world: World, slots: tuple[int, ...]) -> list[WorkerEnded]:
-        """Start workers of a world in these slots; returns an end for each that could not be created."""
+        """Start workers of a world in these slots; returns a ``WorkerEnded`` for each that could not be created."""
         uses = self._member(world).used
         self._outputs.met(self._spec.job, world)
         starting = (self._start_one(world.round, slot, uses, self._attempt(world, slot), world) for slot in slots)
         return [end for end in await asyncio.gather(*starting) if end is not None]
 
     async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[WorkerEnded]:
-        """Start workers that wait for their world in these slots; returns an end for each that could not be created.
-        ``uses``: all slots that the world is likely to use here."""
+        """Start workers in these slots that wait for their world; returns a ``WorkerEnded`` for each that could not be
+        created. ``uses``: all slots that the world is likely to use here."""
         starting = (self._start_one(born, slot, uses, Attempt(born, slot, ahead=True), None) for slot in slots)
         return [end for end in await asyncio.gather(*starting) if end is not None]
 
     def seat(self, world: World, slot: int, secret: str) -> Seat:
-        """The place of a worker that lives. What it writes from now on belongs to that world's round."""
+        """The place of a living worker in a world. Its further output goes to the files of that world's round."""
         worker = next((one for one in self._running.values() if one.slot == slot), None)
         attempt, uses = self._attempt(world, slot), self._member(world).used
         self._outputs.met(self._spec.job, world)
@@ -114,7 +114,7 @@ class WorkerGroup:
 
     def _member(self, world: World) -> Member:
         member = world.member(self._node)
-        assert member is not None  # noqa: S101 - the machine starts only worlds it is in
+        assert member is not None  # noqa: S101 - the machine only starts worlds that this node is in
         return member
 
     def _attempt(self, world: World, slot: int) -> Attempt:
@@ -157,25 +157,25 @@ class WorkerGroup:
         return worker_environment(base, self._spec, world, self._node, uses.index(slot), paths, deps)
 
     async def signal(self, number: int, slots: tuple[int, ...]) -> None:
-        """Signal the process groups of these workers, or of all when none is named."""
+        """Signal the process groups of these workers, or of all if ``slots`` is empty."""
         for worker in list(self._running.values()):
             if not slots or worker.slot in slots:
                 await self._processes.signal(worker.pid, number)
 
     async def forward(self, number: int) -> None:
-        """Pass a signal on to each worker that handles it."""
+        """Pass a signal on to each worker that has a handler for it."""
         for worker in list(self._running.values()):
             await self._processes.forward(worker.pid, number)
 
     async def dump_stacks(self) -> None:
-        """Have every worker write the stacks of its threads to its standard error, one after the other.
+        """Have all workers write the stacks of their threads to stderr, one after another.
 
-        Returns when they have: whatever is signalled next may end them.
+        Returns when they have, since the next signal may end them.
         """
         patience = _Patience(_STACKS_BEGIN_S)
         for worker in sorted(self._running.values(), key=lambda worker: worker.slot):
             local_rank = worker.output.files.attempt.local_rank
-            self._log(f"stacks of local rank {local_rank} (process {worker.pid}), in its standard error:")
+            self._log(f"stacks of local rank {local_rank} (process {worker.pid}), in its stderr:")
             before = worker.output.stderr.received
             await self._processes.dump(worker.pid)
             while worker.output.stderr.received == before and await patience.wait():
@@ -185,19 +185,19 @@ class WorkerGroup:
                 await asyncio.sleep(_STACKS_PAUSE_S)
 
     def watched(self) -> dict[int, Watched]:
-        """The workers that have a process, by slot, for whoever looks for hangs."""
+        """The workers with a process, by slot, for the detection of hangs."""
         return {
             worker.slot: Watched(worker.pid, worker.output.stdout.received + worker.output.stderr.received)
             for worker in self._running.values()
         }
 
     def place(self, pid: int) -> tuple[Round, int] | None:
-        """Which process of which slot this is: the round it was born in, and the slot."""
+        """The round of birth and the slot of a process; None if unknown."""
         worker = self._running.get(pid)
         return (worker.born, worker.slot) if worker else None
 
     async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Before ``ended``: the file lies on a disk that may hang."""
+        """Read the worker's error file before ``ended`` is called, with a time limit, since its disk may hang."""
         worker = self._running.get(pid)
         if worker is None or not code or not worker.output.error_file:
             return
@@ -206,12 +206,12 @@ class WorkerGroup:
         self._patience_s = PATIENCE_S if written is not None else SHORT_PATIENCE_S  # its peers wait in line
 
     async def done(self, limit_s: float) -> None:
-        """Wait until what workers have said lies in files, if their disk answers in time."""
+        """Wait until the workers' output is in files, at most ``limit_s`` seconds."""
         if not await self._outputs.done(limit_s):
-            self._log(f"the disk of the logs has not answered for {limit_s:g} s: some of the workers' output is lost")
+            self._log(f"the log disk has not answered for {limit_s:g} s: some of the workers' output is lost")
 
     def ended(self, pid: int, code: int) -> WorkerEnded | None:
-        """A process is gone: what it left behind."""
+        """The event for a process that has ended, with its last output; None for an unknown process."""
         worker = self._running.pop(pid, None)
         if worker is None:
             return None
@@ -239,13 +239,13 @@ class WorkerGroup:
 
 
 class _Patience:
-    """A time to wait that all share."""
+    """A waiting time shared by several waits."""
 
     def __init__(self, left_s: float) -> None:
         self._left_s = left_s
 
     async def wait(self) -> bool:
-        """Wait a little; False when there is no time left."""
+        """Wait a little; False when no time is left."""
         self._left_s -= _STACKS_PAUSE_S
         if self._left_s > 0:
             await asyncio.sleep(_STACKS_PAUSE_S)

@@ -1,7 +1,7 @@
-"""A thread that writes what the event loop must not wait for.
+"""A thread for writes that the event loop must not wait for.
 
-A log folder may lie on a network's disk, and may hang for as long as that does. On the event loop that would cost this
-node its lease, and every node at once where all share the folder.
+A log folder may be on a network disk, and hang as long as that does. On the event loop this would cost the node its
+lease, and all nodes at once if they share the folder.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MOST_BYTES = 32 * 1024 * 1024
-"""Held for a disk that does not keep up; what comes beyond that is not kept."""
+"""Bytes queued for a slow disk; output beyond that is dropped."""
 
 
 class Scribe:
-    """Carries out pieces of work one after the other, in the order of ``do``. What they raise is theirs to handle."""
+    """Runs functions one after another, in the order of ``do``. They handle their own errors."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -30,13 +30,14 @@ class Scribe:
         self._thread: threading.Thread | None = None
 
     def do(self, work: Callable[[], None], size: int = 0) -> bool:
-        """Have this done. ``size``: bytes it holds on to; with too many already waiting it is not done: False."""
+        """Queue a function. ``size``: bytes that it holds; returns False, without queueing it, if too many are already
+        waiting."""
         with self._lock:
             if size and self._held_bytes + size > self._most_bytes:
                 return False
             self._held_bytes += size
             if self._thread is None:
-                # A daemon: nothing that hangs may keep the launcher from ending.
+                # A daemon: a hanging disk must not keep the launcher from exiting.
                 self._thread = threading.Thread(target=self._run, name="edl-scribe", daemon=True)
                 self._thread.start()
         self._work.put((size, work))
@@ -51,13 +52,13 @@ class Scribe:
                 self._held_bytes -= size
 
     async def done(self, limit_s: float) -> bool:
-        """Wait until all that was to be done is done; False when the time is up."""
+        """Wait until all queued functions have run; False after ``limit_s``."""
         if self._thread is None:
             return True
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(done.set)
 
         self.do(tell)
@@ -69,7 +70,7 @@ class Scribe:
 
 
 def in_loop(action: Callable[[T], object]) -> Callable[[T], None]:
-    """The same for a thread: the running event loop does it."""
+    """Wrap ``action`` so that a thread can call it: it runs in the current event loop."""
     loop = asyncio.get_running_loop()
 
     def later(value: T) -> None:
@@ -80,5 +81,5 @@ def in_loop(action: Callable[[T], object]) -> Callable[[T], None]:
 
 
 def said_by_loop(log: Callable[[str], None]) -> Callable[[str], None]:
-    """What a thread says, said by the running event loop."""
+    """Wrap ``log`` for threads: it is called in the current event loop."""
     return in_loop(log)

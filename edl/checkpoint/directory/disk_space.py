@@ -1,4 +1,4 @@
-"""Room for one more checkpoint on a disk that is nearly full."""
+"""Frees space for one more checkpoint on a disk that is nearly full."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edl.ports import Files
 from edl.wire.messages import Version
 
 LEAST_KEPT = 2
-"""Complete checkpoints that stay on a full disk: the newest may turn out to be damaged."""
+"""Complete checkpoints that are kept even on a full disk: the newest may turn out to be damaged."""
 TRIES = 4
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Room:
-    """Older checkpoints go before the new one is written where there is no room for both, and only there."""
+    """Deletes older checkpoints before the new one is written, if and only if the disk has no room for both."""
 
     def __init__(self, files: Files, say: Callable[[str], None]) -> None:
         self._files = files
@@ -25,7 +25,7 @@ class Room:
         self._tight = False
 
     def spared(self, retention: Retention, complete: Collection[Version]) -> list[Version]:
-        """Which of the complete ones may go before the next is written."""
+        """The complete checkpoints that may be deleted before the next one is written."""
         found = dataclasses.replace(retention, keep_last=LEAST_KEPT).surplus(complete)
         if found and not self._tight:
             self._say(
@@ -35,13 +35,14 @@ class Room:
         return found
 
     def found(self, size: int, write: Callable[[], None], drop: Callable[[], bool]) -> None:
-        """Write so many bytes. If the disk is full: ``drop`` what can be spared, and once more. Raises ``OSError``.
+        """Call ``write``, which writes ``size`` bytes. If the disk is full, call ``drop`` to delete what can be spared,
+        and try again, ``TRIES`` times in all. Raises ``OSError``.
 
-        Other writers may take the room that one of them has made, or make some where there is nothing left to drop.
+        Other writers may use up the space freed here, or free some when there is nothing left to drop.
         """
         free = self._files.free_bytes() if self._tight else None
         if free is not None and free < size:
-            drop()  # it is known from the last time: do not fill the disk first
+            drop()  # known from the last time: do not fill the disk first
         for left in reversed(range(TRIES)):
             try:
                 write()

@@ -1,4 +1,4 @@
-"""What went wrong with the checkpoint directory, in words: where, why, and what to do."""
+"""Error messages for the checkpoint directory: path, cause and next action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ CHOOSE = "choose another --checkpoint-dir"
 
 
 def cannot_write(files: Files, error: OSError, needed: int) -> CheckpointError:
-    """Nothing could be written: names the path, the cause, the room that is needed and free, and what to do."""
+    """The error for a failed write: names the path, the cause, the needed and the free space (bytes), and what to
+    do."""
     free = files.free_bytes()
     room = f"; it needs {amount(needed)}" if needed else ""
     room += f", {amount(free)} are free" if needed and free is not None else ""
@@ -22,28 +23,28 @@ def cannot_write(files: Files, error: OSError, needed: int) -> CheckpointError:
 
 
 def cannot_read(files: Files, error: OSError) -> CheckpointError:
-    """The directory could not be looked into."""
+    """The error for a directory that cannot be listed or read."""
     return CheckpointError(
         f"cannot read the checkpoint directory {_place(files, error)}: {why(error)}. {_advice(error)}"
     )
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there may be room later."""
+    """Whether the disk or the quota is full, so that a later try may succeed."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def why(error: OSError) -> str:
-    """The cause of an error without its number and path."""
+    """The cause of an error, without its number and path."""
     if error.errno == errno.EROFS:
         return "the file system is mounted read-only"
     if is_full(error):
-        return "no room is left" if error.errno == errno.ENOSPC else "the quota is used up"
+        return "no space is left" if error.errno == errno.ENOSPC else "the quota is used up"
     return error.strerror or str(error) or type(error).__name__
 
 
 def amount(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes for people: ``12.0 MiB``."""
     value, unit = float(count), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
@@ -60,14 +61,14 @@ def _place(files: Files, error: OSError) -> str:
 def _advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return f"Free some room, keep fewer checkpoints (--checkpoint-keep), or {CHOOSE}"
+            return f"Free some space, keep fewer checkpoints (--checkpoint-keep), or {CHOOSE}"
         case errno.EFBIG:
-            return f"Raise the limit on the size of a file (ulimit -f), or {CHOOSE}"
+            return f"Raise the file size limit (ulimit -f), or {CHOOSE}"
         case errno.EACCES | errno.EPERM:
-            return f"Give the user this launcher runs as the right to write there, or {CHOOSE}"
+            return f"Give this launcher's user write permission there, or {CHOOSE}"
         case errno.EROFS:
-            return f"Mount it for writing, or {CHOOSE}"
+            return f"Mount it read-write, or {CHOOSE}"
         case errno.ENOTDIR | errno.EEXIST:
-            return f"A file stands where a folder is needed: move it away, or {CHOOSE}"
+            return f"There is a file where a folder is needed: move it away, or {CHOOSE}"
         case _:
-            return f"Look after that file system, or {CHOOSE}"
+            return f"Check that file system, or {CHOOSE}"

@@ -1,4 +1,4 @@
-"""The folders of a checkpoint directory: which there are, what lies in each, and how one is removed."""
+"""Lists, inspects and deletes the folders of a checkpoint directory."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from edl.wire.messages import Version
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What lies in a checkpoint's folder, temporary files left out of ``sizes``."""
+    """The content of a checkpoint's folder. ``sizes`` omits temporary files."""
 
     sizes: dict[str, int]
     everything: tuple[str, ...]
-    """In an order in which it can be removed."""
+    """All paths, in an order in which they can be deleted."""
 
 
 class Folders:
-    """Of one directory. Every call blocks, and raises ``OSError``."""
+    """The folders of one checkpoint directory. All calls block and raise ``OSError``."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
 
     def versions(self) -> list[Version]:
-        """Checkpoints that have a folder, complete or not."""
+        """Versions of the checkpoints that have a folder, complete or not."""
         found = (folder_version(entry.name) for entry in self._files.entries() if entry.folder)
         return [version for version in found if version is not None]
 
     def content(self, folder: str, below: str = "") -> Content:
-        """Everything in a folder and further down; nothing if there is no such folder."""
+        """Everything in a folder and below; empty if there is no such folder."""
         sizes: dict[str, int] = {}
         everything: list[str] = []
         for entry in self._files.entries(f"{folder}/{below}".rstrip("/")):
@@ -48,13 +48,13 @@ class Folders:
         return Content(sizes, tuple(everything))
 
     def job_of(self, version: Version) -> str:
-        """Which job wrote a checkpoint, by its marker; empty when that does not say. Raises nothing."""
+        """The job that wrote a checkpoint, according to its manifest; empty if unknown. Raises nothing."""
         with contextlib.suppress(CheckpointError, OSError):
             return text.parse_marker(self._files.read(f"{folder_name(version)}/{MARKER_FILE}")).job
         return ""
 
     def delete(self, folder: str) -> None:
-        """The marker first: what is half deleted must not look complete."""
+        """Delete a checkpoint's folder, the manifest first, so that it never looks complete when half deleted."""
         self._files.remove(f"{folder}/{MARKER_FILE}")
         for name in self.content(folder).everything:
             self._files.remove(f"{folder}/{name}")

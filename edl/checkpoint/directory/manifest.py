@@ -1,6 +1,7 @@
-"""What a checkpoint directory holds, as text: names of folders, the owner's file, the marker that makes one complete.
+"""The text files of a checkpoint directory: folder names, the owner's file, and the manifest that makes a checkpoint
+complete.
 
-Nothing here touches a file. Whatever is wrong with what was read is a ``CheckpointError`` that holds only the reason.
+Nothing here touches a file. Invalid content raises ``CheckpointError`` with only the reason.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from edl.wire.messages import Version
 from edl.wire.snapshot import Meta
 
 FORMAT = 1
-"""Of the directory, and of a marker of a state in one file. Raised when an older edl would misread them."""
+"""Format of the directory, and of the manifest of a state in one file. Incremented when an older edl would misread
+it."""
 PARTS_FORMAT = 2
-"""Of the marker of a state in several parts. In format 1 parts did not say which piece of a tensor they hold."""
+"""Format of the manifest of a state in several parts. In format 1, parts did not say which piece of a tensor they
+hold."""
 OWNER_FILE = "edl.json"
 MARKER_FILE = "DONE"
 RUNS_REMEMBERED = 100
-_END = b"\n}\n"  # objects further in are indented
+_END = b"\n}\n"  # nested objects are indented
 
 _FOLDER = re.compile(r"commit-(\d{10,})\.era-(\d{10,})")
 _Value = TypeVar("_Value", str, int)
@@ -35,7 +38,7 @@ def folder_name(version: Version) -> str:
 
 
 def folder_version(name: str) -> Version | None:
-    """Whose folder that is; None for a name that is not of a checkpoint."""
+    """The version that a folder name stands for; None for any other name."""
     match = _FOLDER.fullmatch(name)
     version = Version(era=int(match[2]), commit=int(match[1])) if match else None
     return version if version is not None and folder_name(version) == name else None
@@ -47,19 +50,19 @@ def state_file(shard: int, shards: int) -> str:
 
 
 def part_file(shard: int, shards: int) -> str:
-    """Name of the file that says that one part of several is complete."""
+    """Name of the file that marks one of several parts as complete."""
     return f"part-{shard:05d}-of-{shards:05d}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Size and checksum of a file."""
+    """Size in bytes and CRC-32 of a file."""
 
     bytes: int
     crc32: int
     blocks: tuple[int, ...] = field(default=(), compare=False)
-    """Checksum of each ``BLOCK_BYTES`` of the file, the last block being shorter: so that a piece of it can be read and
-    checked without the rest. Empty where nobody reads pieces."""
+    """CRC-32 of each ``BLOCK_BYTES`` of the file (the last block may be shorter), so that a piece can be read and
+    checked without the rest. Empty for files that are only read whole."""
 
 
 BLOCK_BYTES = 8 << 20
@@ -67,27 +70,27 @@ BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The content of ``DONE``."""
+    """The content of ``DONE``, the manifest of a checkpoint."""
 
     job: str
     run: str
     version: Version
     shards: int
-    """Parts the state is in, one of each worker: ``state_file`` names them."""
+    """Number of parts, one for each worker; ``state_file`` gives their names."""
     files: Mapping[str, Sum] = field(default_factory=dict)
     written_at: str = ""
-    """For people."""
+    """Timestamp for people (ISO 8601, UTC)."""
     format: int = 0
-    """As it was read; 0: one that is about to be written."""
+    """Format as read from a file; 0 for a manifest that is about to be written."""
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(entry.bytes for entry in self.files.values())
 
 
 def marker_text(marker: Marker) -> bytes:
-    """A marker as JSON. Also for a part of several, which has one file."""
+    """A manifest as JSON. Also used for one part of several, which has one file."""
     return _text(
         {
             "format": FORMAT if marker.shards == 1 else PARTS_FORMAT,
@@ -103,23 +106,23 @@ def marker_text(marker: Marker) -> bytes:
 
 
 def parse_marker(data: bytes) -> Marker:
-    """The opposite of ``marker_text``. Raises ``CheckpointError`` with the reason."""
-    values = _object(data, "the marker", PARTS_FORMAT)
+    """Parse the output of ``marker_text``. Raises ``CheckpointError`` with the reason."""
+    values = _object(data, "the manifest", PARTS_FORMAT)
     files: dict[str, Sum] = {}
     listed = values.get("files")
     for name, entry in (listed if isinstance(listed, dict) else {}).items():
         if not isinstance(entry, dict):
-            raise CheckpointError(f"the marker says nothing of {name}")
+            raise CheckpointError(f"the manifest has no entry for {name}")
         try:
             crc32 = int(_get(entry, "crc32", str), 16)
         except ValueError:
-            raise CheckpointError(f"the marker has no checksum of {name}") from None
+            raise CheckpointError(f"the manifest has no checksum for {name}") from None
         files[name] = Sum(_get(entry, "bytes", int), crc32, _blocks(name, entry))
     if not files:
-        raise CheckpointError("the marker names no file")
+        raise CheckpointError("the manifest names no file")
     version = Version(era=_get(values, "era", int), commit=_get(values, "commit", int))
     job, run, shards = _get(values, "job", str), _get(values, "run", str), _get(values, "shards", int)
-    check_format(values["format"], "the marker", FORMAT if shards == 1 else PARTS_FORMAT)
+    check_format(values["format"], "the manifest", FORMAT if shards == 1 else PARTS_FORMAT)
     return Marker(job, run, version, shards, files, _get(values, "written_at", str), _get(values, "format", int))
 
 
@@ -131,38 +134,38 @@ def _sum_fields(entry: Sum) -> dict[str, object]:
 
 
 def _blocks(name: str, entry: Mapping[str, object]) -> tuple[int, ...]:
-    """Checksums of blocks: as many as the file has, or none."""
+    """The checksums of all blocks of a file, or none."""
     if "blocks" not in entry:
         return ()
     text, size = _get(entry, "blocks", str), _get(entry, "bytes", int)
     if _get(entry, "block_bytes", int) != BLOCK_BYTES or len(text) != 8 * -(-size // BLOCK_BYTES):
-        raise CheckpointError(f"the marker's checksums of the blocks of {name} do not fit its {size} bytes")
+        raise CheckpointError(f"the manifest's block checksums of {name} do not match its {size} bytes")
     try:
         return tuple(int(text[start : start + 8], 16) for start in range(0, len(text), 8))
     except ValueError:
-        raise CheckpointError(f"the marker's checksums of the blocks of {name} are no numbers") from None
+        raise CheckpointError(f"the manifest's block checksums of {name} are not numbers") from None
 
 
 def why_old_parts(marker: Marker) -> str:
-    """Why the parts of a sharded state cannot be used; empty when they can, or when the state is in one file."""
+    """The reason why the parts of a sharded state cannot be used; empty if they can, or if the state is in one file."""
     if marker.shards == 1 or marker.format >= PARTS_FORMAT:
         return ""
-    how = "with torch.distributed.checkpoint, whose metadata are a pickle" if marker.shards == 0 else "in bare parts"
-    return f"an older edl wrote this sharded state {how}; this one does not unpickle and does not guess: write it anew"
+    how = "with torch.distributed.checkpoint, whose metadata is a pickle" if marker.shards == 0 else "in bare parts"
+    return f"an older edl wrote this sharded state {how}; this version cannot read it: write it again"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The content of ``edl.json``: who may write into a checkpoint directory."""
+    """The content of ``edl.json``: the job and run that may write into a checkpoint directory."""
 
     job: str
     run: str
-    """The job's run that writes; every launcher of a run has the same."""
+    """The run of the job that writes; the same for all launchers of a run."""
     before: tuple[str, ...] = ()
-    """Runs that wrote before, oldest first."""
+    """Earlier writing runs, oldest first."""
 
     def succeeded_by(self, job: str, run: str) -> Owner:
-        """The next owner. It remembers the runs before it, so that none of them comes back."""
+        """The next owner. It remembers the previous runs, so that none of them can write again."""
         return Owner(job, run, (*self.before, self.run)[-RUNS_REMEMBERED:])
 
 
@@ -172,7 +175,7 @@ def owner_text(owner: Owner) -> bytes:
 
 
 def parse_owner(data: bytes) -> Owner | None:
-    """The opposite of ``owner_text``; None when it was broken off. Raises ``CheckpointError`` with the reason."""
+    """Parse the output of ``owner_text``; None if the text is truncated. Raises ``CheckpointError`` with the reason."""
     if broken_off(data):
         return None
     values = _object(data, OWNER_FILE)
@@ -183,22 +186,23 @@ def parse_owner(data: bytes) -> Owner | None:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which complete checkpoints stay."""
+    """The rule which complete checkpoints are kept."""
 
     keep_last: int = 3
-    """The newest so many."""
+    """Number of newest checkpoints to keep, at least 2."""
     keep_every: int = 0
-    """And those whose commit number is a multiple of it, for good; 0 for none."""
+    """Also keep those whose commit number is a multiple of this, forever; 0 for none."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 2:
-            advice = "With one, a crash while the next is written could leave none"
+            advice = "With one, a crash during the next write could leave none"
             raise SettingError("--checkpoint-keep", self.keep_last, "must be at least 2", advice)
         if self.keep_every < 0:
             raise SettingError("--checkpoint-keep-every", self.keep_every, "must be 0 (none) or more")
 
     def surplus(self, complete: Collection[Version], spared: Collection[Version] = ()) -> list[Version]:
-        """Those to delete, oldest first. The spared ones stay whatever their age: the last that this run wrote."""
+        """The checkpoints to delete, oldest first. ``spared`` ones are kept whatever their age, such as the last
+        written by this run."""
         oldest_first = sorted(complete)
         kept = {*oldest_first[-self.keep_last :], *spared}
         if self.keep_every:
@@ -206,7 +210,7 @@ class Retention:
         return [version for version in oldest_first if version not in kept]
 
     def overtaken(self, unfinished: Collection[Version], complete: Sequence[Version]) -> list[Version]:
-        """Broken-off writes so old that they would be surplus if they were finished now."""
+        """Unfinished checkpoints so old that they would be surplus if they were complete."""
         if len(complete) < self.keep_last:
             return []
         oldest_kept = sorted(complete)[-self.keep_last]
@@ -214,7 +218,7 @@ class Retention:
 
 
 def why_sizes_differ(marker: Marker, sizes: Mapping[str, int]) -> str:
-    """What is wrong with the files that are there; empty when they fit the marker."""
+    """The first difference between manifest and actual files; empty if they match."""
     for name, entry in sorted(marker.files.items()):
         size = sizes.get(name)
         if size is None:
@@ -227,37 +231,37 @@ def why_sizes_differ(marker: Marker, sizes: Mapping[str, int]) -> str:
 
 
 def why_other_job(theirs: str, mine: str) -> str:
-    """Refusal of another job's checkpoint."""
+    """The reason to refuse another job's checkpoint."""
     return f"written by job {theirs}, this is job {mine} (--adopt-checkpoint allows it)"
 
 
 def check_format(number: object, what: str, newest: int = FORMAT) -> None:
-    """Raises ``CheckpointError`` when this edl is too old for it, or when it is no format number."""
+    """Raise ``CheckpointError`` for an invalid format number, or for one that this edl is too old for."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise CheckpointError(f"{what} is not what edl writes: its format is {number!r}")
+        raise CheckpointError(f"{what} was not written by edl: its format is {number!r}")
     if number > newest:
         raise CheckpointError(f"{what} has format {number}, newer than this edl knows ({newest}): upgrade edl")
 
 
 def check_header(header: Meta, marker: Marker, shard: int) -> None:
-    """The state file says the same as the marker. Raises ``CheckpointError``."""
+    """Check that a state file's header agrees with the manifest. Raises ``CheckpointError``."""
     said = Version(header.era, header.commit)
     if header.job != marker.job:
-        raise CheckpointError(f"its header says job {header.job}, its marker {marker.job}")
+        raise CheckpointError(f"its header says job {header.job}, its manifest {marker.job}")
     if said != marker.version:
-        raise CheckpointError(f"its header says {folder_name(said)}, its marker {folder_name(marker.version)}")
+        raise CheckpointError(f"its header says {folder_name(said)}, its manifest {folder_name(marker.version)}")
     if (header.shard, header.shards) != (shard, marker.shards):
         theirs, ours = f"part {header.shard} of {header.shards}", f"{shard} of {marker.shards}"
-        raise CheckpointError(f"its header says {theirs}, its marker {ours}")
+        raise CheckpointError(f"its header says {theirs}, its manifest {ours}")
 
 
 def broken_off(data: bytes) -> bool:
-    """Whether an owner's file or a marker lacks its end."""
+    """Whether an owner's file or a manifest is truncated."""
     return not data.endswith(_END)
 
 
 def each(problems: Sequence[tuple[str, str]], shown: Callable[[str], str]) -> str:
-    """Refused checkpoints with their reasons, one line each."""
+    """Refused checkpoints with their reasons, one per line."""
     return "\n".join(f"  {shown(name)}: {reason}" for name, reason in problems)
 
 
@@ -266,13 +270,13 @@ def _text(values: Mapping[str, object]) -> bytes:
 
 
 def _object(data: bytes, what: str, newest: int = FORMAT) -> dict[str, object]:
-    """A JSON object of a format that this edl knows."""
+    """Parse a JSON object whose format this edl knows. Raises ``CheckpointError``."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):  # bad UTF-8 is a ValueError too
         raise CheckpointError(f"{what} is not JSON") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{what} is not what edl writes")
+        raise CheckpointError(f"{what} was not written by edl")
     check_format(values.get("format"), what, newest)
     return values
 
@@ -280,5 +284,5 @@ def _object(data: bytes, what: str, newest: int = FORMAT) -> dict[str, object]:
 def _get(values: Mapping[str, object], key: str, kind: type[_Value]) -> _Value:
     value = values.get(key)
     if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
-        raise CheckpointError(f"{key} is {value!r}, which edl does not write")
+        raise CheckpointError(f"{key} is {value!r}, which edl never writes")
     return value

@@ -1,4 +1,4 @@
-"""Deleting checkpoints: those that are not to be kept, and older ones where a disk has no room for the next."""
+"""Deletes surplus checkpoints, and older ones when the disk has no room for the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inspect = Callable[[Version], "Marker | None"]
 
 
 class Pruning:
-    """Deletes this job's checkpoints, and leaves alone those of others. Every call blocks; one at a time."""
+    """Deletes this job's checkpoints and never those of others. All calls block; call them one at a time."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Pruning:
         bad: dict[Version, str],
         say: Callable[[str], None],
     ) -> None:
-        """``inspect`` returns the marker of a complete checkpoint, as ``CheckpointStorage._inspect``. ``bad`` is the
-        checkpoint storage's table of checkpoints whose bytes are wrong: they do not count as kept, and one that is
-        deleted leaves the table."""
+        """``inspect`` returns the manifest of a complete checkpoint (``CheckpointStorage._inspect``). ``bad`` is the
+        checkpoint storage's table of checkpoints with corrupt files: they do not count as kept, and leave the table
+        when deleted."""
         self._files = files
         self._folders = folders
         self._room = room
@@ -41,12 +41,13 @@ class Pruning:
         self._bad = bad
         self._say = say
         self._ours: dict[Version, bool] = {}
-        """Complete checkpoints seen so far, and whether this job wrote them; spares reading their markers again."""
+        """Complete checkpoints seen so far, and whether this job wrote them; avoids reading their manifests again."""
         self._written: list[Version] = []
-        """The last that this run wrote."""
+        """The last two checkpoints that this run wrote."""
 
     def wrote(self, version: Version) -> None:
-        """One more is complete: delete what it makes surplus. What goes wrong is only said: the checkpoint is safe."""
+        """Note a new complete checkpoint and delete the surplus. Failures are only logged: the checkpoint itself is
+        safe."""
         self._ours.pop(version, None)
         self._written = [*(old for old in self._written if old != version), version][-2:]
         try:
@@ -55,7 +56,7 @@ class Pruning:
             self._say(f"cannot delete old checkpoints in {self._files.where}: {why(error)}")
 
     def drop_surplus(self) -> bool:
-        """Keep no more than a safe minimum, to make room; whether anything went. Raises ``OSError``."""
+        """Delete all but a safe minimum to free space; returns whether anything was deleted. Raises ``OSError``."""
         for version in self._folders.versions():
             if version not in self._ours:
                 self._sort_in(version, [])
@@ -82,12 +83,12 @@ class Pruning:
             self._ours.pop(version, None)
             self._bad.pop(version, None)
             self._folders.delete(folder_name(version))
-        for entry in self._files.entries():  # not while a run begins, when many launchers may write that file
+        for entry in self._files.entries():  # not at the start of a run, when many launchers may write that file
             if entry.name.startswith(f"{OWNER_FILE}.") and not entry.folder:
                 self._files.remove(entry.name)
 
     def _sort_in(self, version: Version, unfinished: list[Version]) -> None:
-        """Find out about a folder not known yet. One whose job nobody can tell is left alone, like a foreign one."""
+        """Classify a folder that is not known yet. If its job is unknown, it is left alone, like a foreign one."""
         try:
             found = self._inspect(version)
         except CheckpointError:

@@ -1,14 +1,14 @@
-"""A sharded state in the checkpoint directory: one file of each worker, written by the node that the worker is on.
+"""A sharded state in the checkpoint directory: one file per worker, written by the worker's node.
 
     commit-0000000123.era-0000000004/
-        state-00000-of-00004.safetensors        what worker 0 has committed, as it lies in memory
-        part-00000-of-00004.json                size and checksums of that, written after it
+        state-00000-of-00004.safetensors        what worker 0 has committed, byte for byte as in memory
+        part-00000-of-00004.json                its size and checksums, written after it
         …
-        DONE                                    all of them, written by the node whose part comes last
+        DONE                                    the manifest of all parts, written by the node that finishes last
 
 A part is the snapshot that the worker made (``edl.wire.snapshot``): a plain safetensors file whose header says which
-piece of which tensor each array is. So a checkpoint is the same whether it was saved or is what launchers had when a
-job failed, and it is read at any world size (``edl.checkpoint``).
+piece of which tensor each array is. So a checkpoint has the same format whether workers saved it or launchers wrote it
+from memory when a job failed, and it can be read at any world size (``edl.checkpoint``).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _NUMBER = re.compile(r"state-(\d+)-of-")
 
 
 def shard_of(name: str, shards: int) -> int:
-    """Whose part a file is. Raises ``CheckpointError`` for a name that is none of a state in so many parts."""
+    """The part that a file name stands for. Raises ``CheckpointError`` for any other name."""
     found = _NUMBER.match(name)
     shard = int(found[1]) if found else 0
     if shard >= shards or name != text.state_file(shard, shards):
-        raise CheckpointError(f"{name} is no part of a state in {shards}")
+        raise CheckpointError(f"{name} is not a part of a state in {shards} parts")
     return shard
 
 
 class Parts:
-    """Writes parts. For any thread, as long as no two write the same part."""
+    """Writes parts. Safe for threads, as long as no two write the same part."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Parts:
         put: Put,
         delete: Callable[[str], None],
     ) -> None:
-        """``marker`` makes one in this run's name, ``put`` writes a file and adds it up, ``delete`` clears a folder."""
+        """``marker`` creates a manifest in this run's name, ``put`` writes a file and returns its checksums, ``delete``
+        deletes a folder."""
         self._files = files
         self._marker = marker
         self._put = put
@@ -54,7 +55,8 @@ class Parts:
         self._failed: set[Version] = set()
 
     def write(self, version: Version, data: memoryview, shard: int, shards: int) -> None:
-        """Write one part, unless this run has written it. Raises ``OSError``, and leaves then nothing of the part."""
+        """Write one part, unless this run has already written it. If it raises ``OSError``, nothing of the part is
+        left."""
         self._clear(version)
         folder = folder_name(version)
         name, record = text.state_file(shard, shards), text.part_file(shard, shards)
@@ -74,18 +76,19 @@ class Parts:
             raise
 
     def give_up(self, version: Version) -> None:
-        """Leave nothing of a checkpoint of which one part cannot be written: it will never be complete, and would take
-        the room that the next one needs."""
+        """Delete a checkpoint of which one part cannot be written: it will never be complete, and would take the space
+        that the next one needs."""
         self._failed.add(version)
         with contextlib.suppress(OSError):
             self._drop(version)
 
     def all(self, version: Version, shards: int) -> dict[str, Sum] | None:
-        """Every part with its checksums; None while some are missing, nothing when the checkpoint counts already."""
+        """All parts with their checksums; None while some are missing, empty when the checkpoint is already
+        complete."""
         folder = folder_name(version)
         names = {entry.name for entry in self._files.entries(folder)}
         if any(text.part_file(shard, shards) not in names for shard in range(shards)):
-            return None  # each part asks, of perhaps a thousand: only the last ones read what the others say
+            return None  # this is called for each part, perhaps a thousand: only the last calls read the other records
         if self._is_done(folder, version):
             return {}
         found: dict[str, Sum] = {}
@@ -97,7 +100,7 @@ class Parts:
         return None if text.why_sizes_differ(self._marker(version, shards, found), self._sizes(folder)) else found
 
     def _part(self, folder: str, version: Version, shard: int, shards: int) -> Marker | None:
-        """The record of a part that this run has written."""
+        """The record of a part that this run has written; None without one."""
         try:
             found = text.parse_marker(self._files.read(f"{folder}/{text.part_file(shard, shards)}"))
         except (FileNotFoundError, CheckpointError):
@@ -110,7 +113,8 @@ class Parts:
         return {entry.name: entry.size for entry in self._files.entries(folder)}
 
     def _is_done(self, folder: str, version: Version) -> bool:
-        """Whether the checkpoint counts. A marker that is not right goes: the parts are written anew."""
+        """Whether the checkpoint is complete. A manifest that does not match is deleted: the parts are written
+        again."""
         try:
             found = text.parse_marker(self._files.read(f"{folder}/{MARKER_FILE}"))
         except FileNotFoundError:
@@ -130,7 +134,7 @@ class Parts:
         return False
 
     def _clear(self, now: Version) -> None:
-        """Others may have written parts of a checkpoint after this node had given it up."""
+        """Delete given-up checkpoints again: other nodes may have written parts after this node gave up."""
         for version in sorted(self._failed - {now}):
             with contextlib.suppress(OSError):
                 self._drop(version)

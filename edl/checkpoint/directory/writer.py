@@ -1,12 +1,12 @@
-"""The checkpoint directory: written so that a crash at any instruction leaves a complete checkpoint or none.
+"""The checkpoint directory: a crash at any instruction leaves a complete checkpoint or none.
 
-    edl.json                                    who owns the directory (``marker.Owner``)
+    edl.json                                    the owner of the directory (``manifest.Owner``)
     commit-0000000123.era-0000000004/
-        state.safetensors                       the state; or, of a sharded one, ``state-00000-of-00004.safetensors`` …
-        DONE                                    written last: job, version, size and checksum of each file
+        state.safetensors                       the state; if sharded, ``state-00000-of-00004.safetensors`` …
+        DONE                                    the manifest, written last: job, version, size and checksum of each file
 
-Without ``DONE`` a folder counts for nothing. It is the first to go when a checkpoint is deleted or written again.
-Everything here blocks; the keeper calls it from threads.
+A folder without ``DONE`` does not count. ``DONE`` is deleted first when a checkpoint is deleted or written again.
+All calls block; the keeper makes them from threads.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from edl.wire.messages import Version
 from edl.wire.snapshot import HEADER_BYTES, Meta, header_bytes, parse, parse_header
 
 CHUNK_BYTES = BLOCK_BYTES
-"""Much larger, and the checksum reads from memory what the processor's cache would still have had."""
+"""If it were much larger, the checksum would read from memory what is still in the CPU cache now."""
 VERIFIERS = 4
-"""Threads that read a sharded checkpoint before it is used."""
+"""Threads that verify a sharded checkpoint before it is used."""
 PROBE = ".probe-"
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """In whose name a checkpoint storage writes."""
+    """The job and run in whose name a checkpoint storage writes."""
 
     job: str
     run: str
-    """The same for all launchers of one run of the job, and another one for each run."""
+    """The same for all launchers of a run; different for each run."""
 
 
 class CheckpointStorage:
-    """One checkpoint directory, as one launcher uses it."""
+    """One checkpoint directory, as used by one launcher. All calls block."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CheckpointStorage:
         say: Callable[[str], None],
         adopt: bool = False,
     ) -> None:
-        """``adopt``: another job's directory and checkpoints are welcome. ``say`` takes warnings, from any thread."""
+        """``adopt``: accept another job's directory and checkpoints. ``say`` takes warnings, from any thread."""
         self._files = files
         self._writer = writer
         self._wall_clock_s = wall_clock_s
@@ -82,7 +82,7 @@ class CheckpointStorage:
         self._claimed = False
         self._lost = ""
         self._bad: dict[Version, str] = {}
-        """Checkpoints whose bytes were found to be wrong: seen only when all of them are read."""
+        """Checkpoints with corrupt files, which only reading them completely reveals."""
         self._said: set[tuple[Version, str]] = set()
         self._folders = Folders(files)
         self._room = Room(files, say)
@@ -92,10 +92,10 @@ class CheckpointStorage:
     # --- before anything else ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Once at the start: the directory can be made and written, and is this job's run's from now on.
+        """Call once at the start: create and probe the directory, and claim it for this run.
 
-        A disk that is full keeps no launcher from a run that is under way: the others train on, too. Raises
-        ``CheckpointError`` when nothing can be written there, ``JobConflict`` when it is somebody else's.
+        A full disk does not keep a launcher from joining a run that is already training. Raises ``CheckpointError``
+        when the directory is not writable, ``JobConflict`` when it belongs to another job.
         """
         with self._lock:
             try:
@@ -104,7 +104,7 @@ class CheckpointStorage:
                 trouble = cannot_write(self._files, error, 1)
                 if not (is_full(error) and self._is_under_way()):
                     raise trouble from error
-                self._say(f"{trouble}. Until then no checkpoint is written")
+                self._say(f"{trouble}. No checkpoints are written until then")
 
     def folder(self, version: Version) -> str:
         """Path or URL of a checkpoint's folder."""
@@ -113,12 +113,11 @@ class CheckpointStorage:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, version: Version, snapshot: memoryview, shard: int = 0, shards: int = 1) -> str:
-        """Write a state, or one part of it, and then delete what is not to be kept. Returns where it lies.
+        """Write a state, or one part of it, then delete surplus checkpoints. Returns the folder.
 
-        Of several parts the one that comes last completes the checkpoint; they may be written by several nodes and in
-        several threads. Empty is returned while parts are missing. Writing what is there already does nothing. Raises
-        ``CheckpointError``: this one could not be written, the next may; but none will after another run has taken over
-        the directory.
+        The last of several parts completes the checkpoint; the parts may be written by several nodes and threads.
+        Returns "" while parts are missing. Does nothing if the commit is already there. Raises ``CheckpointError`` if
+        this one could not be written; later ones may succeed, unless another run has taken over the directory.
         """
         data = snapshot.cast("B")
         if shards > 1:
@@ -133,8 +132,8 @@ class CheckpointStorage:
         return self._files.path(folder)
 
     def accept(self, version: Version, size: int, crc32: int) -> str:
-        """Complete a checkpoint whose state a worker has written by itself, once it has been read back. Returns where
-        it lies. Raises ``CheckpointError``."""
+        """Verify and complete a checkpoint whose state file a worker has written itself. Returns the folder. Raises
+        ``CheckpointError``."""
         folder, name, expected = folder_name(version), text.state_file(0, 1), Sum(size, crc32)
         with self._lock:
             with self._explained(size):
@@ -145,7 +144,7 @@ class CheckpointStorage:
         return self.folder(version)
 
     def _write_part(self, version: Version, data: memoryview, shard: int, shards: int) -> str:
-        """The bytes are written without the lock: parts of one node may be written at once."""
+        """Writes without the lock: several parts of one node may be written at once."""
         with self._lock, self._explained(0):
             self._claim()
         with self._explained(len(data)):
@@ -157,8 +156,8 @@ class CheckpointStorage:
         return self.complete(version, shards) or ""
 
     def complete(self, version: Version, shards: int) -> str | None:
-        """Make a checkpoint count if all of its parts are there. Returns where it lies; empty if it counted before, and
-        None while parts are missing. Raises ``CheckpointError``."""
+        """Complete a checkpoint if all of its parts are there. Returns the folder; "" if it was already complete, None
+        while parts are missing. Raises ``CheckpointError``."""
         with self._lock:
             with self._explained(0):
                 sums = self._parts.all(version, shards)
@@ -174,7 +173,7 @@ class CheckpointStorage:
 
     @contextlib.contextmanager
     def _explained(self, needed: int) -> Iterator[None]:
-        """What goes wrong while training runs is one kind of error: it costs a checkpoint, never the job."""
+        """Turn errors during training into ``CheckpointError``: they cost a checkpoint, never the job."""
         try:
             yield
         except OSError as error:
@@ -186,20 +185,20 @@ class CheckpointStorage:
         name, marked = text.state_file(0, 1), MARKER_FILE in self._folders.content(folder).sizes
         if self._stays(folder, version, name, snapshot):
             return
-        if marked:  # one that has come since is another node's, which writes the same: to remove it would open a gap
+        if marked:  # a manifest that came since is another node's, for the same content: deleting it would open a gap
             self._files.remove(f"{folder}/{MARKER_FILE}")
         try:
             written = self._put(f"{folder}/{name}", snapshot)
             self._mark(folder, self._marker(version, 1, {name: written}))
         except (OSError, JobConflict):
-            with contextlib.suppress(OSError):  # it takes up room, and nobody will finish it
+            with contextlib.suppress(OSError):  # it takes space, and will never be completed
                 self._folders.delete(folder)
             raise
 
     def _stays(self, folder: str, version: Version, name: str, snapshot: memoryview) -> bool:
-        """Whether this commit is there already, whole. Raises when what is there is another job's.
+        """Whether this commit is already there, complete. Raises ``CheckpointError`` if it is another job's.
 
-        With other bytes too: a version names one state, and to replace it would mean to be without it for a while.
+        This holds even for different content: a version names one state, and replacing it would leave a gap.
         """
         content = self._folders.content(folder)
         if MARKER_FILE not in content.sizes:
@@ -219,7 +218,7 @@ class CheckpointStorage:
             return True
         if any(self._sum(f"{folder}/{file}", entry.bytes) != entry for file, entry in old.files.items()):
             return False
-        self._say(f"{self._files.path(folder)} is there already with other content, and stays")
+        self._say(f"{self._files.path(folder)} already exists with different content and is kept")
         return True
 
     def _put(self, name: str, snapshot: memoryview, in_blocks: bool = False) -> Sum:
@@ -240,7 +239,8 @@ class CheckpointStorage:
         return Sum(len(snapshot), crc, tuple(blocks))
 
     def _mark(self, folder: str, new: Marker) -> None:
-        """Last step of every checkpoint. The owner is looked up again: the one before may have been long ago."""
+        """Write the manifest, the last step of every checkpoint. The ownership is checked again, since the last check
+        may be long ago."""
         self._claim()
         self._files.write(f"{folder}/{MARKER_FILE}", [text.marker_text(new)])
 
@@ -255,7 +255,7 @@ class CheckpointStorage:
     # --- whose it is -------------------------------------------------------------------------------------------------
 
     def _claim(self, *, probe: bool = False) -> None:
-        """Make sure that the directory is this run's. Raises ``JobConflict`` for ever after it has been lost."""
+        """Make sure that this run owns the directory. Once ownership is lost, always raises ``JobConflict``."""
         if self._lost:
             raise JobConflict(self._lost)
         for attempt in range(ATTEMPTS):
@@ -263,7 +263,7 @@ class CheckpointStorage:
                 if probe:
                     self._probe()
                 self._take()
-            except FileNotFoundError:  # another launcher tidied up and took a half-written file for an old one
+            except FileNotFoundError:  # another launcher's cleanup deleted a half-written file
                 if attempt == ATTEMPTS - 1:
                     raise
             else:
@@ -294,23 +294,23 @@ class CheckpointStorage:
                 self._tidy()
 
     def _is_under_way(self) -> bool:
-        """Whether other launchers of this run have written here."""
+        """Whether other launchers of this run have claimed the directory."""
         owner = self._owner()
         return owner is not None and (owner.job, owner.run) == (self._writer.job, self._writer.run)
 
     def _owner(self) -> Owner | None:
-        """None when nobody owns the directory, or the write of that file was broken off, as it can be in a store."""
+        """The owner; None if there is none, or if its file is truncated, as can happen in an object store."""
         try:
             return text.parse_owner(self._files.read(OWNER_FILE))
         except FileNotFoundError:
             return None
         except CheckpointError as error:
             raise CheckpointError(
-                f"cannot tell who owns the checkpoint directory {self._files.where}: {error}"
+                f"cannot determine the owner of the checkpoint directory {self._files.where}: {error}"
             ) from None
 
     def _refuse_foreign(self) -> None:
-        """Without an owner's file the checkpoints tell whose directory it is."""
+        """Without an owner's file, the checkpoints show whose directory it is. Raises ``JobConflict``."""
         for version in self._folders.versions() if not self._adopt else ():
             job = self._folders.job_of(version)
             if job not in ("", self._writer.job):
@@ -325,12 +325,12 @@ class CheckpointStorage:
         try:
             self._files.write(name, [data])
             if self._files.read(name) != data:
-                raise CheckpointError(f"{self._files.where} does not return what was written there")
+                raise CheckpointError(f"{self._files.where} does not return what was just written to it")
         finally:
             self._files.remove(name)
 
     def _tidy(self) -> None:
-        """Remove what earlier runs left half-done. Only the first launcher of a run does it, before it writes."""
+        """Delete what earlier runs left unfinished. Only the first launcher of a run does this, before it writes."""
         try:
             for version in self._folders.versions():
                 with contextlib.suppress(CheckpointError):
@@ -345,8 +345,9 @@ class CheckpointStorage:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def newest(self) -> tuple[Version, bool] | None:
-        """The newest checkpoint that looks usable (its bytes have not been read), and whether the workers have to read
-        it themselves. None when there is none at all; ``CheckpointError`` when there are some and all are refused."""
+        """The newest checkpoint that looks usable (its content has not been read), and whether it is sharded, so that
+        the workers read it themselves. None if there is none at all. Raises ``CheckpointError`` if there are some but
+        none is usable."""
         refused: list[tuple[str, str]] = []
         for version in self._listed():
             found = self._usable(version, refused)
@@ -356,10 +357,10 @@ class CheckpointStorage:
         return None
 
     def read(self, version: Version | None, allocate: Callable[[int], memoryview], shard: int = 0) -> Version:
-        """Read a checkpoint's state, or one part of it, and check every byte. Returns which one it was.
+        """Read a checkpoint's state, or one part of it, and verify every byte. Returns its version.
 
-        Without a version the newest usable one. ``allocate`` makes room for so many bytes; it is called again, and the
-        room before is of no use, when what was read is refused and an older one is tried.
+        ``version`` None means the newest usable one. ``allocate`` returns memory for the given number of bytes; it is
+        called again, and the earlier memory is discarded, when a checkpoint is refused and an older one tried.
         """
         candidates = self._listed() if version is None else [version]
         found = self._first(candidates, lambda one: self._load(one, allocate, shard))
@@ -369,8 +370,9 @@ class CheckpointStorage:
         return found.version
 
     def load(self, allocate: Callable[[int], memoryview]) -> tuple[Version, bool]:
-        """The newest usable checkpoint, with every byte checked, and whether the workers have to read it themselves: of
-        a sharded state all files are read here and nothing is kept. Another one is read into memory as by ``read``."""
+        """Load the newest usable checkpoint and verify every byte; returns its version and whether it is sharded. All
+        files of a sharded one are verified but not kept, since the workers read them; any other is read into memory as
+        by ``read``."""
 
         def take(found: Marker) -> None:
             if found.shards == 1:
@@ -384,8 +386,8 @@ class CheckpointStorage:
         return found.version, found.shards > 1
 
     def _first(self, candidates: Iterable[Version], take: Callable[[Marker], None]) -> Marker | None:
-        """The first of these that is usable and that ``take`` does not refuse; None when there is none at all. Raises
-        ``CheckpointError`` when there are some, and all are refused."""
+        """The first candidate that is usable and that ``take`` accepts; None if there are no complete ones. Raises
+        ``CheckpointError`` if there are some but all are refused."""
         refused: list[tuple[str, str]] = []
         for version in candidates:
             found = self._usable(version, refused)
@@ -427,7 +429,7 @@ class CheckpointStorage:
             raise error
 
     def _header(self, path: str, size: int) -> Meta:
-        """What a state file says it is."""
+        """The metadata in a state file's header."""
         start = bytearray(min(size, HEADER_BYTES))
         self._files.read_into(path, 0, memoryview(start))
         length = header_bytes(memoryview(start))
@@ -442,7 +444,7 @@ class CheckpointStorage:
             raise cannot_read(self._files, error) from error
 
     def _usable(self, version: Version, refused: list[tuple[str, str]]) -> Marker | None:
-        """The marker of a checkpoint with nothing wrong so far; None when it is refused, or was never completed."""
+        """A checkpoint's manifest if nothing looks wrong; None if it is refused or incomplete."""
         try:
             found = self._inspect(version)
             if found is not None:
@@ -456,7 +458,7 @@ class CheckpointStorage:
         return found
 
     def _inspect(self, version: Version) -> Marker | None:
-        """The marker, or None without one. Raises ``CheckpointError`` when it does not fit what lies beside it."""
+        """The manifest, or None without one. Raises ``CheckpointError`` when it does not match the files."""
         folder = folder_name(version)
         try:
             sizes = self._folders.content(folder).sizes
@@ -465,13 +467,13 @@ class CheckpointStorage:
             data = self._files.read(f"{folder}/{MARKER_FILE}")
         except OSError as error:
             raise CheckpointError(f"unreadable: {why(error)}") from error
-        if self._files.remote and text.broken_off(data):  # where files appear at once it is damage
+        if self._files.remote and text.broken_off(data):  # where files appear atomically, truncation means damage
             return None
         found = text.parse_marker(data)
         if found.version != version:
-            raise CheckpointError(f"its marker says {folder_name(found.version)}")
+            raise CheckpointError(f"its manifest says {folder_name(found.version)}")
         if found.job != self._writer.job and not self._adopt:
-            return found  # that is reason enough
+            return found  # that alone is a reason to refuse it
         problem = text.why_sizes_differ(found, sizes)
         if problem:
             raise CheckpointError(problem)
@@ -488,9 +490,9 @@ class CheckpointStorage:
         self._look_at(found, name, expected, buffer)
 
     def _look_at(self, found: Marker, name: str, expected: Sum, into: memoryview | None = None) -> None:
-        """Read a file of a checkpoint and make sure that it is the one. Raises ``CheckpointError``.
+        """Read a file of a checkpoint and verify it. Raises ``CheckpointError``.
 
-        Wrong bytes count from now on; a file that could not be read may be readable the next time.
+        Wrong content is remembered; a file that could not be read may be readable the next time.
         """
         path = f"{folder_name(found.version)}/{name}"
         try:
@@ -504,7 +506,7 @@ class CheckpointStorage:
             raise
 
     def _sum(self, path: str, size: int, into: memoryview | None = None) -> Sum:
-        """Read a file, into the buffer of its size if there is one, and add it up."""
+        """Read a file, into the buffer if there is one, and compute its size and checksum."""
         crc = done = 0
         chunk = memoryview(bytearray(min(CHUNK_BYTES, size))) if into is None else into
         while done < size:
@@ -518,26 +520,26 @@ class CheckpointStorage:
         return Sum(done, crc)
 
     def _check(self, path: str, name: str, expected: Sum, into: memoryview | None = None) -> None:
-        """Read a file, and once more if it is not what it should be: the disk may have erred, or the way from there.
-        Raises ``CheckpointError``, and ``OSError`` if it cannot be read."""
+        """Verify a file, reading it a second time if the first result is wrong: the disk or the transfer may have
+        failed once. Raises ``CheckpointError``, and ``OSError`` if it cannot be read."""
         try:
             if self._sum(path, expected.bytes, into) == expected:
                 return
         except OSError as error:
             trouble = why(error)
         else:
-            trouble = "the checksum was another"
+            trouble = "the checksum was wrong"
         self._files.forget(path)
         again = self._sum(path, expected.bytes, into)
         self._compare(name, again, expected)
-        self._say(f"{self._files.path(path)} was read wrongly once ({trouble}): look at the disk")
+        self._say(f"{self._files.path(path)} was read wrongly once ({trouble}): check the disk")
 
     def _compare(self, name: str, actual: Sum, expected: Sum) -> None:
         if actual.bytes < expected.bytes:
             raise CheckpointError(f"{name} is truncated: {actual.bytes} of {expected.bytes} bytes")
         if actual.crc32 != expected.crc32:
             raise CheckpointError(
-                f"the checksum of {name} differs: {actual.crc32:08x}, its marker says {expected.crc32:08x}"
+                f"the checksum of {name} differs: {actual.crc32:08x}, its manifest says {expected.crc32:08x}"
             )
 
     def _refuse(self, version: Version, reason: str, refused: list[tuple[str, str]]) -> None:
@@ -550,5 +552,5 @@ class CheckpointStorage:
         if refused:
             raise CheckpointError(
                 f"no checkpoint in {self._files.where} can be used:\n{text.each(refused, self._files.path)}\n"
-                "Mend what is named, or move these folders away to begin without them"
+                "Repair them, or move these folders away to start without them"
             )

@@ -1,5 +1,5 @@
-"""Work beside training: threads that step back for everything else, and may never come to an end, as a write to a
-network file system whose server is gone."""
+"""Low-priority threads for work in parallel with training, which may never end, such as a write to a network file
+system whose server is down."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 BACKGROUND_NICENESS = 18
-"""Little enough for training not to feel it; more would let a busy machine stop the thread for a second, perhaps while
-it keeps the interpreter from the launcher's other work."""
+"""Low enough that training does not notice it; even lower, and a busy machine might suspend the thread for a second
+while it holds the interpreter lock."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13
 
 
 async def in_thread(name: str, work: Callable[[], T], begin: Callable[[], None] | None = None) -> T:
-    """Do it in a thread of its own, which does not keep the process from ending. It goes on when the caller is
-    cancelled. ``begin`` is called there first."""
+    """Run ``work`` on a separate thread, which does not keep the process alive. It continues when the caller is
+    cancelled. ``begin`` is called first in that thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -45,7 +45,7 @@ async def in_thread(name: str, work: Callable[[], T], begin: Callable[[], None] 
             result = work()
         except BaseException as caught:  # noqa: BLE001 - raised again where it is waited for
             error = caught
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -53,14 +53,14 @@ async def in_thread(name: str, work: Callable[[], T], begin: Callable[[], None] 
 
 
 async def in_pool(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
-    """Do it in a thread of the pool. It comes to its end also when the caller is cancelled."""
+    """Run ``work`` in a thread of the pool. It runs to its end even when the caller is cancelled."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
     future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return await asyncio.shield(future)
 
 
 def step_back() -> None:
-    """Let everything else on the machine go before this thread."""
+    """Lower this thread's CPU and I/O priority."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)
     number = _IOPRIO_SET.get(platform.machine())

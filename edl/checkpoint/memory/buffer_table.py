@@ -1,11 +1,11 @@
-"""Which buffer of the state keeper holds what: bookkeeping only, no memory is touched here.
+"""Which buffer holds which snapshot: bookkeeping only, no memory is touched here.
 
-A **stream** is a row of snapshots that follow one another: what one worker commits, the copies of another node's
-commits, or what was loaded. Per stream there is a newest complete snapshot, the buffer that is being written, and
-whatever a reader has pinned. A buffer is never handed out to a writer while it holds the newest complete snapshot or
-while it is pinned, so neither a crash in the middle of a copy nor a slow disk can spoil what is held.
+A **stream** is a sequence of snapshots: the commits of one worker, the copies of another node's commits, or loaded
+state. For each stream there is a newest complete snapshot, the buffer that is being written, and buffers pinned by
+readers. A buffer that is pinned or holds the newest complete snapshot is never given to a writer, so neither a crash in
+the middle of a copy nor a slow disk can damage what is held.
 
-Not safe for threads: the keeper holds a lock.
+Not thread-safe: the keeper holds a lock.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edl.types import NodeId
 from edl.wire.messages import Holding, Version
 
 MOST_BUFFERS = 3
-"""Of one stream: the newest snapshot, the one being written, and one that is being read. One more where the snapshot
-before the newest is kept too."""
+"""Buffers per stream: the newest snapshot, the one being written, and one being read. One more if the previous snapshot
+is kept too."""
 _PAGE = 4096
 
 
 class Use(enum.Enum):
-    """What a stream's memory is for."""
+    """The purpose of a stream's memory."""
 
     WORKER = "workers"
     REPLICA = "copies of other nodes"
@@ -33,17 +33,17 @@ class Use(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Names one stream."""
+    """Identifies one stream."""
 
     use: Use
     owner: str
-    """The slot, the node whose state it is, or empty."""
+    """The slot; the node whose state it is; or empty."""
     name: str
-    """``state`` or ``own`` of a worker; the number of another node's shard; anything for loaded state."""
+    """``state`` or ``own`` for a worker; the shard number for another node's copy; any name for loaded state."""
 
     @classmethod
     def of_worker(cls, slot: int, name: str) -> Stream:
-        """What the worker in this slot commits."""
+        """The commits of the worker in this slot."""
         return cls(Use.WORKER, str(slot), name)
 
     @classmethod
@@ -53,7 +53,7 @@ class Stream:
 
     @classmethod
     def loaded(cls, name: str) -> Stream:
-        """What was read from the checkpoint directory or fetched from another node."""
+        """State read from the checkpoint directory or fetched from another node."""
         return cls(Use.LOADED, "", name)
 
 
@@ -68,7 +68,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A buffer to write into. ``new``: its memory has yet to be made."""
+    """A buffer to write into. ``new``: its memory has yet to be allocated."""
 
     buffer: int
     capacity: int
@@ -77,7 +77,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No buffer, and why. ``later``: there will be one when a reader lets go of what it reads."""
+    """No buffer, and the reason. ``later``: one becomes available when a reader releases its snapshot."""
 
     why: str
     later: bool = False
@@ -85,7 +85,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of memory that the buffer table accounts for."""
+    """Bytes of memory by use, and the limit."""
 
     limit: int
     workers: int
@@ -94,7 +94,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All bytes in use."""
         return self.workers + self.replicas + self.loaded
 
 
@@ -105,9 +105,9 @@ class _Buffer:
     pins: int = 0
     held: Held | None = None
     making: bool = False
-    """Made ahead, and not ready yet; its maker holds it pinned."""
+    """Allocated ahead and not ready yet; pinned by the allocating thread."""
     doomed: bool = False
-    """Of no stream any more; goes when its last reader lets go."""
+    """No longer belongs to a stream; freed when its last reader releases it."""
 
 
 @dataclass(slots=True)
@@ -132,9 +132,9 @@ class BufferTable:
     # --- writers -----------------------------------------------------------------------------------------------------
 
     def room(self, stream: Stream, size: int, *, keep_previous: bool = False) -> Room | Refusal:
-        """A buffer of at least ``size`` bytes for the next snapshot; the same one again until it is filled.
+        """A buffer of at least ``size`` bytes for the stream's next snapshot; the same one again until it is filled.
 
-        ``keep_previous``: also the snapshot before the newest is to stay, as long as memory allows.
+        ``keep_previous``: also keep the snapshot before the newest, as long as memory allows.
         """
         row = self._rows.setdefault(stream, _Row())
         row.keep_previous = keep_previous
@@ -166,8 +166,8 @@ class BufferTable:
         return Room(number, buffer.capacity, new=False)
 
     def spare(self, stream: Stream, size: int, most: int) -> Room | None:
-        """One more buffer for a stream's later snapshots. None if it has ``most`` of them already, counting neither one
-        that would not fit nor the snapshot before the newest, or if memory would have to be taken from others."""
+        """One more buffer for a stream's later snapshots. None if the stream already has ``most`` of them (not counting
+        those that do not fit, nor the previous snapshot), or if the memory limit would be exceeded."""
         row = self._rows.get(stream)
         if row is None or len(row.buffers) >= MOST_BUFFERS + row.keep_previous:
             return None
@@ -180,7 +180,7 @@ class BufferTable:
         return room
 
     def remove(self, number: int) -> None:
-        """The memory of this buffer could not be had: forget it."""
+        """Forget a buffer whose memory could not be allocated."""
         stream = self._buffers[number].stream
         row = self._rows[stream]
         if row.writing == number:
@@ -190,7 +190,7 @@ class BufferTable:
             del self._rows[stream]
 
     def abandon(self, stream: Stream) -> None:
-        """The writer is gone: what it was writing will never be complete, its buffer is free."""
+        """Release the buffer of a dead writer: its snapshot will never be complete."""
         row = self._rows.get(stream)
         if row is not None:
             row.writing = None
@@ -198,7 +198,7 @@ class BufferTable:
                 self.drop(stream)
 
     def may_fill(self, stream: Stream, number: int, size: int) -> str:
-        """Why this buffer cannot have been filled with so many bytes by the stream's writer; empty if it can."""
+        """The reason why the stream's writer cannot have put ``size`` bytes into this buffer; empty if it can."""
         row = self._rows.get(stream)
         if row is None or row.writing != number:
             return f"buffer {number} was not given to {_name(stream)} to be written"
@@ -206,7 +206,7 @@ class BufferTable:
         return "" if 0 < size <= capacity else f"{size} bytes cannot be in buffer {number} of {capacity} bytes"
 
     def fill(self, stream: Stream, size: int, holding: Holding) -> Held:
-        """What the stream's writer was writing is complete, and is the newest snapshot from now on."""
+        """Mark the buffer being written as complete; it is the stream's newest snapshot from now on."""
         row = self._rows[stream]
         assert row.writing is not None, "may_fill was asked first"  # noqa: S101
         held = Held(row.writing, holding, size)
@@ -219,15 +219,15 @@ class BufferTable:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def has(self, number: int) -> bool:
-        """Whether it still counts; what belongs to no stream any more does not."""
+        """Whether the buffer belongs to a stream."""
         return number in self._buffers and not self._buffers[number].doomed
 
     def pin(self, number: int) -> None:
-        """Somebody reads it: it will not be written or freed before ``unpin``."""
+        """Note a reader: the buffer is neither written nor freed before ``unpin``."""
         self._buffers[number].pins += 1
 
     def unpin(self, number: int) -> None:
-        """One reader less."""
+        """Remove a reader."""
         buffer = self._buffers[number]
         buffer.pins -= 1
         buffer.making = False
@@ -240,34 +240,34 @@ class BufferTable:
         return None if row is None or row.newest is None else self._buffers[row.newest].held
 
     def held(self, stream: Stream) -> tuple[Held, ...]:
-        """Every complete snapshot of a stream, newest first."""
+        """All complete snapshots of a stream, newest first."""
         row = self._rows.get(stream)
         numbers = () if row is None else (row.newest, row.previous)
         found = (self._buffers[number].held for number in numbers if number is not None)
         return tuple(one for one in found if one is not None)
 
     def streams(self, use: Use, name: str | None = None) -> tuple[Stream, ...]:
-        """Those of one use, in a fixed order."""
+        """The streams of one use, in a fixed order."""
         found = (stream for stream in self._rows if stream.use is use and name in (None, stream.name))
         return tuple(sorted(found, key=lambda stream: (stream.owner, stream.name)))
 
     def usage(self) -> Usage:
-        """Where the memory goes."""
+        """Memory use in bytes."""
         sums = dict.fromkeys(Use, 0)
         for buffer in self._buffers.values():
             sums[buffer.stream.use] += buffer.capacity
         return Usage(self._limit, sums[Use.WORKER], sums[Use.REPLICA], sums[Use.LOADED])
 
-    # --- what is not needed any more ---------------------------------------------------------------------------------
+    # --- discarding snapshots ----------------------------------------------------------------------------------------
 
     def drop(self, stream: Stream) -> None:
-        """Forget all snapshots of a stream. One that is read goes when its readers let go."""
+        """Forget all snapshots of a stream. Pinned ones are freed when their readers release them."""
         row = self._rows.pop(stream, None)
         for number in row.buffers if row is not None else ():
             self._doom(number)
 
     def forget(self, stream: Stream, version: Version) -> None:
-        """Forget one snapshot. Its buffer is free for the stream's next one."""
+        """Forget one snapshot. Its buffer becomes free for the stream's next one."""
         row = self._rows[stream]
         for number in (row.newest, row.previous):
             held = None if number is None else self._buffers[number].held
@@ -281,21 +281,21 @@ class BufferTable:
             self.drop(stream)
 
     def collect(self) -> tuple[int, ...]:
-        """Buffers that have been freed since the last call: their memory can go."""
+        """Buffers freed since the last call, whose memory can be released."""
         freed, self._freed = tuple(self._freed), []
         return freed
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _fits(self, buffer: _Buffer, size: int) -> bool:
-        return size <= buffer.capacity <= 2 * size + 64 * _PAGE  # a state that has become small gives memory back
+        return size <= buffer.capacity <= 2 * size + 64 * _PAGE  # a state that has shrunk returns memory
 
     def _is_kept(self, row: _Row) -> bool:
-        """Whether the snapshot before the newest is wanted, or read by somebody now."""
+        """Whether the previous snapshot is wanted or being read."""
         return row.keep_previous or (row.previous is not None and self._buffers[row.previous].pins > 0)
 
     def _idle(self, row: _Row, *, sacrifice: bool) -> Iterator[int]:
-        """Buffers of a row that nobody needs; with ``sacrifice`` also that of the previous snapshot."""
+        """Unused buffers of a stream; with ``sacrifice`` also that of the previous snapshot."""
         kept = {row.newest, row.writing}
         if row.keep_previous and not sacrifice:
             kept.add(row.previous)
@@ -354,7 +354,7 @@ class BufferTable:
 
 
 def _capacity(size: int) -> int:
-    return -(-(size + size // 64) // _PAGE) * _PAGE  # a header that grows a little needs no new buffer
+    return -(-(size + size // 64) // _PAGE) * _PAGE  # a header that grows slightly needs no new buffer
 
 
 def _name(stream: Stream) -> str:

@@ -1,7 +1,7 @@
-"""When a commit goes to another node as well.
+"""Decides when a commit is copied to another node.
 
-With a replicated state every node of the world keeps each commit by itself, so a copy on another node only costs
-memory and network. One is needed where a part of the state is on one node alone: a world of one node, a sharded state.
+With a replicated state, every node of the world holds each commit, so further copies only cost memory and network. A
+copy is needed where a part of the state is on one node only: in a world of one node, or with a sharded state.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from edl.types import NodeId
 
 
 class Copying(enum.Enum):
-    """``--copies``."""
+    """Values of ``--copies``."""
 
     AUTO = "auto"
-    """Where no other node of the world has the same."""
+    """Copy if no other node of the world holds the same data."""
     ALWAYS = "always"
     NEVER = "never"
 
 
 def needed(copying: Copying, shards: int, nodes: int) -> bool:
-    """Whether a commit of so many parts, made in a world of so many nodes, is to be copied."""
+    """Whether a commit of ``shards`` parts, made in a world of ``nodes`` nodes, is copied."""
     if copying is Copying.AUTO:
         return shards > 1 or nodes < 2
     return copying is Copying.ALWAYS
@@ -30,7 +30,7 @@ def needed(copying: Copying, shards: int, nodes: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The node that holds a copy of this one's commits."""
+    """The node that receives copies of this node's commits."""
 
     node: NodeId
     host: str

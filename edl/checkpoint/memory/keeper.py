@@ -1,8 +1,8 @@
 """Keeps the state of this node's workers in the launcher's memory, where it outlives them.
 
-Workers copy their commits into memory files that the keeper makes. From there they go to another node, to the
-checkpoint directory, and back to workers that begin anew. What takes long is done in threads: those that work while
-training goes on step back for it, those that somebody waits for do not.
+Workers copy their commits into memory files that the keeper allocates. From there they go to another node, to the
+checkpoint directory, and back to restarted workers. Long operations run in threads: those beside training at low
+priority, those that a worker waits for at normal priority.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WRITES = 2
-"""Attempts at a saved commit when the workers have ended: what made the first one fail may be over."""
+"""Attempts at writing a saved commit after the workers have ended; the cause of the first failure may be gone."""
 PART_WRITERS = 4
-"""Parts of a sharded commit that a node writes at a time."""
+"""Parts of a sharded commit that a node writes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Grant:
     buffer: int
     size: int
     descriptor: int | None
-    """The caller's to close, when this worker has not had the buffer before."""
+    """For the caller to close; None if this worker already has the buffer."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What one worker has been given."""
+    """The buffers and loans of one worker."""
 
     buffers: set[int]
     loans: list[Loan]
@@ -60,7 +60,7 @@ class _Slot:
 
 
 class Keeper:
-    """The state of one node's workers. Everything is called on the event loop."""
+    """The state of one node's workers. Call all methods on the event loop."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class Keeper:
         on_copy: Callable[[], None] = lambda: None,
         copying: Copying = Copying.AUTO,
     ) -> None:
-        """``on_kept(version, where, error, took_s)``: a commit lies in the checkpoint directory, or was not written.
-        ``on_room(why)``: a worker's commits find no memory, or find it again (empty). ``on_copy()``: a part of another
-        node's commit is here."""
+        """``on_kept(version, where, error, took_s)``: a commit has been written to the checkpoint directory, or writing
+        failed. ``on_room(why)``: there is no memory for a worker's commits, or there is again (empty). ``on_copy()``: a
+        part of another node's commit is here."""
         self._checkpoint_storage = checkpoint_storage
         self._on_kept = on_kept
         self._on_copy = on_copy
         self._refusals = Refusals(on_room)
         self.too_large = Version()
-        """A checkpoint that there is no memory for here: workers read it from the directory by themselves."""
+        """A checkpoint that does not fit into this node's memory: workers read it from the directory themselves."""
         self._loop = asyncio.get_running_loop()
         self._released = asyncio.Event()
         self._snapshot_pool = SnapshotPool(node, job, limit_bytes, self._let_go, self._copy_came, self._owing)
@@ -97,7 +97,7 @@ class Keeper:
         self._owed = Owed()
         self._replication = Replication(node, self._snapshot_pool, copies, copying)
         self._inherited = False
-        """What is owed was saved in an earlier world, whose writer may have written it."""
+        """The commit to be written was saved in an earlier world, whose writer may have written it."""
         self._to_save = asyncio.Event()
         self._persisted: dict[Holding, str] = {}
         self._writing = asyncio.Lock()
@@ -110,11 +110,11 @@ class Keeper:
         self._task = asyncio.create_task(self._persist_what_is_wanted())
 
     def start(self, host: str, port: int = 0) -> int:
-        """Serve other nodes; returns the port. Raises ``PortInUse``."""
+        """Start serving other nodes; returns the port. Raises ``PortInUse``."""
         return self._replication.start(host, port)
 
     async def close(self) -> None:
-        """End all that is under way, and let go of the memory."""
+        """End all operations and release the memory."""
         await end(self._task)
         self._ahead.close()
         if self._part_saves is not None:
@@ -129,7 +129,7 @@ class Keeper:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
-        """A buffer for the next commit of the slot's present worker; waits for one while all are being read."""
+        """A buffer for the next commit of the slot's current worker; waits while all are being read."""
         return self._grant(slot, self._slot(slot), Stream.of_worker(slot, stream), size)
 
     async def _grant(self, slot: int, worker: _Slot, line: Stream, size: int) -> Grant | Refusal:
@@ -146,15 +146,16 @@ class Keeper:
                     self._refusals.note(line, room.why)
                     return room
                 if not told:
-                    log.warning("State: slot %d waits with its next commit: %s", slot, room.why)
+                    log.warning("State: slot %d waits before its next commit: %s", slot, room.why)
                     told = True
                 await released.wait()
         return Refusal("the worker is gone")
 
     def committed(self, slot: int, message: Committed) -> Coroutine[Any, Any, Grant | Refusal]:
-        """The worker has filled its buffer: that counts at once. What is returned waits for the next buffer.
+        """Accept the commit in the worker's buffer, effective at once. The returned coroutine waits for the next
+        buffer.
 
-        Raises ``ProtocolError`` when the buffer is not the worker's or does not hold what it says.
+        Raises ``ProtocolError`` when the buffer is not the worker's or does not hold what the message says.
         """
         line = Stream.of_worker(slot, message.stream)
         holding = Holding(Version(message.era, message.commit), message.shard, message.shards)
@@ -182,7 +183,7 @@ class Keeper:
         return self.want(slot, message.stream, message.size)
 
     def _save_part(self, holding: Holding) -> None:
-        """Before the worker gets its next buffer, so that this one stays."""
+        """Queue a part before the worker gets its next buffer, so that this one is kept."""
         if self._part_saves is None:
             self._say_nowhere(holding.version)
             return
@@ -197,17 +198,17 @@ class Keeper:
         return await self.want(slot, message.stream, message.size)
 
     async def made_ahead(self) -> None:
-        """Until no buffer is being made ahead."""
+        """Wait until no buffer is being allocated ahead."""
         await self._ahead.idle.wait()
 
     def restored(self, slot: int) -> None:
-        """The worker does not read any more what ``piece`` gave it."""
+        """Release what ``piece`` lent to the worker."""
         worker = self._slots.get(slot)
         while worker is not None and worker.loans:
             worker.loans.pop().release()
 
     def forget_worker(self, slot: int) -> None:
-        """The worker's process is gone, and all it said has been heard."""
+        """Release everything of a dead worker, after its last message has been handled."""
         self.restored(slot)
         worker = self._slots.pop(slot, None)
         if worker is not None:
@@ -218,10 +219,10 @@ class Keeper:
     def piece(
         self, slot: int, stream: str, version: Version, shard: int, sources: Sequence[Source] = ()
     ) -> Coroutine[Any, Any, tuple[int, int]]:
-        """A descriptor (the caller's to close, to be read only) and the size of a part of a commit.
+        """A read-only descriptor (for the caller to close) and the size in bytes of a part of a commit.
 
-        From this node's memory or from one of ``sources``. It stays as it is until ``restored``, the worker's next
-        commit or its end. Raises ``CheckpointError``, naming all that was tried.
+        It comes from this node's memory or from one of ``sources``, and does not change until ``restored``, the
+        worker's next commit or its end. Raises ``CheckpointError`` that names everything that was tried.
         """
         return self._piece(slot, self._slot(slot), stream, version, shard, sources)
 
@@ -234,11 +235,11 @@ class Keeper:
                 await self._replication.fetch(version, shard, sources)
                 loan = self._snapshot_pool.borrow(version, shard)
             if loan is None:
-                raise CheckpointError(f"shard {shard} of {version} came, and was given up at once")
+                raise CheckpointError(f"shard {shard} of {version} arrived, but was dropped at once")
         else:
             loan = self._snapshot_pool.borrow_own(slot, stream, version)
             if loan is None:
-                raise CheckpointError(f"slot {slot} has no values of its own of {version}")
+                raise CheckpointError(f"slot {slot} has no separate values of {version}")
         if worker.gone:
             loan.release()
             raise CheckpointError("the worker is gone")
@@ -248,38 +249,38 @@ class Keeper:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Every part of the shared state that is complete in this node's memory."""
+        """All complete parts of the shared state in this node's memory."""
         return self._snapshot_pool.holdings()
 
     def usage(self) -> Usage:
-        """Where the memory goes."""
+        """Memory use in bytes."""
         return self._snapshot_pool.usage()
 
     def trim(self, restore: Version) -> None:
-        """A world that this node is in begins from this commit: let go of what that makes useless."""
+        """Release what is useless in a world that begins from this commit."""
         if restore != Version():
             self._snapshot_pool.trim(restore)
 
     def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
-        """Forget the copies of all other nodes' state but these."""
+        """Drop the copies of all other nodes' state except these owners'."""
         self._snapshot_pool.drop_replicas(except_owners)
 
     # --- other nodes -------------------------------------------------------------------------------------------------
 
     def keep_with(self, node: NodeId, host: str, port: int) -> None:
-        """From now on send a copy of each commit there, the newest at once; an empty ``node`` means to none."""
+        """Send a copy of each commit to this node from now on, the newest at once; an empty ``node`` stops copying."""
         self._replication.keep_with(node, host, port)
 
     async def handed_over(self, timeout_s: float) -> bool:
-        """Wait until the newest commits of this node's workers are on the other one, and say whether they are. Also
-        those that others had as well so far: who they are, this node does not know any more."""
+        """Wait until this node's newest commits are on the other node; returns whether they are. Includes commits that
+        other nodes also held so far, since this node no longer knows those nodes."""
         return await self._replication.handed_over(timeout_s)
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------
 
     def enter(self, restore: Version, nodes: int, *, writes: bool) -> None:
-        """This node is in a world of so many nodes that begins from this commit. ``writes``: it is the one that writes
-        what the workers save; also what they saved in an earlier world, if that one's writer could not."""
+        """Enter a world of ``nodes`` nodes that begins from this commit. ``writes``: this node writes what the workers
+        save, including saves of an earlier world that its writer could not write."""
         self._writer = writes
         self._owed.begin(restore)
         self.trim(restore)
@@ -305,7 +306,7 @@ class Keeper:
             self._loop.call_soon_threadsafe(self._on_copy)
 
     def _inherit(self, version: Version) -> None:
-        """A newcomer that is to write learns with the state that it fetches what has been promised."""
+        """A new writer learns about outstanding saves together with the state that it fetches."""
         self._owed.take(version)
         if self._writer:
             self._inherited = True
@@ -316,7 +317,7 @@ class Keeper:
         return self._owed.to_write or NO_STATE
 
     async def flush_saves(self) -> str:
-        """Wait until the newest saved commit is written, if this node writes; returns why it is not."""
+        """Wait until the newest saved commit is written, if this node is the writer; returns ``unsaved``."""
         if self._part_saves is not None:
             await self._part_saves.finished(self._owed.awaited)
         for _ in range(WRITES):
@@ -328,17 +329,18 @@ class Keeper:
 
     @property
     def saving(self) -> bool:
-        """Whether there is something to wait for in ``flush_saves``."""
+        """Whether ``flush_saves`` has anything to wait for."""
         return self._writer and self._owed.due
 
     @property
     def unsaved(self) -> str:
-        """Why the newest saved commit is not in the checkpoint directory, as far as that is this node's business."""
+        """The reason why the newest saved commit is not in the checkpoint directory; empty if it is or if another node
+        writes it."""
         return self._owed.text if self._writer else ""
 
     async def look(self) -> tuple[Version, bool]:
         """The newest checkpoint in the directory, and whether workers have to read it themselves. Raises
-        ``CheckpointError`` when there are some, and none is usable."""
+        ``CheckpointError`` when there are some but none is usable."""
         newest = (
             await in_thread("edl-look", self._checkpoint_storage.newest)
             if self._checkpoint_storage is not None
@@ -349,8 +351,8 @@ class Keeper:
         return found
 
     async def load(self) -> Version:
-        """Hold the newest usable checkpoint; ``Version()`` when there is none. One that workers have to read themselves
-        is only checked. Raises ``CheckpointError``."""
+        """Load the newest usable checkpoint into memory; ``Version()`` if there is none. One that workers read
+        themselves is only verified. Raises ``CheckpointError``."""
         checkpoint_storage = self._checkpoint_storage
         if checkpoint_storage is None:
             return Version()
@@ -370,17 +372,18 @@ class Keeper:
         return found.version
 
     async def flush(self, reason: str, version: Version | None = None) -> Version | None:
-        """Write the newest state that this node holds, or the one of ``version``, if the checkpoint directory lacks it,
-        whoever the writer is.
+        """Write the newest state that this node holds, or that of ``version``, if the checkpoint directory lacks it,
+        even if this node is not the writer.
 
-        Returns which commit lies there now, None if none does; of a sharded state only the parts that are here.
+        Returns the version that is now in the directory, None if none is; of a sharded state only the local parts are
+        written.
         """
         if self._checkpoint_storage is None:
             return None
         await self.settled()
         missing = parts_to_write(self.holdings(), self._persisted, version)
         if missing:
-            log.info("State: commit %d goes to the checkpoint directory: %s", missing[-1].version.commit, reason)
+            log.info("State: writing commit %d to the checkpoint directory: %s", missing[-1].version.commit, reason)
         for holding in missing:
             await self._persist(holding)
         newest = self._snapshot_pool.newest()
@@ -390,16 +393,16 @@ class Keeper:
 
     @property
     def busy(self) -> bool:
-        """Whether a sharded commit that workers have saved may still be on its way."""
+        """Whether a saved sharded commit may still be being written."""
         return self._part_saves is not None and self._part_saves.busy
 
     async def settled(self) -> None:
-        """Until all that this node's workers have saved of a sharded state is written."""
+        """Wait until all saved parts of this node's workers are written."""
         if self._part_saves is not None:
             await self._part_saves.settled()
 
     def looked(self) -> None:
-        """Somebody has seen what lies in the checkpoint directory now."""
+        """Note that the checkpoint directory has just been looked at."""
         if self._part_saves is not None:
             self._part_saves.unseen = False
 
@@ -411,7 +414,7 @@ class Keeper:
         return in_pool(self._part_writers, work)
 
     def _parts_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
-        """What became of a sharded checkpoint; without ``where`` and ``error``: another node has said so."""
+        """Record the outcome of a sharded checkpoint. Without ``where`` and ``error``, another node has reported it."""
         if error:
             self._owed.failed(version, error)
         else:
@@ -420,7 +423,7 @@ class Keeper:
             self._on_kept(version, where, error, took_s)
 
     async def wrote_through(self, version: Version, size: int, crc32: int, error: str) -> None:
-        """A worker that found no memory has written this commit into the directory: make it count; or it could not."""
+        """Complete a checkpoint that a worker without memory for its commit wrote itself, or record that it failed."""
         checkpoint_storage = self._checkpoint_storage
         if checkpoint_storage is None:
             return
@@ -438,7 +441,7 @@ class Keeper:
             self._to_save.clear()
             inherited, self._inherited = self._inherited, False
             if inherited and self._owed.to_write is not None:
-                with contextlib.suppress(CheckpointError):  # said by whoever wants to begin from there
+                with contextlib.suppress(CheckpointError):  # reported when a world is to begin from there
                     await self.look()
             version = self._owed.to_write
             if version is not None and self._writer and not (inherited and not self._holds(Holding(version))):
@@ -450,7 +453,7 @@ class Keeper:
         self._said_nowhere = True
 
     async def _persist(self, holding: Holding) -> None:
-        """Write it, or what has taken its place meanwhile, unless that has been done by the time."""
+        """Write a commit, or the one that has replaced it since, unless that has already been done."""
         checkpoint_storage = self._checkpoint_storage
         if checkpoint_storage is None:
             self._say_nowhere(holding.version)
@@ -460,7 +463,7 @@ class Keeper:
                 return
             loan = self._lent(holding)
             if loan is None:
-                why = "it is not held any more"
+                why = "it is no longer in memory"
                 self._owed.failed(holding.version, why)
                 self._on_kept(holding.version, "", why, 0.0)
                 return
@@ -490,7 +493,7 @@ class Keeper:
 
     def _lent(self, holding: Holding) -> Loan | None:
         loan = self._snapshot_pool.borrow(holding.version, holding.shard)
-        if loan is None and holding.shards == 1:  # a newer part alone would be of no use
+        if loan is None and holding.shards == 1:  # a newer part alone would be useless
             loan = self._snapshot_pool.borrow_newer(holding)
         return loan
 
@@ -505,7 +508,7 @@ class Keeper:
             self._owed.failed(version, why)
             self._on_kept(version, "", why, 0.0)
             return None
-        if where:  # else other parts are missing, and whoever writes the last of them says so
+        if where:  # else parts are missing, and the node that writes the last one reports it
             self._owed.written(version)
             self._on_kept(version, where, "", self._loop.time() - begun_s)
         return where
@@ -516,7 +519,8 @@ class Keeper:
         return self._slots.setdefault(slot, _Slot(set(), []))
 
     def _room(self, line: Stream, size: int) -> Room | Refusal:
-        # What only this slot has must not run ahead of what the others can restore, so there the one before stays too.
+        # Streams that only this slot has must not run ahead of what others can restore, so the previous commit is kept
+        # too.
         keep = line.name == OWN or self._parts.get(line, 1) > 1
         return self._snapshot_pool.room(line, size, keep_previous=keep)
 
@@ -528,7 +532,7 @@ class Keeper:
         return Grant(room.buffer, room.capacity, descriptor)
 
     def _let_go(self) -> None:
-        """A reader has let go of a buffer. Any thread."""
+        """Wake waiting writers: a reader has released a buffer. Any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._wake)
 

@@ -1,4 +1,5 @@
-"""Memory files: made by the agent, written by a worker or the network, and still there when the writer is gone."""
+"""Memory files: created by the agent, written by a worker or from the network, and still there when the writer is
+gone."""
 
 from __future__ import annotations
 
@@ -13,30 +14,30 @@ from pathlib import Path
 import psutil
 
 SPARE_BYTES = 64 * 1024 * 1024
-"""Left free when memory is reserved: the machine has other things to do."""
+"""Memory left free for the rest of the machine when a file is allocated."""
 CHUNK_BYTES = 4 * 1024 * 1024
 SHARE_BYTES = 256 * 1024 * 1024
-"""What one thread clears at a time."""
+"""Bytes that one thread clears at a time."""
 MOST_THREADS = 4
-"""More do not clear pages any faster, and training goes on meanwhile."""
+"""More threads do not clear pages faster, and training runs meanwhile."""
 _ZEROS = bytes(CHUNK_BYTES)
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Memory:
-    """One memory file, mapped. All its pages are reserved: writing it cannot fail later.
+    """One mapped memory file. All its pages are reserved, so writing cannot fail later.
 
-    Nobody can change its size any more, so a process that goes wrong cannot take pages away from another.
+    Its size is sealed, so a faulty process cannot take pages away from another.
     """
 
     def __init__(self, size: int, *, touch: bool = True) -> None:
-        """``touch``: take the time to fill all pages, so that whoever writes first need not wait for them.
+        """``touch``: fill all pages now, so that the first writer need not wait for them.
 
-        Raises ``MemoryError`` or ``OSError`` when there is not so much memory.
+        Raises ``MemoryError`` or ``OSError`` when there is not enough memory.
         """
         free = available_bytes()
         if size + SPARE_BYTES > free:
-            raise MemoryError(f"{size:,} bytes are asked for, and the machine has {free:,} left")
+            raise MemoryError(f"{size:,} bytes requested, but the machine has only {free:,} available")
         self.size = size
         self.descriptor = os.memfd_create("edl-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -52,33 +53,33 @@ class Memory:
         self._lock = threading.Lock()
 
     def renewed(self, crc32: int | None = None) -> None:
-        """It has other content now, with this checksum if that is known."""
+        """Note new content, with its checksum if known."""
         self._crc = crc32
 
     def crc32(self, size: int) -> int:
-        """Checksum of the first ``size`` bytes, computed once."""
+        """CRC-32 of the first ``size`` bytes, computed once."""
         with self._lock:
             if self._crc is None:
                 self._crc = checksum(self.view[:size])
             return self._crc
 
     def read_only(self) -> int:
-        """A new descriptor of it, the caller's to close, that cannot be written or mapped for writing."""
+        """A new descriptor, for the caller to close, that can be neither written nor mapped for writing."""
         return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def duplicate(self) -> int:
-        """A new descriptor of it, the caller's to close."""
+        """A new descriptor, for the caller to close."""
         return fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
 
     def close(self) -> None:
-        """Let go of it. Pages go when the last process that has it mapped lets go too."""
+        """Close the file. Its pages are freed when the last process unmaps them."""
         os.close(self.descriptor)
         self.descriptor = -1
         self.view = memoryview(b"")  # the mapping ends with its last view
 
 
 def _fill(descriptor: int, size: int) -> None:
-    """Have the kernel clear all pages now; it takes seconds for gigabytes, and several processors share it."""
+    """Make the kernel clear all pages now; takes seconds for gigabytes, and is shared by several threads."""
 
     def clear(first: int) -> None:
         for offset in range(first, min(first + SHARE_BYTES, size), CHUNK_BYTES):
@@ -90,7 +91,7 @@ def _fill(descriptor: int, size: int) -> None:
 
 
 def checksum(data: memoryview) -> int:
-    """CRC-32, in pieces between which other threads get their turn."""
+    """CRC-32, computed in pieces so that other threads can run in between."""
     crc = 0
     for offset in range(0, len(data), CHUNK_BYTES):
         crc = zlib.crc32(data[offset : offset + CHUNK_BYTES], crc)
@@ -98,13 +99,13 @@ def checksum(data: memoryview) -> int:
 
 
 def available_bytes() -> int:
-    """How much memory this process may still take without pushing anything out: of the machine and of its cgroups."""
+    """Bytes that this process can allocate without swapping, limited by the machine and by its cgroups."""
     free = int(psutil.virtual_memory().available)
     return min([free, *_left_in_cgroups(_CGROUPS, _cgroup_paths(Path("/proc/self/cgroup")))])
 
 
 def _cgroup_paths(table: Path) -> dict[str, str]:
-    """Where this process stands, by controller; version 2 is the empty one."""
+    """The process's cgroup path for each controller; version 2 has the empty name."""
     try:
         lines = table.read_text().splitlines()
     except OSError:
@@ -114,7 +115,7 @@ def _cgroup_paths(table: Path) -> dict[str, str]:
 
 
 def _left_in_cgroups(root: Path, paths: dict[str, str]) -> list[int]:
-    """What each cgroup from the process's own up to the root still allows."""
+    """Bytes left in each cgroup from the process's own up to the root."""
     kinds = [("", root, "memory.max", "memory.current", "inactive_file")]
     kinds += [("memory", root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")]
     left = []
@@ -135,7 +136,7 @@ def _left_in_cgroups(root: Path, paths: dict[str, str]) -> list[int]:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max"
+    except (OSError, ValueError):  # missing, or "max"
         return None
 
 

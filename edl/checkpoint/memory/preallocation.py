@@ -1,7 +1,7 @@
-"""Buffers that are made before a commit waits for them.
+"""Allocates buffers before a commit needs them.
 
-The pages of a large buffer take time: the kernel has to clear them. A worker needs two (the newest commit, and the one
-that it writes), and a third once something reads them: the disk, or the network.
+Large buffers take time, because the kernel has to clear their pages. A worker needs two (the newest commit, and the one
+being written), and a third once its commits are read by the disk writer or the network.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from edl.checkpoint.memory.snapshot_pool import SnapshotPool
 from edl.tasks import BackgroundTasks
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
-"""In a thread."""
+"""Runs a function in a thread."""
 
 
 class Ahead:
-    """Makes what a stream is going to need. Everything is called on the event loop."""
+    """Allocates a stream's next buffers ahead. Call all methods on the event loop."""
 
     def __init__(self, snapshot_pool: SnapshotPool, run: Run) -> None:
         self._snapshot_pool = snapshot_pool
@@ -27,22 +27,22 @@ class Ahead:
         self._read: set[Stream] = set()
         self._busy: set[Stream] = set()
         self.idle = asyncio.Event()
-        """Nothing is being made."""
+        """Set while nothing is being allocated."""
         self.idle.set()
 
     def read(self, line: Stream) -> None:
-        """Something reads the commits of this stream from now on."""
+        """Note that the commits of this stream are read, so that it needs a third buffer."""
         self._read.add(line)
 
     def look(self, line: Stream, size: int) -> None:
-        """The stream has been given a buffer for so many bytes: make the next one if it has none to spare."""
+        """Allocate the stream's next buffer if it has none to spare; it has just been given one of ``size`` bytes."""
         if line not in self._busy:
             self._busy.add(line)
             self.idle.clear()
             self._background.begin(self._make(line, size))
 
     def close(self) -> None:
-        """Make no more."""
+        """Stop allocating."""
         self._background.drop()
 
     async def _make(self, line: Stream, size: int) -> None:

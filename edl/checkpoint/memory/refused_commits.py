@@ -1,4 +1,4 @@
-"""Which workers' commits find no memory, told when that begins and when it is over."""
+"""Reports when workers' commits find no memory, and when that is over."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from edl.checkpoint.memory.buffer_table import Stream
 
 
 class Refusals:
-    """``tell(why)``: the first reason that there is now; empty when there is none any more."""
+    """Calls ``tell(why)`` when the first current reason changes; empty when there is none left."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._why: dict[Stream, str] = {}
 
     def note(self, line: Stream, why: str) -> None:
-        """What a stream that asked for room was told; empty: it got some, or does not ask any more."""
+        """Note the outcome of a stream's request for a buffer; empty: it got one, or no longer needs one."""
         before = self._first()
         if why:
             self._why[line] = why

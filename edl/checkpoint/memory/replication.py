@@ -1,6 +1,6 @@
-"""Commits on other nodes: copies that go there, and parts that are fetched from there.
+"""Copies commits to another node, and fetches parts from other nodes.
 
-One thread sends, and steps back for training. Fetching is what a worker waits for, so several parts come at a time.
+One low-priority thread sends. A worker waits for what is fetched, so several parts are fetched at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from edl.wire.messages import Holding, Source, Version
 log = logging.getLogger(__name__)
 
 FETCHES = 4
-"""At a time."""
+"""Parts fetched at once."""
 LEAVING_TRIES = 10
-"""Attempts of a node that leaves to hand its commit to a node that does not take it: that one may have left as well."""
+"""Attempts of a leaving node to send its commit to a node that does not accept it: that one may have left as well."""
 COPY_PATIENCE_S = 10.0
-"""How long a worker with a sharded state waits until the commit before its last one lies on another node as well."""
+"""Seconds that a worker with a sharded state waits until its previous commit is on another node as well."""
 
 
 class Replication:
-    """Of one node. Everything is called on the event loop."""
+    """Replication of one node. Call all methods on the event loop."""
 
     def __init__(self, node: NodeId, snapshot_pool: SnapshotPool, copies: Copies, copying: Copying) -> None:
         self._node = node
@@ -45,7 +45,7 @@ class Replication:
         self._parting = False
         self._peer: Peer | None = None
         self._given_up: Peer | None = None
-        """A peer that was too slow or out of reach: nobody waits for it any more."""
+        """A peer that was too slow or unreachable; workers no longer wait for it."""
         self._handed: dict[Stream, Holding] = {}
         self._complained = self._failed = False
         self._to_send = asyncio.Event()
@@ -56,11 +56,11 @@ class Replication:
         self._task = asyncio.create_task(self._replicate())
 
     def start(self, host: str, port: int) -> int:
-        """Serve other nodes; returns the port. Raises ``PortInUse``."""
+        """Start serving other nodes; returns the port. Raises ``PortInUse``."""
         return self._copies.start(self._snapshot_pool, host, port)
 
     async def close(self) -> None:
-        """End all that is under way."""
+        """End all transfers."""
         for task in (self._task, *self._fetches.values()):
             await end(task)
         await asyncio.to_thread(self._copies.stop)
@@ -70,31 +70,31 @@ class Replication:
     # --- to another node ---------------------------------------------------------------------------------------------
 
     def enter(self, nodes: int) -> None:
-        """This node is in a world of so many nodes, which decides whether a copy is needed."""
+        """Enter a world of ``nodes`` nodes, which decides whether copies are needed."""
         self._nodes = nodes
         self.look()
 
     def keep_with(self, node: NodeId, host: str, port: int) -> None:
-        """See ``Keeper.keep_with``."""
+        """Set the node that receives copies; see ``Keeper.keep_with``."""
         never = self._copying is Copying.NEVER
         self._peer = Peer(node, host, port) if node and node != self._node and not never else None
-        self._handed.clear()  # if it is told again: what is there already is not sent again
+        self._handed.clear()  # if the same peer is named again, it reports what it already has
         self._complained = False
         self.look()
 
     def look(self) -> None:
-        """There may be something to send."""
+        """Check whether there is something to send."""
         self._to_send.set()
 
     def copies(self, shards: int) -> bool:
-        """Whether commits of so many parts are sent now."""
+        """Whether commits of ``shards`` parts are copied now."""
         return self._peer is not None and needed(self._copying, shards, self._nodes)
 
     async def wait_for_copy(self, stream: Stream, version: Version) -> None:
-        """Until the commit before this one lies on the other node, or it is known to be too slow.
+        """Wait until the previous commit is on the other node, or that node turns out to be too slow.
 
-        Of a sharded state every part has to be somewhere at the same commit. Nodes keep their last two; so that the
-        copies of a lost one are no older, no worker gets further ahead of its copy than that.
+        All parts of a sharded state must exist somewhere for the same commit. Nodes keep their last two commits; no
+        worker gets further ahead of its copy than that, so that the copies for a lost node are recent enough.
         """
 
         async def copied() -> None:
@@ -107,11 +107,11 @@ class Replication:
         try:
             await asyncio.wait_for(copied(), COPY_PATIENCE_S)
         except asyncio.TimeoutError:
-            log.warning("State: the copies on the other node lag behind; training goes on without waiting for them")
+            log.warning("State: the copies on the other node lag behind; training continues without waiting for them")
             self._given_up = self._peer
 
     async def handed_over(self, timeout_s: float) -> bool:
-        """See ``Keeper.handed_over``."""
+        """Wait for the last copies before leaving; see ``Keeper.handed_over``."""
         self._parting = True
 
         async def wait() -> None:
@@ -139,10 +139,10 @@ class Replication:
             while (behind := self._behind()) and (peer := self._peer) is not None and not self._failed:
                 for stream in behind:
                     self._failed = not await self._hand_over(stream, peer) or self._failed
-            self._sent.set()  # after a failure again with the next commit, or when somebody asks
+            self._sent.set()  # after a failure, retried with the next commit or on request
 
     def _behind(self) -> tuple[Stream, ...]:
-        """Streams whose newest commit the other node does not have."""
+        """Streams whose newest commit is not on the other node."""
         return tuple(
             stream
             for stream, holding in self._snapshot_pool.own()
@@ -163,9 +163,9 @@ class Replication:
 
         try:
             await in_pool(self._sender, put)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs a copy and not the keeper
+        except Exception as error:  # noqa: BLE001 - any failure costs a copy, but must not end the keeper
             if not self._complained:
-                log.warning("State: no copy on node %s: %s. It is tried again with each commit", peer.node, error)
+                log.warning("State: cannot copy to node %s: %s. Each commit will be tried", peer.node, error)
             self._complained = True
             return False
         if self._complained:
@@ -178,8 +178,8 @@ class Replication:
     # --- from another node -------------------------------------------------------------------------------------------
 
     async def fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
-        """Have a part of a commit brought here; whoever asks for the same one meanwhile waits for the same. Raises
-        ``CheckpointError``, naming all that was tried."""
+        """Fetch a part of a commit; concurrent requests for the same part share one transfer. Raises
+        ``CheckpointError`` that names everything that was tried."""
         key = (version, shard)
         task = self._fetches.get(key)
         if task is None:
@@ -191,7 +191,7 @@ class Replication:
     async def _fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
         stream = Stream.loaded(f"{version.era}.{version.commit}.{shard}")
         mine = [source for source in sources if source.shard == shard and source.node != self._node]
-        # Many newcomers are told the same sources: each begins at another one.
+        # Many newcomers get the same list of sources, so each starts at another one.
         first = zlib.crc32(self._node.encode()) % len(mine) if mine else 0
         causes = []
 
@@ -204,5 +204,5 @@ class Replication:
                 return
             except CheckpointError as error:
                 causes.append(f"node {source.node}: {error}")
-                log.info("State: node %s did not give shard %d of %s: %s", source.node, shard, version, error)
-        raise CheckpointError(f"no node gave shard {shard} of {version}: {'; '.join(causes) or 'none is known'}")
+                log.info("State: could not fetch shard %d of %s from node %s: %s", source.node, shard, version, error)
+        raise CheckpointError(f"no node delivered shard {shard} of {version}: {'; '.join(causes) or 'none is known'}")

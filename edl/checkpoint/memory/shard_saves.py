@@ -1,8 +1,8 @@
-"""Saves of a sharded state: each node writes the parts of its own workers, in the background.
+"""Saves a sharded state: each node writes its own workers' parts, in the background.
 
-Every worker says at the same boundary that its commit is to be saved. What a node does not write would leave the
-checkpoint incomplete, so no save is left out: they are written in order, and each commit stays in memory until its part
-is written. If the disk cannot keep up, memory runs short and the workers wait with their next commit.
+All workers request a save at the same step boundary. A part that a node does not write would leave the checkpoint
+incomplete, so no save is skipped: parts are written in order, and each commit stays in memory until its part is
+written. If the disk cannot keep up, memory runs short and the workers wait before their next commit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from edl.wire.messages import Holding, Version
 log = logging.getLogger(__name__)
 
 OTHERS_S = 2.0
-"""So long a node that is about to enter another world waits for the parts of others after its own are written: what
-they have written may come into sight late on a network file system."""
+"""Seconds that a node about to enter another world waits for other nodes' parts after its own are written: on a network
+file system they may become visible late."""
 COMPLETE_S = 120.0
-"""After that a checkpoint whose other parts are missing is given up, by the node that looks after it."""
+"""Seconds after which the node that looks after a checkpoint gives it up if other parts are missing."""
 
 Run = Callable[[Callable[[], "str | None"]], Awaitable["str | None"]]
 Report = Callable[[Version, str, str, float], None]
@@ -37,14 +37,14 @@ class _Save:
 
 
 class PartSaves:
-    """Of one node. Everything is called on the event loop."""
+    """The saves of one node. Call all methods on the event loop."""
 
     def __init__(
         self, checkpoint_storage: CheckpointStorage, run: Run, report: Report, written: Callable[[Holding], None]
     ) -> None:
-        """``run``: calls in a thread that steps back for training. ``report(version, where, error, took_s)``: a
-        checkpoint is complete, or cannot be; ``where`` is empty if another node has completed it. ``written``: a part
-        of this node is in the directory."""
+        """``run`` calls a function in a low-priority thread. ``report(version, where, error, took_s)``: a checkpoint is
+        complete or has failed; ``where`` is empty if another node completed it. ``written``: a part of this node is in
+        the directory."""
         self._checkpoint_storage = checkpoint_storage
         self._run = run
         self._report = report
@@ -57,14 +57,14 @@ class PartSaves:
         self._open: dict[Version, asyncio.Task[None]] = {}
         self._refused: set[Version] = set()
         self._complete = Version()
-        """The newest checkpoint that is known to count; older ones may be deleted already."""
+        """The newest complete checkpoint seen; older ones may already be deleted."""
         self._task = asyncio.create_task(self._write_all())
         self.unseen = False
-        """A checkpoint may have become complete since somebody looked into the directory."""
+        """A checkpoint may have become complete since the directory was last looked at."""
 
     def save(self, loan: Loan, *, looks_after: bool) -> None:
-        """Write this part when those before it are written. ``looks_after``: see to it that the checkpoint becomes
-        complete, also when this node does not see at once what others have written."""
+        """Queue a part for writing. ``looks_after``: this node makes sure that the checkpoint becomes complete, even if
+        other nodes' parts become visible late."""
         self.unseen = True
         self._queue.append(_Save(loan, self._loop.time()))
         self._idle.clear()
@@ -75,25 +75,26 @@ class PartSaves:
 
     @property
     def busy(self) -> bool:
-        """Whether parts are still to be written, or nobody has looked since what that has come to. Not as long as the
-        parts of others are missing: their nodes may be gone, and the next world must not wait for them."""
+        """Whether parts are still to be written, or the directory has not been looked at since. Does not wait for
+        missing parts of other nodes: those nodes may be gone, and must not delay the next world."""
         return bool(self._queue) or self.unseen
 
     async def settled(self) -> None:
-        """Until this node's parts are written, and for a moment until the others are."""
+        """Wait until this node's parts are written, and at most ``OTHERS_S`` for those of others."""
         await self._idle.wait()
         if self._open:
             await asyncio.wait(self._open.values(), timeout=OTHERS_S)
 
     async def finished(self, version: Version | None) -> None:
-        """Until this node's parts are written, and this checkpoint, if it looks after it, is complete or given up."""
+        """Wait until this node's parts are written and this checkpoint, if this node looks after it, is complete or
+        given up."""
         await self._idle.wait()
         task = None if version is None else self._open.get(version)
         if task is not None:
             await asyncio.wait([task])
 
     async def close(self) -> None:
-        """End all of it."""
+        """Stop writing and release all buffers."""
         for task in (self._task, *self._open.values()):
             await end(task)
         for save in self._queue:
@@ -126,7 +127,7 @@ class PartSaves:
         except Exception as error:
             if not isinstance(error, CheckpointError):
                 log.exception("State: shard %d of commit %d was not written", held.shard, held.version.commit)
-            if held.version not in self._refused:  # once for all workers of this node
+            if held.version not in self._refused:  # one report for all workers of this node
                 self._report(held.version, "", str(error) or type(error).__name__, 0.0)
             self._refused.add(held.version)
             return
@@ -150,7 +151,7 @@ class PartSaves:
                     return
                 await asyncio.sleep(AGAIN_S)
             if version not in self._refused and self._complete < version:
-                self._report(version, "", "the parts of other nodes did not come", 0.0)
+                self._report(version, "", "the parts of other nodes are missing", 0.0)
         except CheckpointError as error:
             self._report(version, "", str(error), 0.0)
         finally:
@@ -158,9 +159,9 @@ class PartSaves:
 
 
 def parts_to_write(held: Collection[Holding], written: Iterable[Holding], version: Version | None) -> list[Holding]:
-    """What a launcher that is about to end writes, in this order: every part of the newest commit that is here, or of
-    ``version``. Other nodes write theirs; for the case that they are gone, of a sharded state also the newest commit of
-    which all parts are here, when that is an earlier one."""
+    """The parts that a launcher writes before it exits, in this order: all local parts of the newest commit, or of
+    ``version``. Other nodes write theirs. In case they are gone, a sharded state also includes the newest commit of
+    which all parts are here, if that is an earlier one."""
     newest = max((one.version for one in held), default=None) if version is None else version
     if newest is None:
         return []

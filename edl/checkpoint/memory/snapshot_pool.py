@@ -1,7 +1,6 @@
-"""The snapshots that a node has in its memory: the buffer table's books and the memory behind them, together, for any
-thread.
+"""The snapshots in a node's memory: combines the buffer table with the actual memory. Thread-safe.
 
-What may take long (making memory, reading all of a snapshot for its checksum) is done without the lock.
+Slow operations (allocating memory, reading a whole snapshot for its checksum) run without the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from edl.wire.messages import Holding, Version
 
 
 class Loan:
-    """``Lent``: a snapshot that stays as it is until ``release``."""
+    """``Lent``: a snapshot that does not change until ``release``."""
 
     def __init__(self, snapshot_pool: SnapshotPool, owner: NodeId, held: Held, memory: Memory, owed: Version) -> None:
         self._snapshot_pool = snapshot_pool
@@ -33,33 +32,33 @@ class Loan:
 
     @property
     def label(self) -> Label:
-        """What it is, with its checksum, which is computed once."""
+        """Its label, with the checksum, which is computed once."""
         crc32 = self._memory.crc32(self.held.size)
         return Label(self._owner, self.held.holding, self.held.size, crc32, self._owed)
 
     @property
     def descriptor(self) -> int:
-        """The memory file. For this process only: others get ``read_only``."""
+        """The memory file, for this process only; others get ``read_only``."""
         return self._memory.descriptor
 
     @property
     def view(self) -> memoryview:
-        """Its bytes."""
+        """Its bytes, read-only."""
         return self._memory.view[: self.held.size].toreadonly()
 
     def read_only(self) -> int:
-        """A new descriptor for another process, the caller's to close."""
+        """A new read-only descriptor for another process, for the caller to close."""
         return self._memory.read_only()
 
     def release(self) -> None:
-        """It may go. Doing it twice does nothing."""
+        """Allow the buffer to be reused. Further calls do nothing."""
         if not self._over:
             self._over = True
             self._snapshot_pool.give_back(self.held.buffer)
 
 
 class Incoming:
-    """``Arrival``: memory for a snapshot on its way."""
+    """``Arrival``: memory for a snapshot that is being received."""
 
     def __init__(self, snapshot_pool: SnapshotPool, stream: Stream, label: Label, number: int, memory: Memory) -> None:
         self._snapshot_pool = snapshot_pool
@@ -71,11 +70,11 @@ class Incoming:
         self.view = memory.view[: label.size]
 
     def accept(self) -> None:
-        """All bytes are there. Raises ``CheckpointError`` when they are not what the label says."""
+        """Accept the complete snapshot. Raises ``CheckpointError`` when it does not match its label."""
         try:
             found = self._snapshot_pool.read_header(self.view)
             if found != self._label.holding:
-                raise CheckpointError(f"{found} came under the name of {self._label.holding}")
+                raise CheckpointError(f"received {found} labelled as {self._label.holding}")
             self._memory.renewed(self._label.crc32)
             self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
             self._snapshot_pool.owes(self._label.owed)
@@ -84,7 +83,7 @@ class Incoming:
             self.discard()
 
     def discard(self) -> None:
-        """Nothing will come of it. After ``accept``, or a second time, it does nothing."""
+        """Drop the snapshot. After ``accept``, or a second time, it does nothing."""
         if not self._over:
             self._end()
             self._snapshot_pool.abandon(self._stream)
@@ -96,7 +95,7 @@ class Incoming:
 
 
 class SnapshotPool:
-    """``SnapshotPool`` of the ports, and what the keeper needs besides. Everything may be called from any thread."""
+    """The ``SnapshotPool`` port, plus what the keeper needs. All methods are thread-safe."""
 
     def __init__(
         self,
@@ -107,8 +106,9 @@ class SnapshotPool:
         owes: Callable[[Version], None] = lambda version: None,
         owing: Callable[[], Version] = Version,
     ) -> None:
-        """``changed`` is called, in any thread, when a reader has let go of something. ``owes``: in any thread, with
-        what the node that a part came from has yet to write. ``owing``: what this node has yet to write."""
+        """``changed`` is called, in any thread, when a reader has released a buffer. ``owes`` is called, in any thread,
+        with the saved commit that the source of a received part still has to write. ``owing`` returns the one that this
+        node still has to write."""
         self.owes = owes
         self._owing = owing
         self._node = node
@@ -122,24 +122,24 @@ class SnapshotPool:
     # --- of the ports ------------------------------------------------------------------------------------------------
 
     def lend(self, version: Version, shard: int) -> Loan | None:
-        """A part of a commit with its checksum, or None when it is not here."""
+        """A part of a commit with its checksum; None if it is not here."""
         loan = self.borrow(version, shard)
         if loan is not None:
             try:
-                _ = loan.label  # here, where the other side is told to wait
+                _ = loan.label  # computed here, while the peer is told to wait
             except BaseException:
                 loan.release()
                 raise
         return loan
 
     def arriving(self, label: Label) -> Incoming | None:
-        """Memory for a copy of another node's commit; None when this very one is here already."""
+        """Memory for a copy of another node's commit; None if it is already here. Raises ``CheckpointError``."""
         if label.owner == self._node:
             raise CheckpointError(f"a copy of this node's own commit, sent to node {self._node} itself")
         stream = Stream.of_node(label.owner, label.holding.shard)
         with self._lock:
             if any(held.holding == label.holding for own in self._shared() for held in self._buffer_table.held(own)):
-                return None  # this node's own workers have made the same commit
+                return None  # this node's own workers made the same commit
             newest = self._buffer_table.newest(stream)
         if newest is not None and newest.holding.version >= label.holding.version:
             if newest.holding == label.holding:
@@ -150,10 +150,10 @@ class SnapshotPool:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def incoming(self, stream: Stream, label: Label) -> Incoming:
-        """Memory for a snapshot that will be another of this stream. Raises ``CheckpointError``."""
+        """Memory for the next snapshot of this stream. Raises ``CheckpointError``."""
         with self._lock:
             if stream in self._arriving:
-                raise CheckpointError(f"another copy of shard {label.holding.shard} is on its way from there")
+                raise CheckpointError(f"another copy of shard {label.holding.shard} is already arriving from there")
             self._arriving.add(stream)
         try:
             room = self.room(stream, label.size, keep_previous=label.holding.shards > 1)
@@ -162,49 +162,49 @@ class SnapshotPool:
             with self._open():
                 memory = self._memories.get(room.buffer)
             if memory is None:
-                raise CheckpointError("it is not wanted any more")
+                raise CheckpointError("it is no longer wanted")
             return Incoming(self, stream, label, room.buffer, memory)
         except BaseException:
             self.arrived(stream)
             raise
 
     def arrived(self, stream: Stream) -> None:
-        """The next copy of this stream may come."""
+        """Allow the next copy of this stream."""
         with self._lock:
             self._arriving.discard(stream)
 
     def room(self, stream: Stream, size: int, *, keep_previous: bool = False) -> Room | Refusal:
-        """A buffer with memory for the next snapshot of a stream. Takes a while when memory has to be made."""
+        """A buffer with memory for the stream's next snapshot. Slow when memory has to be allocated."""
         with self._open():
             room = self._buffer_table.room(stream, size, keep_previous=keep_previous)
             if isinstance(room, Refusal):
                 return room
             if room.new:
-                self._buffer_table.pin(room.buffer)  # nobody may have it before it has memory
+                self._buffer_table.pin(room.buffer)  # reserved until it has memory
             elif room.buffer in self._memories:
                 self._memories[room.buffer].renewed()
                 return room
             else:
-                return Refusal("its memory is still being made", later=True)
+                return Refusal("its memory is still being allocated", later=True)
         try:
             return self._made(stream, room)
         finally:
             self._changed()
 
     def ahead(self, stream: Stream, size: int, most: int) -> None:
-        """Make one more buffer for a stream's later snapshots, unless it has so many, or memory is short."""
+        """Allocate one more buffer for a stream's later snapshots, unless it has ``most`` or memory is short."""
         with self._open():
             room = self._buffer_table.spare(stream, size, most)
             if room is None:
                 return
-            self._buffer_table.pin(room.buffer)  # nobody may have it before it has memory
+            self._buffer_table.pin(room.buffer)  # reserved until it has memory
         try:
             self._made(stream, room)
         finally:
             self._changed()
 
     def _made(self, stream: Stream, room: Room) -> Room | Refusal:
-        memory, problem = None, "it is not wanted any more"
+        memory, problem = None, "it is no longer wanted"
         try:
             memory = Memory(room.capacity, touch=stream.use is Use.WORKER)
         except (OSError, MemoryError) as error:
@@ -223,8 +223,8 @@ class SnapshotPool:
         return Refusal(problem)
 
     def load(self, read: Callable[[Callable[[int], memoryview]], tuple[Version, bool]]) -> Holding | Version:
-        """Have ``read`` fill the memory that it asks for, and hold the outcome; or only the version, if that is one for
-        the workers to read. Raises ``CheckpointError``, and ``MemoryError`` when there is no room for it."""
+        """Let ``read`` fill the memory that it requests, and hold the result; returns only the version if workers read
+        it themselves. Raises ``CheckpointError``, and ``MemoryError`` when there is no room."""
         stream = Stream.loaded("storage")
         filled: list[tuple[int, memoryview]] = []
 
@@ -244,7 +244,7 @@ class SnapshotPool:
             number, view = filled[0]
             holding = self.read_header(view)
             if holding.version != version:
-                raise CheckpointError(f"what lies in the checkpoint directory as {version} is {holding.version}")
+                raise CheckpointError(f"the checkpoint directory's {version} contains {holding.version}")
             self.fill(stream, number, len(view), holding)
             return holding
         finally:
@@ -252,12 +252,12 @@ class SnapshotPool:
             self.abandon(stream)
 
     def duplicate(self, number: int) -> int:
-        """A new descriptor of a buffer that may be written, the caller's to close."""
+        """A new writable descriptor of a buffer, for the caller to close."""
         with self._lock:
             return self._memories[number].duplicate()
 
     def check(self, stream: Stream, number: int, size: int, holding: Holding) -> str:
-        """Why this cannot be the next snapshot of a worker's stream; empty if it can."""
+        """The reason why this cannot be the next snapshot of a worker's stream; empty if it can."""
         with self._lock:
             problem = self._buffer_table.may_fill(stream, number, size)
             newest = self._buffer_table.newest(stream)
@@ -273,7 +273,8 @@ class SnapshotPool:
         return "" if found == holding else f"the buffer holds {found} and not {holding}"
 
     def fill(self, stream: Stream, number: int, size: int, holding: Holding) -> None:
-        """The stream's newest snapshot is complete in this buffer. Raises ``CheckpointError`` if that cannot be."""
+        """Mark a buffer as the stream's newest complete snapshot. Raises ``CheckpointError`` if that is not
+        possible."""
         with self._open():
             problem = self._buffer_table.may_fill(stream, number, size)
             if problem:
@@ -281,35 +282,35 @@ class SnapshotPool:
             self._buffer_table.fill(stream, size, holding)
 
     def abandon(self, stream: Stream) -> None:
-        """The writer of a stream is gone."""
+        """Release the buffer that a dead writer was filling."""
         with self._open():
             self._buffer_table.abandon(stream)
 
     def abandon_slot(self, slot: int) -> None:
-        """The worker in a slot is gone."""
+        """Release the buffers that the dead worker in this slot was filling."""
         with self._open():
             for stream in self._buffer_table.streams(Use.WORKER):
                 if stream.owner == str(slot):
                     self._buffer_table.abandon(stream)
 
     def read_header(self, view: memoryview) -> Holding:
-        """What a snapshot says it is. Raises ``CheckpointError`` when it is none, or another job's."""
+        """The identity in a snapshot's header. Raises ``CheckpointError`` if it is invalid or another job's."""
         meta = snapshot.parse(view, job=self._job).meta
         return Holding(Version(meta.era, meta.commit), meta.shard, meta.shards)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def borrow(self, version: Version, shard: int) -> Loan | None:
-        """As ``lend``, without the checksum."""
+        """Like ``lend``, but without computing the checksum."""
         return self._borrow(lambda held: (held.holding.version, held.holding.shard) == (version, shard))
 
     def borrow_own(self, slot: int, name: str, version: Version) -> Loan | None:
-        """What the worker in this slot, or the one before it, has committed."""
+        """A commit of the worker in this slot, or of its predecessor."""
         with self._lock:
             return self._loan(Stream.of_worker(slot, name), lambda held: held.holding.version == version)
 
     def borrow_newer(self, holding: Holding) -> Loan | None:
-        """What has taken its place since: of this node's workers, or what they began from, or another node's copy."""
+        """A newer snapshot of the same part: of this node's workers, loaded, or another node's copy."""
         with self._lock:
             for stream in self._shared():
                 loan = self._loan(stream, lambda held: _replaces(held.holding, holding))
@@ -323,7 +324,7 @@ class SnapshotPool:
             return self._loan(stream, lambda held: True)
 
     def give_back(self, number: int) -> None:
-        """A loan is over."""
+        """End a loan."""
         with self._open():
             self._buffer_table.unpin(number)
         self._changed()
@@ -347,14 +348,14 @@ class SnapshotPool:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Every complete part of the shared state, whoever committed it."""
+        """All complete parts of the shared state, including copies and loaded ones."""
         with self._lock:
             return tuple(
                 sorted({held.holding for s in self._shared() for held in self._buffer_table.held(s)}, key=_order)
             )
 
     def own(self) -> tuple[tuple[Stream, Holding], ...]:
-        """The newest of each worker's shared state."""
+        """The newest shared state of each worker."""
         with self._lock:
             pairs = [
                 (stream, self._buffer_table.newest(stream)) for stream in self._buffer_table.streams(Use.WORKER, STATE)
@@ -366,14 +367,14 @@ class SnapshotPool:
         return max(self.holdings(), key=_order, default=None)
 
     def usage(self) -> Usage:
-        """Where the memory goes."""
+        """Memory use in bytes."""
         with self._lock:
             return self._buffer_table.usage()
 
-    # --- what is not needed any more ---------------------------------------------------------------------------------
+    # --- discarding snapshots ----------------------------------------------------------------------------------------
 
     def outgrown(self, stream: Stream) -> None:
-        """A worker has committed: what was loaded for it and is older can go."""
+        """Drop older loaded state after a worker has committed."""
         with self._open():
             held = self._buffer_table.held(stream)
             needed = 1 if not held or held[0].holding.shards == 1 else 2
@@ -381,8 +382,8 @@ class SnapshotPool:
                 self._drop_older(held[needed - 1].holding.version, (Use.LOADED,))
 
     def trim(self, restore: Version) -> None:
-        """A world begins from this commit. Once it is here, what is older goes; and what comes after it in the same
-        stream belongs to a line that was given up."""
+        """Enter a world that begins from this commit. Once it is here, older snapshots are dropped, and so are later
+        ones in the same stream, which belong to an abandoned history."""
         with self._open():
             streams = [*self._shared(), *(s for s in self._buffer_table.streams(Use.WORKER) if s.name != STATE)]
             for stream in streams:
@@ -396,14 +397,14 @@ class SnapshotPool:
                 self._drop_older(restore, (Use.LOADED, Use.REPLICA))
 
     def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
-        """Forget the copies of all other nodes but these."""
+        """Drop the copies of all nodes' state except these owners'."""
         with self._open():
             for stream in self._buffer_table.streams(Use.REPLICA):
                 if stream.owner not in except_owners:
                     self._buffer_table.drop(stream)
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         with self._lock:
             memories, self._memories = list(self._memories.values()), {}
         for memory in memories:
@@ -422,7 +423,7 @@ class SnapshotPool:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """The lock, and afterwards the memory of what has been freed goes."""
+        """Hold the lock; afterwards release the memory of freed buffers."""
         freed = []
         with self._lock:
             try:

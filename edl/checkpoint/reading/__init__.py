@@ -1,1 +1,1 @@
-"""Reads a checkpoint directory: workers at any world size, and programs outside of any job."""
+"""Reads checkpoints: for workers at any world size, and for programs outside of a job."""

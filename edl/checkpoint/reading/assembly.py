@@ -1,7 +1,7 @@
-"""One structure out of what all workers have kept, with references to the arrays in their files. Pure.
+"""Merges what all workers saved into one structure that refers to arrays in their files. Pure.
 
-A worker's part of a sharded tensor is kept as a dict ``{"edl_local": array, "shape": [...], "offset": [...]}``: the box
-of the whole tensor that this array is.
+A worker's part of a sharded tensor is saved as a dict ``{"edl_local": array, "shape": [...], "offset": [...]}``: the
+array, the shape of the whole tensor, and where the array lies in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edl.worker import tree
 
 LOCAL, SHAPE, OFFSET = "edl_local", "shape", "offset"
 NAMES = "edl_names"
-"""Of an optimizer's state: the names of its parameters, by the numbers that ``state_dict()`` gives them."""
+"""In an optimizer's state: its parameters' names, by the numbers that ``state_dict()`` gives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +29,35 @@ class Stored:
     name: str
     entry: Entry
     numpy: bool = False
-    """It was numpy's own."""
+    """It was a NumPy array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An array that is not cut: each worker has kept one under this name."""
+    """An array that is not sharded: each worker has saved one under this name."""
 
     copies: tuple[Stored, ...]
 
     @property
     def entry(self) -> Entry:
-        """Kind and shape."""
+        """Its dtype and shape."""
         return self.copies[0].entry
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a tensor: so many elements of each dimension, from there on."""
+    """A box-shaped part of a tensor: offset and length in each dimension."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def volume(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def meet(self, other: Box) -> Box | None:
-        """What lies in both; None when nothing does."""
+        """The intersection of two boxes; None if it is empty."""
         starts = [max(a, b) for a, b in zip(self.offset, other.offset, strict=True)]
         ends = [min(a + n, b + m) for a, n, b, m in zip(*self._edges, *other._edges, strict=True)]
         shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
@@ -70,7 +70,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A tensor that is cut into pieces."""
+    """A tensor that is divided into pieces."""
 
     name: str
     dtype: str
@@ -79,11 +79,12 @@ class Spread:
 
     @property
     def box(self) -> Box:
-        """All of it."""
+        """The box of the whole tensor."""
         return Box((0,) * len(self.shape), self.shape)
 
     def covering(self, wanted: Box) -> list[tuple[Box, Stored]]:
-        """Pieces that hold this part, each element once. Raises ``Missing`` when some of it is in none."""
+        """The pieces that cover this box, each element once. Raises ``Missing`` if some elements are in none of
+        them."""
         found: dict[Box, Stored] = {}
         held = 0
         for box, stored in self.pieces:
@@ -98,9 +99,9 @@ class Spread:
 
 
 def _overlap(boxes: Sequence[Box]) -> bool:
-    """Whether two of them, none of which is empty, have an element in common. A sweep: in the order in which they begin
-    in one dimension, each is held against those alone that have not ended there. In the dimension with the most
-    beginnings these are few: none when hundreds of workers have kept a slice each."""
+    """Whether any two of these non-empty boxes overlap. A sweep along the dimension with the most distinct offsets:
+    each box is compared only with those that have not ended there yet. These are few, and none when hundreds of workers
+    have saved a slice each."""
     dims = range(len(boxes[0].offset)) if boxes else range(0)
     if len(boxes) < 2 or not dims:
         return len(boxes) > 1
@@ -116,13 +117,13 @@ def _overlap(boxes: Sequence[Box]) -> bool:
 
 
 class Missing(CheckpointError):
-    """A part of a tensor is in none of the files that were looked into."""
+    """A part of a tensor is in none of the files that were searched."""
 
 
 def merged(parts: Sequence[Any], *, union: bool, where: str = "") -> Any:
-    """One structure of what workers have kept of an object; that of the first one counts, except that the pieces of cut
-    tensors come from all. ``union``: and that entries of dicts which it lacks are taken from the others, such as layers
-    of other pipeline stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
+    """Merge what workers saved of one object. The first worker's version counts, except that pieces of sharded tensors
+    come from all. ``union``: also take dict entries that it lacks from the others, such as layers of other pipeline
+    stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
     first = parts[0]
     if is_cut(first):
         return _spread([part for part in parts if is_cut(part)], where)
@@ -149,7 +150,7 @@ def is_cut(value: object) -> bool:
 
 
 def holds_cut(value: object) -> bool:
-    """Whether there is one somewhere in it."""
+    """Whether it contains a part of a sharded tensor."""
     if isinstance(value, Mapping):
         return is_cut(value) or any(holds_cut(part) for part in value.values())
     return isinstance(value, (list, tuple, deque)) and any(holds_cut(part) for part in value)
@@ -169,7 +170,7 @@ def _spread(parts: Sequence[Any], where: str) -> Spread:
 
 
 def _place(part: Any, name: str) -> tuple[Box, tuple[int, ...]]:
-    """Where a piece belongs, and the shape of the whole."""
+    """The box of a piece, and the shape of the whole tensor. Raises ``CheckpointError``."""
     stored, shape, offset = part[LOCAL], part.get(SHAPE), part.get(OFFSET)
     lists = isinstance(stored, Stored) and isinstance(shape, list) and isinstance(offset, list)
     if lists and len(shape) == len(offset) == len(stored.entry.shape):
@@ -180,10 +181,10 @@ def _place(part: Any, name: str) -> tuple[Box, tuple[int, ...]]:
 
 
 def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:
-    """Where ``inner`` lies in the elements of ``outer``, row-major: starts and lengths of contiguous runs, each as long
-    as a run of ``whole``, so that two boxes that meet in ``inner`` give runs of the same lengths."""
+    """The elements of ``inner`` in the row-major order of ``outer``: start and length of contiguous runs. No run is
+    longer than one of ``whole``, so two boxes that share ``inner`` give runs of the same lengths."""
     dims = len(outer.shape)
-    # Innermost dimensions that are complete in both boxes make runs longer.
+    # Innermost dimensions that are complete in both boxes make the runs longer.
     at = dims
     while at > 0 and inner.shape[at - 1] == outer.shape[at - 1] == whole.shape[at - 1]:
         at -= 1
@@ -205,5 +206,5 @@ def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:
 
 
 def width(dtype: str) -> int:
-    """Bytes of an element."""
+    """Bytes per element."""
     return ELEMENT_BYTES[dtype]

@@ -1,8 +1,8 @@
-"""A complete checkpoint as its readers see it: every byte that is used has been checked before.
+"""Reads complete checkpoints; every byte is verified before it is used.
 
-Of a sharded state each reader takes only the pieces that it needs. The marker holds a checksum of each 8 MiB of each
-file, so a piece is checked without reading the rest. Files are read and not mapped: what a disk cannot read is an
-error, where mapped memory would end the process.
+A reader of a sharded state reads only the pieces that it needs. The manifest holds a checksum for each 8 MiB of each
+file, so a piece is verified without reading the rest. Files are read, not mapped: a disk error then raises an exception
+instead of killing the process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edl.wire.snapshot import HEADER_BYTES, Meta, header_bytes, parse_header
 from edl.worker import tree
 
 READERS = 4
-"""Threads that read files of other workers."""
+"""Threads that read other workers' files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Memory to be filled with a part of a tensor, or with one array of a file."""
+    """Memory to be filled with a part of a tensor, or with an array of a file."""
 
     source: Spread | Stored
     box: Box
@@ -36,13 +36,13 @@ class Want:
 
     @classmethod
     def all_of(cls, source: Spread | Stored) -> tuple[Want, bytearray]:
-        """All of it, and the memory that it will be in."""
+        """A request for the whole array or tensor, and the memory for it."""
         whole = source.box if isinstance(source, Spread) else _box(source)
         return cls.part_of(source, whole)
 
     @classmethod
     def part_of(cls, source: Spread | Stored, box: Box) -> tuple[Want, bytearray]:
-        """A part of it, and the memory that this will be in."""
+        """A request for one box of it, and the memory for that."""
         dtype = source.dtype if isinstance(source, Spread) else source.entry.dtype
         memory = bytearray(box.volume * width(dtype))
         return cls(source, box, memoryview(memory)), memory
@@ -59,7 +59,7 @@ class Folder:
     """One checkpoint in a folder of a file system."""
 
     def __init__(self, path: str) -> None:
-        """Raises ``CheckpointError`` when it is not complete, or its files are not what its marker says."""
+        """Raises ``CheckpointError`` when it is incomplete, or its files do not match its manifest."""
         self.path = path
         try:
             with open(os.path.join(path, MARKER_FILE), "rb") as file:
@@ -77,19 +77,19 @@ class Folder:
         self._checked: set[str] = set()
 
     def parts(self, shards: Iterable[int]) -> list[_Part]:
-        """What these workers have kept, with ``Stored`` in place of arrays."""
+        """What these workers saved, with ``Stored`` in place of arrays."""
         return [self._part(shard) for shard in shards]
 
     def object(self, name: str, shards: Iterable[int], *, union: bool) -> Any:
-        """What these workers have kept of an object, merged; see ``pieces.merged``."""
+        """What these workers saved of an object, merged; see ``assembly.merged``. Raises ``CheckpointError``."""
         found = [part.objects[name] for part in self.parts(shards) if name in part.objects]
         if not found:
             raise CheckpointError(f"the checkpoint {self.path} holds nothing of {name}")
         return merged(found, union=union, where=f".{name}")
 
     def fetch(self, wants: Iterable[Want]) -> None:
-        """Fill the memory of these. Raises ``CheckpointError``, and ``pieces.Missing`` when a part is in no file that
-        was merged."""
+        """Fill the memory of all requests. Raises ``CheckpointError``, and ``assembly.Missing`` when a part is in none
+        of the merged files."""
         reads: dict[int, list[tuple[int, int, Callable[[memoryview], None]]]] = {}
         for want in wants:
             for stored, start, size, take in _reads(want):
@@ -129,7 +129,7 @@ class Folder:
         name = text.state_file(shard, self.shards)
         expected = self.marker.files.get(name)
         if expected is None:
-            raise CheckpointError(f"the marker of {self.path} does not name {name}")
+            raise CheckpointError(f"the manifest of {self.path} does not name {name}")
         blocks = _Blocks(os.path.join(self.path, name), expected)
         if not expected.blocks and name not in self._checked:
             blocks.check_all()
@@ -138,7 +138,8 @@ class Folder:
 
 
 class _Blocks:
-    """Reads pieces of one file, checking the blocks that they lie in. For one thread; best in order of offsets."""
+    """Reads pieces of one file and verifies the blocks that contain them. For one thread; fastest in order of
+    offsets."""
 
     def __init__(self, path: str, expected: Sum) -> None:
         self.path = path
@@ -148,9 +149,9 @@ class _Blocks:
         self._block = memoryview(b"")
 
     def read(self, start: int, size: int) -> memoryview:
-        """So many bytes from there on. Raises ``CheckpointError``."""
+        """``size`` bytes from ``start`` on. Raises ``CheckpointError``."""
         if size < 0 or start + size > self.size:
-            raise CheckpointError(f"{self.path} is truncated: {self.size} bytes, wanted are {start} to {start + size}")
+            raise CheckpointError(f"{self.path} is truncated: {self.size} bytes, {start} to {start + size} requested")
         first, last = start // BLOCK_BYTES, (start + max(size, 1) - 1) // BLOCK_BYTES
         if first == last:
             at = start - first * BLOCK_BYTES
@@ -163,7 +164,7 @@ class _Blocks:
         return found
 
     def check_all(self) -> None:
-        """Read the whole file, which has only one checksum."""
+        """Verify a whole file that has only one checksum."""
         crc32 = 0
         for start in range(0, self.size, BLOCK_BYTES):
             crc32 = zlib.crc32(self._raw(start, min(BLOCK_BYTES, self.size - start)), crc32)
@@ -197,7 +198,7 @@ class _Blocks:
     def _compare(self, actual: int, expected: int, where: str) -> None:
         if actual != expected:
             raise CheckpointError(
-                f"the checksum of {self.path}{where} differs: {actual:08x}, its marker says {expected:08x}"
+                f"the checksum of {self.path}{where} differs: {actual:08x}, its manifest says {expected:08x}"
             )
 
 
@@ -206,7 +207,7 @@ def _box(stored: Stored) -> Box:
 
 
 def _reads(want: Want) -> list[tuple[Stored, int, int, Callable[[memoryview], None]]]:
-    """Which bytes of which files, and what becomes of them."""
+    """The byte ranges to read for a request, and functions that store them."""
     if not want.box.volume:
         return []
     one = want.source
@@ -218,7 +219,7 @@ def _read(want: Want, box: Box, stored: Stored) -> tuple[Stored, int, int, Calla
     inner = box.meet(want.box) if box.shape else box
     assert inner is not None, "it was chosen because they meet"  # noqa: S101
     size = width(stored.entry.dtype)
-    # Rows of the first dimension follow one another in the file.
+    # Rows of the first dimension are consecutive in the file.
     skipped, rows = (inner.offset[0] - box.offset[0], inner.shape[0]) if box.shape else (0, 1)
     row = math.prod(box.shape[1:]) * size
     slab = Box((inner.offset[0], *box.offset[1:]), (rows, *box.shape[1:])) if box.shape else box

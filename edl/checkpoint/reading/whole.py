@@ -1,4 +1,4 @@
-"""A checkpoint as one nest of dicts, outside of any job."""
+"""Reads a checkpoint outside of a job, as nested dicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def load_checkpoint(
     into: Mapping[str, Any] | None,
     worker: int | None,
 ) -> dict[str, Any]:
-    """See ``edl.torch.load_checkpoint``. ``state`` makes the ``State`` that knows how objects take what was kept."""
+    """Read a checkpoint; see ``edl.torch.load_checkpoint``. ``state`` creates the ``State`` that loads saved values
+    into objects."""
     where = os.fspath(path)
     folders = [where] if os.path.exists(os.path.join(where, MARKER_FILE)) else _folders(where)
     refused = []
@@ -37,14 +38,14 @@ def load_checkpoint(
             refused.append(str(error))
             continue
         for reason in refused:
-            warnings.warn(f"an older checkpoint is read: {reason}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"reading an older checkpoint: {reason}", RuntimeWarning, stacklevel=3)
         return _given(found, folder, state, into or {})
     reasons = "".join(f"\n  {reason}" for reason in refused) or " it holds none"
     raise CheckpointError(f"no checkpoint in {where} can be read:{reasons}")
 
 
 def _folders(path: str) -> list[str]:
-    """Checkpoints in a directory of a job, the newest first."""
+    """The complete checkpoints in a job's directory, newest first."""
     try:
         names = os.listdir(path)
     except OSError as error:
@@ -63,12 +64,12 @@ def _given(found: dict[str, Any], folder: str, state: Callable[..., State], into
         try:
             taking._load_object(name, obj, found.pop(name))
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{name} does not take what {folder} holds of it: {error}") from error
+            raise CheckpointError(f"{name} does not fit {folder}: {error}") from error
     return found
 
 
 class _Whole:
-    """One reading."""
+    """One reading of a checkpoint."""
 
     def __init__(self, folder: Folder, arrays: Arrays, worker: int | None) -> None:
         if worker is not None and not 0 <= worker < folder.shards:
@@ -94,8 +95,8 @@ class _Whole:
             for stored, memory in copies[1:]:
                 if memory != copies[0][1]:
                     raise CheckpointError(
-                        f"{self._folder.path}: {where[1:]} is not the same for workers {copies[0][0].shard} and "
-                        f"{stored.shard}, and not cut either: say whose you want, such as worker=0"
+                        f"{self._folder.path}: {where[1:]} differs between workers {copies[0][0].shard} and "
+                        f"{stored.shard}, and is not sharded: choose a worker, such as worker=0"
                     )
         return found
 
@@ -105,8 +106,8 @@ class _Whole:
         names = [part.get(NAMES) if isinstance(part, dict) else None for part in parts]
         if any(other != names[0] for other in names) and self._worker is None:
             raise CheckpointError(
-                f"{self._folder.path}: the workers' {name} are of different parameters (stages of a pipeline?): say "
-                "whose you want, such as worker=0"
+                f"{self._folder.path}: the workers' {name} have different parameters (pipeline stages?): choose "
+                "a worker, such as worker=0"
             )
         if names[0] is not None:
             parts = [part for part, other in zip(parts, names, strict=True) if other == names[0]]

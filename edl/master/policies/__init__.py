@@ -1,1 +1,1 @@
-"""What decides by measurements, not by rules about faults: pure, and each can be left out."""
+"""Policies that decide from measurements rather than from faults: pure, and each is optional."""

@@ -1,11 +1,11 @@
-"""How many nodes are worth having, from the measured throughput of each size. Pure: no clock, no IO.
+"""Chooses the number of nodes from the measured throughput of each size. Pure: no clock, no I/O.
 
-One step at a time: a size is measured, its neighbour is tried, and what the nodes of that step have brought is compared
-with what an average node brings. A verdict is remembered, so that nothing is tried over and over.
+It moves one step at a time: measure a size, try its neighbour, and compare what the nodes of that step add with what an
+average node contributes. Verdicts are remembered, so that nothing is tried over and over.
 
-Borrowed: the marginal efficiency as the measure is Pollux's and AdaptDL's, without their model of the gradient noise;
-the cool-down of 60 s is that of Ray's autoscaler and of Kubeflow's KEP-2903; a new size is measured only after a while,
-as Elastic Horovod's autotuning leaves out its warm-up.
+Borrowed ideas: marginal efficiency as the measure is from Pollux and AdaptDL, without their model of gradient noise;
+the cool-down of 60 s is from Ray's autoscaler and Kubeflow's KEP-2903; a new size is measured only after a while, as
+Elastic Horovod's autotuning discards its warm-up.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 from edl.config import AutoscaleRules
 
 SETTLE_S = 10.0
-"""After a change of the world nothing is measured for so long: caches fill, kernels are chosen, loaders catch up."""
+"""Seconds after a change of the world without measurements: caches fill, kernels are chosen, loaders catch up."""
 HOLD_S = 10.0
-"""A proposal must hold for so long before it is acted upon."""
+"""Seconds that a proposal must hold before it is acted upon."""
 LOWER = 2 / 3
-"""A step that has been found good is given up below this share of the efficiency asked for: the hysteresis."""
+"""A step found good is given up below this share of the required efficiency (hysteresis)."""
 FEWEST, MOST = 4, 60
-"""Measurements of the whole world before its mean counts; after so many it does in any case. About 5 s each."""
+"""Measurements of the whole world before its mean counts; after the maximum it counts in any case. About 5 s each."""
 CERTAIN = 0.1
-"""A mean counts when what it says about one step is certain to so much (one standard error), in average nodes."""
+"""A mean counts when the gain of one step is known to this standard error, in average nodes."""
 DRIFT = 0.3
-"""A size that goes so much quicker or slower than it did: the job or the machines have changed, so nothing learnt
-holds."""
+"""Relative change of a known size's throughput after which everything learnt is discarded: the job or the machines have
+changed."""
 RETRY_S = 3600.0
-"""A step that has brought too little is tried again after so long, then after twice as long, and so on."""
+"""Seconds after which a step that brought too little is tried again; doubled each time, up to ``LONGEST_RETRY_S``."""
 LONGEST_RETRY_S = 86400.0
 
 
@@ -41,7 +41,7 @@ class Found(enum.Enum):
 
     UNKNOWN = "unknown"
     GOOD = "good"
-    """Its nodes bring enough."""
+    """Its nodes contribute enough."""
     BAD = "bad"
 
 
@@ -51,30 +51,30 @@ class Rung:
 
     nodes: int
     rate: float = 0.0
-    """As last measured; 0: never."""
+    """Throughput as last measured; 0: never."""
     found: Found = Found.UNKNOWN
     gain: float = 0.0
-    """What a node of the step brought, as a share of an average node of the size below it."""
+    """Contribution of a node of this step, as a share of an average node of the size below it."""
     misses: int = 0
-    """How often the step was found bad."""
+    """Number of times the step was found bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What outlives the Master. Times are left out: clocks differ."""
+    """Knowledge that outlives the Master. It contains no times, since clocks differ."""
 
     measure: str = ""
-    """What was counted, and under which settings; knowledge of one measure says nothing about another."""
+    """What was counted, and under which settings; knowledge is not transferable between measures."""
     rungs: tuple[Rung, ...] = ()
     last: int = 0
-    """Size that was measured last; 0: none. A step is judged only by two sizes that were measured in turn."""
+    """Size that was measured last; 0: none. A step is judged only by two sizes measured in succession."""
 
     def rung(self, nodes: int) -> Rung:
-        """What is known about a size."""
+        """The measurements of one size."""
         return next((rung for rung in self.rungs if rung.nodes == nodes), Rung(nodes))
 
     def put(self, rung: Rung) -> Learnt:
-        """With this one instead of what was known."""
+        """A copy in which this size's entry is replaced."""
         others = (other for other in self.rungs if other.nodes != rung.nodes)
         return dataclasses.replace(self, rungs=tuple(sorted((*others, rung), key=lambda one: one.nodes)))
 
@@ -84,14 +84,14 @@ NOTHING_LEARNT = Learnt()
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a Master learns anew: the measurement under way, and when what happened, in seconds of its clock."""
+    """State that each Master collects itself: the current measurement, and times in seconds of its clock."""
 
     round: int = 0
     nodes: int = 0
     since_s: float = 0.0
-    """First word of this world about its pace."""
+    """Time of the first pace report in this world."""
     told: Mapping[str, float] = field(default_factory=dict)
-    """Seconds a step, of nodes that have spoken since the last measurement."""
+    """Seconds per step, for nodes that have reported since the last measurement."""
     count: int = 0
     mean: float = 0.0
     spread: float = 0.0
@@ -99,13 +99,13 @@ class Memory:
     complete: bool = False
     """This world has been measured, and the step to it judged."""
     changed_s: float = 0.0
-    """When the size changed last, or was wished to."""
+    """Time of the last change of the size, or request for one."""
     lean: int = 0
-    """Size that is about to be asked for."""
+    """Size that is about to be requested."""
     lean_s: float = 0.0
     forgot_s: float = -math.inf
     retry: Mapping[int, float] = field(default_factory=dict)
-    """When a step that was found bad may be tried again."""
+    """Time at which a step found bad may be tried again, by size."""
     proposal: int = 0
     reason: str = ""
 
@@ -115,36 +115,36 @@ NO_MEMORY = Memory()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The world as it is."""
+    """The current world."""
 
     round: int
     slots: Mapping[str, int]
-    """Workers of each member."""
+    """Number of workers of each member."""
     lowest: int
     highest: int
     unit: int
     reach: int
-    """Nodes there are or a scheduler would give, at most."""
+    """Maximum number of nodes that exist or that a scheduler would provide."""
     measure: str = ""
     noun: str = "worker steps/s"
     share: float = 1.0
-    """What a worker gets done in a step, in units of the measure."""
+    """Work that one worker does per step, in units of the measure."""
     unsettled: str = ""
-    """Why what is heard now says nothing about this size; empty: it does."""
+    """Why the current pace says nothing about this size; empty if it does."""
     lacking: str = ""
-    """Why nothing is proposed just now; empty: something may be."""
+    """Why nothing is proposed at the moment; empty if something may be."""
     advice: str = ""
-    """Why a proposal is only shown; empty: it is acted upon."""
+    """Why a proposal is only shown; empty if it is acted upon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What comes of one message."""
+    """Result of one report."""
 
     memory: Memory
     learnt: Learnt
     size: int = 0
-    """To be asked for now; 0: nothing is."""
+    """Size to request now; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class _Choice:
 def hear(
     memory: Memory, learnt: Learnt, place: Place, node: str, step_s: float, rules: AutoscaleRules, now_s: float
 ) -> Look:
-    """A node of the running world has said how long its steps take."""
+    """Handle a node's report of its step time."""
     memory, learnt = _at(memory, learnt, place, now_s)
     if place.unsettled or node not in place.slots or not 0 < step_s < math.inf:
         return Look(_show(memory, 0, place.unsettled or memory.reason), learnt)
@@ -171,7 +171,7 @@ def hear(
         return Look(_show(memory, 0, f"{text}, not certain yet"), learnt)
     memory, learnt = _learn(memory, learnt, place, rules, now_s)
     if not memory.count:
-        return Look(_show(memory, 0, f"{_count(memory.nodes)}: it goes otherwise than before, measured anew"), learnt)
+        return Look(_show(memory, 0, f"{_count(memory.nodes)}: its throughput has changed, measuring again"), learnt)
     return _propose(memory, learnt, place, rules, now_s)
 
 
@@ -179,7 +179,7 @@ def hear(
 
 
 def _at(memory: Memory, learnt: Learnt, place: Place, now_s: float) -> tuple[Memory, Learnt]:
-    """Begin anew with each world, and where other things are counted."""
+    """Start over in each new world, and when the measure changes."""
     if learnt.measure != place.measure:
         learnt = Learnt(place.measure)
         memory = dataclasses.replace(memory, round=0, retry={})
@@ -198,7 +198,7 @@ def _at(memory: Memory, learnt: Learnt, place: Place, now_s: float) -> tuple[Mem
 
 
 def _measured(memory: Memory, place: Place) -> Memory:
-    """One more measurement of the world: mean and variance, exponential after the first ones."""
+    """Add one measurement of the world to mean and variance (exponential after the first ones)."""
     rate = place.share * sum(place.slots[node] / step_s for node, step_s in memory.told.items() if node in place.slots)
     count = memory.count + 1
     weight = 1 / min(count, MOST)
@@ -209,7 +209,7 @@ def _measured(memory: Memory, place: Place) -> Memory:
 
 
 def _certain(memory: Memory, place: Place) -> bool:
-    """Whether the mean says enough about a step: the larger the world, the less a step changes it."""
+    """Whether the mean is certain enough to judge a step: the larger the world, the less a step changes it."""
     if memory.count < FEWEST or memory.count >= MOST:
         return memory.count >= MOST
     error = math.sqrt(memory.spread / (memory.count - 1)) / memory.mean
@@ -220,11 +220,11 @@ def _certain(memory: Memory, place: Place) -> bool:
 
 
 def _learn(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules, now_s: float) -> tuple[Memory, Learnt]:
-    """Take down what this size does, once a world, and judge the step that led to it."""
+    """Record the throughput of this size, once per world, and judge the step that led to it."""
     nodes, old = memory.nodes, learnt.rung(memory.nodes)
     trial = not memory.complete and learnt.last == nodes - place.unit and old.found is not Found.GOOD
     if old.rate and not trial and abs(memory.mean / old.rate - 1) > DRIFT and now_s >= memory.forgot_s + RETRY_S:
-        # Its mean is still a mixture of before and after: measured anew as well.
+        # The mean is still a mixture of before and after: measure it again as well.
         memory = dataclasses.replace(memory, forgot_s=now_s, retry={}, complete=False, count=0, mean=0.0, spread=0.0)
         return memory, Learnt(learnt.measure)
     if memory.complete:
@@ -238,11 +238,11 @@ def _learn(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules, 
 
 
 def _judge(memory: Memory, learnt: Learnt, before: int, rules: AutoscaleRules, now_s: float) -> tuple[Memory, Learnt]:
-    """The step between two sizes measured in turn: what does a node of it bring?"""
+    """Judge the step between two sizes measured in succession by the contribution of its nodes."""
     low, high = learnt.rung(min(before, memory.nodes)), learnt.rung(max(before, memory.nodes))
     down = memory.nodes == low.nodes
     if down and high.found is not Found.UNKNOWN:
-        return memory, learnt  # the way back from a trial: noise must not turn the verdict
+        return memory, learnt  # returning from a trial: noise must not reverse the verdict
     gain = (high.rate - low.rate) / (high.nodes - low.nodes) / (low.rate / low.nodes)
     least = rules.efficiency * (LOWER if down or high.found is Found.GOOD else 1.0)
     if gain >= least:
@@ -260,7 +260,7 @@ def _retry_s(rung: Rung) -> float:
 
 
 def _propose(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules, now_s: float) -> Look:
-    """Say what would be best, and ask for it once it has held for a while and the last change is long enough ago."""
+    """Choose the best size, and request it once it has held for a while and the last change is long enough ago."""
     nodes, facts = memory.nodes, _facts(memory, learnt, place)
     if place.lacking:
         return Look(_show(memory, 0, f"{facts}; {place.lacking}"), learnt)
@@ -278,7 +278,7 @@ def _propose(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules
     memory = _show(memory, choice.nodes, text)
     if now_s < memory.lean_s + HOLD_S:
         return Look(memory, learnt)
-    # The step is judged by what this size does now, not by what it did when it was new.
+    # The step is judged by the current throughput of this size, not by that when it was new.
     learnt = learnt.put(dataclasses.replace(learnt.rung(nodes), rate=memory.mean))
     return Look(dataclasses.replace(memory, changed_s=now_s, lean=0), learnt, choice.nodes)
 
@@ -314,7 +314,7 @@ def _show(memory: Memory, proposal: int, reason: str) -> Memory:
 
 
 def _facts(memory: Memory, learnt: Learnt, place: Place) -> str:
-    """``4 nodes: 412 samples/s, 3.1x of one (78 % a node)``."""
+    """Text such as ``4 nodes: 412 samples/s, 3.1x of one (78 % a node)``."""
     text = f"{_count(memory.nodes)}: {memory.mean:.4g} {place.noun}"
     first = next((rung for rung in learnt.rungs if rung.rate and rung.nodes < memory.nodes), None)
     if first is None:

@@ -1,11 +1,11 @@
-"""Which slots of which nodes take part: strikes, drops, returns. Pure: no clock, no IO.
+"""Decides which slots of which nodes take part: strikes, drops, returns. Pure: no clock, no I/O.
 
-A slot gets a strike when it alone failed of its own in an incident: where two slots or more did, it is the script, and
-where a worker only complains of a lost peer, it is the peer. With ``--slot-strikes`` of them it is dropped. A slot that
-has trained ``AFRESH_S`` seconds since its last strike starts afresh.
+A slot gets a strike if it is the only root cause of an incident: if two or more slots failed by themselves, the script
+is to blame, and if a worker only reports a lost peer, the peer is. At ``--slot-strikes`` strikes it is dropped. A slot
+that has trained ``AFRESH_S`` seconds since its last strike starts afresh.
 
-What is dropped is the device, as far as it can be told by its UUID: it is found again under another name of the node or
-in another slot, and a new device in the old place starts clean. Where nothing can be told it is the slot of that node.
+If its UUID is known, it is the device that is dropped: it is recognised under another node name or in another slot, and
+a new device in the old place starts clean. Otherwise the slot of that node is dropped.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from edl.types import NodeId, Round
 from edl.wire.messages import Failure, NodeInfo
 
 AFRESH_S = 3600.0
-"""After so much training without a failure of its own, strikes of a slot are forgotten."""
+"""Seconds of training without an own failure after which a slot's strikes are forgotten."""
 KEPT = 256
-"""Strikes and drops that are remembered, the newest; those of nodes that never come back must not pile up."""
+"""Maximum number of strikes and of drops kept, the newest; those of nodes that never return must not accumulate."""
 LONGEST_CAUSE = 160
-"""Characters of a failure's last words that are repeated in the reason of a drop."""
+"""Maximum characters of a failure's message repeated in the reason of a drop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """How often a slot has failed by itself."""
+    """The number of times that a slot has failed by itself."""
 
     node: NodeId
     slot: int
     device: str
     count: int
     trained_s: float = 0.0
-    """How long it has trained since the last time."""
+    """Seconds of training since the last strike."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A slot in which no worker is started any more."""
+    """A slot that no longer gets a worker."""
 
     node: NodeId
     host: str
@@ -49,23 +49,23 @@ class Dropped:
     device: str
     why: str
     round: Round
-    """The last round before."""
+    """The last round before the drop."""
     by_hand: bool = False
-    """It was named by somebody: it does not come back by itself."""
+    """Dropped by request: it does not come back by itself."""
 
 
 def slots_of(info: NodeInfo) -> int:
-    """All slots of a node, spare ones included."""
+    """Number of slots of a node, spare ones included."""
     return info.slots + info.spare_slots
 
 
 def device_of(info: NodeInfo, slot: int) -> str:
-    """What is in a slot, as far as that is known."""
+    """The device in a slot; empty if unknown."""
     return info.devices[slot] if slot < len(info.devices) else ""
 
 
 def is_same(one: Strike | Dropped, info: NodeInfo, slot: int) -> bool:
-    """Whether this is about that slot of that node: the same device, or where one is not known the same place."""
+    """Whether an entry is about that slot of that node: the same device, or if one is unknown the same place."""
     device = device_of(info, slot)
     if one.device and device:
         return one.device == device
@@ -73,7 +73,7 @@ def is_same(one: Strike | Dropped, info: NodeInfo, slot: int) -> bool:
 
 
 def dropped_here(dropped: Sequence[Dropped], info: NodeInfo, slot: int) -> Dropped | None:
-    """What is remembered of a slot that takes no part; None: it may."""
+    """The drop that concerns a slot; None if the slot may take part."""
     return next((one for one in dropped if is_same(one, info, slot)), None)
 
 
@@ -86,24 +86,24 @@ def usable(dropped: Sequence[Dropped], info: NodeInfo) -> tuple[int, ...]:
 
 
 def places(dropped: Sequence[Dropped], info: NodeInfo) -> tuple[int, ...]:
-    """Slots that workers of the next world are in, ascending: spare ones only for those that are dropped. Empty: the
-    node can take no part."""
+    """Slots that the next world's workers use, ascending; spare slots only replace dropped ones. Empty: the node cannot
+    take part."""
     return usable(dropped, info)[: info.slots] if dropped else first(info.slots)
 
 
 @functools.cache
 def first(count: int) -> tuple[int, ...]:
-    """So many slots from the first one on; one object for all nodes, since a Master compares them at each event."""
+    """The first ``count`` slots. Cached, since a Master compares them at each event."""
     return tuple(range(count))
 
 
 def slot_in(failure: Failure) -> int:
-    """The slot that a failure happened in."""
+    """The slot in which a failure happened."""
     return failure.slot if failure.slot >= 0 else failure.local_rank
 
 
 def culprit(failures: Sequence[Failure]) -> Failure | None:
-    """The failure for which one slot alone is to blame; None: nobody, or more than one."""
+    """The failure if a single slot is to blame; None if none or several are."""
     own = [failure for failure in failures if not failure.peer_loss]
     if len({(failure.node, slot_in(failure)) for failure in own}) != 1:
         return None
@@ -111,7 +111,7 @@ def culprit(failures: Sequence[Failure]) -> Failure | None:
 
 
 def struck(strikes: Sequence[Strike], info: NodeInfo, slot: int) -> tuple[tuple[Strike, ...], Strike]:
-    """One strike more for a slot: all strikes, and the one it has now."""
+    """Add a strike to a slot; returns all strikes, and the new one."""
     before = next((one for one in strikes if is_same(one, info, slot)), None)
     fresh = before is None or before.trained_s >= AFRESH_S
     number = 1 if before is None or fresh else before.count + 1
@@ -122,7 +122,7 @@ def struck(strikes: Sequence[Strike], info: NodeInfo, slot: int) -> tuple[tuple[
 def trained(
     strikes: Sequence[Strike], infos: Sequence[tuple[NodeInfo, Sequence[int]]], for_s: float
 ) -> tuple[Strike, ...]:
-    """The same after these nodes have trained in these slots for a time."""
+    """The strikes after these nodes have trained in these slots for ``for_s`` seconds."""
 
     def took_part(one: Strike) -> bool:
         return any(is_same(one, info, slot) for info, used in infos for slot in used)
@@ -133,12 +133,12 @@ def trained(
 
 
 def without(strikes: Sequence[Strike], info: NodeInfo, slot: int) -> tuple[Strike, ...]:
-    """Strikes of all other slots."""
+    """The strikes of all other slots."""
     return tuple(one for one in strikes if not is_same(one, info, slot))
 
 
 def named(info: NodeInfo, device: str) -> int | None:
-    """The slot that somebody names by its number or by the UUID of a device in it; None: there is none."""
+    """The slot named by its number or by the UUID of its device; None if there is none."""
     if device.isdecimal():
         return int(device) if int(device) < slots_of(info) else None
     wanted = device.casefold()
@@ -149,8 +149,8 @@ def named(info: NodeInfo, device: str) -> int | None:
 
 
 def meant(dropped: Sequence[Dropped], info: NodeInfo | None, node: str, device: str) -> tuple[Dropped, ...]:
-    """The drops that somebody wants to undo, also if the node is not there (``info`` is None). An empty ``device``:
-    all of the node."""
+    """The drops that a request wants to undo, even if the node is absent (``info`` None). An empty ``device`` means all
+    of the node."""
     if info is not None:
         wanted = range(slots_of(info)) if not device else [named(info, device)]
         found = [dropped_here(dropped, info, slot) for slot in wanted if slot is not None]
@@ -165,7 +165,7 @@ def _is_called(one: Dropped, device: str) -> bool:
 
 
 def known_slots(info: NodeInfo) -> str:
-    """What a node has, in words: ``slots 0 to 3 (GPU-…, GPU-…)``."""
+    """The slots of a node as text: ``slots 0 to 3 (GPU-…, GPU-…)``."""
     last = slots_of(info) - 1
     numbers = f"slots 0 to {last}" if last else "slot 0"
     devices = [text for text in info.devices if text]
@@ -173,7 +173,7 @@ def known_slots(info: NodeInfo) -> str:
 
 
 def because(strike: Strike, failure: Failure) -> str:
-    """Why a slot is dropped by itself."""
+    """The reason why a slot is dropped automatically."""
     cause = one_line(failure.exception)
     cause = f": {cause[:LONGEST_CAUSE]}{'…' if len(cause) > LONGEST_CAUSE else ''}" if cause else ""
     what = f"{failure.what}{cause}"

@@ -1,8 +1,8 @@
 """Kubernetes as a scheduler: StatefulSet, custom resource with ``/scale``, Indexed Job, Volcano Job, PaddleJob.
 
-``kinds.py`` (pure) knows where each object keeps its size and how it is patched; ``pods.py`` (pure) reads pods;
-``client.py`` speaks HTTP; ``mirror.py`` follows a list by watches; ``scheduler.py`` is the adapter itself;
-``access.py`` says where the API server is, and how to come in.
+``kinds.py`` (pure) knows where each object stores its size and how to patch it; ``pods.py`` (pure) interprets pods;
+``client.py`` speaks HTTP; ``mirror.py`` keeps a list up to date with watches; ``scheduler.py`` is the adapter itself;
+``access.py`` finds the API server and the credentials.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["CONF_KEYS", "KubernetesScheduler", "check", "make", "open_scheduler"
 
 
 def check(wanted: SchedulerChoice) -> None:
-    """Find what is wrong before anything is started; nothing is connected. Raises ``SettingError``.
+    """Find errors before anything is started; makes no connection. Raises ``SettingError``.
 
-    That may be a name that cannot be, a setting, a launcher outside of a cluster without an address, a package that is
-    missing.
+    Errors are an invalid name, an invalid setting, a launcher outside a cluster without an address, and a missing
+    package.
     """
     open_scheduler(wanted)
     if importlib.util.find_spec("aiohttp") is None:
@@ -32,11 +32,11 @@ def check(wanted: SchedulerChoice) -> None:
 
 
 def make(order: Order) -> Scheduler:
-    """The adapter for the time that one Master rules. Raises ``SettingError``."""
+    """Create the adapter for one Master's term. Raises ``SettingError``."""
     return open_scheduler(order.wanted)
 
 
 def open_scheduler(wanted: SchedulerChoice) -> KubernetesScheduler:
-    """The adapter for what was wanted; nothing is connected yet. Raises ``SettingError``."""
+    """The adapter for ``--scheduler``; makes no connection yet. Raises ``SettingError``."""
     options = options_from(wanted.conf)
     return KubernetesScheduler(kind_from(wanted.text, options), options)

@@ -1,4 +1,4 @@
-"""Where the API server is and how to come in: from the pod that this launcher runs in, or from ``--scheduler-conf``."""
+"""Finds the API server and the credentials: from the pod that this launcher runs in, or from ``--scheduler-conf``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from edl.schedulers.order import seconds
 
 SETTING = "--scheduler-conf"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod finds what its service account may use."""
+"""Where a pod finds the credentials of its service account."""
 CONF_KEYS = {
     "api": "URL of the API server. Default: the pod's own cluster.",
     "namespace": "Default: that of the pod.",
     "token_file": "Bearer token, read again whenever the file changes. Default: the pod's service account.",
-    "ca": "Certificates that sign the API server's. Default: those of the pod, else the system's.",
-    "timeout": "Seconds that one call may take, repetitions included. Default: 10.",
-    "poll": "Seconds between two looks at the size while no pod changes. Default: 10.",
+    "ca": "CA certificates for the API server. Default: those of the pod, else the system's.",
+    "timeout": "Seconds that one call may take, retries included. Default: 10.",
+    "poll": "Seconds between two reads of the size while no pod changes. Default: 10.",
     "task": "Task of a Volcano Job whose replicas are the nodes. Default: its only one, or the one named worker.",
-    "selector": "Labels of the nodes' pods, separated by ';'. Default: as the object says.",
-    "indexed": "true: a custom resource takes away the pod with the highest ordinal first. Default: false.",
+    "selector": "Labels of the nodes' pods, separated by ';'. Default: the object's own selector.",
+    "indexed": "true: a custom resource removes the pod with the highest ordinal first. Default: false.",
     "watch_nodes": "true: taints of the hosts count as notices as well (needs a ClusterRole). Default: false.",
 }
-"""What ``--scheduler-conf`` understands for Kubernetes."""
+"""Keys of ``--scheduler-conf`` for Kubernetes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Checked settings of one adapter."""
+    """The checked settings of one adapter."""
 
     url: str
-    """Without a slash at the end."""
+    """Without a trailing slash."""
     namespace: str
     token_file: str = ""
     ca: str = ""
@@ -50,14 +50,14 @@ class Options:
 def options_from(
     conf: Mapping[str, str], variables: Mapping[str, str] | None = None, account: Path = SERVICE_ACCOUNT
 ) -> Options:
-    """Check ``--scheduler-conf`` and fill in what the pod itself knows. Raises ``SettingError``."""
+    """Check ``--scheduler-conf`` and fill in defaults from the pod. Raises ``SettingError``."""
     variables = environment() if variables is None else variables
     unknown = sorted(set(conf) - set(CONF_KEYS))
     if unknown:
         raise SettingError(SETTING, unknown[0], f"Kubernetes knows {', '.join(CONF_KEYS)}")
     given = conf.get("api", "")
     url = _url(given) if given else _of_the_cluster(variables)
-    # Whoever names a server names the credentials as well: those of the pod are not sent anywhere else.
+    # With an explicit server, the credentials must be explicit too: those of the pod are not sent anywhere else.
     inside = account if not given else None
     token_file = conf.get("token_file") or _existing(inside, "token")
     ca = conf.get("ca") or _existing(inside, "ca.crt")
@@ -83,7 +83,7 @@ def _of_the_cluster(variables: Mapping[str, str]) -> str:
     host, port = variables.get("KUBERNETES_SERVICE_HOST", ""), variables.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         advice = f"Name it: {SETTING}=api=https://HOST:PORT,namespace=…,token_file=…,ca=…"
-        raise SettingError("--scheduler", "kubernetes", "this launcher does not run in a pod of Kubernetes", advice)
+        raise SettingError("--scheduler", "kubernetes", "this launcher does not run in a Kubernetes pod", advice)
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
@@ -99,7 +99,7 @@ def _url(text: str) -> str:
 
 
 def _keep_secret(url: str, token_file: str) -> None:
-    """A token travels over TLS, or not beyond this host."""
+    """Refuse to send a token without TLS, except to this host."""
     parts = urlsplit(url)
     if parts.scheme == "https" or not token_file or parts.hostname == "localhost":
         return
@@ -108,7 +108,7 @@ def _keep_secret(url: str, token_file: str) -> None:
     except ValueError:
         inside = False
     if not inside:
-        raise SettingError(SETTING, f"api={url}", "would show the token to everybody on the way", "Use https")
+        raise SettingError(SETTING, f"api={url}", "would send the token unencrypted over the network", "Use https")
 
 
 def _existing(folder: Path | None, name: str) -> str:

@@ -1,7 +1,7 @@
-"""A client of the Kubernetes API: JSON over HTTP, what the adapters need and no more.
+"""A minimal client of the Kubernetes API: JSON over HTTP.
 
-Every call has a time limit in which it repeats what may pass: no connection, 429 and 5xx (``Retry-After`` counts). The
-token is read from its file whenever that changes, since a pod's token lives for an hour or so.
+Every call has a time limit within which it retries temporary failures: no connection, 429 and 5xx (``Retry-After`` is
+respected). The token is read again whenever its file changes, since a pod's token expires after about an hour.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Json = dict[str, Any]
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 PASSING = (408, 425, 429, 500, 502, 503, 504)
-"""Answers after which the same call may succeed."""
+"""HTTP statuses after which the same call may succeed later."""
 LONGEST_LINE_BYTES = 16 * 1024 * 1024
-"""Of a watch; an object in etcd has 1.5 MB at most."""
+"""Longest line of a watch; an object in etcd has at most 1.5 MB."""
 WATCH_S = 60
-"""How long the server keeps up one watch. Short, so that a connection that died without a word is not trusted long."""
+"""Duration of one watch. It is short, so that a silently broken connection is soon noticed."""
 WATCH_SPARE_S = 15.0
 
 
 class Answered(SchedulerError):
-    """The API server said no, with this HTTP status."""
+    """The API server returned this HTTP error status."""
 
     def __init__(self, status: int, message: str, *, retry: bool) -> None:
         super().__init__(message, retry=retry)
@@ -45,27 +45,27 @@ class Answered(SchedulerError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a call is about: its path, and how a Role names it."""
+    """The object of a call: its path, and its name in a Role."""
 
     path: str
-    """Without the server: ``/apis/apps/v1/namespaces/ml/statefulsets/train/scale``."""
+    """Path without the server: ``/apis/apps/v1/namespaces/ml/statefulsets/train/scale``."""
     group: str
-    """API group; empty for the core."""
+    """API group; empty for the core group."""
     resource: str
-    """As in a Role: ``statefulsets/scale``."""
+    """As written in a Role: ``statefulsets/scale``."""
     verbs: tuple[str, ...] = ("get", "patch")
-    """All that edl needs there."""
+    """All verbs that edl needs for it."""
     cluster: bool = False
-    """Not in a namespace: needs a ClusterRole."""
+    """Whether it is not namespaced and therefore needs a ClusterRole."""
 
     def rule(self) -> str:
-        """The rule that a Role must have, in YAML's short form."""
+        """The rule that a Role must contain, in YAML flow style."""
         verbs = ", ".join(self.verbs)
         return f'{{apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: [{verbs}]}}'
 
 
 class Client:
-    """One API server, one namespace. Used from one event loop."""
+    """Client of one API server and one namespace. Used from one event loop."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -77,11 +77,12 @@ class Client:
         return await self._call("GET", target, dict(query or {}), None, "")
 
     async def patch(self, target: Target, body: object, content_type: str) -> Json:
-        """Change an object; returns the new one. Raises ``SchedulerError``; 409 is ``Answered`` with that status."""
+        """Change an object; returns the new one. Raises ``SchedulerError``; a conflict (409) is raised as
+        ``Answered``."""
         return await self._call("PATCH", target, {"fieldManager": "edl"}, body, content_type)
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -97,7 +98,7 @@ class Client:
                 return await self._once(method, target, query, body, kind, left_s)
             except asyncio.TimeoutError as error:
                 text = f"{self._where(method, target)}: no answer within {self._options.timeout_s:g} s"
-                # What it said before it fell silent tells more.
+                # the last error response is more informative than the timeout
                 raise last or SchedulerError(text, retry=True) from error
             except _Passing as error:
                 last, wait_s = error.failure, max(pause_s, error.after_s)
@@ -128,13 +129,14 @@ class Client:
                 raw = await answer.read()
                 self._refuse(answer.status, answer.headers, raw, method, target)
         except asyncio.TimeoutError:
-            raise  # an OSError as well, from Python 3.11 on
+            raise  # from Python 3.11 on it is an OSError, too
         except (aiohttp.ClientError, OSError) as error:
             raise await self._broken(method, target, error) from error
         return self._parsed(raw, method, target)
 
     async def events(self, target: Target, query: Mapping[str, str]) -> AsyncGenerator[Json, None]:
-        """What one watch says, until the server ends it. Raises ``SchedulerError``; 410 is ``Answered`` with it."""
+        """The events of one watch, until the server ends it. Raises ``SchedulerError``; 410 is raised as
+        ``Answered``."""
         await _load()
         import aiohttp
 
@@ -154,19 +156,19 @@ class Client:
                 async for part in answer.content.iter_any():
                     *lines, rest = (rest + part).split(b"\n")
                     if len(rest) > LONGEST_LINE_BYTES:
-                        raise SchedulerError(f"{self._where('WATCH', target)}: a line without an end", retry=True)
+                        raise SchedulerError(f"{self._where('WATCH', target)}: a line is too long", retry=True)
                     for line in lines:
                         if line.strip():
                             yield self._parsed(line, "WATCH", target)
         except asyncio.TimeoutError as error:
-            raise SchedulerError(f"{self._where('WATCH', target)}: silent for too long", retry=True) from error
+            raise SchedulerError(f"{self._where('WATCH', target)}: no data for too long", retry=True) from error
         except _Passing as error:
             raise error.failure from error
         except (aiohttp.ClientError, OSError) as error:
             raise (await self._broken("WATCH", target, error)).failure from error
 
     def _open(self) -> aiohttp.ClientSession:
-        """The session, made at the first call: aiohttp wants a running loop, and only this adapter needs it."""
+        """The session, created at the first call: aiohttp needs a running event loop, and only this adapter uses it."""
         if self._session is None:
             import aiohttp
 
@@ -183,7 +185,7 @@ class Client:
         return headers
 
     def _read_token(self) -> str:
-        """The token as the file has it now; the last one while the file cannot be read."""
+        """The token that the file currently contains; the last one while the file cannot be read."""
         if not self._options.token_file:
             return ""
         file = Path(self._options.token_file)
@@ -198,14 +200,15 @@ class Client:
         return self._token
 
     async def _broken(self, method: str, target: Target, error: Exception) -> _Passing:
-        """No connection, or it broke. Certificates may have been replaced: they are read again for the next try."""
+        """Handle a missing or broken connection. Certificates may have been replaced, so they are read again for the
+        next try."""
         if isinstance(getattr(error, "certificate_error", error), ssl.SSLError):
             await self.close()
         words = str(error) or type(error).__name__
         return _Passing(SchedulerError(f"{self._where(method, target)}: {words}", retry=True))
 
     def _refuse(self, status: int, headers: Mapping[str, str], raw: bytes, method: str, target: Target) -> None:
-        """Raise what an answer means that is no success."""
+        """Raise the error for a response that is not a success."""
         if 200 <= status < 300:
             return
         where, said = self._where(method, target), _message(raw)
@@ -227,9 +230,9 @@ class Client:
         try:
             value = json.loads(raw)
         except ValueError as error:
-            raise SchedulerError(f"{self._where(method, target)}: the answer is no JSON", retry=True) from error
+            raise SchedulerError(f"{self._where(method, target)}: the response is not JSON", retry=True) from error
         if not isinstance(value, dict):
-            raise SchedulerError(f"{self._where(method, target)}: the answer is no object", retry=True)
+            raise SchedulerError(f"{self._where(method, target)}: the response is not an object", retry=True)
         return value
 
     def _where(self, method: str, target: Target) -> str:
@@ -237,13 +240,13 @@ class Client:
 
 
 async def _load() -> None:
-    """Import aiohttp, which takes part of a second, without holding up the event loop of the Master."""
+    """Import aiohttp in a thread: it takes a noticeable part of a second, which would block the Master's event loop."""
     if "aiohttp" not in sys.modules:
         await asyncio.to_thread(importlib.import_module, "aiohttp")
 
 
 class _Passing(Exception):
-    """A failure after which the same call is made again while there is time."""
+    """A failure after which the same call is retried within its time limit."""
 
     def __init__(self, failure: SchedulerError, after_s: float = 0.0) -> None:
         super().__init__(str(failure))
@@ -252,7 +255,7 @@ class _Passing(Exception):
 
 
 def _message(raw: bytes) -> str:
-    """What the server says in its ``Status``; else the beginning of whatever it sent."""
+    """The server's message from its ``Status``; else the beginning of the response."""
     try:
         value = json.loads(raw)
         return str(value["message"])
@@ -261,7 +264,7 @@ def _message(raw: bytes) -> str:
 
 
 def _after_s(headers: Mapping[str, str]) -> float:
-    """``Retry-After`` in seconds; the form with a date is not used by API servers."""
+    """``Retry-After`` in seconds; API servers do not use the form with a date."""
     try:
         return max(0.0, float(headers.get("Retry-After", "0")))
     except ValueError:

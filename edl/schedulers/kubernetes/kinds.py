@@ -1,7 +1,7 @@
-"""Where each kind of object keeps its size, and how that is changed. Pure: JSON in, JSON out.
+"""Where each kind of object stores its size, and how to change it. Pure: JSON in, JSON out.
 
-Every patch names the ``resourceVersion`` that was read, so that the API server refuses it with 409 when somebody was
-faster.
+Every patch contains the ``resourceVersion`` that was read, so that the API server refuses it with 409 when the object
+has been changed in the meantime.
 """
 
 from __future__ import annotations
@@ -18,63 +18,64 @@ from edl.schedulers.kubernetes.client import Json, Target
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""What Kubernetes takes for a name."""
+"""Valid Kubernetes names."""
 FORMS = "statefulset/NAME, job/NAME, custom:GROUP/VERSION/PLURAL/NAME, volcano/NAME or paddlejob/NAME"
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A change of the size as the API server wants it."""
+    """A change of the size in the form that the API server expects."""
 
     body: object
     content_type: str = MERGE_PATCH
 
 
 class Kind(Protocol):
-    """One object whose size is the job's."""
+    """One object whose size is the number of the job's nodes."""
 
     @property
     def title(self) -> str:
-        """``statefulset/train``."""
+        """Kind and name, such as ``statefulset/train``."""
         ...
 
     @property
     def target(self) -> Target:
-        """Where the size is read and changed."""
+        """The API path at which the size is read and changed."""
         ...
 
     @property
     def indexed(self) -> bool:
-        """It takes away pods by their index, the highest first."""
+        """Whether it removes pods by their index, the highest first."""
         ...
 
     @property
     def completes(self) -> bool:
-        """Its pods end with the job by themselves; one of the other kinds starts them again unless it is made 0."""
+        """Whether its pods complete with the job. Other kinds restart ended pods unless they are scaled to 0."""
         ...
 
     def nodes(self, found: Json) -> int:
-        """The size, in what ``target`` holds. Raises ``SchedulerError`` where that cannot be a job of edl."""
+        """The size in the JSON that was read at ``target``. Raises ``SchedulerError`` when the object cannot be used as
+        a job of edl."""
         ...
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """Change it. Raises ``SchedulerError`` where that is not allowed."""
+        """The patch that changes the size. Raises ``SchedulerError`` when it cannot be changed."""
         ...
 
     def selector(self, found: Json) -> str:
-        """Labels of the pods; empty when they cannot be known."""
+        """Label selector of the pods; empty when it cannot be determined."""
         ...
 
     def mine(self, pod: Json) -> bool:
-        """Whether a pod with these labels is one of this job's nodes."""
+        """Whether a pod selected by these labels is one of this job's nodes."""
         ...
 
     def index(self, pod: str) -> int:
-        """The index of a pod of this name; -1 when it has none."""
+        """The index in a pod's name; -1 when there is none."""
         ...
 
     def makes(self, node: str) -> bool:
-        """Whether a node of this name may be one of its pods. Asked only where ``completes`` is false."""
+        """Whether a node of this name may be one of its pods. Called only where ``completes`` is false."""
         ...
 
 
@@ -90,36 +91,36 @@ class Scaled:
     completes: bool = False
 
     def nodes(self, found: Json) -> int:
-        """See ``Kind``."""
-        # The field is left out when it is 0.
+        """``spec.replicas`` of the scale."""
+        # The API server omits the field when it is 0.
         return int(found.get("spec", {}).get("replicas", 0))
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """See ``Kind``."""
+        """A merge patch of ``spec.replicas``."""
         return Patch({"metadata": _version(found), "spec": {"replicas": nodes}})
 
     def selector(self, found: Json) -> str:
-        """See ``Kind``."""
+        """The configured labels, or the selector in the scale's status."""
         return self.labels or str(found.get("status", {}).get("selector", ""))
 
     def mine(self, pod: Json) -> bool:
-        """See ``Kind``."""
+        """Always true: the selector matches only this object's pods."""
         return True
 
     def index(self, pod: str) -> int:
-        """See ``Kind``."""
+        """The ordinal at the end of the pod's name, if the object removes pods by index."""
         return _ordinal(self.name, pod) if self.indexed else -1
 
     def makes(self, node: str) -> bool:
-        """See ``Kind``. A launcher without a name adds four digits to that of its host. What a custom resource makes of
-        its name is not known."""
+        """Whether the name fits. A launcher that is given no name adds four hexadecimal digits to its host's name. How
+        a custom resource names its pods is unknown, so any suffix is accepted for it."""
         rest = r"\d+(?:-[0-9a-f]{4})?" if self.title.startswith("statefulset/") else ".+"
         return re.fullmatch(f"{re.escape(self.name)}-{rest}", node) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedJob:
-    """batch/v1 Job with ``completionMode: Indexed``; may change its size since Kubernetes 1.27."""
+    """batch/v1 Job with ``completionMode: Indexed``, which can be resized since Kubernetes 1.27."""
 
     title: str
     target: Target
@@ -129,7 +130,7 @@ class IndexedJob:
     completes: bool = True
 
     def nodes(self, found: Json) -> int:
-        """See ``Kind``."""
+        """``spec.completions``. Raises ``SchedulerError`` unless the Job is Indexed."""
         spec = found.get("spec", {})
         if spec.get("completionMode") != "Indexed":
             text = (
@@ -139,35 +140,35 @@ class IndexedJob:
         return int(spec.get("completions") or 0)
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """See ``Kind``."""
+        """A merge patch of completions and parallelism. Raises ``SchedulerError`` when the Job has finished."""
         for condition in found.get("status", {}).get("conditions") or []:
             if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
-                raise SchedulerError(f"{self.title} is over ({condition['type']}): it cannot resize", retry=False)
-        # The API server takes a new number of completions only together with the same parallelism.
+                raise SchedulerError(f"{self.title} has ended ({condition['type']}) and cannot be resized", retry=False)
+        # The API server accepts a new number of completions only together with the same parallelism.
         return Patch({"metadata": _version(found), "spec": {"parallelism": nodes, "completions": nodes}})
 
     def selector(self, found: Json) -> str:
-        """See ``Kind``."""
+        """The configured labels, the Job's own selector, or the label with the Job's name."""
         return self.labels or _labels(found.get("spec", {}).get("selector")) or f"job-name={self.name}"
 
     def mine(self, pod: Json) -> bool:
-        """See ``Kind``."""
+        """Always true: the selector matches only this Job's pods."""
         return True
 
     def makes(self, node: str) -> bool:
-        """See ``Kind``."""
+        """Whether the name contains an index of this Job."""
         return self.index(node) >= 0
 
     def index(self, pod: str) -> int:
-        """See ``Kind``."""
-        # NAME-INDEX-RANDOM; the name itself may be cut for long ones.
+        """The completion index in the pod's name."""
+        # NAME-INDEX-RANDOM; a long NAME may be truncated.
         found = re.fullmatch(rf"{re.escape(self.name)}-(\d+)-[a-z0-9]+", pod)
         return int(found[1]) if found else -1
 
 
 @dataclass(frozen=True, slots=True)
 class VolcanoJob:
-    """batch.volcano.sh/v1alpha1 Job: replicas of one task, and never fewer than ``minAvailable`` in all."""
+    """batch.volcano.sh/v1alpha1 Job: the replicas of one task, and never fewer than ``minAvailable`` pods in total."""
 
     title: str
     target: Target
@@ -178,15 +179,15 @@ class VolcanoJob:
     completes: bool = True
 
     def nodes(self, found: Json) -> int:
-        """See ``Kind``."""
+        """``replicas`` of the task."""
         return int(self._task(found)[1].get("replicas", 0))
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """See ``Kind``."""
+        """A JSON patch of the task's replicas, with ``minAvailable`` lowered where necessary."""
         place, _ = self._task(found)
         tasks: list[Json] = found["spec"]["tasks"]
         total = nodes + sum(int(task.get("replicas", 0)) for at, task in enumerate(tasks) if at != place)
-        # minAvailable is the least that is scheduled together: kept, so that more nodes than that are optional.
+        # minAvailable, the least number that is scheduled together, is kept, so that additional nodes are optional.
         least = min(int(found["spec"].get("minAvailable") or total), total)
         own_least = tasks[place].get("minAvailable")
         changes = [
@@ -199,24 +200,24 @@ class VolcanoJob:
         return Patch(changes, JSON_PATCH)
 
     def selector(self, found: Json) -> str:
-        """See ``Kind``."""
+        """The configured labels, or those for the Job's name and task."""
         return self.labels or f"volcano.sh/job-name={self.name},volcano.sh/task-spec={self._task(found)[1]['name']}"
 
     def mine(self, pod: Json) -> bool:
-        """See ``Kind``."""
+        """Always true: the selector matches only this Job's pods."""
         return True
 
     def makes(self, node: str) -> bool:
-        """See ``Kind``."""
+        """Whether the name contains an index of this Job's task."""
         return self.index(node) >= 0
 
     def index(self, pod: str) -> int:
-        """See ``Kind``."""
+        """The index at the end of the pod's name, if the pod belongs to the task."""
         found = re.fullmatch(rf"{re.escape(self.name)}-(?P<task>.+)-(?P<index>\d+)", pod)
         return int(found["index"]) if found and self.task in ("", found["task"]) else -1
 
     def _task(self, found: Json) -> tuple[int, Json]:
-        """Place and content of the task that is meant."""
+        """Position and content of the configured task. Raises ``SchedulerError`` when there is none."""
         tasks: list[Json] = found.get("spec", {}).get("tasks") or []
         names = [str(task.get("name", "")) for task in tasks]
         wanted = self.task or (names[0] if len(names) == 1 else "worker")
@@ -239,32 +240,32 @@ class PaddleJob:
     completes: bool = True
 
     def nodes(self, found: Json) -> int:
-        """See ``Kind``."""
+        """``spec.worker.replicas``. Raises ``SchedulerError`` when there is no ``spec.worker``."""
         worker = found.get("spec", {}).get("worker")
         if not isinstance(worker, dict):
             raise SchedulerError(f"{self.title} has no spec.worker", retry=False)
         return int(worker.get("replicas", 0))
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """See ``Kind``."""
+        """A merge patch of ``spec.worker.replicas``."""
         return Patch({"metadata": _version(found), "spec": {"worker": {"replicas": nodes}}})
 
     def selector(self, found: Json) -> str:
-        """See ``Kind``."""
+        """The configured labels, or the operator's label for workers."""
         return self.labels or "paddle-res-type=worker"
 
     def mine(self, pod: Json) -> bool:
-        """See ``Kind``."""
-        # The operator's labels do not name the job, but the pods have it as their owner.
+        """Whether this PaddleJob owns the pod."""
+        # The operator's labels do not contain the job's name, but the pods have it as their owner.
         owners = pod.get("metadata", {}).get("ownerReferences") or []
         return any(owner.get("kind") == "PaddleJob" and owner.get("name") == self.name for owner in owners)
 
     def makes(self, node: str) -> bool:
-        """See ``Kind``."""
+        """Whether the name contains an index of this job's workers."""
         return self.index(node) >= 0
 
     def index(self, pod: str) -> int:
-        """See ``Kind``."""
+        """The index at the end of the pod's name."""
         return _ordinal(f"{self.name}-worker", pod)
 
 
@@ -311,7 +312,7 @@ def _version(found: Json) -> Mapping[str, Any]:
 
 
 def _labels(selector: Json | None) -> str:
-    """``matchLabels`` as a query; empty where there is more to it than that."""
+    """``matchLabels`` as a query; empty when the selector has other expressions."""
     if not selector or selector.get("matchExpressions"):
         return ""
     return ",".join(f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items()))

@@ -1,4 +1,4 @@
-"""A list of objects that is kept up to date by watches: the one loop that deals with everything a watch can do."""
+"""Keeps a list of objects up to date with watches. This is the only place that handles everything a watch can do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edl.errors import SchedulerError
 from edl.schedulers.kubernetes.client import Answered, Client, Json, Target
 
 PAGE = 500
-"""Objects that are asked for at once."""
+"""Objects requested per page."""
 GONE = 410
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 
 
 class Mirror:
-    """What the API server has, seconds old at most while it answers. ``run`` keeps it up; ``changed`` is set whenever
-    something in it has changed, and it is for one reader, who clears it."""
+    """A copy of a list on the API server, at most seconds old while the server answers. ``run`` keeps it up to date;
+    ``changed`` is set whenever something has changed. It has a single reader, which clears it."""
 
     def __init__(
         self,
@@ -28,13 +28,14 @@ class Mirror:
         mine: Callable[[Json], bool],
         kept: Callable[[Json], Json] = lambda entry: entry,
     ) -> None:
-        """``mine``: which objects count; ``kept``: what of them does. A change of something else is none."""
+        """``mine``: which objects to include; ``kept``: the part of an object to keep. Changes in other parts are
+        ignored."""
         self.found: dict[str, Json] = {}
-        """By name."""
+        """Objects by name."""
         self.complete = False
-        """A whole list has been read, and nothing since says that it is out of date."""
+        """A whole list has been read, and it is not known to be out of date."""
         self.trouble = ""
-        """Why it is not followed at this moment; empty: it is."""
+        """Why the list is not being followed at the moment; empty: it is."""
         self.changed = asyncio.Event()
         self._client = client
         self._target = target
@@ -44,19 +45,19 @@ class Mirror:
         self._pause_s = FIRST_PAUSE_S
 
     async def run(self) -> None:
-        """List, then watch from there on, and again; never returns. What fails is tried again, more and more rarely."""
+        """List, then watch from there, and repeat; never returns. Failures are retried with growing pauses."""
         version = ""
         while True:
             try:
                 if not version:
                     version = await self._list()
                 version = await self._watch(version)
-                # A server that ends every watch at once is not asked without a pause.
+                # a pause, in case a server ends every watch at once
                 await asyncio.sleep(FIRST_PAUSE_S)
                 continue
             except Answered as error:
                 if error.status == GONE:
-                    # What came after that version is forgotten by the server.
+                    # The server no longer has the changes after that version.
                     version = ""
                     if self._pause_s == FIRST_PAUSE_S:
                         self._pause_s *= 2
@@ -64,7 +65,7 @@ class Mirror:
                 self._fail(str(error))
             except SchedulerError as error:
                 self._fail(str(error))
-            except Exception as error:  # noqa: BLE001 - nobody would notice that this list is not followed any more
+            except Exception as error:  # noqa: BLE001 - otherwise the list would silently stop updating
                 version = ""
                 self._fail(f"{self._target.resource}: {type(error).__name__}: {error}")
             await asyncio.sleep(self._pause_s)
@@ -86,7 +87,7 @@ class Mirror:
             self.changed.set()
 
     async def _list(self) -> str:
-        """Read everything; returns the version from which a watch goes on."""
+        """Read everything; returns the version from which to watch."""
         found: dict[str, Json] = {}
         query = {**self._query, "limit": str(PAGE)}
         while True:
@@ -107,10 +108,10 @@ class Mirror:
         return str(about.get("resourceVersion", ""))
 
     async def _watch(self, version: str) -> str:
-        """Follow from a version until the server ends the watch; returns the version that it came to.
+        """Watch from a version until the server ends the watch; returns the last version seen.
 
-        A broken connection loses nothing: everything up to the last event has been taken in, so the next watch begins
-        there. That is why the version is kept when something is raised.
+        A broken connection loses nothing: everything up to the last event has been applied, so the next watch begins
+        there. That is why the version is kept after an error.
         """
         try:
             wanted = {**self._query, "resourceVersion": version}
@@ -127,7 +128,7 @@ class Mirror:
         except Answered:
             raise
         except SchedulerError as error:
-            # Cut off in the middle: from here on, after a pause.
+            # connection lost: continue from here after a pause
             self._fail(str(error))
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

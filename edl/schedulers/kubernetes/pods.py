@@ -1,4 +1,4 @@
-"""What pods, and the hosts they are on, say about the nodes of a job. Pure: JSON in, words and numbers out."""
+"""Interprets pods, and the hosts they are on, as nodes of a job. Pure: JSON in, text and numbers out."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ TELLING_TAINTS = (
     "node.kubernetes.io/out-of-service",
     "node.cloudprovider.kubernetes.io/shutdown",
 )
-"""Beginnings of taints that say that a host goes away, whatever their effect. Any other one counts with NoExecute."""
+"""Prefixes of taints that mean that a host is going away, regardless of their effect. Any other taint counts only with
+NoExecute."""
 LONGEST_WORDS = 200
 
 
 def name_of(pod: Json) -> str:
-    """Its name; that of a host as well."""
+    """The name of a pod or a host."""
     return str(pod["metadata"]["name"])
 
 
 def going(pod: Json) -> bool:
-    """It is being deleted."""
+    """Whether the pod is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def over(pod: Json) -> bool:
-    """All its containers have ended for good."""
+    """Whether all its containers have ended for good."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def placed(pod: Json) -> bool:
-    """It has a host, and is to stay there."""
+    """Whether the pod has been assigned a host and is not ending."""
     return bool(pod.get("spec", {}).get("nodeName")) and not going(pod) and not over(pod)
 
 
 def doom(pod: Json) -> tuple[str, float] | None:
-    """Why a pod is going to be taken away, and the seconds it has; None when it is not.
+    """Why a pod is going to be removed, and the seconds it has left; None when it is not.
 
-    Clocks of different hosts are not compared, so the time is the whole grace period, which runs from about now.
+    Clocks of different hosts are not compared, so the time is the whole grace period, counted from now.
     """
     if over(pod):
         return None
@@ -59,7 +60,7 @@ def doom(pod: Json) -> tuple[str, float] | None:
 
 
 def doom_by_host(pod: Json, host: Json | None) -> tuple[str, float] | None:
-    """The same for what the taints of its host say."""
+    """Like ``doom``, but from the taints of the pod's host."""
     if host is None or over(pod):
         return None
     for taint in host.get("spec", {}).get("taints") or []:
@@ -73,13 +74,13 @@ def doom_by_host(pod: Json, host: Json | None) -> tuple[str, float] | None:
 
 
 def of_host(host: Json) -> Json:
-    """What of a host matters: a cluster may have thousands, and each says each few minutes that it is well."""
+    """The relevant part of a host. A cluster may have thousands, and each updates its status every few minutes."""
     about = {"name": name_of(host)}
     return {"metadata": about, "spec": {"taints": host.get("spec", {}).get("taints") or []}}
 
 
 def held_up(pods: Collection[Json], wanted: int) -> str:
-    """What keeps nodes from coming, in the scheduler's words; empty: nothing."""
+    """Why nodes have not started, in the words of Kubernetes; empty: nothing is pending."""
     reasons: collections.Counter[str] = collections.Counter()
     here = 0
     for pod in pods:
@@ -90,7 +91,7 @@ def held_up(pods: Collection[Json], wanted: int) -> str:
             reasons[reason] += 1
     parts = [f"{count(many, 'pod')} pending: {reason}" for reason, many in sorted(reasons.items())]
     if here < wanted:
-        parts.append(f"{count(wanted - here, 'pod')} not made yet")
+        parts.append(f"{count(wanted - here, 'pod')} not created yet")
     return "; ".join(parts)
 
 
@@ -101,7 +102,7 @@ def _obstacle(pod: Json) -> str:
     if not pod.get("spec", {}).get("nodeName"):
         condition = _condition(pod, "PodScheduled", "False")
         if condition is None:
-            return "waits for the scheduler"
+            return "waiting for the scheduler"
         return _short(str(condition.get("message") or condition.get("reason") or "cannot be scheduled"))
     for container in status.get("containerStatuses") or []:
         waiting = container.get("state", {}).get("waiting")
@@ -120,7 +121,7 @@ def _condition(pod: Json, kind: str, status: str = "True") -> Json | None:
 
 
 def _tolerated_s(pod: Json, taint: Json) -> float | None:
-    """Seconds that a pod may stay in spite of a taint; None: for ever."""
+    """Seconds that a pod may stay in spite of a taint; None: indefinitely."""
     for toleration in pod.get("spec", {}).get("tolerations") or []:
         if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue

@@ -1,8 +1,8 @@
-"""The adapter: one object of Kubernetes as ``edl.schedulers.port.Scheduler``.
+"""The adapter: one Kubernetes object as ``edl.schedulers.port.Scheduler``.
 
-The size is read from the object (its ``/scale`` where it has one) whenever a pod comes or goes, and now and then
-besides; so a Role that allows ``get`` and ``patch`` of the one, and ``get``, ``list`` and ``watch`` of pods, is enough.
-Without the right to see pods everything works, only later and without reasons.
+The size is read from the object (its ``/scale`` if it has one) whenever a pod is added or removed, and periodically. So
+a Role that allows ``get`` and ``patch`` on the object, and ``get``, ``list`` and ``watch`` on pods, is enough. Without
+permission to see pods everything works, but later and without reasons.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from edl.tasks import end
 SHOWN = 5
 """Names in a message."""
 CONFLICTS = 5
-"""Times that somebody else may be faster before a change is given up for now."""
+"""How often a change is retried after a conflict before it fails."""
 GAP_S = 0.1
-"""Least time between two looks at the size: a hundred pods that come at once are worth one look."""
+"""Least time in seconds between two reads of the size, so that a hundred pods that start together cost one read."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 READ_PODS = ("get", "list", "watch")
 
 
 class KubernetesScheduler:
-    """See ``Scheduler``. A node's name is that of its pod (the launcher's ``--node-id``)."""
+    """Implements ``Scheduler``. A node's name is that of its pod (the launcher's ``--node-id``)."""
 
     def __init__(self, kind: Kind, options: Options) -> None:
         self.name = f"{kind.title} in namespace {options.namespace}"
@@ -42,10 +42,11 @@ class KubernetesScheduler:
         self._options = options
         self._client = Client(options)
         self._pods: Mirror | None = None
-        """While a watch runs."""
+        """Set while a watch runs."""
 
     async def current(self) -> Size:
-        """See ``Scheduler``. The number comes from the object; what holds it up from the pods, if they may be seen."""
+        """The size from the object, and what is pending from the pods, if they may be seen. Raises
+        ``SchedulerError``."""
         found = await self._client.get(self._kind.target)
         nodes = self._kind.nodes(found)
         mirror = self._pods
@@ -62,21 +63,23 @@ class KubernetesScheduler:
         return _size(nodes, mirror)
 
     async def request(self, nodes: int, reason: str) -> None:
-        """See ``Scheduler``. Reads before it writes, so asking again for what holds costs one read."""
+        """Raise the size to ``nodes``. It is read before it is written, so a repeated request costs one read. Raises
+        ``SchedulerError``."""
         await self._change(nodes, reason, lambda now: now >= nodes)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """See ``Scheduler``. Kubernetes takes away the highest indexes: other nodes are refused."""
+        """Lower the size. Kubernetes removes the highest indexes, so other nodes are refused. Raises
+        ``SchedulerError``."""
         if nodes == 0 and self._kind.completes:
-            return  # its pods complete by themselves
+            return  # its pods complete with the job
         if nodes == 0 and names and not any(self._kind.makes(name) for name in names):
             who = ", ".join(sorted(names)[:SHOWN])
-            text = f"{self.name} is not scaled to 0: none of the job's nodes ({who}) is called like one of its pods"
+            text = f"{self.name} is not scaled to 0: none of the job's nodes ({who}) is named like one of its pods"
             raise SchedulerError(f"{text}. Check --scheduler, and that --node-id is the pod's name", retry=False)
         kept = [name for name in names if 0 <= self._kind.index(name) < nodes]
         if kept:
-            text = f"{self.name} takes away the pods with the highest indexes first, so of {nodes} that stay it keeps"
-            raise SchedulerError(f"{text} {', '.join(sorted(kept))}, which it would start again", retry=False)
+            text = f"{self.name} removes the pods with the highest indexes first, so with {nodes} pods left it keeps"
+            raise SchedulerError(f"{text} {', '.join(sorted(kept))}, which it would restart", retry=False)
         await self._change(nodes, reason, lambda now: now <= nodes)
 
     async def _change(self, nodes: int, reason: str, enough: Callable[[int], bool]) -> None:
@@ -91,11 +94,12 @@ class KubernetesScheduler:
             except Answered as error:
                 if error.status != 409:
                     raise
-        text = f"{self.name}: others changed it {CONFLICTS} times while it was to be made {nodes} ({reason})"
+        text = f"{self.name}: changed by others {CONFLICTS} times while edl tried to set it to {nodes} ({reason})"
         raise SchedulerError(text, retry=True)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """See ``Scheduler``. A size that is said differs from the last one in its number or in what holds it up."""
+        """Yields sizes and doomed nodes. A size is reported when its number or its detail has changed. Raises
+        ``SchedulerError``."""
         found = await self._client.get(self._kind.target)
         selector = self._kind.selector(found)
         mirrors = [self._mirror(selector)] if selector else []
@@ -139,7 +143,7 @@ class KubernetesScheduler:
             await _any_change(mirrors, wait_s)
 
     def _doomed(self, mirrors: Sequence[Mirror], told: dict[str, str]) -> Iterator[Doomed]:
-        """Pods that are going, each told once: ``told`` holds the uid of those that have been."""
+        """Pods that are going away, each reported once: ``told`` holds the uids of those already reported."""
         hosts = mirrors[1].found if len(mirrors) > 1 else {}
         here = mirrors[0].found
         for name in [name for name in told if name not in here]:
@@ -158,7 +162,7 @@ class KubernetesScheduler:
         return Mirror(self._client, Target(where, "", "pods", READ_PODS), selector, self._kind.mine)
 
     async def close(self) -> None:
-        """See ``Scheduler``."""
+        """Close all connections."""
         await self._client.close()
 
 
@@ -170,7 +174,7 @@ def _size(nodes: int, mirror: Mirror) -> Size:
 
 
 async def _any_change(mirrors: Sequence[Mirror], limit_s: float) -> None:
-    """Wait until one of them has changed, at most so long."""
+    """Wait until one of the mirrors changes, at most that long."""
     waits = [asyncio.ensure_future(mirror.changed.wait()) for mirror in mirrors]
     try:
         if waits:

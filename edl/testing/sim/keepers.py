@@ -355,8 +355,8 @@ class SimKeeper:
             self._owed.written(version)
             self.finish(version)
         else:
-            self._owed.failed(wanted, "it is not held any more")
-            self.owner.kept(Kept(wanted, "", "it is not held any more"))
+            self._owed.failed(wanted, "it is no longer in memory")
+            self.owner.kept(Kept(wanted, "", "it is no longer in memory"))
         self._save()
 
     @property
