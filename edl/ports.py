@@ -13,8 +13,8 @@ from typing import Protocol
 
 from edl.types import NodeId, Token
 from edl.wire.messages import NO_STATE, Holding, Version
+from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import JobStatus
-from edl.wire.wishes import Granted, Wish
 
 
 class Clock(Protocol):
@@ -200,7 +200,7 @@ class Ruling(Protocol):
         """The current status of the job."""
         ...
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         """Submit a request; returns when it is in the store or has been refused."""
         ...
 

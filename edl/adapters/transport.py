@@ -24,8 +24,8 @@ from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
 from edl.wire.address import address
 from edl.wire.messages import AgentMessage, Asked, MasterMessage, Purpose
+from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, Question
-from edl.wire.wishes import Granted, Wish
 
 SERVICE = "edl.v1.Master"
 _ACCEPTED = ("edl-master", "1")
@@ -111,7 +111,7 @@ class MasterService(Protocol):
         """Pass a request on to a service, or answer why not."""
         ...
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         """Accept a request for another size or other members, or answer why not; it is in the store when this
         returns."""
         ...
@@ -145,7 +145,7 @@ class MasterServer:
             "Status": grpc.unary_unary_rpc_method_handler(self._status, small(_decode_question), codec.encode),
             "Events": grpc.unary_stream_rpc_method_handler(self._events, small(_decode_request), codec.encode),
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask, small(_decode_asked), codec.encode),
-            **{kind.__name__: self._wish_handler(kind) for kind in typing.get_args(Wish)},
+            **{kind.__name__: self._wish_handler(kind) for kind in typing.get_args(ScaleRequest)},
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -202,12 +202,12 @@ class MasterServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("unreachable") from None
 
-    def _wish_handler(self, kind: type[Wish]) -> Any:
+    def _wish_handler(self, kind: type[ScaleRequest]) -> Any:
         return grpc.unary_unary_rpc_method_handler(
             self._wish, small(functools.partial(codec.decode, kind)), codec.encode
         )
 
-    async def _wish(self, request: Wish, context: Any) -> Granted:
+    async def _wish(self, request: ScaleRequest, context: Any) -> Granted:
         service = await self._ruling(context)
         try:
             return await service.wish(request)
@@ -297,7 +297,7 @@ class MasterClient:
         answer: Answer = await reply
         return answer
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         """Request another size or other members. Raises ``grpc.aio.AioRpcError``."""
         data = codec.encode(wish)  # gRPC would send an empty message in place of one that cannot be encoded
         method: Any = self._channel.unary_unary(f"/{SERVICE}/{type(wish).__name__}", None, _decode_granted)

@@ -12,8 +12,8 @@ from rich.table import Table
 from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.wire.messages import Version
+from edl.wire.scale_requests import ScaleView
 from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
-from edl.wire.wishes import ScaleView
 
 SCREEN = 24
 """Up to this many nodes are all listed; of more nodes only the unusual ones, and at most this many."""

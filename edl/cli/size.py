@@ -15,12 +15,12 @@ from edl.cli.options import job_options, reason_option, wait_option, where_of
 from edl.config import MAX_NODES
 from edl.errors import UsageError
 from edl.wire.json_messages import to_plain
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, ScaleView, Suspend, Wish
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, ScaleView, SetBounds, Suspend
 
 if TYPE_CHECKING:
     from edl.cli.find import JobClient
-    from edl.cli.wishing import Goal
-    from edl.wire.wishes import Granted
+    from edl.cli.requests import Goal
+    from edl.wire.scale_requests import Granted
 
 Where = dict[str, str]
 
@@ -80,18 +80,18 @@ def scale(
 )
 @click.option(
     "--checkpoint",
-    type=click.Choice([care.value for care in Care]),
-    default=Care.TRY.value,
+    type=click.Choice([care.value for care in DrainMode]),
+    default=DrainMode.TRY.value,
     help="must: write one first; try: only if there is time; no: none. Default: try.",
 )
 def drain(
     nodes: tuple[str, ...], deadline: float, checkpoint: str, reason: str, wait: bool, as_json: bool, **where: str
 ) -> None:
     """Have nodes leave gracefully; their launchers exit."""
-    from edl.cli.wishing import gone
+    from edl.cli.requests import gone
 
     names = tuple(dict.fromkeys(nodes))
-    wish = Drain(names, _by("drain"), reason, deadline, Care(checkpoint))
+    wish = Drain(names, _by("drain"), reason, deadline, DrainMode(checkpoint))
     _run(_Asking(where, as_json, wait).ask(wish, lambda granted: gone(names, granted.generation)))
 
 
@@ -161,7 +161,7 @@ class _Asking:
 
     async def scale(self, nodes: int | None, minimum: int | None, maximum: int | None, reason: str) -> None:
         """Change the bounds first, since the size has to be within them."""
-        from edl.cli import wishing
+        from edl.cli import requests
 
         by = _by("scale")
         granted = None
@@ -174,16 +174,16 @@ class _Asking:
                 high = now.maximum if maximum is None else maximum
                 if nodes is not None and nodes > 0 and not low <= nodes <= high:
                     raise UsageError(f"{nodes} nodes are outside the requested bounds {low}:{high}")
-                granted = await wishing.ask(client, Rebound(low, high, by, reason, seen))
+                granted = await requests.ask(client, SetBounds(low, high, by, reason, seen))
             if nodes is not None:
                 size = Resize(max(nodes, 0), by, reason, auto=nodes == _AUTO)
-                granted = await wishing.ask(client, size)
+                granted = await requests.ask(client, size)
         assert granted is not None  # noqa: S101 - the caller passes at least one of them
-        await self._settle(granted, wishing.size_is(max(nodes or 0, 0), granted.generation))
+        await self._settle(granted, requests.size_is(max(nodes or 0, 0), granted.generation))
 
     async def cordon(self, node: str, device: str, reason: str, *, wanted: bool) -> None:
         """Cordon, or with ``wanted`` false uncordon."""
-        from edl.cli.wishing import cordoned, dropped
+        from edl.cli.requests import cordoned, dropped
 
         wish = Cordon(node, wanted, _by("cordon" if wanted else "uncordon"), reason, device)
         if device:
@@ -193,30 +193,30 @@ class _Asking:
 
     async def suspend(self, reason: str, *, wanted: bool) -> None:
         """Suspend, or with ``wanted`` false resume."""
-        from edl.cli.wishing import suspended
+        from edl.cli.requests import suspended
 
         wish = Suspend(wanted, _by("suspend" if wanted else "resume"), reason)
         await self.ask(wish, lambda granted: suspended(granted.generation, wanted=wanted))
 
-    async def ask(self, wish: Wish, goal: Callable[[Granted], Goal]) -> None:
+    async def ask(self, wish: ScaleRequest, goal: Callable[[Granted], Goal]) -> None:
         """Submit one request and wait for its outcome."""
-        from edl.cli import wishing
+        from edl.cli import requests
 
         async with self._client() as client:
-            granted = await wishing.ask(client, wish)
+            granted = await requests.ask(client, wish)
         await self._settle(granted, goal(granted))
 
     async def _settle(self, granted: Granted, goal: Goal) -> None:
-        from edl.cli import wishing
+        from edl.cli import requests
 
         if self._wait:
             try:
-                result = await wishing.reach(self._client, granted, goal, _say, wishing.a_moment)
+                result = await requests.reach(self._client, granted, goal, _say, requests.a_moment)
             except asyncio.CancelledError:
                 _say("no longer waiting; the request is still valid (see edl scale)")
                 raise
         else:
-            result = wishing.told(granted)
+            result = requests.told(granted)
         if not result.ok:
             raise UsageError(result.text)
         click.echo(json.dumps(to_plain(result)) if self._as_json else result.text)

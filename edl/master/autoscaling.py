@@ -8,7 +8,7 @@ from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.phrases import count
 from edl.wire.messages import Pace, Purpose, World
-from edl.wire.wishes import Resize
+from edl.wire.scale_requests import Resize
 
 WHO = "autoscale"
 """The requester's name in its size requests."""

@@ -11,7 +11,7 @@ from edl.machine import WakeAt as WakeAt
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
-from edl.wire.wishes import Verdict, Wish
+from edl.wire.scale_requests import ScaleRequest, Verdict
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -71,10 +71,10 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Wished:
+class ScaleRequested:
     """A request for another size, or for other nodes to take part."""
 
-    wish: Wish
+    wish: ScaleRequest
     held: int = 0
     """Store revision of the current size; the shell fills it in."""
     saves: bool = True
@@ -114,7 +114,7 @@ Event = (
     | NodeDetached
     | NodeSaid
     | Told
-    | Wished
+    | ScaleRequested
     | Unfit
     | Flawed
     | Failed

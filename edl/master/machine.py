@@ -25,10 +25,10 @@ from edl.master.events import (
     NodeRefused,
     NodeRegistered,
     NodeSaid,
+    ScaleRequested,
     Tick,
     Told,
     Unfit,
-    Wished,
 )
 from edl.master.forming import (
     UNSAVED,
@@ -496,7 +496,7 @@ def _told(turn: Turn, event: Told) -> None:
     planning.asked(turn, event.asked)
 
 
-def _wished(turn: Turn, event: Wished) -> None:
+def _wished(turn: Turn, event: ScaleRequested) -> None:
     resizing.wished(turn, event)
 
 
@@ -528,7 +528,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeExpired: _expired,
     NodeSaid: _said,
     Told: _told,
-    Wished: _wished,
+    ScaleRequested: _wished,
     Unfit: _unfit,
     Flawed: _flawed,
     Failed: _failed,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.errors import FencedOut
-from edl.wire.wishes import Granted, Wish
+from edl.wire.scale_requests import Granted, ScaleRequest
 
 OVER = "this launcher is no longer the Master; ask the next one"
 
@@ -18,7 +18,7 @@ OVER = "this launcher is no longer the Master; ask the next one"
 class Asking:
     """A request in the shell's queue, with the future for its answer."""
 
-    wish: Wish
+    wish: ScaleRequest
     answer: asyncio.Future[Granted]
 
     def settle(self, granted: Granted) -> None:

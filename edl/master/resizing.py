@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from edl.master import planning, slots
-from edl.master.events import Grant, Kind, Wished
+from edl.master.events import Grant, Kind, ScaleRequested
 from edl.master.forming import names, stop_world
 from edl.master.sizing import Departing, Facts, Judged, judge, remember
 from edl.master.state import NodeEntry, NodeStatus, Phase
@@ -19,12 +19,12 @@ from edl.master.turn import Turn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Depart, Purpose, Version
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 # --- wishes ----------------------------------------------------------------------------------------------------------
 
 
-def wished(turn: Turn, event: Wished) -> None:
+def wished(turn: Turn, event: ScaleRequested) -> None:
     """Accept a request, or answer why not."""
     wish, record = event.wish, turn.record
     judged = judge(record.sizing, wish, _facts(turn, event))
@@ -40,16 +40,16 @@ def wished(turn: Turn, event: Wished) -> None:
 
 def decide(turn: Turn, wish: Resize) -> None:
     """Accept a request of the Master itself; it is dropped if it is against the rules."""
-    judged = judge(turn.record.sizing, wish, _facts(turn, Wished(wish)))
+    judged = judge(turn.record.sizing, wish, _facts(turn, ScaleRequested(wish)))
     if judged.verdict is Verdict.ACCEPTED:
         turn.write(sizing=dataclasses.replace(judged.sizing, automatic=True))
         _take_on(turn, wish)
         turn.note(Kind.SCALE, _line(wish, judged))
 
 
-def _take_on(turn: Turn, wish: Wish) -> None:
+def _take_on(turn: Turn, wish: ScaleRequest) -> None:
     match wish:
-        case Resize() | Rebound():
+        case Resize() | SetBounds():
             turn.resizing = True
         case Drain():
             _send_away(turn, wish)
@@ -74,14 +74,14 @@ def _send_away(turn: Turn, wish: Drain) -> None:
     turn.write(departing=tuple(departing.values()))
 
 
-def _line(wish: Wish, judged: Judged) -> str:
+def _line(wish: ScaleRequest, judged: Judged) -> str:
     if judged.verdict is not Verdict.ACCEPTED:
         return judged.said
     why = f": {judged.sizing.reason}" if judged.sizing.reason else ""
     return f"{judged.said} by {wish.by}{why}"
 
 
-def _facts(turn: Turn, event: Wished) -> Facts:
+def _facts(turn: Turn, event: ScaleRequested) -> Facts:
     record, spec = turn.record, turn.spec
     over = f"the job is being stopped ({record.kill})" if record.kill else ""
     if record.phase is Phase.ENDED:
@@ -164,7 +164,7 @@ def depart(turn: Turn) -> None:
 
 def _may_go(turn: Turn, one: Departing) -> bool:
     """Whether the node may leave now, since no checkpoint must be complete first."""
-    if one.care is not Care.MUST:
+    if one.care is not DrainMode.MUST:
         return True
     stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
     if one.commit and stored >= Version(one.era, one.commit):

@@ -65,8 +65,8 @@ from edl.wire.messages import (
     ServiceSaid,
     ServiceTold,
 )
+from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
-from edl.wire.wishes import Granted, Wish
 
 T = TypeVar("T")
 _Incoming = ev.Event | Hosted | Asking | Exception
@@ -218,7 +218,7 @@ class MasterShell:
         if not isinstance(event, Asking):
             return event
         self._asking = event
-        return ev.Wished(event.wish, self._scaled, saves=self._deps.checkpoint_dir != "")
+        return ev.ScaleRequested(event.wish, self._scaled, saves=self._deps.checkpoint_dir != "")
 
     async def _take_over(self) -> None:
         keys = self._deps.keys
@@ -487,7 +487,7 @@ class MasterShell:
             status, services=self._hosting.views(), scale=scale, warnings=(*warnings, *status.warnings)
         )
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         """Ask for another size or other members, in order with all that happens; returns when it is in the store.
 
         Raises ``FencedOut`` when the rule ends before: it may be in the store or not, so ask the next Master.

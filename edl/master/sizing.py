@@ -19,7 +19,7 @@ from edl.master.policies import slots
 from edl.rendezvous.phrases import count
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import NodeInfo
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 KEYS_KEPT = 32
 """Number of request keys that are remembered with their answers."""
@@ -100,7 +100,7 @@ class Departing:
     incarnation: Incarnation
     reason: str
     deadline_s: float
-    care: Care
+    care: DrainMode
     era: int = 0
     """Commit that must be complete in the checkpoint directory before the node is told; 0, 0: not agreed on yet."""
     commit: int = 0
@@ -158,7 +158,7 @@ class Judged:
         return self.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
 
 
-def judge(sizing: Sizing, wish: Wish, facts: Facts) -> Judged:
+def judge(sizing: Sizing, wish: ScaleRequest, facts: Facts) -> Judged:
     """Judge a request, without changing anything."""
     key = getattr(wish, "key", "")
     before = next((seen for seen in facts.seen if key and seen.key == key), None)
@@ -181,7 +181,7 @@ def judge(sizing: Sizing, wish: Wish, facts: Facts) -> Judged:
     return dataclasses.replace(judged, sizing=changed)
 
 
-def remember(seen: Sequence[Seen], wish: Wish, judged: Judged) -> tuple[Seen, ...]:
+def remember(seen: Sequence[Seen], wish: ScaleRequest, judged: Judged) -> tuple[Seen, ...]:
     """Update the remembered answers. A refused request changed nothing, and may be repeated under its key."""
     key = getattr(wish, "key", "")
     if not key or not judged.ok or any(one.key == key for one in seen):
@@ -263,7 +263,7 @@ def _fact(sizing: Sizing, wish: Resize, bounds: NodeRange) -> Judged:
     return _accepted(dataclasses.replace(told, desired=size), text)
 
 
-def _rebound(sizing: Sizing, wish: Rebound, facts: Facts) -> Judged:
+def _rebound(sizing: Sizing, wish: SetBounds, facts: Facts) -> Judged:
     try:
         bounds = NodeRange(wish.minimum, wish.maximum, facts.spec.unit)
     except SettingError as error:
@@ -282,9 +282,9 @@ def _drain(sizing: Sizing, wish: Drain, facts: Facts) -> Judged:
         return Judged(Verdict.UNKNOWN, _unknown(strangers, facts), sizing)
     if not math.isfinite(wish.deadline_s) or wish.deadline_s < 0:
         return _refused(sizing, f"a deadline of {wish.deadline_s:g} s: not a time. Leave it out, or give seconds")
-    if wish.care is Care.MUST and not facts.saves:
+    if wish.care is DrainMode.MUST and not facts.saves:
         return _refused(sizing, "no checkpoint can be written first: the job has no --checkpoint-dir")
-    if wish.care is Care.MUST and not facts.aware:
+    if wish.care is DrainMode.MUST and not facts.aware:
         return _refused(sizing, "no checkpoint can be written first: the script does not use edl.State")
     going = frozenset(wish.nodes)
     short = _short(sizing, facts, going) or _storeless(facts, going)
@@ -394,7 +394,7 @@ def _suspend(sizing: Sizing, wish: Suspend, facts: Facts) -> Judged:
 
 _RULES: dict[type, Callable[[Sizing, Any, Facts], Judged]] = {
     Resize: _resize,
-    Rebound: _rebound,
+    SetBounds: _rebound,
     Drain: _drain,
     Cordon: _cordon,
     Suspend: _suspend,

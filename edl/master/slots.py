@@ -18,7 +18,7 @@ from edl.master.turn import Turn
 from edl.rendezvous.ranks import Candidate, order
 from edl.types import NodeId
 from edl.wire.messages import NodeInfo, UseSlots
-from edl.wire.wishes import Cordon
+from edl.wire.scale_requests import Cordon
 
 
 def candidate(turn: Turn, entry: NodeEntry) -> Candidate:

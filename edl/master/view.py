@@ -13,8 +13,8 @@ from edl.master.turn import Turn
 from edl.rendezvous.parting import need_s
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Purpose, Version, World
+from edl.wire.scale_requests import ScaleView
 from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
-from edl.wire.wishes import ScaleView
 
 SHOWN = 10
 """Number of history lines shown with the status."""

@@ -21,7 +21,7 @@ from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.schedulers.plan import Job, Plan, release_plan, target_of
 from edl.schedulers.port import Doomed, Observation, Size, Sized
-from edl.wire.wishes import Care, Drain, Granted, Resize, Verdict, Wish
+from edl.wire.scale_requests import Drain, DrainMode, Granted, Resize, ScaleRequest, Verdict
 
 LOOK_S = 10.0
 """Seconds between two queries of the scheduler, in addition to its own reports."""
@@ -133,7 +133,7 @@ Call = Current | Ask | Release
 class Tell:
     """Submit a request to the Master. ``Replied`` or ``Unheard`` follows."""
 
-    wish: Wish
+    wish: ScaleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class State:
     look_s: float = 0.0
     """The latest time for the next query."""
     call: Call | None = None
-    wish: Wish | None = None
+    wish: ScaleRequest | None = None
     errors: int = 0
     """Number of consecutive errors."""
     trouble: str = ""
@@ -355,7 +355,7 @@ class _Turn:
             return None
         return release_plan(job, state.size.nodes, state.about.indexed)
 
-    def _next_wish(self, job: Job, plan: Plan | None) -> Wish | None:
+    def _next_wish(self, job: Job, plan: Plan | None) -> ScaleRequest | None:
         name = self.state.about.name
         doomed = self._doomed(job)
         self._set(urgent=doomed is not None)
@@ -369,7 +369,7 @@ class _Turn:
         if plan is None or not away:
             return None
         self._set(surplus=self.state.surplus | set(away))
-        return Drain(tuple(away), name, plan.reason, care=Care.TRY)
+        return Drain(tuple(away), name, plan.reason, care=DrainMode.TRY)
 
     def _doomed(self, job: Job) -> Drain | None:
         """The drain of all doomed nodes at one step boundary. Nodes that no longer exist are forgotten: a later node
@@ -383,7 +383,7 @@ class _Turn:
             return None
         leads = [found[name].lead_s for name in names if found[name].lead_s > 0]
         reason = "; ".join(sorted({found[name].reason for name in names}))
-        return Drain(tuple(names), self.state.about.name, reason, min(leads, default=0.0), Care.TRY)
+        return Drain(tuple(names), self.state.about.name, reason, min(leads, default=0.0), DrainMode.TRY)
 
     def _resize(self, job: Job) -> Resize | None:
         """The scheduler's size as a request, if the Master does not know it."""

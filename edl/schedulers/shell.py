@@ -15,8 +15,8 @@ from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node
 from edl.schedulers.port import Scheduler, Size
 from edl.tasks import BackgroundTasks, Timer, end
+from edl.wire.scale_requests import ScaleRequest
 from edl.wire.status import JobStatus
-from edl.wire.wishes import Wish
 
 CALL_LIMIT_S = 120.0
 """A safety limit in seconds, above the time limits of the adapters."""
@@ -105,7 +105,7 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001 - top of a task: a bug in an adapter must not block the machine
             self._events.put_nowait(rc.Failed(f"the scheduler's adapter: {type(error).__name__}: {error}", False))
 
-    async def _tell(self, wish: Wish) -> None:
+    async def _tell(self, wish: ScaleRequest) -> None:
         try:
             granted = await asyncio.wait_for(self._ruling.wish(wish), WISH_LIMIT_S)
         except FencedOut:

@@ -16,8 +16,8 @@ from edl.rendezvous.phrases import one_line
 from edl.web.refusal import Refusal
 from edl.wire import json_messages
 from edl.wire.messages import Asked, Purpose
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
 from edl.wire.status import JobStatus
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
 
 MOST_SHOWN = 500
 """Characters of a person's words that are kept."""
@@ -97,9 +97,9 @@ class DrainBody(AskBody, kw_only=True):
         Meta(ge=0, le=604800, description="Until when they have to be gone; 0: as long as --shutdown-timeout."),
     ] = 0.0
     checkpoint: Annotated[
-        Care,
+        DrainMode,
         Meta(description="must: they stay until a checkpoint is complete; try: if there is time; no: none."),
-    ] = Care.TRY
+    ] = DrainMode.TRY
 
 
 class DataBody(AskBody, kw_only=True):
@@ -210,9 +210,9 @@ def _same_job(body: ScalePatchBody, job: str) -> None:
         raise Refusal(422, f"metadata.name is {words(name)!r}, and the address names {job!r}")
 
 
-def bounds(body: BoundsBody, by: str) -> Rebound:
+def bounds(body: BoundsBody, by: str) -> SetBounds:
     """Both of them."""
-    return Rebound(body.minimum, body.maximum, asker(body, by), words(body.reason), _revision(body.resource_version))
+    return SetBounds(body.minimum, body.maximum, asker(body, by), words(body.reason), _revision(body.resource_version))
 
 
 def drain(body: DrainBody, by: str) -> Drain:

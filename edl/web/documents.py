@@ -10,8 +10,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from edl.web.conditions import TYPES, conditions
 from edl.web.refusal import REASONS, Refusal
+from edl.wire.scale_requests import Granted, Verdict
 from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
-from edl.wire.wishes import Granted, Verdict
 
 GROUP = "edl/v1"
 CODES = {

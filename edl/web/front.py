@@ -21,8 +21,8 @@ from edl.web.access import Tokens
 from edl.web.settings import HttpSettings, Limits
 from edl.wire.address import address
 from edl.wire.messages import Asked
+from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
-from edl.wire.wishes import Granted, Wish
 
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - to tell that somebody asks for them
 BACKLOG = 128
@@ -52,7 +52,7 @@ class Authority(Protocol):
         """Hand what somebody asks for to a service; it is in the store when this returns."""
         ...
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         """Take on a wish, or say why not; it is in the store when this returns."""
         ...
 

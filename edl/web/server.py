@@ -28,8 +28,8 @@ from edl.web.refusal import Refusal
 from edl.web.routes import ROUTES, Route
 from edl.wire import json_messages
 from edl.wire.messages import Asked, Purpose
+from edl.wire.scale_requests import Granted, ScaleRequest, Verdict
 from edl.wire.status import EventsRequest, JournalEntry
-from edl.wire.wishes import Granted, Verdict, Wish
 
 T = TypeVar("T")
 B = TypeVar("B", bound=bodies.AskBody)
@@ -325,11 +325,11 @@ class Server:
     async def _cordon(self, call: Call, *, cordoned: bool) -> web.Response:
         return await self._wish(call, bodies.cordon(call.body, call.named("node"), call.by, cordoned=cordoned))
 
-    async def _wish(self, call: Call, wish: Wish) -> web.Response:
+    async def _wish(self, call: Call, wish: ScaleRequest) -> web.Response:
         granted = await self._granted(call, wish)
         return _json(documents.granted(granted), documents.CODES[granted.verdict])
 
-    async def _granted(self, call: Call, wish: Wish) -> Granted:
+    async def _granted(self, call: Call, wish: ScaleRequest) -> Granted:
         """The Master's word on it; a client that goes does not take the wish back. Raises ``Refusal``."""
         granted = await self._answered(call.authority.wish(wish))
         if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from edl.errors import ProtocolError
 from edl.wire import edl_pb2, messages, status
 from edl.wire.messages import AgentMessage, MasterMessage
-from edl.wire.wishes import Granted, Wish
+from edl.wire.scale_requests import Granted, ScaleRequest
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ Loose = (
     | status.EventsRequest
     | status.Answer
     | messages.Asked
-    | Wish
+    | ScaleRequest
     | Granted
 )
 """What is sent by itself."""

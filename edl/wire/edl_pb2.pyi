@@ -696,7 +696,7 @@ class Resize(_message.Message):
     auto: bool
     def __init__(self, nodes: _Optional[int] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., key: _Optional[str] = ..., external: bool = ..., auto: bool = ...) -> None: ...
 
-class Rebound(_message.Message):
+class SetBounds(_message.Message):
     __slots__ = ("minimum", "maximum", "by", "reason", "revision")
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.wishes import Care
+from edl.wire.scale_requests import DrainMode
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -516,7 +516,7 @@ class Depart:
     reason: str
     deadline_s: float
     """Seconds from now until which this node has to be gone; 0: as long as ``--shutdown-timeout``."""
-    care: Care = Care.TRY
+    care: DrainMode = DrainMode.TRY
 
 
 @dataclass(frozen=True, slots=True)

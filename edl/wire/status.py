@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
-from edl.wire.wishes import NO_SCALE, ScaleView
+from edl.wire.scale_requests import NO_SCALE, ScaleView
 
 
 @dataclass(frozen=True, slots=True)

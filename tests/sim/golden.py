@@ -33,7 +33,7 @@ from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId, NodeId
 from edl.wire.messages import Purpose
-from edl.wire.wishes import Resize
+from edl.wire.scale_requests import Resize
 
 RULE = "----"
 SCRIPTS = {"plain": None, "rejoins": Script(), "sharded": Script(sharded=True)}

@@ -13,7 +13,7 @@ from edl.job_records import SizeOwner
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node
 from edl.schedulers.port import Doomed, Size, Sized
-from edl.wire.wishes import Drain, Granted, Resize, Verdict
+from edl.wire.scale_requests import Drain, Granted, Resize, Verdict
 
 
 @dataclass

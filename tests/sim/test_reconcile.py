@@ -12,7 +12,7 @@ from edl.job_records import SizeOwner
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node, release_plan, target_of
 from edl.schedulers.port import Doomed, Observation, Size, Sized
-from edl.wire.wishes import Drain, Granted, Resize, Verdict
+from edl.wire.scale_requests import Drain, Granted, Resize, Verdict
 from tests.sim.scale_world import ScaleWorld, Story, varied
 
 BLOCKS = 5

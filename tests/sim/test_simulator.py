@@ -23,7 +23,7 @@ BATCH = 100
 SCHEDULES = 2400
 """With ``--soak``; the first three batches always run."""
 OF_SERVICES = {"Flawed", "Failed", "ServiceSaid", "ServiceTold"}
-OF_OTHER_SCHEDULES = {"Wished", "Unfit", "Depart", "Idle", "UseSlots", "Attach"}
+OF_OTHER_SCHEDULES = {"ScaleRequested", "Unfit", "Depart", "Idle", "UseSlots", "Attach"}
 """Those of ``Schedule.resized`` and ``Schedule.slotted``; an ``Attach`` comes as ``NodeAttached``."""
 SEEDS = Path(__file__).with_name("seeds.txt")
 

@@ -16,7 +16,7 @@ from edl.master.events import Grant
 from edl.master.turn import Turn
 from edl.testing.sim.faults import SIZES
 from edl.testing.sim.schedules import Schedule, play
-from edl.wire.wishes import Granted
+from edl.wire.scale_requests import Granted
 from tests.sim.batches import play_all
 
 BATCH = 100

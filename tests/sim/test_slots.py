@@ -19,7 +19,7 @@ from edl.testing.sim.schedules import Schedule, play
 from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId, NodeId
-from edl.wire.wishes import Cordon
+from edl.wire.scale_requests import Cordon
 from tests.sim.batches import play_all
 
 BATCH = 80

@@ -9,8 +9,8 @@ from typing import Any
 
 from edl.errors import FencedOut
 from edl.wire.messages import Asked, Purpose, Version
+from edl.wire.scale_requests import Cordon, Drain, Granted, Resize, ScaleRequest, ScaleView, SetBounds, Suspend, Verdict
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, NodeView
-from edl.wire.wishes import Cordon, Drain, Granted, Rebound, Resize, ScaleView, Suspend, Verdict, Wish
 
 JOB = "train"
 
@@ -25,7 +25,7 @@ class FakeMaster:
 
     def __init__(self) -> None:
         self.serving = True
-        self.wishes: list[Wish] = []
+        self.wishes: list[ScaleRequest] = []
         self.asked: list[Asked] = []
         self.scale = ScaleView(minimum=1, maximum=8, desired=3, nodes=3, revision=40, generation=1, observed=1)
         self.names = ["node-a", "node-b", "node-c", "node-d"]
@@ -97,7 +97,7 @@ class FakeMaster:
             return Answer("the job has no data set named nothing; it has train", ok=False)
         return Answer(f"order {len(self.asked)} for data train: a worker will scan 1 pattern", ok=True)
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         self.wishes.append(wish)
         await self.store.wait()
         if isinstance(wish, Resize) and wish.key in self.keys:
@@ -109,7 +109,7 @@ class FakeMaster:
             self.keys[wish.key] = granted
         return granted
 
-    def _granted(self, wish: Wish) -> Granted:
+    def _granted(self, wish: ScaleRequest) -> Granted:
         match wish:
             case Resize(auto=True):
                 return self._say(Verdict.KNOWN, "the autoscale policy decides already")
@@ -128,7 +128,7 @@ class FakeMaster:
                     reason=wish.reason,
                     nodes=min(nodes, len(self.names)),
                 )
-            case Rebound(minimum=minimum, maximum=maximum, revision=revision):
+            case SetBounds(minimum=minimum, maximum=maximum, revision=revision):
                 if revision not in (0, self.scale.revision):
                     return self._say(Verdict.STALE, "the size has changed since")
                 if not 1 <= minimum <= maximum:

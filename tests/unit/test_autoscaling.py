@@ -14,7 +14,7 @@ from edl.master.state import Record
 from edl.types import Round
 from edl.wire import plain
 from edl.wire.messages import Hold, Pace
-from edl.wire.wishes import Resize, Suspend, Verdict
+from edl.wire.scale_requests import Resize, Suspend, Verdict
 from tests.unit.test_master_machine import info
 from tests.unit.test_resizing import Wishing, training
 

@@ -18,14 +18,14 @@ from rich.console import Console
 
 from edl.adapters.transport import MasterClient
 from edl.cli import find
-from edl.cli import wishing as wi
+from edl.cli import requests as wi
 from edl.cli.__main__ import edl
 from edl.cli.find import NoMaster
 from edl.cli.show import scale_lines, show_status
 from edl.errors import StoreUnavailable, UsageError
 from edl.wire.messages import Finish
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Granted, Resize, ScaleView, SetBounds, Suspend, Verdict
 from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
-from edl.wire.wishes import Care, Cordon, Drain, Granted, Rebound, Resize, ScaleView, Suspend, Verdict
 from tests.unit.fake_master import FakeMaster
 
 STATUS = FakeMaster().status()
@@ -303,10 +303,10 @@ def test_the_size_is_given_back_to_the_policy(run: Callable[..., tuple[Client, R
 
 def test_bounds_come_before_the_size(run: Callable[..., tuple[Client, Result]]) -> None:
     client, _ = run("scale", "12", "--min=2", "--max=16", "--no-wait")
-    assert [type(wish) for wish in client.wishes] == [Rebound, Resize]
+    assert [type(wish) for wish in client.wishes] == [SetBounds, Resize]
     client, done = run("scale", "--max=16", "--no-wait")
     (wish,) = client.wishes
-    assert isinstance(wish, Rebound) and (wish.minimum, wish.maximum, wish.revision) == (1, 16, 40)
+    assert isinstance(wish, SetBounds) and (wish.minimum, wish.maximum, wish.revision) == (1, 16, 40)
     assert done.stdout == "bounds\n" and done.stderr == ""
 
 
@@ -326,7 +326,7 @@ def test_the_other_commands(run: Callable[..., tuple[Client, Result]]) -> None:
     words = ("drain", "node-b", "node-c", "--deadline=9", "--checkpoint=must", "--no-wait")
     (wish,) = run(*words)[0].wishes
     assert isinstance(wish, Drain)
-    assert (wish.nodes, wish.deadline_s, wish.care) == (("node-b", "node-c"), 9.0, Care.MUST)
+    assert (wish.nodes, wish.deadline_s, wish.care) == (("node-b", "node-c"), 9.0, DrainMode.MUST)
     for command, cordoned in (("cordon", True), ("uncordon", False)):
         (wish,) = run(command, "node-d", "--reason=hot")[0].wishes
         assert isinstance(wish, Cordon) and (wish.node, wish.cordoned, wish.reason) == ("node-d", cordoned, "hot")

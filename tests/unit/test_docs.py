@@ -26,9 +26,9 @@ from edl.master.hyper import NAMES as SETTINGS
 from edl.master.state import NodeStatus, Phase
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Failure, Member, Settings, World
+from edl.wire.scale_requests import ScaleView
 from edl.wire.snapshot import FILE_NAME
 from edl.wire.status import JobStatus, JournalEntry, NodeView
-from edl.wire.wishes import ScaleView
 from edl.worker.context import Context
 from edl.worker.hyper import SettingsView
 

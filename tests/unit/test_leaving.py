@@ -27,7 +27,7 @@ from edl.wire.messages import (
     Switch,
     Version,
 )
-from edl.wire.wishes import Care
+from edl.wire.scale_requests import DrainMode
 from tests.unit.test_agent_machine import SIGINT, SIGKILL, SIGTERM, Node, ended, idle, running, world
 from tests.unit.test_rounds import entered, parked, phase, told, training
 
@@ -82,11 +82,15 @@ class TestDepart:
         assert outcome(node).exit_code == ExitCode.TERMINATED
 
     def test_without_care_nothing_is_saved_for_it(self) -> None:
-        node = settled(idle()).hear(Depart("me", 20.0, Care.NO)).hear(Dismissed("nothing to wait for"))
+        node = settled(idle()).hear(Depart("me", 20.0, DrainMode.NO)).hear(Dismissed("nothing to wait for"))
         assert (outcome(node).drained, outcome(node).save) == (True, False)
 
-    @pytest.mark.parametrize(("first", "then", "saves"), [(Care.TRY, Care.NO, False), (Care.NO, Care.TRY, True)])
-    def test_of_several_wishes_the_newest_says_whether_to_save(self, first: Care, then: Care, saves: bool) -> None:
+    @pytest.mark.parametrize(
+        ("first", "then", "saves"), [(DrainMode.TRY, DrainMode.NO, False), (DrainMode.NO, DrainMode.TRY, True)]
+    )
+    def test_of_several_wishes_the_newest_says_whether_to_save(
+        self, first: DrainMode, then: DrainMode, saves: bool
+    ) -> None:
         node = settled(idle()).hear(Depart("me", 20.0, first)).hear(Depart("me", 20.0, then))
         assert outcome(node.hear(Dismissed("nothing to wait for"))).save is saves
 

@@ -25,8 +25,8 @@ from edl.wire.messages import (
     WorkerFailed,
     WorkersDone,
 )
+from edl.wire.scale_requests import Resize
 from edl.wire.status import EventsRequest
-from edl.wire.wishes import Resize
 from tests.unit.master_fixture import KEYS, SPEC, TTL_S, Agent, Bench, play, turns, until
 
 

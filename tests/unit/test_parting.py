@@ -12,7 +12,7 @@ from edl.agent.machine.state import Outcome
 from edl.config import NodeRange
 from edl.types import Round
 from edl.wire.messages import Depart, Dismissed, Holding, Kept, Leaving, Pace, Purpose, Version
-from edl.wire.wishes import Care
+from edl.wire.scale_requests import DrainMode
 from tests.unit.test_agent_machine import ended
 from tests.unit.test_leaving import DRAINED, settled
 from tests.unit.test_leaving import outcome as outcome_of
@@ -90,9 +90,9 @@ def test_the_last_two_and_one_goes_in_a_hurry_the_job_needs_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("care", "save", "saves"), [(Care.TRY, True, True), (Care.TRY, False, False), (Care.NO, True, False)]
+    ("care", "save", "saves"), [(DrainMode.TRY, True, True), (DrainMode.TRY, False, False), (DrainMode.NO, True, False)]
 )
-def test_it_saves_unless_one_of_them_says_no(care: Care, save: bool, saves: bool) -> None:
+def test_it_saves_unless_one_of_them_says_no(care: DrainMode, save: bool, saves: bool) -> None:
     node = settled(worker_node()).hear(Depart("maintenance", 20.0, care))
     assert node.state.gone_by_s == node.now_s + 20.0
     node.hear(Dismissed("the others go on", save=save)).feed(ended(0, 0), ended(1, 0))

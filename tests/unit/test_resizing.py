@@ -34,7 +34,17 @@ from edl.wire.messages import (
     Underway,
     Version,
 )
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, ScaleView, Suspend, Verdict, Wish
+from edl.wire.scale_requests import (
+    Cordon,
+    Drain,
+    DrainMode,
+    Resize,
+    ScaleRequest,
+    ScaleView,
+    SetBounds,
+    Suspend,
+    Verdict,
+)
 from tests.unit.test_master_machine import Rule, info
 from tests.unit.test_planning import Aware
 
@@ -44,8 +54,8 @@ UP_TO_FOUR = NodeRange(1, 4)
 class Wishing(Aware):
     """A Master that people ask for sizes."""
 
-    def wish(self, wish: Wish, **facts: Any) -> Verdict:
-        self.feed(ev.Wished(wish, **facts))
+    def wish(self, wish: ScaleRequest, **facts: Any) -> Verdict:
+        self.feed(ev.ScaleRequested(wish, **facts))
         (grant,) = [effect for effect in self.effects if isinstance(effect, ev.Grant)]
         return grant.verdict
 
@@ -136,7 +146,7 @@ class TestSize:
 
     def test_fewer_than_the_least_train_on_until_others_come(self) -> None:
         rule = training("ab")
-        rule.wish(Rebound(3, 4, "me"))
+        rule.wish(SetBounds(3, 4, "me"))
         assert (rule.phase, rule.state.agreement) == (Phase.RUNNING, None)
         assert (rule.scale.observed, rule.scale.waiting) == (1, "1 more node to come: 2 of 3 train")
 
@@ -231,16 +241,16 @@ class TestLevels:
 class TestBounds:
     def test_they_hold_from_then_on(self) -> None:
         rule = training("abc")
-        assert rule.wish(Rebound(1, 2, "me")) is Verdict.ACCEPTED
+        assert rule.wish(SetBounds(1, 2, "me")) is Verdict.ACCEPTED
         rule.change()
         assert (rule.members, rule.scale.maximum) == ("ab", 2)
-        rule.wish(Rebound(1, 8, "me"))
+        rule.wish(SetBounds(1, 8, "me"))
         rule.change(19)
         assert rule.members == "abc"
 
     def test_a_world_below_them_is_left_alone(self) -> None:
         rule = training("ab")
-        rule.wish(Rebound(3, 4, "me"))
+        rule.wish(SetBounds(3, 4, "me"))
         assert (rule.phase, rule.state.agreement) == (Phase.RUNNING, None)
         rule.arrive("c")
         rule.change()
@@ -248,7 +258,7 @@ class TestBounds:
 
     def test_the_next_master_goes_by_them(self) -> None:
         rule = training("ab")
-        rule.wish(Rebound(3, 4, "me"))
+        rule.wish(SetBounds(3, 4, "me"))
         decision = take_over(rule.spec, rule.state.record, [info("a"), info("b")], 0.0)
         assert decision.state.record.sizing.bounds(rule.spec.nodes) == NodeRange(3, 4)
 
@@ -327,7 +337,7 @@ class TestDrain:
         rule = training("abcd")
         assert rule.wish(Drain(("c", "d"), "me", "spot", 20.0)) is Verdict.ACCEPTED
         told = [m for name in "cd" for m in rule.sent(name) if isinstance(m, Depart)]
-        assert told == [Depart("me: spot", 20.0, Care.TRY)] * 2
+        assert told == [Depart("me: spot", 20.0, DrainMode.TRY)] * 2
         for name in "cd":
             rule.say(name, Leaving("me: spot", 10.0))
         assert rule.boundary() is Purpose.SWITCH
@@ -382,7 +392,7 @@ class TestDrain:
 
     def test_with_care_a_checkpoint_comes_first(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me", care=Care.MUST))
+        rule.wish(Drain(("c",), "me", care=DrainMode.MUST))
         assert rule.boundary(9) is Purpose.SAVE
         assert not any(isinstance(m, Depart) for m in rule.sent("c"))
         rule.say("a", Kept(Version(1, 8), "dir"))
@@ -393,7 +403,7 @@ class TestDrain:
 
     def test_with_care_and_a_checkpoint_that_fails_they_stay(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me", care=Care.MUST))
+        rule.wish(Drain(("c",), "me", care=DrainMode.MUST))
         rule.boundary(9)
         rule.say("a", Kept(Version(1, 9), "dir", error="disk full"))
         assert rule.notes[0] == "c stays: the checkpoint could not be written (disk full)"
@@ -401,11 +411,11 @@ class TestDrain:
 
     def test_the_newest_wish_about_a_node_counts(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me", deadline_s=60.0, care=Care.MUST))
-        rule.wish(Drain(("c",), "me", "the host\n burns", 5.0, Care.NO))
-        assert rule.sent("c")[0] == Depart("me: the host burns", 5.0, Care.NO)
+        rule.wish(Drain(("c",), "me", deadline_s=60.0, care=DrainMode.MUST))
+        rule.wish(Drain(("c",), "me", "the host\n burns", 5.0, DrainMode.NO))
+        assert rule.sent("c")[0] == Depart("me: the host burns", 5.0, DrainMode.NO)
         rule.wish(Drain(("c",), "you", deadline_s=1.0))
-        assert rule.sent("c")[0] == Depart("you", 1.0, Care.TRY)
+        assert rule.sent("c")[0] == Depart("you", 1.0, DrainMode.TRY)
         assert [one.node for one in rule.state.record.departing] == ["c"]
 
     def test_a_node_that_the_job_waits_for_is_told_so(self) -> None:
@@ -520,7 +530,7 @@ class TestSuspend:
         rule = self.suspended()
         for name in "ab":
             rule.say(name, Ready(Round(1), (1, 2, 3), False, (Holding(Version(1, 9)),)))
-        rule.wish(Drain(("b",), "me", care=Care.MUST))
+        rule.wish(Drain(("b",), "me", care=DrainMode.MUST))
         assert not rule.sent("b")
         rule.say("a", Kept(Version(1, 9), "dir"))
         assert isinstance(rule.sent("b")[0], Depart)

@@ -16,8 +16,8 @@ from edl.schedulers import reconcile, shell
 from edl.schedulers.port import Scheduler
 from edl.schedulers.shell import Reconciler, job_of
 from edl.testing.memory_scheduler import MemoryScheduler
+from edl.wire.scale_requests import Drain, Granted, Resize, ScaleRequest, ScaleView, Verdict
 from edl.wire.status import JobStatus, NodeView
-from edl.wire.wishes import Drain, Granted, Resize, ScaleView, Verdict, Wish
 
 LIMIT_S = 20.0
 
@@ -37,7 +37,7 @@ class FakeMaster:
         self.desired = 0
         self.ended = False
         self.drained: set[str] = set()
-        self.wishes: list[Wish] = []
+        self.wishes: list[ScaleRequest] = []
         self.waiting = ""
         self._changed = asyncio.Event()
 
@@ -52,7 +52,7 @@ class FakeMaster:
         scale = ScaleView(1, 6, 1, limit, asked=self.desired)
         return JobStatus("job", phase, 1, len(views), "", "1:6", "elastic", 0, 3, "n-0", views, (), (), scale=scale)
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         self.wishes.append(wish)
         if isinstance(wish, Drain):
             self.drained |= set(wish.nodes)
@@ -203,7 +203,7 @@ def test_a_wish_that_the_master_cannot_take_is_put_to_it_again(how: str, monkeyp
     async def story(bench: Bench) -> None:
         wish = bench.master.wish
 
-        async def trouble(wish: Wish) -> Granted:
+        async def trouble(wish: ScaleRequest) -> Granted:
             if how == "silent":
                 await asyncio.Event().wait()
             raise ValueError("flaw")

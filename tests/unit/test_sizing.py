@@ -11,14 +11,14 @@ from edl.config import NodeRange
 from edl.errors import SettingError
 from edl.master.sizing import KEYS_KEPT, NO_SIZING, Cordoned, Facts, Judged, Seen, Sizing, judge, remember, within
 from edl.types import NodeId
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 ALL = frozenset("abcd")
 FACTS = Facts(NodeRange(2, 6, 2), ALL, ALL, held=7)
 ACCEPTED, KNOWN, STALE, REFUSED, UNKNOWN = Verdict
 
 
-def judged(wish: Wish, sizing: Sizing = NO_SIZING, **facts: Any) -> Judged:
+def judged(wish: ScaleRequest, sizing: Sizing = NO_SIZING, **facts: Any) -> Judged:
     return judge(sizing, wish, dataclasses.replace(FACTS, **facts))
 
 
@@ -29,7 +29,7 @@ def sized(**changes: Any) -> Sizing:
 STORED: dict[str, Any] = {"keepers": frozenset("ab"), "members": 3}
 """One of three members is on a node that is gone."""
 
-CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
+CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes asked for"),
     "the same again": (Resize(4, "me"), sized(desired=4), {}, KNOWN, "already"),
     "none": (Resize(0, "me"), NO_SIZING, {}, REFUSED, "edl suspend"),
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
     "within bounds that were changed": (Resize(8, "me"), sized(minimum=2, maximum=8), {}, ACCEPTED, "8 nodes"),
     "an old revision": (Resize(4, "me", revision=6), sized(by="you"), {}, STALE, "changed by you since revision 6"),
     "the newest revision": (Resize(4, "me", revision=7), NO_SIZING, {}, ACCEPTED, "4 nodes"),
-    "bounds by an old revision": (Rebound(2, 8, "me", revision=6), NO_SIZING, {}, STALE, "it is 7 now"),
+    "bounds by an old revision": (SetBounds(2, 8, "me", revision=6), NO_SIZING, {}, STALE, "it is 7 now"),
     "an ended job": (Resize(4, "me"), NO_SIZING, {"over": "the job has ended: done"}, REFUSED, "has ended"),
     "the end goes before staleness": (Resize(4, "me", revision=6), NO_SIZING, {"over": "ended"}, REFUSED, "ended"),
     "somebody else's size": (Resize(4, "me"), NO_SIZING, {"owner": "statefulset/t"}, REFUSED, "change it there"),
@@ -53,11 +53,11 @@ CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
     "a fact below": (Resize(1, "ss", external=True), NO_SIZING, {}, ACCEPTED, "2 nodes given (1 is not"),
     "a fact of none": (Resize(0, "ss", external=True), NO_SIZING, {}, KNOWN, "ignored"),
     "a fact that holds": (Resize(4, "ss", external=True), sized(desired=4), {}, KNOWN, "nothing changes"),
-    "bounds": (Rebound(2, 8, "me"), NO_SIZING, {}, ACCEPTED, "bounds set to 2:8"),
-    "the same bounds": (Rebound(2, 6, "me"), NO_SIZING, {}, KNOWN, "already"),
-    "bounds the wrong way round": (Rebound(6, 2, "me"), NO_SIZING, {}, REFUSED, "below the minimum"),
-    "bounds without a size": (Rebound(3, 3, "me"), NO_SIZING, {}, REFUSED, "multiple of 2"),
-    "bounds of none": (Rebound(0, 3, "me"), NO_SIZING, {}, REFUSED, "at least 1"),
+    "bounds": (SetBounds(2, 8, "me"), NO_SIZING, {}, ACCEPTED, "bounds set to 2:8"),
+    "the same bounds": (SetBounds(2, 6, "me"), NO_SIZING, {}, KNOWN, "already"),
+    "bounds the wrong way round": (SetBounds(6, 2, "me"), NO_SIZING, {}, REFUSED, "below the minimum"),
+    "bounds without a size": (SetBounds(3, 3, "me"), NO_SIZING, {}, REFUSED, "multiple of 2"),
+    "bounds of none": (SetBounds(0, 3, "me"), NO_SIZING, {}, REFUSED, "at least 1"),
     "a drain": (Drain(("a", "b"), "me"), NO_SIZING, {}, ACCEPTED, "a, b sent away"),
     "a drain of nobody": (Drain((), "me"), NO_SIZING, {}, REFUSED, "no node named"),
     "a drain of the store": (Drain(("a",), "me"), NO_SIZING, STORED, REFUSED, "leaves 1 node with a member"),
@@ -69,12 +69,12 @@ CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
     "a drain of one that takes no part": (Drain(("d",), "me"), NO_SIZING, {"able": frozenset("a")}, ACCEPTED, "d"),
     "a drain of a suspended job": (Drain(tuple("abc"), "me"), sized(suspended="me"), {}, ACCEPTED, "sent away"),
     "a drain of a whole suspended job": (Drain(tuple("abcd"), "me"), sized(suspended="me"), {}, REFUSED, "edl stop"),
-    "a careful drain": (Drain(("a",), "me", care=Care.MUST), NO_SIZING, {}, ACCEPTED, "a sent away"),
+    "a careful drain": (Drain(("a",), "me", care=DrainMode.MUST), NO_SIZING, {}, ACCEPTED, "a sent away"),
     "care without a directory": (
-        Drain(("a",), "me", care=Care.MUST), NO_SIZING, {"saves": False}, REFUSED, "no --checkpoint-dir"
+        Drain(("a",), "me", care=DrainMode.MUST), NO_SIZING, {"saves": False}, REFUSED, "no --checkpoint-dir"
     ),
     "care without state": (
-        Drain(("a",), "me", care=Care.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
+        Drain(("a",), "me", care=DrainMode.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
     ),
     "trying without a directory": (Drain(("a",), "me"), NO_SIZING, {"saves": False}, ACCEPTED, "a sent away"),
     "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "not a time"),
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
 
 
 @pytest.mark.parametrize(("wish", "sizing", "facts", "verdict", "words"), CASES.values(), ids=CASES)
-def test_verdict(wish: Wish, sizing: Sizing, facts: dict[str, Any], verdict: Verdict, words: str) -> None:
+def test_verdict(wish: ScaleRequest, sizing: Sizing, facts: dict[str, Any], verdict: Verdict, words: str) -> None:
     found = judged(wish, sizing, **facts)
     assert (found.verdict, words in found.text) == (verdict, True), found.text
     told = dataclasses.replace(found.sizing, fact=sizing.fact)
@@ -147,9 +147,9 @@ def test_keys_are_remembered_with_their_answers_unless_refused() -> None:
 
 def test_a_size_asked_for_is_cut_by_bounds_that_change_later_and_comes_back_with_them() -> None:
     sizing = judged(Resize(6, "me")).sizing
-    narrow = judged(Rebound(2, 4, "me"), sizing).sizing
+    narrow = judged(SetBounds(2, 4, "me"), sizing).sizing
     assert (narrow.wished(FACTS.spec), narrow.target(FACTS.spec)) == (4, 4)
-    assert judged(Rebound(2, 8, "me"), narrow).sizing.wished(FACTS.spec) == 6
+    assert judged(SetBounds(2, 8, "me"), narrow).sizing.wished(FACTS.spec) == 6
     assert sized(minimum=4, maximum=8, desired=2).wished(FACTS.spec) == 4
 
 
@@ -166,4 +166,4 @@ def test_the_size_next_to_one() -> None:
 def test_bounds_are_checked_like_those_of_the_command_line() -> None:
     with pytest.raises(SettingError):
         NodeRange(6, 2)
-    assert "bounds=6:2" in judged(Rebound(6, 2, "me")).text
+    assert "bounds=6:2" in judged(SetBounds(6, 2, "me")).text

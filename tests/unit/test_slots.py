@@ -34,7 +34,7 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
-from edl.wire.wishes import Cordon, Verdict
+from edl.wire.scale_requests import Cordon, Verdict
 from tests.unit.test_agent_machine import Node
 from tests.unit.test_resizing import Wishing
 from tests.unit.test_rounds import entered, parked, underway
@@ -93,7 +93,7 @@ class Slotted(Wishing):
         return {member.node: member.used for member in world.members}
 
     def cordon(self, name: str, device: str, *, cordoned: bool = True) -> tuple[Verdict, str]:
-        self.feed(ev.Wished(Cordon(name, cordoned, "me", "noise", device)))
+        self.feed(ev.ScaleRequested(Cordon(name, cordoned, "me", "noise", device)))
         (grant,) = [effect for effect in self.effects if isinstance(effect, ev.Grant)]
         return grant.verdict, grant.text
 
@@ -333,7 +333,7 @@ class TestByHand:
         held = tuple(Holding(Version(1, 5), shard, 4) for shard in range(4))
         nodes = {**rule.state.nodes, NodeId("a"): dataclasses.replace(entry, holdings=held)}
         rule.state = dataclasses.replace(rule.state, nodes=nodes)
-        rule.feed(ev.Wished(Cordon("a", True, "me", device="1"), saves=False))
+        rule.feed(ev.ScaleRequested(Cordon("a", True, "me", device="1"), saves=False))
         (grant,) = [effect for effect in rule.effects if isinstance(effect, ev.Grant)]
         assert grant.verdict is Verdict.REFUSED and "sharded and only in memory" in grant.text
 

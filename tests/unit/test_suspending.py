@@ -8,7 +8,7 @@ from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
 from edl.wire.messages import Attach, Holding, Idle, Kept, Ready, StopRound, Version
-from edl.wire.wishes import Cordon, Suspend, Verdict
+from edl.wire.scale_requests import Cordon, Suspend, Verdict
 from tests.unit.test_master_machine import info
 from tests.unit.test_resizing import Wishing, training
 
@@ -123,7 +123,7 @@ def test_who_resumes_is_told_how_many_nodes_it_waits_for() -> None:
         held(rule, name, 0)
     rule.wish(Cordon("b", True, "me"))
     rule.lose("c")
-    rule.feed(ev.Wished(Suspend(False, "me")))
+    rule.feed(ev.ScaleRequested(Suspend(False, "me")))
     (grant,) = [effect for effect in rule.effects if isinstance(effect, ev.Grant)]
     assert grant.text == "job resumed: it waits for 2 more nodes, 1 of at least 3 are there"
     assert rule.notes == ["job resumed by me"]

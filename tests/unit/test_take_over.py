@@ -29,7 +29,7 @@ from edl.wire.messages import (
     Underway,
     Version,
 )
-from edl.wire.wishes import Drain, Resize
+from edl.wire.scale_requests import Drain, Resize
 from tests.unit.test_master_machine import info
 from tests.unit.test_resizing import Wishing, training
 

@@ -13,7 +13,7 @@ from edl.errors import FencedOut
 from edl.web.routes import ROUTES, Route
 from edl.web.settings import Limits
 from edl.wire.messages import Purpose
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
 from tests.unit.fake_master import JOB
 from tests.unit.web_fixture import TOKEN, Setup, head, play
 
@@ -69,8 +69,8 @@ def test_every_wish_reaches_the_master() -> None:
         assert (taken.code, taken.json["status"], taken.json["details"]) == (202, "Success", {"generation": 6})
         assert (await on.ask("POST", "JOB/resume")).code == 202
         assert on.master.wishes == [
-            Rebound(2, 6, by, "", 40),
-            Drain(("node-c",), by, "disk", 30.0, Care.MUST),
+            SetBounds(2, 6, by, "", 40),
+            Drain(("node-c",), by, "disk", 30.0, DrainMode.MUST),
             Cordon("node-b", True, by, "hot", "GPU-1"),
             Cordon("node-b", True, by),
             Cordon("node-b", False, by),

@@ -13,8 +13,8 @@ from edl.web.conditions import TYPES, Condition, conditions
 from edl.web.refusal import REASONS, Refusal
 from edl.web.routes import ROUTES
 from edl.wire import json_messages
+from edl.wire.scale_requests import ScaleView, Verdict
 from edl.wire.status import JobStatus, JournalEntry
-from edl.wire.wishes import ScaleView, Verdict
 from tests.unit.fake_master import FakeMaster
 
 STATUS = FakeMaster().status()

@@ -16,7 +16,7 @@ from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, Turn
 from edl.exit_codes import ExitCode
 from edl.rendezvous.parting import DRAIN_SHARE
 from edl.wire.messages import Depart, Dismissed, Leaving
-from edl.wire.wishes import Care
+from edl.wire.scale_requests import DrainMode
 
 ANSWER_S = 5.0
 """Maximum seconds that a node without workers waits for the Master's answer."""
@@ -42,7 +42,7 @@ def noticed(turn: Turn, event: Noticed) -> None:
 
 def depart(turn: Turn, order: Depart) -> None:
     """Leave on the Master's order."""
-    outcome = Outcome(int(ExitCode.TERMINATED), f"left the job: {order.reason}", save=order.care is not Care.NO)
+    outcome = Outcome(int(ExitCode.TERMINATED), f"left the job: {order.reason}", save=order.care is not DrainMode.NO)
     if turn.state.draining is not None:
         turn.set(draining=dataclasses.replace(turn.state.draining, save=outcome.save))  # the latest request counts
     leave(turn, outcome, order.reason, order.deadline_s)

@@ -9,7 +9,7 @@ from edl.master.invariants import formed_violations
 from edl.master.sizing import Sizing
 from edl.master.state import Record
 from edl.types import Incarnation, NodeId
-from edl.wire.wishes import Care, Drain, Granted, Verdict, Wish
+from edl.wire.scale_requests import Drain, DrainMode, Granted, ScaleRequest, Verdict
 
 
 class Promises:
@@ -51,7 +51,7 @@ class Promises:
             for violation in formed_violations(record, self._spec):
                 self._fail(violation)
 
-    def answered(self, wish: Wish, granted: Granted, incarnations: dict[NodeId, Incarnation]) -> None:
+    def answered(self, wish: ScaleRequest, granted: Granted, incarnations: dict[NodeId, Incarnation]) -> None:
         """Somebody has been told. ``incarnations``: of the nodes that are named."""
         key, revision = getattr(wish, "key", ""), getattr(wish, "revision", 0)
         repeated = bool(key) and key in self._keys
@@ -68,5 +68,5 @@ class Promises:
             return
         if revision and self._generations.get(revision) != granted.generation - 1:
             self._fail(f"{wish} is accepted as generation {granted.generation} though its revision is stale")
-        if isinstance(wish, Drain) and wish.care is not Care.MUST:  # else they may have to stay
+        if isinstance(wish, Drain) and wish.care is not DrainMode.MUST:  # else they may have to stay
             self.evicted.update(incarnations)

@@ -16,7 +16,7 @@ from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.workers import Worker
 from edl.testing.sim.world import SimWorld
 from edl.wire.messages import Purpose
-from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
 
 T = TypeVar("T")
 MAX_NODES = 7
@@ -228,7 +228,7 @@ def _resize(world: SimWorld, fault: Fault) -> None:
 
 def _rebound(world: SimWorld, fault: Fault) -> None:
     lowest = 1 + int(fault.pick * world.spec.nodes.lowest)
-    world.ask_for(Rebound(lowest, lowest + int(fault.pick2 * 4), _WHO))
+    world.ask_for(SetBounds(lowest, lowest + int(fault.pick2 * 4), _WHO))
 
 
 def _member(world: SimWorld, pick: float) -> str:
@@ -240,7 +240,7 @@ def _evict(world: SimWorld, fault: Fault) -> None:
     nodes = [_member(world, fault.pick)]
     if fault.pick2 < 0.4:
         nodes.append(_member(world, fault.pick2 / 0.4))
-    care = _choose(tuple(Care), fault.pick2 * 10 % 1)
+    care = _choose(tuple(DrainMode), fault.pick2 * 10 % 1)
     assert care is not None  # noqa: S101 - there are three
     deadline_s = (fault.for_s, 0.0, _AMPLE_S, _AMPLE_S)[int(fault.pick * 97) % 4]
     if deadline_s != _AMPLE_S:

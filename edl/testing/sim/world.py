@@ -33,7 +33,7 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, Worker
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose, Version, World
-from edl.wire.wishes import Cordon, Drain, Granted, Suspend, Wish
+from edl.wire.scale_requests import Cordon, Drain, Granted, ScaleRequest, Suspend
 
 LOOK_EVERY_S = 0.5
 DEAF_S = 3.0
@@ -213,7 +213,7 @@ class SimWorld:
         """Somebody changes settings."""
         self._ask_master(Asked(Purpose.SET, "somebody", wish))
 
-    def ask_for(self, wish: Wish, heard: Callable[[Granted], None] = lambda granted: None) -> None:
+    def ask_for(self, wish: ScaleRequest, heard: Callable[[Granted], None] = lambda granted: None) -> None:
         """Somebody wants another size. Where nobody rules, or the Master dies meanwhile, no answer comes."""
         master = self.master
         shell = master.ruling if master is not None else None

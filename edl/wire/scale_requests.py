@@ -31,7 +31,7 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebound:
+class SetBounds:
     """Let the job have from ``minimum`` to ``maximum`` nodes from now on."""
 
     minimum: int
@@ -41,7 +41,7 @@ class Rebound:
     revision: int = 0
 
 
-class Care(enum.Enum):
+class DrainMode(enum.Enum):
     """What a drain does about the state."""
 
     MUST = "must"
@@ -61,7 +61,7 @@ class Drain:
     reason: str = ""
     deadline_s: float = 0.0
     """Seconds from now until which they have to be gone; 0: as long as ``--shutdown-timeout``."""
-    care: Care = Care.TRY
+    care: DrainMode = DrainMode.TRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Suspend:
     reason: str = ""
 
 
-Wish = Resize | Rebound | Drain | Cordon | Suspend
+ScaleRequest = Resize | SetBounds | Drain | Cordon | Suspend
 
 
 class Verdict(enum.Enum):

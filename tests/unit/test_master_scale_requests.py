@@ -16,7 +16,7 @@ from edl.master.sizing import Sizing
 from edl.ports import Ruling
 from edl.wire import plain
 from edl.wire.messages import StartRound
-from edl.wire.wishes import Cordon, Granted, Rebound, Resize, Verdict
+from edl.wire.scale_requests import Cordon, Granted, Resize, SetBounds, Verdict
 from tests.unit.master_fixture import KEYS, SPEC, Agent, Bench, play, turns, until
 
 WIDE = dataclasses.replace(SPEC, nodes=NodeRange(1, 4))
@@ -160,7 +160,7 @@ def test_a_master_that_was_replaced_grants_nothing() -> None:
 def test_the_next_master_knows_it_and_goes_on_with_its_revision() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
-        granted = await shell.wish(Rebound(1, 8, "me"))
+        granted = await shell.wish(SetBounds(1, 8, "me"))
         other, _ = await bench.master(WIDE)
         scale = other.status().scale
         assert (scale.maximum, scale.revision, scale.generation) == (8, granted.revision, 1)

@@ -15,8 +15,8 @@ from edl.cli.find import NoMaster
 from edl.errors import StoreError, UsageError
 from edl.master.events import Kind
 from edl.rendezvous.phrases import count, listed
+from edl.wire.scale_requests import Granted, ScaleRequest, ScaleView
 from edl.wire.status import DroppedSlot, JobStatus
-from edl.wire.wishes import Granted, ScaleView, Wish
 
 LOOK_S = 0.5
 """Seconds between two reads of the status."""
@@ -57,7 +57,7 @@ class Asker(Protocol):
         """The current status of the job."""
         ...
 
-    async def wish(self, wish: Wish) -> Granted:
+    async def wish(self, wish: ScaleRequest) -> Granted:
         """Submit a request; returns the Master's answer."""
         ...
 
@@ -65,7 +65,7 @@ class Asker(Protocol):
 Connect = Callable[[], AbstractAsyncContextManager[Asker]]
 
 
-async def ask(client: Asker, wish: Wish) -> Granted:
+async def ask(client: Asker, wish: ScaleRequest) -> Granted:
     """Submit a request. Raises ``UsageError`` when it is refused."""
     granted = await client.wish(wish)
     if not granted.ok:
