@@ -79,9 +79,9 @@ def wished(policy: HyperPolicy, wish: str) -> HyperPolicy:
         raise SettingError("settings", "''", "nothing to set", f"Write name=value. Known: {', '.join(NAMES)}")
     other_measure = bool(changes.get("global_batch", policy.global_batch)) != bool(policy.global_batch)
     if other_measure and "reference" not in changes:
-        changes["reference"] = 0  # it counts samples in the one case and workers in the other
+        changes["reference"] = 0  # it counts samples in one case and workers in the other
     try:
-        return dataclasses.replace(policy, **changes)  # it counts samples in one case and workers in the other
+        return dataclasses.replace(policy, **changes)  # type: ignore[arg-type]
     except SettingError as error:
         raise error.renamed(error.setting.removeprefix("--")) from None
 
