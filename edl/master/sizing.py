@@ -263,7 +263,7 @@ def _fact(sizing: Sizing, wish: Resize, bounds: NodeRange) -> Judged:
     return _accepted(dataclasses.replace(told, desired=size), text)
 
 
-def _rebound(sizing: Sizing, wish: SetBounds, facts: Facts) -> Judged:
+def _set_bounds(sizing: Sizing, wish: SetBounds, facts: Facts) -> Judged:
     try:
         bounds = NodeRange(wish.minimum, wish.maximum, facts.spec.unit)
     except SettingError as error:
@@ -394,7 +394,7 @@ def _suspend(sizing: Sizing, wish: Suspend, facts: Facts) -> Judged:
 
 _RULES: dict[type, Callable[[Sizing, Any, Facts], Judged]] = {
     Resize: _resize,
-    SetBounds: _rebound,
+    SetBounds: _set_bounds,
     Drain: _drain,
     Cordon: _cordon,
     Suspend: _suspend,

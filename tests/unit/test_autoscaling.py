@@ -16,18 +16,18 @@ from edl.wire import plain
 from edl.wire.messages import Hold, Pace
 from edl.wire.scale_requests import Resize, Suspend, Verdict
 from tests.unit.test_master_machine import info
-from tests.unit.test_resizing import Wishing, training
+from tests.unit.test_resizing import Resizable, training
 
 RULES = AutoscaleRules(enabled=True, cooldown_s=30.0)
 EXTERNAL = '{"--scheduler": "statefulset/train", "--scale-owner": "external"}'
 MASTER = '{"--scheduler": "process", "--scale-owner": "master"}'
 
 
-def scaling(names: str = "abc", **more: Any) -> Wishing:
+def scaling(names: str = "abc", **more: Any) -> Resizable:
     return training(names, autoscale=more.pop("autoscale", RULES), **more)
 
 
-def go_on(rule: Wishing, seconds: float, step_s: float = 0.1) -> None:
+def go_on(rule: Resizable, seconds: float, step_s: float = 0.1) -> None:
     """All members report their step rate until the world changes."""
     for _ in range(int(seconds / 5)):
         rule.wait(5.0)

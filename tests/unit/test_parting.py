@@ -16,11 +16,11 @@ from edl.wire.scale_requests import DrainMode
 from tests.unit.test_agent_machine import ended
 from tests.unit.test_leaving import DRAINED, settled
 from tests.unit.test_leaving import outcome as outcome_of
-from tests.unit.test_resizing import Wishing, training
+from tests.unit.test_resizing import Resizable, training
 from tests.unit.test_rounds import training as worker_node
 
 
-def measured(names: str = "abc", step_s: float = 1.0, save_s: float = 4.0) -> Wishing:
+def measured(names: str = "abc", step_s: float = 1.0, save_s: float = 4.0) -> Resizable:
     rule = training(names)
     for name in names:
         rule.say(name, Pace(Round(1), 5, step_s))
@@ -28,7 +28,7 @@ def measured(names: str = "abc", step_s: float = 1.0, save_s: float = 4.0) -> Wi
     return rule
 
 
-def dismissed(rule: Wishing, name: str) -> Dismissed:
+def dismissed(rule: Resizable, name: str) -> Dismissed:
     """The message to a leaving node once the next world is underway."""
     members = rule.members
     assert rule.boundary() is Purpose.SWITCH

@@ -51,7 +51,7 @@ from tests.unit.test_planning import Aware
 UP_TO_FOUR = NodeRange(1, 4)
 
 
-class Wishing(Aware):
+class Resizable(Aware):
     """A Master that people ask for sizes."""
 
     def wish(self, wish: ScaleRequest, **facts: Any) -> Verdict:
@@ -99,8 +99,8 @@ class Wishing(Aware):
 
 def training(
     names: str = "abc", bounds: NodeRange = UP_TO_FOUR, level: FaultTolerance = FaultTolerance.ELASTIC, **more: Any
-) -> Wishing:
-    rule = Wishing(bounds, level)
+) -> Resizable:
+    rule = Resizable(bounds, level)
     if more:
         rule.spec = dataclasses.replace(rule.spec, **more)
         rule.state = dataclasses.replace(rule.state, spec=rule.spec)
@@ -167,7 +167,7 @@ class TestSize:
         assert (rule.members, rule.scale.observed, rule.state.record.round) == ("a", 3, 2)
 
     def test_a_plain_script_is_interrupted(self) -> None:
-        rule = Wishing(NodeRange(1, 3))
+        rule = Resizable(NodeRange(1, 3))
         rule.join("a", "b", "c")
         rule.wish(Resize(1, "me"))
         assert {type(m) for m in rule.told().values()} == {StopRound}
@@ -176,13 +176,13 @@ class TestSize:
         assert (rule.members, rule.scale.observed) == ("a", 1)
 
     def test_the_first_world_keeps_to_it(self) -> None:
-        rule = Wishing(NodeRange(1, 4))
+        rule = Resizable(NodeRange(1, 4))
         rule.wish(Resize(2, "me"))
         rule.join("a", "b")
         assert rule.members == "ab"
 
     def test_the_scheduler_takes_the_highest_indexes(self) -> None:
-        rule = Wishing(NodeRange(1, 4))
+        rule = Resizable(NodeRange(1, 4))
         for name, index in (("a", 3), ("b", 0), ("c", 1), ("d", 2)):
             who = dataclasses.replace(info(name), index=index)
             rule.feed(ev.NodeRegistered(who))
@@ -426,7 +426,7 @@ class TestDrain:
         assert rule.told()["b"] == Dismissed("too few nodes are left for a world without this one", needed=True)
 
     def test_so_is_one_of_a_plain_script(self) -> None:
-        rule = Wishing(NodeRange(1, 2))
+        rule = Resizable(NodeRange(1, 2))
         rule.join("a", "b")
         rule.say("b", Leaving("SIGTERM"))
         assert rule.sent("b") == [Dismissed("nothing to wait for")]
@@ -435,7 +435,7 @@ class TestDrain:
 
 
 class TestSuspend:
-    def suspended(self) -> Wishing:
+    def suspended(self) -> Resizable:
         rule = training("ab")
         rule.wish(Suspend(True, "me"))
         assert rule.boundary() is Purpose.KILL
@@ -499,7 +499,7 @@ class TestSuspend:
         assert (rule.members, type(rule.told()["b"])) == ("a", Prestart)
 
     def test_a_plain_script_is_stopped(self) -> None:
-        rule = Wishing(NodeRange(1, 2))
+        rule = Resizable(NodeRange(1, 2))
         rule.join("a", "b")
         rule.wish(Suspend(True, "me"))
         assert {type(m) for m in rule.told().values()} == {StopRound}

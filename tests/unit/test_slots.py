@@ -36,7 +36,7 @@ from edl.wire.messages import (
 )
 from edl.wire.scale_requests import Cordon, Verdict
 from tests.unit.test_agent_machine import Node
-from tests.unit.test_resizing import Wishing
+from tests.unit.test_resizing import Resizable
 from tests.unit.test_rounds import entered, parked, underway
 
 ALL = (0, 1, 2, 3)
@@ -55,7 +55,7 @@ def failure(name: str = "a", slot: int = 1, *, peer_loss: bool = False, round: i
     return Failure(NodeId(name), Round(round), Rank(slot), slot, 3, what, "OSError: no", peer_loss=peer_loss, slot=slot)
 
 
-class Slotted(Wishing):
+class Slotted(Resizable):
     """A Master of nodes with four slots."""
 
     def __init__(self, bounds: NodeRange = UP_TO_TWO, restarts: int = 5, **rules: Any) -> None:

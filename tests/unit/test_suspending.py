@@ -10,16 +10,16 @@ from edl.types import NodeId, Round
 from edl.wire.messages import Attach, Holding, Idle, Kept, Ready, StopRound, Version
 from edl.wire.scale_requests import Cordon, Suspend, Verdict
 from tests.unit.test_master_machine import info
-from tests.unit.test_resizing import Wishing, training
+from tests.unit.test_resizing import Resizable, training
 
 
-def held(rule: Wishing, name: str, *parts: int, shards: int = 1, commit: int = 9) -> None:
+def held(rule: Resizable, name: str, *parts: int, shards: int = 1, commit: int = 9) -> None:
     """A node says that it is free, and what it has in memory."""
     found = tuple(Holding(Version(1, commit), shard, shards) for shard in parts)
     rule.say(name, Ready(Round(1), (1, 2, 3), False, found))
 
 
-def interrupted(names: str = "ab") -> Wishing:
+def interrupted(names: str = "ab") -> Resizable:
     """Suspended while the workers are being stopped because one of them failed."""
     rule = training(names)
     rule.fail("a")
@@ -28,7 +28,7 @@ def interrupted(names: str = "ab") -> Wishing:
     return rule
 
 
-def asked(rule: Wishing) -> dict[str, int]:
+def asked(rule: Resizable) -> dict[str, int]:
     """Nodes that this step suspends, each with the commit to write, or 0."""
     tells = [effect for effect in rule.effects if isinstance(effect, ev.Tell)]
     return {tell.node: tell.message.save.commit for tell in tells if isinstance(tell.message, Idle)}
@@ -94,7 +94,7 @@ class TestState:
         assert "memory" not in rule.reason
 
     def test_a_plain_script_has_none(self) -> None:
-        rule = Wishing(NodeRange(1, 2))
+        rule = Resizable(NodeRange(1, 2))
         rule.join("a", "b")
         rule.wish(Suspend(True, "me"))
         for name in "ab":

@@ -31,21 +31,21 @@ from edl.wire.messages import (
 )
 from edl.wire.scale_requests import Drain, Resize
 from tests.unit.test_master_machine import info
-from tests.unit.test_resizing import Wishing, training
+from tests.unit.test_resizing import Resizable, training
 
 
-def succeed(rule: Wishing, names: str) -> None:
+def succeed(rule: Resizable, names: str) -> None:
     """Another Master takes over; it finds the nodes' keys, and no stream is open yet."""
     rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in names], rule.now_s).state
 
 
-def attach(rule: Wishing, name: str, *, underway: bool = True) -> None:
+def attach(rule: Resizable, name: str, *, underway: bool = True) -> None:
     """A node of the running world is on the line again."""
     number = rule.state.record.round
     rule.feed(ev.NodeAttached(Attach(info(name), number, number, False, underway=underway)))
 
 
-def held(rule: Wishing) -> str:
+def held(rule: Resizable) -> str:
     """Nodes that were asked to hold."""
     return "".join(sorted(e.node for e in rule.effects if isinstance(e, ev.Tell) and isinstance(e.message, Hold)))
 
@@ -172,7 +172,7 @@ class TestCooling:
 class TestDismissed:
     """A node that may go, and whose stream ends before it has heard so."""
 
-    def dismissed(self) -> Wishing:
+    def dismissed(self) -> Resizable:
         rule = training("ab", NodeRange(1, 2))
         rule.arrive("c")
         rule.wish(Drain(("c",), "me"))
@@ -247,7 +247,7 @@ def test_the_reason_of_a_stop_names_all_that_leave() -> None:
 
 def test_a_source_that_went_with_the_last_master_is_planned_without() -> None:
     """The world was recorded, and nobody has been told to begin it."""
-    rule = Wishing(NodeRange(1, 1))
+    rule = Resizable(NodeRange(1, 1))
     rule.join("a", "b")
     rule.parked("b", (1, 6), seen=0)
     rule.say("a", Ready(Round(1), (1, 2, 3), True))
@@ -263,7 +263,7 @@ def test_a_source_that_went_with_the_last_master_is_planned_without() -> None:
 
 def test_a_source_that_is_gone_is_not_missed_where_another_has_the_same() -> None:
     """Four had the state, the one that trains on among them; the Master was one of those that have left."""
-    rule = Wishing(NodeRange(1, 1))
+    rule = Resizable(NodeRange(1, 1))
     rule.join("a", "b")
     rule.parked("b", (1, 6), seen=0)
     rule.parked("a", (1, 6), seen=1)
@@ -291,7 +291,7 @@ def test_where_no_survivor_has_its_state_yet_spares_are_asked_for_it() -> None:
 
 def test_a_node_of_independent_workers_that_missed_a_world_hears_that_it_has_no_part() -> None:
     """They train on while it is away, and nobody has stopped them."""
-    rule = Wishing(NodeRange(1, 2))
+    rule = Resizable(NodeRange(1, 2))
     rule.spec = dataclasses.replace(rule.spec, servers=Training())
     rule.state = dataclasses.replace(rule.state, spec=rule.spec)
     rule.join("a", "b", "c")

@@ -17,7 +17,7 @@ from edl.errors import ProtocolError, SettingError
 from edl.master.election import Ruler
 from edl.master.state import Phase, Record
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire import codec, edl_pb2, json_messages, messages, plain, status
+from edl.wire import codec, edl_pb2, json_messages, messages, plain, scale_requests, status
 from edl.wire.messages import Attach, Expelled, Failure, Finish, Leaving, Member, NodeInfo, Ready, StartRound, World
 
 GARBAGE = (b"\xff", b"\x0a\xff", b"not protobuf", b"\x0a\x05ab")

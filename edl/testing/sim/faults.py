@@ -62,7 +62,7 @@ class FaultKind(enum.Enum):
     """The newest checkpoint turns out to be corrupt."""
     RESIZE = "resize"
     """Somebody asks for another size; now and then an impossible one, with an old revision, or the same once more."""
-    REBOUND = "rebound"
+    SET_BOUNDS = "set-bounds"
     """Somebody changes the bounds."""
     EVICT = "evict"
     """Somebody has nodes leave."""
@@ -86,7 +86,7 @@ class FaultKind(enum.Enum):
     """A worker says that its job cannot go on (``edl.fail``), and ends."""
 
 
-SIZES = (FaultKind.RESIZE, FaultKind.REBOUND, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
+SIZES = (FaultKind.RESIZE, FaultKind.SET_BOUNDS, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
 """Nothing goes wrong with these: they change what is wanted."""
 SIGNS = (FaultKind.NOTICE, FaultKind.NO_ROOM, FaultKind.NO_LOGS, FaultKind.GIVE_UP)
 """What nodes and workers say about themselves."""

@@ -226,7 +226,7 @@ def _resize(world: SimWorld, fault: Fault) -> None:
     world.ask_for(Resize(nodes, _WHO, "", revision, key, external))
 
 
-def _rebound(world: SimWorld, fault: Fault) -> None:
+def _set_bounds(world: SimWorld, fault: Fault) -> None:
     lowest = 1 + int(fault.pick * world.spec.nodes.lowest)
     world.ask_for(SetBounds(lowest, lowest + int(fault.pick2 * 4), _WHO))
 
@@ -373,7 +373,7 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.CRASH_SOURCE: _crash_source,
     FaultKind.SPOIL: _spoil,
     FaultKind.RESIZE: _resize,
-    FaultKind.REBOUND: _rebound,
+    FaultKind.SET_BOUNDS: _set_bounds,
     FaultKind.EVICT: _evict,
     FaultKind.CORDON: _cordon,
     FaultKind.SUSPEND: _suspend,
