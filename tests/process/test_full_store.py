@@ -117,7 +117,7 @@ def test_history_goes_also_where_no_leader_lives_for_five_minutes(
             for number in range(30):
                 await store.write([Put("/count", str(number).encode())])
             assert await make_room(member) == ""
-            with pytest.raises(StoreError, match="no longer kept"):
+            with pytest.raises(StoreError, match="have been compacted"):
                 await anext(store.watch("/count", 5))
             last = await anext(store.watch("/count", member.compacted + 1))
             assert last.entry.value == str(member.compacted).encode(), "the newest revisions are kept"
