@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from edl.agent.deps import AgentDeps
 from edl.agent.machine import events as ag
-from edl.agent.machine.state import AgentPhase, AgentState, Outcome
+from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.shell import AgentShell
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
@@ -250,21 +250,9 @@ class Launcher(SimProcess):
         """The Master that rules here, as far as this launcher knows."""
         return self.candidate.shell if self.candidate is not None and self.alive else None
 
-    @property
-    def leaving(self) -> bool:
-        """Whether its agent has decided to end."""
-        return self.outcome is not None
-
     def connected_to(self) -> SimProcess | None:
         """The process at the other end of its open stream."""
         return self._connection.other if self._connection is not None else None
-
-    @property
-    def writes(self) -> bool:
-        """Whether its node is the first of a world in training."""
-        agent = self.agent
-        first = agent.world.members[0].node if agent is not None and agent.world is not None else ""
-        return agent is not None and agent.phase is AgentPhase.RUNNING and agent.underway and first == self.node
 
     # --- what its workers tell it ------------------------------------------------------------------------------------
 

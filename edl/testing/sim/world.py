@@ -22,9 +22,9 @@ from edl.master.sizing import NO_SIZING, Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.rendezvous.rules import next_size
 from edl.testing.sim.checks import Checks
+from edl.testing.sim.independent_job import IndependentJob
 from edl.testing.sim.keepers import Directory, StateNet
 from edl.testing.sim.launcher import Launcher
-from edl.testing.sim.lone import LoneJob
 from edl.testing.sim.network import STORE, Network, Pair
 from edl.testing.sim.process import SimDeps
 from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
@@ -100,7 +100,7 @@ class SimWorld:
     def _job(self, total_s: float, script: Script | None) -> Job:
         parts = self.timeline, self.rng, self.checks, self.directory, total_s
         if self.spec.independent:
-            return LoneJob(*parts, lambda: self.checks.record.world if self.checks.record else None)
+            return IndependentJob(*parts, lambda: self.checks.record.world if self.checks.record else None)
         return PlainJob(*parts) if script is None else SteppingJob(*parts, script)
 
     def close(self) -> None:
@@ -205,9 +205,14 @@ class SimWorld:
         """What ``edl save`` and the like do."""
         master = self.master
         shell = master.ruling if master is not None else None
-        if master is not None and shell is not None and shell.serving:
-            ask = shell.ask
-            master.run(lambda: None if shell.ended else _discard(ask(asked)))
+        if master is None or shell is None or not shell.serving:
+            return
+
+        def ask() -> None:
+            if not shell.ended:
+                shell.ask(asked)
+
+        master.run(ask)
 
     def wish(self, wish: str) -> None:
         """Somebody changes settings."""
@@ -564,10 +569,6 @@ class SimWorld:
                 self.checks.fail(f"{launcher.node} exits with {own}, the job with {expected}")
         if self.training.alive():
             self.checks.fail(f"workers outlive the job: {self.training.alive()}")
-
-
-def _discard(answer: object) -> None:
-    """An answer that nobody waits for."""
 
 
 def describe(state: MasterState | None) -> str:

@@ -17,7 +17,7 @@ SHORTEST_S = 0.05
 """A process whose work had been done by the one before it needs so long to find out."""
 
 
-class LoneJob(Job):
+class IndependentJob(Job):
     """What a worker has done is kept elsewhere: the next process in its slot goes on from there."""
 
     def __init__(
