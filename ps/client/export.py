@@ -234,9 +234,9 @@ class Export:
                 name: _Sorted(folder / one["file"], one, self.tables[name].dim) for name, one in listed.items()
             }
         except OSError as error:
-            raise CheckpointError(f"{folder} is not an export that is complete: {error.strerror or error}") from error
+            raise CheckpointError(f"{folder} is not a complete export: {error.strerror or error}") from error
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{folder / LIST_FILE} is not what edl writes: {error!r}") from None
+            raise CheckpointError(f"{folder / LIST_FILE} does not have edl's format: {error!r}") from None
 
     def rows(self, table: str) -> int:
         """Number of rows in a table. Raises ``PsError`` if there is no such table."""

@@ -98,7 +98,7 @@ def test_ten_files_join_an_epoch_with_three_kills(
         assert (told["epoch"], told["records"]) == (0, ALL), "the next Master knows them, in the epoch under way"
         kill_a_worker(running, 1)
         again = running.cli("data", "add", "train", str(tmp_path / "more"))
-        assert again.returncode == 0 and "nothing is added: 10 files listed already" in again.stdout
+        assert again.returncode == 0 and "nothing was added: 10 files already listed" in again.stdout
         told = counts(running)
         assert (told["epoch"], told["records"]) == (0, ALL), "all of it in one epoch"
         epochs = end_soon(running, 1)

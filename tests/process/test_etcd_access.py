@@ -134,7 +134,7 @@ def test_tls_against_an_etcd_without_is_named(tmp_path: Path) -> None:
         member = await lone_member(tmp_path)
         store = EtcdStore([member.endpoint], request_timeout_s=1.0, tls=EtcdTls(certificate))
         try:
-            with pytest.raises(StoreUnavailable, match="Something answers there, and not in TLS"):
+            with pytest.raises(StoreUnavailable, match="The server there does not speak TLS"):
                 await store.read("a")
         finally:
             await store.close()

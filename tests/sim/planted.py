@@ -16,7 +16,6 @@ from edl.agent.entitlement import Entitlement
 from edl.agent.machine import rounds
 from edl.agent.machine.events import Start
 from edl.agent.machine.state import AgentPhase, Worker
-from edl.agent.shell import AgentShell
 from edl.config import NodeRange
 from edl.exit_codes import ExitCode
 from edl.master import forming, machine, planning, resizing
@@ -147,15 +146,6 @@ def era_begins_anew() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(Turn, "write", write)
 
 
-@contextlib.contextmanager
-def spares_are_not_asked() -> Iterator[None]:
-    """What a spare said when it came counts, whatever copies it has got since (ours, before it was a day old)."""
-    copied = mock.patch.object(AgentShell, "copied", lambda self: None)
-    asked = mock.patch.object(forming, "_ask_spares", lambda turn: None)
-    with copied, asked:
-        yield
-
-
 def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:
     """The next world forms from whoever is ready first (ranks restore what they happen to find)."""
     return mock.patch.object(forming, "_awaited", lambda turn: [])
@@ -228,7 +218,6 @@ BUGS: dict[str, Planted] = {
         (stale_order_is_obeyed, 3000),
         (target_has_been_passed, 300, 11),
         (era_begins_anew, 300),
-        (spares_are_not_asked, 1000, 294),
         (waits_for_no_member, 300, 27),
         (agreed_settings_are_let_go, 1000, 911),
         (settings_end_with_the_next_hold, 300, 125),

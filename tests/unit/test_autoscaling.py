@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from edl.config import AutoscaleRules, HyperPolicy
+from edl.job_records import SchedulerChoice, SizeOwner
 from edl.master import events as ev
 from edl.master.machine import take_over
 from edl.master.policies.autoscale import Found
@@ -19,8 +20,8 @@ from tests.unit.test_master_machine import info
 from tests.unit.test_resizing import Resizable, training
 
 RULES = AutoscaleRules(enabled=True, cooldown_s=30.0)
-EXTERNAL = '{"--scheduler": "statefulset/train", "--scale-owner": "external"}'
-MASTER = '{"--scheduler": "process", "--scale-owner": "master"}'
+EXTERNAL = SchedulerChoice("statefulset", "train", owner=SizeOwner.EXTERNAL)
+MASTER = SchedulerChoice("process")
 
 
 def scaling(names: str = "abc", **more: Any) -> Resizable:

@@ -129,7 +129,7 @@ def test_own_values_stay_with_their_slot_and_the_ones_before_too() -> None:
         assert keeper.holdings() == ()
         for commit in (12, 13):
             assert content(await keeper.piece(1, OWN, Version(1, commit), 0)) == commit
-        with pytest.raises(CheckpointError, match="slot 1 has no values"):
+        with pytest.raises(CheckpointError, match="slot 1 has no separate values"):
             await keeper.piece(1, OWN, Version(1, 3), 0)
 
     run(test)

@@ -89,7 +89,7 @@ def test_the_difference_is_named() -> None:
     builder.file("part-2", 400)
     builder.file("new", 1)
     assert before.difference(builder.build()) == (
-        "1 file added: new; 1 file removed: part-1; 1 file of another length: part-0 (1,100 bytes instead of 1,000)"
+        "1 file added: new; 1 file removed: part-1; 1 file with another size: part-0 (1,100 bytes instead of 1,000)"
     )
     assert before.difference(before) == ""
     assert before.difference(small("csv")) == "format csv instead of ipc"
@@ -98,7 +98,7 @@ def test_the_difference_is_named() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(DataError, match="there are ipc, parquet"):
+    with pytest.raises(DataError, match="available are ipc, parquet"):
         ManifestBuilder("avro")
     builder = ManifestBuilder("ipc")
     with pytest.raises(DataError, match="before the first file"):

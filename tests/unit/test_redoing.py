@@ -105,14 +105,14 @@ def test_what_is_refused_below_is_wrong_in_one_place() -> None:
     ],
 )
 def test_what_is_of_another_shape_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(DataError, match="last intent of trainer 17 cannot be read"):
+    with pytest.raises(DataError, match="cannot read the last intent of trainer 17"):
         replay.decode(json.dumps({**SAID, **wrong}), "clicks", 0, 17, 3)
 
 
 @pytest.mark.parametrize("lacking", ["done", "files", "shards", "batches"])
 def test_what_lacks_a_part_is_refused(lacking: str) -> None:
     said = {name: value for name, value in SAID.items() if name != lacking}
-    with pytest.raises(DataError, match="last intent of trainer 17 cannot be read"):
+    with pytest.raises(DataError, match="cannot read the last intent of trainer 17"):
         replay.decode(json.dumps(said), "clicks", 0, 17, 3)
 
 

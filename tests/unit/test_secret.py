@@ -175,7 +175,7 @@ def test_a_certificate_that_ends_during_the_job_is_a_store_that_is_away(monkeypa
             await starting.read("/x")
 
         said = ""
-        while "The certificates were accepted before: has one ended" not in said:  # first the old connection breaks
+        while "The certificates were accepted before: has one expired" not in said:  # first the old connection breaks
             with pytest.raises(StoreUnavailable) as found:
                 await running.read("/x")
             said = str(found.value)

@@ -283,7 +283,7 @@ def test_a_new_value_keeps_what_it_was_made_with(worker: Worker, capfd: pytest.C
     state = made(epoch=0, new=2)
     restore(worker, state)
     assert (state.epoch, state.new) == (4, 2)
-    assert "does not have: old" in capfd.readouterr().err
+    assert "this script's state lacks: old" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
