@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 
 from edl.torch.addresses import Addresses, endpoint, published
-from edl.torch.group import NotingStore, TorchGroup
+from edl.torch.group import NotingStore, TorchGroup, forget_default_group
 from edl.torch.sockets import connections, listeners
 from edl.wire.local import Seat
 from tests.torch_release import installed
@@ -157,7 +157,10 @@ def test_a_call_that_nobody_answers_is_found_too(family: socket.AddressFamily) -
                 caller.close()
 
 
-def test_gloo_of_this_torch_publishes_what_is_understood_and_an_abort_ends_its_questions() -> None:
+def test_gloo_of_this_torch_publishes_what_is_understood_and_an_abort_ends_its_questions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edl.torch.group._watching", None)  # the aborted group must not watch the next test's
     seat = Seat(
         round=1, rank=0, local_rank=0, world_size=1, local_world_size=1, node="n", nodes=1, position=0,
         endpoints=("h:1",), master="127.0.0.1:1", era=1, restore_era=0, restore_commit=0, shards=1, stored=False,
@@ -178,4 +181,5 @@ def test_gloo_of_this_torch_publishes_what_is_understood_and_an_abort_ends_its_q
         with pytest.raises(ConnectionError, match="round 1 was aborted"):
             noting.get("anything")
     finally:
+        forget_default_group()  # or the next test in this process finds it
         group.retire()
