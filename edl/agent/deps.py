@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState
 from edl.agent.switch_watch import SwitchFiles
 from edl.agent.workers.hang import Watched
-from edl.ports import Activity, Clock, Processes
+from edl.ports import Activity, Clock, ProcessEvent
 from edl.types import Round, Token
 from edl.wire.local import Seat, ToWorker
 from edl.wire.messages import (
@@ -24,6 +24,22 @@ from edl.wire.messages import (
     Version,
     World,
 )
+
+
+class WorkerStarter(Protocol):
+    """The process that starts workers, as the agent's shell uses it: a part of ``edl.ports.Processes``."""
+
+    async def warm(self) -> str:
+        """Bring it up; returns a sentence for the log. Raises ``WorkerStartError``."""
+        ...
+
+    def events(self) -> AsyncIterator[ProcessEvent]:
+        """What happens to the workers, in order. One consumer."""
+        ...
+
+    def entitle(self, until_s: float) -> None:
+        """Workers may run until then, by the monotonic clock."""
+        ...
 
 
 class Workers(Protocol):
@@ -215,7 +231,7 @@ class AgentDeps:
     """What an agent needs from its launcher."""
 
     clock: Clock
-    processes: Processes
+    processes: WorkerStarter
     warming: Awaitable[str]
     """The first ``processes.warm()``, begun before everything else."""
     workers: Workers

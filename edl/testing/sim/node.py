@@ -41,7 +41,7 @@ class WorkerParent(Parent, Protocol):
 
 
 class SimProcesses:
-    """``Processes``: a fork server that lives beside the launcher, and does not freeze with it."""
+    """``edl.agent.deps.WorkerStarter``: a fork server that lives beside the launcher, and does not freeze with it."""
 
     def __init__(self, process: SimProcess, warm_s: float, workers: Callable[[], Iterable[Worker]]) -> None:
         self._process = process
@@ -72,10 +72,6 @@ class SimProcesses:
         self._until_s = until_s
         self._process.deps.timeline.after(until_s - self._process.now_s(), self.silent, until_s)
 
-    def entitle_aside(self, until_s: float) -> None:
-        """The same; there are no threads here."""
-        self.entitle(until_s)
-
     def silent(self, until_s: float) -> None:
         """The time has come up to which workers may run without a word from their launcher."""
         if not self._process.alive or until_s < self._until_s:
@@ -94,28 +90,6 @@ class SimProcesses:
                 self._process.deps.checks.worker_failures += 1
                 self._process.deps.training.end(worker, -SIGKILL)
         self.report(ForkServerLost("killed by SIGKILL"))
-
-    async def spawn(
-        self, environment: dict[str, str], stdout: int, stderr: int, local_rank: int = 0, cores: tuple[int, ...] = ()
-    ) -> int:
-        """Workers are started by ``SimWorkers``."""
-        raise NotImplementedError
-
-    async def signal(self, pid: int, number: int) -> None:
-        """Workers are signalled by ``SimWorkers``."""
-        raise NotImplementedError
-
-    async def dump(self, pid: int) -> None:
-        """There are no stacks here."""
-
-    async def forward(self, pid: int, number: int) -> None:
-        """No worker here has a handler."""
-
-    async def close(self) -> None:
-        """SIGKILL whatever is left."""
-        for worker in self._workers():
-            if worker.alive:
-                self._process.deps.training.signal(worker, SIGKILL)
 
 
 class SimWorkers:
