@@ -131,7 +131,7 @@ class Reading:
     def __init__(self, loaded: Loaded, meanwhile: Callable[[], None]) -> None:
         self._loaded, self._meanwhile = loaded, meanwhile
 
-    def restore(self, run: str, mine: Any, put: Callable[[Loaded], None]) -> str:
+    def restore(self, run: str, mine: Any, put: Callable[[Loaded], None], *, threads: int) -> str:
         self._meanwhile()
         put(self._loaded)
         return ""
@@ -181,7 +181,7 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     snapshot = whole.snapshot(1)
 
     class Everything:
-        def restore(self, run: str, mine: Any, put: Callable[[Loaded], None]) -> str:
+        def restore(self, run: str, mine: Any, put: Callable[[Loaded], None], *, threads: int) -> str:
             for shard in range(SHARDS):
                 put(Loaded(shard, tuple(range(64 * shard, 64 * shard + 64)), snapshot.take(shard).rows))
             return ""
