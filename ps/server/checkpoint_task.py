@@ -35,6 +35,8 @@ NOWHERE = (
     "no checkpoint directory is set: every launcher of the job needs --checkpoint-dir, including those of pservers"
 )
 
+FIND = (0, "find")
+"""Number and phase of the search for checkpoints."""
 SLACK = 8
 """A restore may exceed the memory limit by this fraction (1/8): tables grow in large steps, and what fitted once must
 fit again."""
@@ -137,8 +139,11 @@ class CheckpointTask:
             self._work.put(write)
 
     def reset(self) -> None:
-        """All rows have been discarded, so drop the mark."""
+        """All rows have been discarded, so drop the mark. The Master may ask again which checkpoints there are; that
+        phase has the same name each time."""
         self._lives += 1
+        self._begun.discard(FIND)
+        self._said.pop(FIND, None)
         self._let_go()
 
     # --- phases ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from edl.errors import PsError
 from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.protocol.messages import Cut, Joined, Orders, PlacementMap, pack
+from ps.protocol.messages import Cut, Found, Joined, Orders, PlacementMap, pack
 from ps.rows import Part, Piece, Push
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
@@ -168,6 +168,20 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     checkpoint_task.start()
     checkpoint_task._thread.join()
     assert value() == 2.0 and around.loaded == []
+
+
+def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
+    around = CheckpointTaskDeps()
+    checkpoint_task = CheckpointTask(Store(kernels="numpy"), None, "job", around, SystemClock())
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), cut=Cut(0, "find"))
+    for _ in range(2):
+        checkpoint_task.reset()
+        checkpoint_task.orders(orders)
+        checkpoint_task.orders(orders)  # repeated
+    checkpoint_task.stop()
+    checkpoint_task.start()
+    checkpoint_task._thread.join()
+    assert around.said == [Found(0), Found(0)]
 
 
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
