@@ -331,6 +331,7 @@ class Server:
         owner = np.frombuffer(self.bucket_machine.owner, np.int16)
         mine: NDArray[np.uint8] = np.zeros(BUCKETS, np.uint8)
         mine[: len(owner)] = owner == (self.bucket_machine.number or -1)
+        mine[len(owner) :] = mine[len(owner) - 1]  # if only some are placed, the others are with the last of these
         return mine
 
     def _copies(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tests.sim.ps_node import Node, Request
+from tests.sim.ps_server import Pserver
 
 Place = tuple[int, int, tuple[int, int]]
 """Bucket, row, push."""
@@ -30,13 +30,12 @@ class Losses:
         self.seen = 0
         """Pushes that were lost and might be."""
 
-    def acknowledged(self, node: Node, request: Request, now_s: float) -> None:
+    def acknowledged(self, pserver: Pserver, push: tuple[int, int], buckets: Iterable[int], now_s: float) -> None:
         """A pserver acknowledges a part of a push."""
-        owner = node.bucket_machine.number
-        for bucket in request.parts:
-            to, wait = node.feeds.get(bucket, ((), ()))
-            for copy in set(to) - set(wait):
-                push = (request.trainer, request.seq)
+        owner = pserver.number
+        for bucket in buckets:
+            to, wait = pserver.followers(bucket)
+            for copy in sorted(to - wait):
                 self._acks.setdefault((bucket, push), []).append((owner, copy, now_s))
                 self._last[owner, copy] = now_s
 

@@ -1,64 +1,117 @@
-"""The Master's shell in the simulation: steps the real machine, keeps, then says; it dies at any moment."""
+"""The Master in the simulation: ``Hosting`` and the lines to pservers that ship, and a queue as in ``MasterShell``: it
+keeps what the service wants kept, then sends; it dies at any moment."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
 from edl.master import service as sv
-from edl.types import Incarnation, NodeId, Rank, Round
+from edl.master.hosting import Hosted, Hosting
+from edl.testing.sim.process import BareProcess
+from edl.testing.sim.sockets import SimStreams
+from edl.types import Incarnation, NodeId, Rank, Round, Token
 from edl.wire.messages import Member, World
 from ps.coordinator.invariants import violations
 from ps.coordinator.machine import PlacementMachine
-from ps.server.bucket_machine import MasterLine
-from tests.sim.ps_net import Pipe, Violation
-from tests.sim.ps_node import Node
+from ps.net.master_lines import HelperLines, MasterLinesDeps
+from tests.sim.ps_net import Net
+from tests.sim.ps_server import PORT, SECRET, Pserver
 
 if TYPE_CHECKING:
     from tests.sim.ps_world import PsSim
 
+LEASE_S = 3.0
+HOST = "master"
 
-class Line:
-    """Between one Master's life and one pserver."""
 
-    def __init__(self, master: Master, node: Node) -> None:
-        self.master, self.node, self.life = master, node, master.life
-        self.up = False
-        self.down: Pipe | None = None
+class Life:
+    """One Master. ``edl.ports.LineListener`` of its lines."""
 
-    def open(self) -> None:
-        sim, node = self.master.sim, self.node
-        if self.life != self.master.life or self.master.lines.get(node.name) is not self or self.up:
+    def __init__(self, master: Master, process: BareProcess[Net]) -> None:
+        self.master, self.process = master, process
+        sim = master.sim
+        self.machine = PlacementMachine(sim.training, buckets=sim.buckets, limits=sim.limits)
+        self.hosting = Hosting([self.machine])
+        self.streams = SimStreams(process, sim.net.listening)
+        deps = MasterLinesDeps(
+            LEASE_S, lambda text: None, HOST, refuses=self.streams.refuses, connect=self.streams.connect
+        )
+        self.lines = HelperLines(deps, Token(master.life), self)
+        self._events: asyncio.Queue[Hosted] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task = process.loop.create_task(self._run())
+
+    def put(self, event: sv.Event, service: str | None = "ps") -> None:
+        """Something has happened."""
+        self._events.put_nowait(Hosted(service, event))
+
+    def up(self, name: str) -> None:
+        """See ``LineListener``."""
+        self.put(sv.LineUp(name.removeprefix("ps/")))
+
+    def down(self, name: str, refused: bool) -> None:
+        """See ``LineListener``."""
+        self.put(sv.LineDown(name.removeprefix("ps/"), refused))
+
+    def heard(self, name: str, body: str) -> None:
+        """See ``LineListener``."""
+        self.put(sv.Heard(name.removeprefix("ps/"), body))
+
+    async def _run(self) -> None:
+        master = self.master
+        helpers = {f"ps/{name}": value for name, value in master.keys.items()}
+        self.hosting.load({f"ps/{name}": value for name, value in master.store.items()}, helpers, self.process.now_s())
+        for name, value in helpers.items():
+            self.lines.put(name, value)
+        if master.world.members:
+            self.put(sv.WorldBegan(master.world, taken_over=True))
+        for trainer in master.sim.trainers():
+            trainer.process.run(trainer.again)
+        await self._serve("loading")
+        while True:
+            hosted = await self._events.get()
+            self.hosting.take(hosted, self.process.now_s())
+            await self._serve(type(hosted.event).__name__)
+
+    async def _serve(self, event: str) -> None:
+        """Keep what is to be kept, then send; see ``MasterShell``."""
+        master, sim = self.master, self.master.sim
+        self._set_timer()
+        gathered = self.hosting.gathered()
+        wrong = [] if gathered.failures or master.failed else violations(self.machine.state)
+        if wrong:
+            sim.net.fail(f"after {event}: {wrong[0]}")
+        dies, master.dies = master.dies, ""
+        if dies == "before":
+            master.die()
             return
-        if not node.alive:
-            if sim.refuses(node):
-                self.master.feed(sv.LineDown(node.name, True))
-            sim.net.at(0.5, self.open)
+        if gathered.kept:
+            await asyncio.sleep(sim.net.delay())
+        for _, keep in gathered.kept:
+            master.store[keep.name] = keep.value
+        for failure in gathered.failures:
+            master.failed = failure.text
+        master.notes += [note.text for note in gathered.notes]
+        sim.stepped(self.machine)
+        if dies:
+            master.die()
             return
-        if not sim.linked(node, None, master=True):
-            sim.net.at(0.5, self.open)
-            return
-        self.up = True
-        self.down = Pipe(sim.net, lambda body: sim.run(node, node.hear, body))
-        node.up_pipe = Pipe(sim.net, lambda body: self.master.heard(self, body))
-        self.master.feed(sv.LineUp(node.name))
-        sim.run_later(node, self.greet)
+        for _, sent in gathered.sent:
+            self.lines.send(f"ps/{sent.name}", sent.body)
+            if sim.net.rng.random() < 0.05:
+                self.lines.send(f"ps/{sent.name}", sent.body)
+        for _, word in gathered.words:
+            if not word.body.startswith('{"word":"Waits"'):  # for people only
+                sim.tell(word.caller, word.body, master.life)
 
-    def greet(self) -> None:
-        if self.up and self.life == self.master.life:
-            self.node.event(MasterLine())
-            self.master.sim.disk.say_again(self.node)
-
-    def cut(self) -> None:
-        if not self.up:
-            return
-        self.up = False
-        for pipe in (self.down, self.node.up_pipe):
-            if pipe is not None:
-                pipe.close()
-        if self.life == self.master.life and self.master.lines.get(self.node.name) is self:
-            self.master.feed(sv.LineDown(self.node.name, False))
-            self.master.sim.net.at(0.2, self.open)
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = self.hosting.due_s
+        if due_s is not None:
+            self._timer = self.process.loop.call_at(due_s, self.put, sv.Tick(), None)
 
 
 class Master:
@@ -68,71 +121,60 @@ class Master:
         self.sim = sim
         self.store: dict[str, bytes] = {}
         self.keys: dict[str, bytes] = {}
-        self.nodes: dict[str, Node] = {}
-        self.lines: dict[str, Line] = {}
         self.life = 0
-        self.machine: PlacementMachine | None = None
+        self.now: Life | None = None
         self.failed = ""
         self.notes: list[str] = []
-        self.wake_s = 0.0
         self.dies = ""
         """How this life ends with the next event: ``before`` or ``between``."""
         self.world = World(Round(0), (), 0)
-        self.most_bytes = 0
+        self._processes: list[BareProcess[Net]] = []
+        sim.net.add_host(HOST)
+
+    @property
+    def machine(self) -> PlacementMachine | None:
+        """The machine of the present life."""
+        return self.now.machine if self.now is not None else None
 
     # --- lives -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.life += 1
-        sim = self.sim
-        self.machine = PlacementMachine(sim.training, buckets=sim.buckets, limits=sim.limits)
-        self.wake_s = 0.0
-        self.lines = {}
-        self._do(self.machine.load(dict(self.store), sim.net.now_s))
-        for name, value in list(self.keys.items()):
-            self.feed(sv.KeyPut(name, value))
-        if self.world.members:
-            self.feed(sv.WorldBegan(self.world, taken_over=True))
-        for name in list(self.keys):
-            self.connect(name)
-        for trainer in sim.trainers():
-            sim.run_later(trainer, trainer.again)
+        process = BareProcess(self.sim.net, HOST)
+        self._processes.append(process)
+        process.run(self._begin, process)
+
+    def _begin(self, process: BareProcess[Net]) -> None:
+        self.now = Life(self, process)
 
     def die(self) -> None:
-        self.machine = None
-        self.life += 1
+        life, self.now = self.now, None
         self.dies = ""
-        for line in self.lines.values():
-            line.cut()
-        self.lines = {}
+        if life is not None:
+            life.process.end()
+            life.streams.opened.close()
         self.sim.net.at(self.sim.net.rng.uniform(0.1, 3.0), self.start)
+
+    def close(self) -> None:
+        """The history is over."""
+        for process in self._processes:
+            process.loop.finish()
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def key_put(self, node: Node, draining: bool = False) -> None:
-        node.draining = draining
-        value = {"host": node.machine, "port": 1, "machine": node.machine, "draining": draining}
-        self.keys[node.name] = json.dumps(value).encode()
-        self.nodes[node.name] = node
-        self.feed(sv.KeyPut(node.name, self.keys[node.name]))
-        if node.name not in self.lines:
-            self.connect(node.name)
+    def key_put(self, pserver: Pserver, draining: bool = False) -> None:
+        pserver.draining = draining
+        value = {"host": pserver.host, "port": PORT, "machine": pserver.machine, "draining": draining, "secret": SECRET}
+        self.keys[pserver.name] = json.dumps(value).encode()
+        self.feed(sv.KeyPut(pserver.name, self.keys[pserver.name]))
+        if self.now is not None:
+            self.now.process.run(self.now.lines.put, f"ps/{pserver.name}", self.keys[pserver.name])
 
     def key_gone(self, name: str) -> None:
         if self.keys.pop(name, None) is not None:
-            line = self.lines.pop(name, None)
-            if line is not None:
-                line.cut()
             self.feed(sv.KeyGone(name))
-
-    def connect(self, name: str) -> None:
-        if self.machine is not None:
-            self.lines[name] = Line(self, self.nodes[name])
-            self.lines[name].open()
-
-    def heard(self, line: Line, body: str) -> None:
-        if line.life == self.life and self.lines.get(line.node.name) is line:
-            self.feed(sv.Heard(line.node.name, body))
+            if self.now is not None:
+                self.now.process.run(self.now.lines.gone, f"ps/{name}")
 
     def said(self, said: sv.Said) -> None:
         self.sim.net.at(self.sim.net.delay(), self.feed, said)
@@ -148,44 +190,5 @@ class Master:
             self.feed(sv.WorldBegan(self.world))
 
     def feed(self, event: sv.Event) -> None:
-        if self.machine is None or self.failed:
-            return
-        effects = self.machine.step(event, self.sim.net.now_s)
-        over = any(isinstance(effect, sv.Fail) for effect in effects)
-        wrong = [] if over else violations(self.machine.state)
-        if wrong:
-            raise Violation(f"after {type(event).__name__}: {wrong[0]}")
-        dies, self.dies = self.dies, ""
-        if dies == "before":
-            self.die()
-            return
-        self._do(effects, told=not dies)
-        self.sim.stepped(self.machine)
-        if dies:
-            self.die()
-
-    def _do(self, effects: tuple[sv.Effect, ...], told: bool = True) -> None:
-        sim = self.sim
-        for effect in effects:
-            if isinstance(effect, sv.Keep):
-                self.most_bytes = max(self.most_bytes, len(effect.value))
-                self.store[effect.name] = effect.value
-            elif isinstance(effect, sv.Fail):
-                self.failed = effect.text
-            elif isinstance(effect, sv.Note):
-                self.notes.append(effect.text)
-            elif isinstance(effect, sv.WakeAt) and told:
-                sim.net.at(max(0.0, effect.at_s - sim.net.now_s), self._tick, self.life)
-        for effect in effects if told else ():
-            if isinstance(effect, sv.Send):
-                line = self.lines.get(effect.name)
-                if line is not None and line.up and line.down is not None:
-                    line.down.send(effect.body)
-                    if sim.net.rng.random() < 0.05:
-                        line.down.send(effect.body)
-            elif isinstance(effect, sv.Tell) and not effect.body.startswith('{"word":"Waits"'):  # for people only
-                sim.tell(effect.caller, effect.body, self.life)
-
-    def _tick(self, life: int) -> None:
-        if life == self.life:
-            self.feed(sv.Tick())
+        if self.now is not None and not self.failed:
+            self.now.process.run(self.now.put, event)

@@ -1,4 +1,7 @@
-"""A simulated trainer: joins, pushes until every part is acknowledged, stops for checkpoints, begins anew when told."""
+"""A simulated trainer: joins, pushes until every part is acknowledged, stops for checkpoints, begins anew when told.
+
+Its own shell is made by hand; the pool of connections below it is the one that ships.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from edl.job_records import Mode
 from edl.master.service import Caller, Said
+from edl.testing.sim.process import BareProcess
+from edl.testing.sim.sockets import SimSockets
+from edl.testing.sim.threads import SimThreads
 from edl.types import NodeId, Round
-from ps.protocol import messages
+from ps.client.pool import Answer, Call, ConnectionPool
+from ps.errors import Denied
+from ps.protocol import messages, requests
 from ps.protocol.deltas import members_after
-from tests.sim.ps_node import PATIENCE_S, Request
+from ps.protocol.frames import Op
+from ps.protocol.handshake import TRAINER, Hello
+from tests.sim.ps_net import Net
+from tests.sim.ps_server import SECRET
 
 if TYPE_CHECKING:
     from tests.sim.ps_world import PsSim
 
-THINKS_S = 0.05
+THINKS_S = 0.3
+PATIENCE_S = 0.5
+"""How long a pserver may wait for others before it answers."""
 
 
 class Trainer:
@@ -23,7 +36,11 @@ class Trainer:
     def __init__(self, sim: PsSim, node: str, nonce: int) -> None:
         self.sim, self.node, self.nonce = sim, node, f"{node}-{nonce}"
         self.caller = Caller(NodeId(node), 0)
-        self.alive = True
+        self.process: BareProcess[Net] = BareProcess(sim.net, self.nonce)
+        sim.net.add_host(self.nonce)
+        self.threads = SimThreads(self.process, sim.net.timeline, sim.net.rng, self._thread_failed)
+        self.sockets = SimSockets(self.process, self.threads, sim.net.listening)
+        self.pool: ConnectionPool | None = None
         self.number = 0
         self.chart = messages.PlacementMap()
         self.owner: list[int] = []
@@ -84,6 +101,8 @@ class Trainer:
             case messages.Joined():
                 if not self.number:
                     self.number, self.step = word.number, word.step
+                    hello = Hello(TRAINER, word.number, self.nonce)
+                    self.pool = ConnectionPool(hello, SECRET, None, self.threads, self.sockets)
                     self.epoch, self.members = word.epoch, word.members
                     self.take(word.chart)
                     self.say(messages.Begin(self.number))
@@ -132,6 +151,8 @@ class Trainer:
         self.work()
 
     def take(self, chart: messages.PlacementMap) -> None:
+        if self.pool is not None:
+            self.pool.follow(one.number for one in chart.servers)
         if self.number and chart.history != self.chart.history and self.chart.version:
             if chart.history > self.chart.history:
                 self.end()
@@ -140,11 +161,24 @@ class Trainer:
             self.chart = chart
             self.owner = list(messages.unpack(chart.owner, self.sim.buckets))
 
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    def kill(self) -> None:
+        """The process is gone."""
+        self.process.end()
+        self.threads.end()
+        self.sockets.opened.close()
+
     def end(self) -> None:
         """The process ends; its launcher starts another one."""
         if self.alive:
-            self.alive = False
+            self.kill()
             self.sim.trainer_ended(self)
+
+    def _thread_failed(self, name: str, error: BaseException) -> None:
+        self.sim.net.note(f"{self.nonce}: thread {name} ended with {error!r}")
 
     def leave(self) -> None:
         """No more to do. Said until the Master has heard it."""
@@ -182,10 +216,10 @@ class Trainer:
     def begin_push(self) -> None:
         rng = self.sim.net.rng
         self.seq += 1
-        self.busy = True
+        self.busy, full = True, self.sim.ledger.full
         self.whole = {
-            bucket: tuple(sorted({rng.randrange(2) for _ in range(2)}))
-            for bucket in {rng.randrange(self.sim.buckets) for _ in range(rng.randint(1, 4))}
+            bucket: tuple(row for row in sorted({rng.randrange(2), rng.randrange(2)}) if not full((bucket, row)))
+            for bucket in sorted({rng.randrange(self.sim.buckets) for _ in range(rng.randint(1, 4))})
         }
         self.parts = dict(self.whole)
         self.answers, self.underway = set(), False
@@ -224,24 +258,59 @@ class Trainer:
 
     def request(self, number: int, parts: dict[int, tuple[int, ...]]) -> None:
         sim = self.sim
-        node = sim.by_number(number)
-        if node is None or not sim.linked(node, None):
-            self.asked[number] = sim.net.now_s + 0.1
-            if sim.net.rng.random() < 0.3:
-                self.say(messages.ChartPlease(self.chart.version))
+        server = next((one for one in self.chart.servers if one.number == number), None)
+        if server is None or self.pool is None:
+            self.lost(number)
             return
-        seq = self.seq
+        push = (self.number, self.seq)
+        heads, body = requests.push([sim.ledger.part(parts, push)] if any(parts.values()) else [])
+        head = {
+            "trainer": self.number, "seq": self.seq, "step": self.step, "base": -1, "version": self.chart.version,
+            "history": self.chart.history, "epoch": self.epoch, "scale": 1.0, "parts": heads, "ends": True,
+        }  # fmt: skip
+        if self.answers:
+            head["complete"] = True  # another pserver has applied this step
+        seq, history, sent = self.seq, self.chart.history, dict(parts)
 
-        def answered(what: str) -> None:
-            self.at = max(self.at, request.at)
-            if node.alive and sim.linked(node, None) and sim.net.rng.random() > sim.loss:
-                sim.run_later(self, self.answered, number, seq, parts, what)
+        def landed(answer: Answer) -> None:
+            if sim.net.rng.random() < sim.loss:
+                self.threads.start(self._interrupt, number, name="loss")
+                answer = Answer(error=ConnectionError("the answer is lost"))
+            self.process.run(self.landed, number, seq, sent, history, answer)
 
-        request = Request(
-            self.number, seq, self.step, self.chart.history, dict(parts), answered, sim.net.now_s + PATIENCE_S
-        )
-        request.complete = bool(self.answers)
-        sim.run_later(node, node.push, request)
+        self.pool.ask("push", server, Call(Op.PUSH, head, body, None, 4 * PATIENCE_S, PATIENCE_S), landed)
+
+    def _interrupt(self, number: int) -> None:
+        if self.pool is not None:
+            self.pool.interrupt("push", [number])
+
+    def lost(self, number: int) -> None:
+        """No answer has come from a pserver."""
+        self.asked[number] = self.sim.net.now_s + 0.1
+        if self.sim.net.rng.random() < 0.3:
+            self.say(messages.ChartPlease(self.chart.version))
+
+    def landed(self, number: int, seq: int, parts: dict[int, tuple[int, ...]], history: int, answer: Answer) -> None:
+        """A pserver has answered, or cannot be reached."""
+        if not self.alive or history != self.chart.history:
+            return
+        if answer.frame is None:
+            if seq == self.seq and self.busy:
+                if isinstance(answer.error, Denied):
+                    self.end()
+                else:
+                    self.lost(number)
+            return
+        head, op = answer.head, answer.frame.op
+        if "charted" in head:
+            self.hear_news(messages.decode(head["charted"]))
+        self.at = max(self.at, int(head.get("step", 0)))
+        if op is Op.REFUSED:
+            self.sim.net.fail(f"a push was refused: {head}")
+        what = {Op.OK: "ok", Op.MOVED: "moved", Op.BUSY: "later", Op.STALE: "stale", Op.ROLLED_BACK: "stale"}.get(op)
+        if op is Op.WAIT:
+            what = {"copies": "slow", "trainers": "wait", "release": "later"}[head["for"]]
+        self.answered(number, seq, parts, what or "")
 
     def answered(self, number: int, seq: int, parts: dict[int, tuple[int, ...]], what: str) -> None:
         if seq != self.seq or not self.busy:

@@ -1,4 +1,4 @@
-"""Parameter servers under faults: the real placement machine and the real holdings over a simulated network.
+"""Parameter servers under faults: the pservers that ship, and the Master's service and lines, in virtual time.
 
 Each row remembers the pushes that made it, in their order, so that what was lost or applied twice is seen at once.
 ``python -c "from tests.sim.ps_world import PsSim; PsSim(17).play()"`` plays one history again.
@@ -6,39 +6,43 @@ Each row remembers the pushes that made it, in their order, so that what was los
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from edl.job_records import Mode, Replication, Training
 from edl.master.service import Caller
 from ps.coordinator.machine import PlacementMachine
 from ps.coordinator.state import Limits
-from ps.spec import TableSpec
-from tests.sim.ps_disk import Disk, Place
+from tests.sim.ps_cuts import Cuts, Place
 from tests.sim.ps_loss import Losses
-from tests.sim.ps_master import Master
-from tests.sim.ps_net import Net, Pipe, Violation
-from tests.sim.ps_node import Node, Request, Stream
+from tests.sim.ps_master import HOST, LEASE_S, Master
+from tests.sim.ps_net import Net, Pipe, Violation, both
+from tests.sim.ps_rows import TABLE, Id, Ledger
+from tests.sim.ps_server import Pserver
 from tests.sim.ps_trainer import Trainer
 
-LEASE_S = 3.0
-KILL, ADD, DRAIN, FREEZE, APART, DEAF, STREAM, LINE, FLAP, MASTER, TRAINER, NEWCOMER, PLACE, LEAVE = (
-    *("kill", "add", "drain", "freeze", "apart", "deaf", "stream", "line", "flap", "master"),
-    *("trainer", "newcomer", "place", "leave"),
+KILL, ADD, DRAIN, FREEZE, APART, ONE_WAY, DEAF, STREAM, LINE, FLAP, MASTER, TRAINER, NEWCOMER, PLACE, LEAVE, DISK = (
+    *("kill", "add", "drain", "freeze", "apart", "one way", "deaf", "stream", "line", "flap", "master"),
+    *("trainer", "newcomer", "place", "leave", "disk"),
 )
-HARD = (KILL, FREEZE, APART, DEAF)
+STUCK_S = 5.0
+"""A request that waits longer for others than its sender does never ends."""
+HARD = (KILL, FREEZE, APART, ONE_WAY, DEAF)
 """Faults that need time to heal before the next one, or else rows may be lost."""
 
 
 class PsSim:
     """A random history of a job with parameter servers."""
 
-    def __init__(self, seed: int, replication: str = "") -> None:
+    def __init__(self, seed: int, replication: str = "", buckets: int = 0) -> None:
         self.seed = seed
         self.net = Net(seed)
         rng = self.net.rng
-        self.buckets = rng.choice((4, 8, 12))
+        drawn_buckets = rng.choice((4, 8, 12))
+        self.buckets = buckets or drawn_buckets
         drawn = rng.choice((Replication.SYNC,) * 6 + (Replication.ASYNC, Replication.NONE))
         mode = rng.choice((Mode.ASYNC, Mode.ASYNC, Mode.SYNC))
         least = rng.choice((1, 2))
@@ -58,7 +62,7 @@ class PsSim:
         self.limits = Limits(
             0.5, 200.0, halt_s=8.0, mark_s=4.0, write_s=10.0, motion=(motion, motion), gather_s=gather_s
         )
-        self.tables = (TableSpec("t", 4),)
+        self.tables = (TABLE,)
         self.loss = rng.choice((0.0, 0.02, 0.1))
         self.wants_cuts = bool(every_s) or rng.random() < 0.3
         self.disk_faults = rng.choice((0.0, 0.0, 0.1))
@@ -67,14 +71,12 @@ class PsSim:
     def _begin(self) -> None:
         """Start with an empty job."""
         self.asks = 0
-        self.nodes: list[Node] = []
+        self.nodes: list[Pserver] = []
+        self.everyone: list[Trainer] = []
         self.names = self.nonces = 0
         self.places: set[str] = set()
         self.round = 0
         self.people: dict[str, Trainer] = {}
-        self.apart: set[frozenset[int]] = set()
-        self.deaf: set[int] = set()
-        """Pservers that the Master cannot reach; trainers can."""
         self.pipes: dict[Caller, Pipe] = {}
         self.pipes_life = 0
         self.roles: list[tuple[int, int]] = [(0, 0)] * self.buckets
@@ -85,45 +87,28 @@ class PsSim:
         self.restored = 0
         self.version = 0
         self.rollbacks = 0
-        self.disk = Disk(self)
+        self.ledger = Ledger(self.buckets)
+        self.disk = Cuts(self)
         self.master = Master(self)
         self.trace: list[str] = []
         self.pushes = 0
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
-    def run(self, process: Node | Trainer, action: Callable[..., None], *args: Any) -> None:
-        """Unless it is dead; later, if it is frozen."""
-        if not process.alive:
-            return
-        wait_s = process.frozen_s - self.net.now_s if isinstance(process, Node) else 0.0
-        if wait_s > 0:
-            self.net.at(wait_s + 1e-4, self.run, process, action, *args)
-        else:
-            action(*args)
-
     def run_later(
-        self, process: Node | Trainer, action: Callable[..., None], *args: Any, after_s: float | None = None
+        self, owner: Pserver | Trainer, action: Callable[..., None], *args: Any, after_s: float | None = None
     ) -> None:
-        self.net.at(self.net.delay() if after_s is None else after_s, self.run, process, action, *args)
+        """Unless its process is dead by then; later, if it is frozen."""
+        self.net.at(self.net.delay() if after_s is None else after_s, owner.process.run, action, *args)
 
-    def by_number(self, number: int) -> Node | None:
-        return next((node for node in self.nodes if node.alive and node.bucket_machine.number == number), None)
+    def by_number(self, number: int) -> Pserver | None:
+        return next((node for node in self.nodes if node.alive and node.number == number), None)
 
     def trainers(self) -> list[Trainer]:
         return [one for one in self.people.values() if one.alive]
 
-    def living(self) -> list[Node]:
+    def living(self) -> list[Pserver]:
         return [node for node in self.nodes if node.alive]
-
-    def linked(self, one: Node, other: Node | None, master: bool = False) -> bool:
-        if other is None:
-            return one.alive and not (master and id(one) in self.deaf)
-        return one.alive and other.alive and frozenset((id(one), id(other))) not in self.apart
-
-    def refuses(self, node: Node) -> bool:
-        """True if the node's host is up, so that connections to a dead pserver are refused."""
-        return node.machine != "lost"
 
     def tell(self, caller: Caller, body: str, life: int) -> None:
         """Deliver a message of the Master to the trainer in a slot."""
@@ -137,25 +122,28 @@ class PsSim:
 
     def _told(self, caller: Caller, body: str) -> None:
         trainer = self.people.get(str(caller.node))
-        if trainer is not None and trainer.alive:
-            trainer.hear(body)
+        if trainer is not None:
+            trainer.process.run(trainer.hear, body)
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 
-    def acknowledged(self, node: Node, request: Request) -> None:
+    def acknowledged(self, node: Pserver, push: Id, history: int, parts: dict[int, tuple[int, ...]]) -> None:
         """A pserver acknowledges a part: every pserver that may serve the bucket next must have it."""
-        if request.history != self.history:
+        if history != self.history:
             return
         if self.training.replication is not Replication.SYNC:
-            self.losses.acknowledged(node, request, self.net.now_s)
+            self.losses.acknowledged(node, push, parts, self.net.now_s)
             return
-        push = (request.trainer, request.seq)
-        for bucket, rows in request.parts.items():
+        for bucket, rows in parts.items():
             for number in self.roles[bucket]:
                 other = self.by_number(number) if number else None
-                held = other.store.get(bucket) if other is not None else None
-                if other is not None and any(held is None or push not in held.rows.get(row, ()) for row in rows):
-                    raise Violation(f"{node.name} acknowledges {push} of bucket {bucket}, and {other.name} has it not")
+                if other is None:
+                    continue
+                for row in rows:
+                    count = self.ledger.row(other.server.store, bucket, row).get(push, 0)
+                    if count != 1:
+                        text = f"{node.name} acknowledges {push} of bucket {bucket}"
+                        self.net.fail(f"{text}, and {other.name} has applied it {count} times")
 
     def was_acknowledged(self, trainer: Trainer, parts: dict[int, tuple[int, ...]]) -> None:
         self.pushes += 1
@@ -176,7 +164,7 @@ class PsSim:
             self.expect = set()
             self.rollbacks += 1
             if self.gentle and self.training.replication is Replication.SYNC and not self.disk.bad:
-                raise Violation(f"a single fault took rows along: {state.reason}")
+                self.net.fail(f"a single fault took rows along: {state.reason}")
         if state.stage == "placed" and state.found and self.restored != state.found[0].number:
             self.restored = state.found[0].number
             self.expect = set(self.disk.expected[self.restored])
@@ -185,29 +173,24 @@ class PsSim:
 
     def add_node(self) -> None:
         self.names += 1
-        node = Node(self, f"servers/n{self.names}", self.net.rng.choice(("host-a", "host-b", "host-c")))
+        node = Pserver(self, f"servers/n{self.names}", self.net.rng.choice(("host-a", "host-b", "host-c")))
         self.nodes.append(node)
         self.master.key_put(node)
 
-    def kill(self, node: Node) -> None:
-        node.alive = False
-        if self.net.rng.random() < 0.5:
-            node.machine = "lost"
-        for stream in [*node.streams.values(), *node.incoming]:
-            stream.cut()
-        line = self.master.lines.get(node.name)
-        if line is not None:
-            self.net.at(self.net.delay(), line.cut)
-        self.net.at(LEASE_S, self.master.key_gone, node.name)
+    def kill(self, node: Pserver) -> None:
+        if node.alive:
+            node.end(host_lost=self.net.rng.random() < 0.5)
+            self.net.at(LEASE_S, self.master.key_gone, node.name)
 
-    def leave(self, node: Node) -> None:
+    def leave(self, node: Pserver) -> None:
         """The pserver owns and copies nothing any more, and ends."""
-        if any(roles.count(node.bucket_machine.number) for roles in self.roles):
-            raise Violation(f"{node.name} was sent away with buckets")
-        self.kill(node)
-        self.master.key_gone(node.name)
+        if any(roles.count(node.number) for roles in self.roles):
+            self.net.fail(f"{node.name} was sent away with buckets")
+        if node.alive:
+            node.end(host_lost=False)
+            self.master.key_gone(node.name)
 
-    def zombie(self, node: Node) -> None:
+    def zombie(self, node: Pserver) -> None:
         """The pserver's lease expires while it lives; later it ends, or registers again."""
         if not node.alive:
             return
@@ -215,21 +198,17 @@ class PsSim:
         if self.net.rng.random() < 0.5:
             self.net.at(self.net.rng.uniform(0.1, 4.0), self._come_back, node)
         else:
-            self.net.at(self.net.rng.uniform(0.1, 4.0), self._end, node)
+            self.net.at(self.net.rng.uniform(0.1, 4.0), self.kill, node)
 
-    def _end(self, node: Node) -> None:
-        if node.alive:
-            self.kill(node)
-
-    def _come_back(self, node: Node) -> None:
-        self.deaf.discard(id(node))
+    def _come_back(self, node: Pserver) -> None:
         if node.alive:
             self.master.key_put(node)
 
     def add_trainer(self, place: str) -> None:
         if place in self.places and not (place in self.people and self.people[place].alive):
             self.nonces += 1
-            self.people[place] = Trainer(self, place, self.nonces)
+            self.people[place] = trainer = Trainer(self, place, self.nonces)
+            self.everyone.append(trainer)
 
     def trainer_ended(self, trainer: Trainer) -> None:
         self.net.at(self.net.rng.uniform(0.2, 2.0), self.add_trainer, trainer.node)
@@ -248,7 +227,7 @@ class PsSim:
         rng = self.net.rng
         living = self.living()
         weights = {KILL: 5, ADD: 4, DRAIN: 3, FREEZE: 3, APART: 3, DEAF: 3, STREAM: 4, LINE: 3, FLAP: 4}
-        weights |= {MASTER: 6, TRAINER: 3, NEWCOMER: 2, PLACE: 1, LEAVE: 1}
+        weights |= {MASTER: 6, TRAINER: 3, NEWCOMER: 2, PLACE: 1, LEAVE: 1, ONE_WAY: 2, DISK: 2}
         kind = rng.choices(list(weights), list(weights.values()))[0]
         self.trace.append(f"{self.net.now_s:.2f} {kind}")
         node = rng.choice(living) if living else None
@@ -257,15 +236,33 @@ class PsSim:
                 self.add_node()
         elif kind == MASTER:
             self.master.dies = rng.choice(("before", "between"))
+        elif kind == DISK:
+            self._disk_fault()
         elif kind in (TRAINER, PLACE, LEAVE, NEWCOMER):
             self._trainer_fault(kind)
         elif node is not None:
             self._pserver_fault(kind, node)
 
-    def _pserver_fault(self, kind: str, node: Node) -> None:
+    def _disk_fault(self) -> None:
+        rng, storage = self.net.rng, self.disk.storage
+        for_s = rng.uniform(0.5, 6.0)
+        kind = rng.choice(("slow", "full", "frozen"))
+        if kind == "slow":
+            storage.slowness = 100.0
+        elif kind == "full":
+            storage.full = True
+        else:
+            storage.frozen_until_s = self.net.now_s + for_s
+        self.net.at(for_s, self._repair_disk)
+
+    def _repair_disk(self) -> None:
+        self.disk.storage.slowness, self.disk.storage.full = 1.0, False
+
+    def _pserver_fault(self, kind: str, node: Pserver) -> None:
         rng, living = self.net.rng, self.living()
         if self.gentle and kind in HARD and not all(backup for _, backup in self.roles):
             return
+        others = [one for one in living if one is not node]
         if kind == KILL:
             if len(living) > 1 or not self.gentle:
                 self.kill(node)
@@ -273,48 +270,46 @@ class PsSim:
             self.master.key_put(node, draining=rng.random() < 0.9)
         elif kind == FREEZE:
             long = rng.random() < 0.4 and len(living) > 1
-            node.frozen_s = self.net.now_s + (LEASE_S + 1.5 if long else rng.uniform(0.05, 2.0))
+            node.process.pause()
+            self.net.at(LEASE_S + 1.5 if long else rng.uniform(0.05, 2.0), self._thaw, node)
             if long:
                 self.net.at(LEASE_S, self.zombie, node)
         elif kind == DEAF:
-            self._deafen(node, long=rng.random() < 0.4 and len(living) > 1)
-        elif kind == LINE:
-            line = self.master.lines.get(node.name)
-            if line is not None:
-                line.cut()
+            long = rng.random() < 0.4 and len(living) > 1
+            self.net.cut(both(HOST, node.host), LEASE_S + 1.0 if long else rng.uniform(0.2, 2.5))
+            if long:
+                self.net.at(LEASE_S, self.zombie, node)
         elif kind == FLAP:
             for _ in range(rng.randint(2, 6)):
                 self.net.at(rng.uniform(0.0, 1.5), self._cut_any)
-        elif node.streams:
-            self._part(node, rng.choice(list(node.streams.values())), lasting=kind == APART)
+        elif kind == LINE:
+            self._break(node.host, HOST)
+        elif others:
+            host = rng.choice(others).host
+            if kind == STREAM:
+                self._break(node.host, host)
+            else:
+                pairs = both(node.host, host)
+                self.net.cut(pairs if kind == APART else pairs[:1], rng.uniform(0.5, 6.0))
 
-    def _part(self, node: Node, stream: Stream, lasting: bool) -> None:
-        stream.cut()
-        target = stream.target
-        if lasting and target is not None:
-            pair = frozenset((id(node), id(target)))
-            self.apart.add(pair)
-            for other in target.streams.values():
-                if other.target is node:
-                    other.cut()
-            self.net.at(self.net.rng.uniform(0.5, 4.0), self.apart.discard, pair)
+    def _thaw(self, node: Pserver) -> None:
+        if node.alive:
+            node.process.resume()
+
+    def _break(self, one: str, other: str) -> None:
+        """Connections between two hosts break."""
+        for node in self.living():
+            for stream in node.sockets.opened.streams():
+                if {end.owner.host for end in stream.ends} == {one, other}:
+                    for end in stream.ends:
+                        stream.abort(end)
 
     def _cut_any(self) -> None:
         """A stream, or a line to the Master, breaks."""
-        streams = [stream for node in self.living() for stream in node.streams.values()]
-        cuts = [stream.cut for stream in streams] + [line.cut for line in self.master.lines.values()]
-        if cuts:
-            self.net.rng.choice(cuts)()
-
-    def _deafen(self, node: Node, long: bool) -> None:
-        self.deaf.add(id(node))
-        line = self.master.lines.get(node.name)
-        if line is not None:
-            line.cut()
-        if long:
-            self.net.at(LEASE_S, self.zombie, node)
-        else:
-            self.net.at(self.net.rng.uniform(0.2, 2.5), self.deaf.discard, id(node))
+        hosts = [node.host for node in self.living()]
+        if hosts:
+            one = self.net.rng.choice(hosts)
+            self._break(one, self.net.rng.choice([host for host in [*hosts, HOST] if host != one]))
 
     def _trainer_fault(self, kind: str) -> None:
         rng = self.net.rng
@@ -335,20 +330,40 @@ class PsSim:
                 one.end()
                 self.net.at(0.2, self.change_world)
         else:
-            one = rng.choice(trainers)
-            number = one.number
-            one.end()
-            living = self.living()
-            if living and number:
-                node = rng.choice(living)
-                from ps.protocol import messages
-
-                self.run_later(node, node.say, messages.TrainerLost(number), after_s=0.1)
+            rng.choice(trainers).end()
 
     # --- one history -------------------------------------------------------------------------------------------------
 
     def play(self) -> PsSim:
         """Faults for a while, then none until all is well."""
+        with self.watched():
+            self._play()
+        return self
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While it is played: an exception that is only logged is a violation, too; afterwards all threads end."""
+        loggers = [logging.getLogger(name) for name in ("ps", "asyncio")]
+        before = [(one, one.level, one.propagate) for one in loggers]
+        handler = _Errors(self.net)
+        for one in loggers:
+            one.setLevel(logging.ERROR)
+            one.propagate = False
+            one.addHandler(handler)
+        try:
+            yield
+        finally:
+            for one, level, propagate in before:
+                one.setLevel(level)
+                one.propagate = propagate
+                one.removeHandler(handler)
+            owners: list[Pserver | Trainer] = [*self.nodes, *self.everyone]
+            for owner in owners:
+                owner.process.loop.finish()
+                owner.threads.end()
+            self.master.close()
+
+    def _play(self) -> None:
         for _ in range(self.net.rng.randint(self.training.servers[0], 3)):
             self.add_node()
         self.master.start()
@@ -364,11 +379,11 @@ class PsSim:
             self.fault()
             self._pass(self.net.rng.choice((0.01, 0.1, 0.5, 3.0)))
         self._heal()
-        return self
 
     def _heal(self) -> None:
-        self.deaf.clear()
-        self.apart.clear()
+        self.net.heal()
+        self._repair_disk()
+        self.disk.storage.frozen_until_s = 0.0
         self.loss = 0.0
         for node in self.living():
             if node.name not in self.master.keys:
@@ -400,7 +415,7 @@ class PsSim:
         machine = self.master.machine
         if self.master.failed:
             return True
-        if any(node.frozen_s > self.net.now_s for node in self.living()):
+        if any(node.process.paused for node in self.living()):
             return False
         if (
             machine is None
@@ -412,25 +427,18 @@ class PsSim:
         state = machine.state
         able = [one for one in state.servers.values() if not one.draining]
         copied = not state.copies or len(state.servers) < 2 or len(able) < 1 or all(state.grid.backup) or len(able) == 1
-        deaf = any(id(node) in self.deaf for node in self.living())
+        storage = self.disk.storage
+        disk = not storage.full and storage.slowness == 1.0 and storage.frozen_until_s <= self.net.now_s
         up = all(one.greeted for one in state.servers.values()) and len(state.servers) == len(self.living())
         counted = all(one.counts for one in self.trainers() if one.wants_in) and len(self.trainers()) == len(
             self.places
         )
-        return copied and up and counted and not machine.cuts.freezes and not self.apart and not deaf
+        return copied and up and counted and not machine.cuts.freezes and self.net.whole and disk
 
     def _pass(self, seconds: float) -> None:
-        end_s = self.net.now_s + seconds
-        over = [False]
-
-        def stop() -> None:
-            over[0] = True
-
-        self.net.at(end_s - self.net.now_s, stop)
-        while not over[0]:
-            self.net.step()
-            if self.net.events > 300_000:
-                raise Violation("it does not come to rest: too much happens")
+        self.net.timeline.run(self.net.now_s + seconds)
+        if self.net.events > 3_000_000:
+            raise Violation("it does not come to rest: too much happens")
 
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         end_s = self.net.now_s + seconds
@@ -454,23 +462,39 @@ class PsSim:
         machine = self.master.machine
         assert machine is not None
         grid = machine.state.grid
+        for node in self.living():
+            for peer in node.server.endpoint.peers:
+                if peer.gone and node.process.now_s() - peer.heard_s > STUCK_S:
+                    raise Violation(f"{node.name} still handles a request of {peer}, which is gone")
         for bucket in range(self.buckets):
             owner = self.by_number(grid.owner[bucket])
             if owner is None:
                 raise Violation(f"the owner of bucket {bucket} is not there")
-            held = owner.store.get(bucket)
-            rows = held.rows if held is not None else {}
+            rows = owner.rows(bucket)
             for row, pushes in rows.items():
-                if len(set(pushes)) != len(pushes):
+                if any(count > 1 for count in pushes.values()):
                     raise Violation(f"bucket {bucket} row {row}: applied twice: {pushes}")
             wanted = {(row, push) for where, row, push in self.expect if where == bucket}
-            missing = {(bucket, row, push) for row, push in wanted if push not in rows.get(row, ())}
+            missing = {(bucket, row, push) for row, push in wanted if push not in rows[row]}
             lost = self.losses.unexcused(missing)
             if lost:
                 raise Violation(f"bucket {bucket} lost acknowledged pushes {lost[:3]}")
             backup = self.by_number(grid.backup[bucket]) if grid.backup[bucket] else None
-            if backup is not None and owner.feeds.get(bucket, ((), ()))[1] and not any(owner.requests):
-                copy = backup.store.get(bucket)
-                lacking = {(row, push) for row, push in wanted if copy is None or push not in copy.rows.get(row, ())}
-                if lacking and self.training.replication is Replication.SYNC:
+            if backup is not None and owner.followers(bucket)[1] and self.training.replication is Replication.SYNC:
+                copy = backup.rows(bucket)
+                lacking = {(row, push) for row, push in wanted if push not in copy[row]}
+                if lacking:
                     raise Violation(f"the copy of bucket {bucket} lacks {sorted(lacking)[:3]}")
+
+
+class _Errors(logging.Handler):
+    """Exceptions that the product logs and survives."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(logging.ERROR)
+        self._net = net
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``."""
+        if record.exc_info:
+            self._net.note(f"{record.getMessage()}: {record.exc_info[1]!r}")

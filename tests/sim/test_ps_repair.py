@@ -12,10 +12,8 @@ from tests.sim.ps_world import PsSim
 SEEDS = range(3)
 
 
-def settled(seed: int, buckets: int) -> PsSim:
+def settle(sim: PsSim) -> None:
     """Three pservers with a copy of everything, a trainer, and a checkpoint."""
-    sim = PsSim(seed, "sync")
-    sim.buckets, sim.roles = buckets, [(0, 0)] * buckets
     sim.loss = sim.disk_faults = 0.0
     sim.wants_cuts = sim.gentle = False
     sim.training = replace(sim.training, mode=Mode.ASYNC, servers=(2, 3), save_every_s=4.0)
@@ -24,17 +22,19 @@ def settled(seed: int, buckets: int) -> PsSim:
         sim.add_node()
     sim.master.start()
     sim.new_place()
-    sim._until(lambda: bool(sim.disk.cuts), 120.0, "for a checkpoint")
+    sim._until(lambda: bool(sim.disk.complete), 120.0, "for a checkpoint")
     sim._until(sim.calm, 120.0, "to be calm")
-    return sim
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_second_death_before_there_are_copies_goes_back_to_the_checkpoint(seed: int) -> None:
-    sim = settled(seed, 12)
-    first, second, _ = sim.living()
-    sim.kill(first)
-    sim.kill(second)
-    sim._until(lambda: sim.rollbacks > 0, 60.0, "to go back to the checkpoint")
-    sim._heal()
-    assert not sim.master.failed and sim.restored in sim.disk.cuts
+    sim = PsSim(seed, "sync", 12)
+    with sim.watched():
+        settle(sim)
+        for number in sim.roles[0]:
+            node = sim.by_number(number)
+            assert node is not None
+            sim.kill(node)
+        sim._until(lambda: sim.rollbacks > 0, 60.0, "to go back to the checkpoint")
+        sim._heal()
+    assert not sim.master.failed and sim.restored in sim.disk.complete

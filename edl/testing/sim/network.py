@@ -19,7 +19,11 @@ class Process(Protocol):
     """What a stream needs to know of the process that holds one of its ends."""
 
     host: str
-    alive: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        ...
 
     @property
     def paused(self) -> bool:
@@ -101,6 +105,8 @@ class Stream:
     def __init__(self, network: Network, one: End, other: End) -> None:
         self.network = network
         self.ends = (one, other)
+        self.slowness = 1.0
+        """Factor on its delays, beside the network's."""
         network.changed.append(self.look)
 
     def send(self, source: End, message: Any) -> None:
@@ -120,6 +126,10 @@ class Stream:
             self._later(peer, self._arrive_end, peer)
         else:
             self._forget()
+
+    def abort(self, end: End) -> None:
+        """The connection breaks; this end notices soon."""
+        self._later(end, end.owner.run, self._break, end)
 
     def look(self) -> None:
         """Something about the paths or the processes has changed."""
@@ -149,7 +159,7 @@ class Stream:
 
     def _later(self, target: End, call: Callable[..., None], *args: Any) -> None:
         network = self.network
-        target.last_arrival_s = max(target.last_arrival_s, network.timeline.now_s + network.delay_s())
+        target.last_arrival_s = max(target.last_arrival_s, network.timeline.now_s + self.slowness * network.delay_s())
         network.timeline.at(target.last_arrival_s, call, *args)
 
     def _arrive(self, target: End) -> None:

@@ -6,7 +6,7 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from edl.config import JobSpec
 from edl.testing.sim.checks import Checks
@@ -48,19 +48,55 @@ class SimDeps:
         """Of the job's keys in the store."""
         return JobKeys(self.spec.job)
 
+    def fail(self, text: str) -> None:
+        """Report a violation."""
+        self.checks.fail(text)
 
-class SimProcess:
+    def note(self, text: str) -> None:
+        """Report what asyncio would log."""
+        self.checks.note(text)
+
+
+class BareDeps(Protocol):
+    """What processes of any world share."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Virtual time."""
+        ...
+
+    @property
+    def rng(self) -> random.Random:
+        """The world's generator."""
+        ...
+
+    @property
+    def network(self) -> Network:
+        """Paths between hosts."""
+        ...
+
+    def fail(self, text: str) -> None:
+        """Report a violation, and let time stop."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Report what asyncio would log."""
+        ...
+
+
+Deps = TypeVar("Deps", bound=BareDeps)
+
+
+class BareProcess(Generic[Deps]):
     """Runs nothing while it is stopped, and never again once it is dead."""
 
-    def __init__(self, deps: SimDeps, host: str, port: int) -> None:
+    def __init__(self, deps: Deps, host: str) -> None:
         self.deps = deps
         self.host = host
-        self.port = port
         self.alive = True
         self._clock_offset_s = deps.rng.uniform(0.0, 1e5)
         self._requests: deque[float] = deque()
         self.loop = SimLoop(deps.timeline, deps.rng, self._clock_offset_s, self._loop_failed)
-        deps.listening[host, port] = self
 
     def now_s(self) -> float:
         """Seconds on this host's own clock."""
@@ -86,7 +122,7 @@ class SimProcess:
         while requests[0] < now_s - 1.0:
             requests.popleft()
         if len(requests) > MOST_REQUESTS:
-            self.deps.checks.fail(f"{self.host} makes more than {MOST_REQUESTS} requests in a second")
+            self.deps.fail(f"{self.host} makes more than {MOST_REQUESTS} requests in a second")
 
     def pause(self) -> None:
         """SIGSTOP: the process does nothing; its sockets stay open."""
@@ -104,15 +140,28 @@ class SimProcess:
         self.alive = False
         self.loop.kill()
         self.loop.stopped = False
+        self.deps.network.tell()
+
+    def _loop_failed(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.deps.note(f"{self.host}: {context.get('message')}: {error!r}")
+
+
+class SimProcess(BareProcess[SimDeps]):
+    """A process of the simulated job: it has an address."""
+
+    def __init__(self, deps: SimDeps, host: str, port: int) -> None:
+        super().__init__(deps, host)
+        self.port = port
+        deps.listening[host, port] = self
+
+    def end(self) -> None:
+        """The process is gone."""
         if self.deps.listening.get((self.host, self.port)) is self:
             del self.deps.listening[self.host, self.port]
-        self.deps.network.tell()
+        super().end()
 
     def say(self, text: str) -> None:
         """One line of the trace."""
         if self.deps.trace is not None:
             self.deps.trace(f"{self.host:>8}  {text}")
-
-    def _loop_failed(self, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        self.deps.checks.note(f"{self.host}: {context.get('message')}: {error!r}")

@@ -1,0 +1,366 @@
+"""Deterministic threads: those of a simulated process run one at a time, in virtual time.
+
+Each is a real thread that only runs while it has the baton, so the code that ships runs unchanged. It hands the baton
+back where it would wait, and now and then before it takes a lock, as if the system had preempted it there. Which thread
+goes on next is drawn from the seed. Threads of a stopped process (SIGSTOP) do not go on; those of a dead one end
+without running more of their code, except ``finally`` blocks, which then reach nothing.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from edl.testing.sim.timeline import ScheduledCall, Timeline
+
+WAKES_S = 200e-6
+"""The longest time until a thread that may go on does so."""
+PREEMPTS = 0.02
+"""Chance that a thread is held up before it takes a lock."""
+PREEMPTED_S = 0.003
+"""By up to so long."""
+
+
+class Uncertain(Protocol):
+    """What draws delays."""
+
+    def random(self) -> float:
+        """A number from 0 to 1."""
+        ...
+
+
+class Home(Protocol):
+    """The process that threads belong to."""
+
+    def now_s(self) -> float:
+        """Seconds on its host's clock."""
+        ...
+
+    def run(self, call: Callable[..., None], *args: Any) -> None:
+        """Call when the process goes on, or never if it is dead."""
+        ...
+
+
+class Ended(BaseException):
+    """Unwinds a thread whose process is dead."""
+
+
+class SimThread:
+    """A simulated thread; see ``ps.threads.ThreadHandle``."""
+
+    def __init__(
+        self, threads: SimThreads, target: Callable[..., object], arguments: tuple[Any, ...], name: str
+    ) -> None:
+        self.name = name
+        self.done = False
+        self.woken = False
+        """What it waits for has happened; otherwise the time is up."""
+        self._threads, self._target, self._arguments = threads, target, arguments
+        self._ended = _Waiting(threads)
+        self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._due = False
+        """It goes on soon, or runs."""
+        self._begun = False
+
+    def join(self, timeout: float | None = None) -> None:
+        """See ``ps.threads.ThreadHandle``."""
+        if not self.done:
+            self._ended.wait(timeout)
+
+    def wake(self, woken: bool, delay_s: float) -> None:
+        """Let it go on after a delay, unless it is about to do so anyway."""
+        if not self._due:
+            self._due, self.woken = True, woken
+            self._threads.timeline.after(delay_s, self._threads.home.run, self.step)
+
+    def step(self) -> None:
+        """Give it the baton, and wait until it gives it back."""
+        if self.done:
+            return
+        before, self._threads.running = self._threads.running, self
+        if not self._begun:
+            self._begun = True
+            _thread.start_new_thread(self._run, ())
+        self._go.release()
+        self._back.acquire()
+        self._threads.running = before
+
+    def pause(self) -> bool:
+        """Called on the thread: give the baton back until ``wake``; returns ``woken``. Raises ``Ended``."""
+        self._due = False
+        self._back.release()
+        self._go.acquire()
+        if self._threads.dead:
+            raise Ended
+        return self.woken
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            if not self._threads.dead:
+                self._target(*self._arguments)
+        except Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the system would print it and go on
+            if not self._threads.dead:
+                self._threads.failed(self.name, error)
+        del self._target, self._arguments
+        self.done = True
+        self._threads.alive.pop(self, None)
+        self._ended.wake_all()
+        self._back.release()
+
+
+class _Waiting:
+    """Threads that wait for the same thing."""
+
+    def __init__(self, threads: SimThreads) -> None:
+        self._threads = threads
+        self._waiting: dict[SimThread, None] = {}
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until woken up, at most so many seconds; returns False after a timeout."""
+        threads = self._threads
+        thread = threads.running
+        if threads.dead:
+            raise Ended
+        assert thread is not None, "only a simulated thread may wait"  # noqa: S101
+        self._waiting[thread] = None
+        timer: ScheduledCall | None = None
+        if timeout_s is not None:
+            timer = threads.timeline.after(max(0.0, timeout_s), thread.wake, False, threads.soon_s())
+        try:
+            return thread.pause()
+        finally:
+            self._waiting.pop(thread, None)
+            if timer is not None:
+                timer.cancel()
+
+    def wake_one(self) -> None:
+        """Let the first one go on."""
+        for thread in self._waiting:
+            thread.wake(True, self._threads.soon_s())
+            return
+
+    def wake_all(self) -> None:
+        """Let all go on, in an order that is drawn."""
+        for thread in self._waiting:
+            thread.wake(True, self._threads.soon_s())
+
+
+class SimLock:
+    """See ``ps.threads.ThreadLock``. A call from outside of all threads, by a check, passes without waiting."""
+
+    def __init__(self, threads: SimThreads, again: bool) -> None:
+        self._threads, self._again = threads, again
+        self._holder: SimThread | None = None
+        self._depth = 0
+        self._waiting = _Waiting(threads)
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """See ``ThreadLock``."""
+        threads, me = self._threads, self._threads.running
+        if me is None or threads.dead:
+            return True
+        if self._holder is me and self._again:
+            self._depth += 1
+            return True
+        if blocking:
+            threads.preempt()
+        until_s = threads.now_s() + timeout
+        while self._holder is not None:
+            if not blocking or (timeout >= 0 and threads.now_s() >= until_s):
+                return False
+            self._waiting.wait(None if timeout < 0 else until_s - threads.now_s())
+        self._holder, self._depth = me, 1
+        return True
+
+    def release(self) -> None:
+        """See ``ThreadLock``."""
+        if self._threads.running is None or self._threads.dead:
+            return
+        assert self._holder is self._threads.running, "a lock is released by another thread"  # noqa: S101
+        self._depth -= 1
+        if not self._depth:
+            self._holder = None
+            self._waiting.wake_one()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def let_go(self) -> int:
+        """Release it however often it was acquired; returns how often that was."""
+        depth, self._depth = self._depth, 1
+        self.release()
+        return depth
+
+    def take_back(self, depth: int) -> None:
+        """Acquire it as often as before."""
+        self.acquire()
+        self._depth = depth
+
+
+class SimCondition:
+    """See ``ps.threads.ThreadCondition``."""
+
+    def __init__(self, threads: SimThreads, lock: SimLock) -> None:
+        self._lock = lock
+        self._waiting = _Waiting(threads)
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See ``ThreadCondition``."""
+        depth = self._lock.let_go()
+        try:
+            return self._waiting.wait(timeout)
+        finally:
+            self._lock.take_back(depth)
+
+    def notify_all(self) -> None:
+        """See ``ThreadCondition``."""
+        self._waiting.wake_all()
+
+
+class SimEvent:
+    """See ``ps.threads.ThreadEvent``."""
+
+    def __init__(self, threads: SimThreads) -> None:
+        self._threads, self._set = threads, False
+        self._waiting = _Waiting(threads)
+
+    def is_set(self) -> bool:
+        """See ``ThreadEvent``."""
+        return self._set
+
+    def set(self) -> None:
+        """See ``ThreadEvent``."""
+        self._set = True
+        self._waiting.wake_all()
+
+    def clear(self) -> None:
+        """See ``ThreadEvent``."""
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See ``ThreadEvent``."""
+        return self._set or self._waiting.wait(timeout) or self._set
+
+
+class SimQueue:
+    """See ``ps.threads.ThreadQueue``."""
+
+    def __init__(self, threads: SimThreads) -> None:
+        self._items: deque[Any] = deque()
+        self._waiting = _Waiting(threads)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Any) -> None:
+        """See ``ThreadQueue``."""
+        self._items.append(item)
+        self._waiting.wake_one()
+
+    def get(self) -> Any:
+        """See ``ThreadQueue``."""
+        while not self._items:
+            self._waiting.wait(None)
+        return self._items.popleft()
+
+
+class SimThreads:
+    """``ps.threads.Threads`` of one simulated process. ``failed`` hears of a thread that ended with an exception."""
+
+    def __init__(
+        self, home: Home, timeline: Timeline, rng: Uncertain, failed: Callable[[str, BaseException], None]
+    ) -> None:
+        self.home, self.timeline, self.failed = home, timeline, failed
+        self.now_s = home.now_s
+        self.dead = False
+        self.running: SimThread | None = None
+        """The thread that has the baton, if it is one of this process."""
+        self.alive: dict[SimThread, None] = {}
+        self._rng = rng
+
+    def soon_s(self) -> float:
+        """How long a thread that may go on takes to do so."""
+        return self._rng.random() * WAKES_S
+
+    def preempt(self) -> None:
+        """Perhaps let other threads run first."""
+        thread = self.running
+        if thread is not None and self._rng.random() < PREEMPTS:
+            self.sleep(self._rng.random() * PREEMPTED_S)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A check looks at what threads share; meanwhile no other thread runs."""
+        running, self.running = self.running, None
+        try:
+            yield
+        finally:
+            self.running = running
+
+    def waiting(self) -> _Waiting:
+        """Something that threads can wait for."""
+        return _Waiting(self)
+
+    def end(self) -> None:
+        """The process is dead: end its threads now, or, when one of them says so, as soon as it waits."""
+        self.dead = True
+        if self.running is None:
+            for thread in list(self.alive):
+                thread.step()
+        else:
+            self.timeline.after(0.0, self.end)
+
+    # --- ps.threads.Threads ------------------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> object:
+        """See ``Threads``."""
+        return _Waiting(self).wait(seconds)
+
+    def start(self, target: Callable[..., object], *arguments: Any, name: str) -> SimThread:
+        """See ``Threads``."""
+        thread = SimThread(self, target, arguments, name)
+        if not self.dead:
+            self.alive[thread] = None
+            thread.wake(True, self.soon_s())
+        return thread
+
+    def current(self) -> object:
+        """See ``Threads``."""
+        return self.running
+
+    def lock(self) -> SimLock:
+        """See ``Threads``."""
+        return SimLock(self, again=False)
+
+    def rlock(self) -> SimLock:
+        """See ``Threads``."""
+        return SimLock(self, again=True)
+
+    def condition(self, lock: Any = None) -> SimCondition:
+        """See ``Threads``."""
+        return SimCondition(self, lock or self.rlock())
+
+    def event(self) -> SimEvent:
+        """See ``Threads``."""
+        return SimEvent(self)
+
+    def queue(self) -> SimQueue:
+        """See ``Threads``."""
+        return SimQueue(self)
