@@ -11,6 +11,7 @@ import pytest
 
 from ps.store.kernels import chosen
 
+PROGRAM = Path(__file__).parents[2] / "support" / "ps_memory.py"
 SMAPS = Path("/proc/self/smaps_rollup")
 APART = 4 << 20
 """Bytes of a request's own arrays and of ``malloc``'s, whatever the tables are."""
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(not SMAPS.exists() or chosen() != "numba", reaso
 
 def filled(*arguments: object) -> dict[str, int]:
     """Run ``ps_memory.py`` in a process of its own and return its figures."""
-    command = [sys.executable, str(Path(__file__).parents[2] / "support" / "ps_memory.py"), "numba", *map(str, arguments)]
+    command = [sys.executable, str(PROGRAM), "numba", *map(str, arguments)]
     found: dict[str, int] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
     return found
 
