@@ -16,7 +16,7 @@ from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.testing.sim.asking import Promises
 from edl.testing.sim.keepers import Directory, SimKeeper
-from edl.testing.sim.pairs import Pair, agent_pair, master_pair
+from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
 from edl.types import Round, Token
@@ -132,6 +132,12 @@ class Checks:
         assert self.timeline.failure is not None  # noqa: S101 - just noted
         raise self.timeline.failure
 
+    def _met(self, pair: Pair) -> None:
+        """Count a pair; one that is declared impossible is a violation."""
+        self.pairs[pair] += 1
+        if self.pairs[pair] == 1 and (why := why_impossible(pair)):
+            self.fail(f"{' '.join(pair)} is declared impossible: {why}. Fix the cause, or remove it from IMPOSSIBLE")
+
     def demand(self, violations: Iterable[str]) -> None:
         """Fail on the first of these."""
         for violation in violations:
@@ -160,7 +166,7 @@ class Checks:
         """A Master has decided; nothing is written or sent yet."""
         self.steps += 1
         for event in events:
-            self.pairs[master_pair(before, event)] += 1
+            self._met(master_pair(before, event))
         for violation in step_violations(before, decision):
             self.fail(f"Master on {where}: {violation}")
 
@@ -271,7 +277,7 @@ class Checks:
     def agent_stepped(self, before: AgentState, event: ag.Event, decision: ag.Decision, now_s: float) -> None:
         """An agent has decided."""
         self.steps += 1
-        self.pairs[agent_pair(before, event)] += 1
+        self._met(agent_pair(before, event))
         after = decision.state
         node = after.info.node
         if self.spec.independent:

@@ -58,13 +58,15 @@ class SimProcess:
         self.port = port
         self.alive = True
         self._clock_offset_s = deps.rng.uniform(0.0, 1e5)
+        drift = deps.network.biases.drift
+        self._clock_rate = 1.0 + (deps.rng.uniform(-drift, drift) if drift else 0.0)
         self._requests: deque[float] = deque()
-        self.loop = SimLoop(deps.timeline, deps.rng, self._clock_offset_s, self._loop_failed)
+        self.loop = SimLoop(deps.timeline, deps.rng, self._clock_offset_s, self._loop_failed, self._clock_rate)
         deps.listening[host, port] = self
 
     def now_s(self) -> float:
         """Seconds on this host's own clock."""
-        return self.deps.timeline.now_s + self._clock_offset_s
+        return self.deps.timeline.now_s * self._clock_rate + self._clock_offset_s
 
     @property
     def paused(self) -> bool:

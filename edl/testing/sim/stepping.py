@@ -229,7 +229,7 @@ class SteppingJob(Job):
         worker = Stepper(parent, *owner, born, slot, self.deaf())
         self.watcher.worker_started(worker, world)
         self.processes.append(worker)
-        boot_s = self.rng.uniform(0.02, 0.4) + (2.0 if self.rng.random() < 0.05 else 0.0)
+        boot_s = self.rng.uniform(0.02, 0.4) + (2.0 if self.rng.random() < self.biases.sluggish else 0.0)
         self.timeline.after(boot_s, self._boots, worker)
         return worker
 
@@ -315,7 +315,7 @@ class SteppingJob(Job):
             worker.stage = Stage.LEAVING
             return
         worker.stage = Stage.LEAVING
-        slow = not self.calm and self.rng.random() < 0.05
+        slow = not self.calm and self.rng.random() < self.biases.sluggish
         self.timeline.after(self.rng.uniform(0.001, 0.2) + (3.0 if slow else 0.0), self._park, worker, worker.crew)
 
     def _park(self, worker: Stepper, crew: Crew, *, agreed: bool = False) -> None:

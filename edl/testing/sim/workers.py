@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.agent.machine import events as ag
+from edl.testing.sim.biases import USUAL
 from edl.testing.sim.keepers import Directory, SimKeeper
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -120,6 +121,7 @@ class Job(ABC):
         self.finished = False
         self.sharded = False
         self.copy_every = 1
+        self.biases = USUAL
 
     # --- what a launcher has done ------------------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Job(ABC):
 
     def deaf(self) -> bool:
         """Whether the next worker ignores SIGTERM."""
-        return self.rng.random() < 0.08
+        return self.rng.random() < self.biases.deaf
 
 
 class Training(Group):

@@ -558,7 +558,7 @@ class SimWorld:
         if expected in (ExitCode.OK, ExitCode.INCOMPLETE):
             saved = self._newest_acknowledged(self.checks.record.world)
             missing = max(self.directory.entries, default=NO_STATE) < saved
-            if missing != (expected == ExitCode.INCOMPLETE):
+            if (missing or bool(self.checks.record.flaws)) != (expected == ExitCode.INCOMPLETE):
                 self.checks.fail(f"{outcome.reason}, and {saved}, saved by the workers, is {'not ' * missing}there")
         few = self.checks.worker_failures <= self.spec.max_restarts
         if expected == ExitCode.WORKER_FAILED and few and not self.checks.gave_up:
