@@ -35,7 +35,7 @@ from ps.rows import Rows
 from ps.spec import BUCKETS
 
 KEEP = 3
-THREADS = min(4, os.cpu_count() or 1)
+RESTORE_THREADS = min(4, os.cpu_count() or 1)
 """Threads that put rows into the store while further rows are being read."""
 CANDIDATES = 3
 EVICTED_BYTES = 8 << 20
@@ -301,25 +301,29 @@ class CheckpointDirectory:
             self._bad[run] = str(error)
             raise CheckpointError(f"{self._files.path(run)}: {error}") from error
 
-    def restore(self, run: str, mine: NDArray[Any], put: Callable[[Loaded], object], *, threads: int = THREADS) -> str:
-        """Read the rows of the requested buckets and pass them to ``put``, once per shard, from several threads.
+    def restore(
+        self, run: str, mine: NDArray[Any], put: Callable[[Loaded], object], *, threads: int = RESTORE_THREADS
+    ) -> str:
+        """Read the rows of the requested buckets and pass them to ``put``, once per shard, from several threads
+        (0: from the calling one).
 
         Returns JSON with ``run``, ``rows``, ``bytes`` and ``seconds``. Raises ``CheckpointError``.
         """
         began_s = self._now_s()
         rows = size = 0
-        with ThreadPoolExecutor(threads, "edl-ps-restore") as pool:
-            under_way: set[Future[object]] = set()
+
+        def counted() -> Iterator[Loaded]:
+            nonlocal rows, size
             for piece in self.read(run, mine):
-                under_way.add(pool.submit(put, piece))
                 rows += sum(len(some.keys) for some in piece.rows.values())
                 size += sum(some.weights.nbytes + some.state.nbytes for some in piece.rows.values())
-                if len(under_way) > threads:
-                    done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                    for one in done:
-                        one.result()
-            for one in under_way:
-                one.result()
+                yield piece
+
+        if threads:
+            _in_parallel(counted(), put, threads)
+        else:
+            for piece in counted():
+                put(piece)
         self._restored, self._completed = run, 0
         self._written.clear()
         self._whole_bytes = self._changed_bytes = 0
@@ -385,3 +389,17 @@ class CheckpointDirectory:
             if not entry.folder:
                 self._files.remove(f"{run}/{entry.name}")
         self._files.remove(run)
+
+
+def _in_parallel(pieces: Iterable[Loaded], put: Callable[[Loaded], object], threads: int) -> None:
+    """Pass all pieces to ``put``, holding no more of them than there are threads."""
+    with ThreadPoolExecutor(threads, "edl-ps-restore") as pool:
+        under_way: set[Future[object]] = set()
+        for piece in pieces:
+            under_way.add(pool.submit(put, piece))
+            if len(under_way) > threads:
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+        for one in under_way:
+            one.result()

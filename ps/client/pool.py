@@ -8,9 +8,7 @@ sequence number. Any other retry is the caller's decision.
 from __future__ import annotations
 
 import contextlib
-import queue
 import ssl
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +16,11 @@ from typing import Any
 from edl.errors import EdlError, PsError
 from ps.errors import TimedOut, Unreachable
 from ps.net.caller import Caller
-from ps.net.connection import Into
+from ps.net.connection import SYSTEM_SOCKETS, Into, Sockets
 from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.handshake import Hello
 from ps.protocol.messages import Server
+from ps.threads import SYSTEM_THREADS, ThreadLock, ThreadQueue, Threads
 
 CONNECT_S = 5.0
 
@@ -56,15 +55,23 @@ Landed = Callable[[Answer], None]
 class PooledConnection:
     """A connection to one pserver for one purpose, with its own thread."""
 
-    def __init__(self, server: Server, hello: Hello, secret: str, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        hello: Hello,
+        secret: str,
+        tls: ssl.SSLContext | None,
+        threads: Threads = SYSTEM_THREADS,
+        sockets: Sockets = SYSTEM_SOCKETS,
+    ) -> None:
         self.server = server
+        self._threads, self._sockets = threads, sockets
         self._hello, self._secret, self._tls = hello, secret, tls
-        self._calls: queue.SimpleQueue[tuple[Call, Landed] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._calls: ThreadQueue[tuple[Call, Landed] | None] = threads.queue()
+        self._lock = threads.lock()
         self._caller: Caller | None = None
         self._gone = ""
-        self._thread = threading.Thread(target=self._run, name=f"ps-{server.name}", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name=f"ps-{server.name}")
 
     def ask(self, call: Call, landed: Landed) -> None:
         """Queue a call. ``landed`` is called with the answer on the connection's thread."""
@@ -132,7 +139,10 @@ class PooledConnection:
         if caller is not None and not caller.broken:
             return caller, False
         wait_s = min(CONNECT_S, deadline_s)
-        caller = Caller.connect(self.server, self._hello, secret=self._secret, deadline_s=wait_s, tls=self._tls)
+        caller = Caller.connect(
+            self.server, self._hello, secret=self._secret, deadline_s=wait_s, tls=self._tls, threads=self._threads,
+            sockets=self._sockets,
+        )  # fmt: skip
         with self._lock:
             self._caller = caller
             gone = self._gone
@@ -149,10 +159,15 @@ class ConnectionPool:
     hello: Hello
     secret: str = field(repr=False)
     tls: ssl.SSLContext | None = None
+    threads: Threads = SYSTEM_THREADS
+    sockets: Sockets = SYSTEM_SOCKETS
     _connections: dict[tuple[str, int], PooledConnection] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: ThreadLock = field(init=False)
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._lock = self.threads.lock()
 
     def ask(self, purpose: str, server: Server, call: Call, landed: Landed) -> None:
         """Queue a call on the connection for this server and purpose. Raises ``PsError`` if the pool is closed."""
@@ -162,7 +177,7 @@ class ConnectionPool:
             connection = self._connections.get((purpose, server.number))
             if connection is None:
                 connection = self._connections[purpose, server.number] = PooledConnection(
-                    server, self.hello, self.secret, self.tls
+                    server, self.hello, self.secret, self.tls, self.threads, self.sockets
                 )
             connection.ask(call, landed)  # under the lock: a call queued after close() would never be answered
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from edl.errors import EdlError, ProtocolError
 from edl.wire.address import address
 from ps.errors import DamagedFrame, Denied, TimedOut, Unreachable
-from ps.net.connection import Connection, Into, Plain, connect_tcp, connect_unix, machine_id, now_s
+from ps.net.connection import SYSTEM_SOCKETS, Connection, Into, Sockets, Wire, machine_id
 from ps.net.endpoint import Endpoint, Limits, Peer, Reply
 from ps.net.tls import calling_over
 from ps.protocol.frames import UNASKED, Frame, Op, views
 from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, Calling, Hello
+from ps.threads import SYSTEM_THREADS, Threads
 
 __all__ = ["Caller", "Endpoint", "Limits", "Peer", "Place", "Reply", "machine_id"]
 
@@ -61,7 +61,9 @@ class Place(Protocol):
 class Caller:
     """One connection to a server, one request at a time. Thread-safe."""
 
-    def __init__(self, connection: Connection, where: str, greeting: dict[str, Any]) -> None:
+    def __init__(
+        self, connection: Connection, where: str, greeting: dict[str, Any], threads: Threads = SYSTEM_THREADS
+    ) -> None:
         """Use ``Caller.connect`` instead."""
         self.where = where
         """Name and address of the server, for messages."""
@@ -70,36 +72,40 @@ class Caller:
         self.heard: Callable[[Frame], None] = lambda frame: None
         """Called with unsolicited frames while ``request`` or ``receive`` waits. Must not use this caller."""
         self._connection = connection
+        self._now_s = threads.now_s
         self._numbers = UNASKED
         self._broken = ""
-        self._asking = threading.Lock()
-        self._counting = threading.Lock()
+        self._asking = threads.lock()
+        self._counting = threads.lock()
         self._users = 0
 
     @classmethod
     def connect(
-        cls, server: Place, hello: Hello, *, secret: str, deadline_s: float, tls: ssl.SSLContext | None = None
-    ) -> Caller:
+        cls, server: Place, hello: Hello, *, secret: str, deadline_s: float, tls: ssl.SSLContext | None = None,
+        threads: Threads = SYSTEM_THREADS, sockets: Sockets = SYSTEM_SOCKETS,
+    ) -> Caller:  # fmt: skip
         """Connect and authenticate. Raises ``Unreachable``, ``TimedOut``, ``DamagedFrame``, and ``Denied`` if the
         server refuses."""
-        until_s = now_s() + deadline_s
+        until_s = threads.now_s() + deadline_s
         if server.path and server.machine and server.machine == machine_id():
             with contextlib.suppress(Unreachable):  # fall back to TCP
                 where = f"{server.name} (unix socket {server.path})"
-                return cls._greet(Plain(connect_unix(server.path, until_s)), None, where, hello, secret, until_s)
+                local = sockets.connect_local(server.path, until_s)
+                return cls._greet(local, None, where, hello, secret, until_s, threads)
         where = f"{server.name} ({address(server.host, server.port)})"
         try:
-            plain = Plain(connect_tcp(server.host, server.port, until_s))
+            plain = sockets.connect(server.host, server.port, until_s)
         except Unreachable as error:
             raise type(error)(f"parameter server {where}: {error}") from None
-        return cls._greet(plain, tls, where, hello, secret, until_s)
+        return cls._greet(plain, tls, where, hello, secret, until_s, threads)
 
     @classmethod
     def _greet(
-        cls, plain: Plain, tls: ssl.SSLContext | None, where: str, hello: Hello, secret: str, until_s: float
-    ) -> Caller:
+        cls, plain: Wire, tls: ssl.SSLContext | None, where: str, hello: Hello, secret: str, until_s: float,
+        threads: Threads,
+    ) -> Caller:  # fmt: skip
         try:
-            connection = Connection(calling_over(plain, tls, until_s), check=hello.check)
+            connection = Connection(calling_over(plain, tls, until_s), check=hello.check, threads=threads)
             calling = Calling(secret)
             connection.write_bytes(calling.opening, until_s)
             try:
@@ -123,7 +129,7 @@ class Caller:
                 raise kind(f"parameter server {where}: {error}") from None
             raise
         connection.borrow()
-        return cls(connection, where, content)
+        return cls(connection, where, content, threads)
 
     @property
     def broken(self) -> bool:
@@ -147,7 +153,7 @@ class Caller:
         the server's, read-only) until the next request, or, for an OK, where ``into`` says. Raises ``TimedOut``,
         ``DamagedFrame``, ``Unreachable``; the connection is then broken.
         """
-        until_s = now_s() + deadline_s
+        until_s = self._now_s() + deadline_s
         with self._asking:
             waits_s = deadline_s if patience_s is None else patience_s
             number = self._send(op, head, parts, until_s, waits_s, borrows=self._connection.borrowed is not None)
@@ -171,7 +177,7 @@ class Caller:
         """Send a request without waiting; return its number. For STREAM, an answer with this number or a higher one
         acknowledges everything up to it. Another thread must call ``receive`` meanwhile. Raises as ``request`` does."""
         return self._send(
-            op, head, parts, now_s() + deadline_s, deadline_s if patience_s is None else patience_s, borrows=False
+            op, head, parts, self._now_s() + deadline_s, deadline_s if patience_s is None else patience_s, borrows=False
         )
 
     def _send(
@@ -194,7 +200,7 @@ class Caller:
     def receive(self, *, deadline_s: float) -> Frame:
         """Wait for the next answer. Raises as ``request`` does; but if nothing at all arrived in time, ``TimedOut``
         leaves the connection usable."""
-        until_s = now_s() + deadline_s
+        until_s = self._now_s() + deadline_s
         while True:
             frame = self._next(until_s, None, patient=True)
             if frame.request != UNASKED:
@@ -205,7 +211,7 @@ class Caller:
         if not self._broken and self._connection.sending.acquire(timeout=_BYE_S):
             try:
                 with contextlib.suppress(EdlError):
-                    self._connection.write(Op.BYE, UNASKED, b"", (), now_s() + _BYE_S)
+                    self._connection.write(Op.BYE, UNASKED, b"", (), self._now_s() + _BYE_S)
             finally:
                 self._connection.sending.release()
         self._give_up("it was closed")
@@ -223,7 +229,7 @@ class Caller:
                 if patient:
                     self._connection.idle(until_s)
                     begun = True
-                    until_s = max(until_s, now_s() + FRAME_S)
+                    until_s = max(until_s, self._now_s() + FRAME_S)
                 frame = self._connection.read_frame(until_s, into)
             except BaseException as error:  # noqa: BLE001 - raised on
                 if isinstance(error, TimedOut) and not begun:

@@ -11,18 +11,20 @@ import os
 import select
 import socket
 import struct
-import threading
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from edl.adapters.clock import SystemClock
-from edl.errors import ProtocolError
+from edl.errors import PortInUse, ProtocolError
+from edl.wire.address import address
+from edl.wire.proof import draw
 from ps.errors import DamagedFrame, HungUp, TimedOut, Unreachable
 from ps.net.buffers import CAN_LEND, Arena, Borrowed, Lent, copy
 from ps.protocol.frames import HEADER_BYTES, MOST_BODY, Check, Frame, Header, Op, hash_of, pack, unpack
+from ps.threads import SYSTEM_THREADS, Threads
 
-now_s = SystemClock().now_s
+now_s = SYSTEM_THREADS.now_s
 
 Into = Callable[[int, bytes], memoryview | None]
 """Chooses the memory for a body of the given size, given the head; None: use the arena."""
@@ -73,6 +75,52 @@ class Wire(Protocol):
 
     def close(self) -> None:
         """Close the socket, once no thread uses it."""
+        ...
+
+
+class Listener(Protocol):
+    """Accepts connections."""
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+        ...
+
+    def accept(self) -> Wire:
+        """Wait for the next connection. Raises ``OSError``, also when closed meanwhile."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening. Thread-safe."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What a server listens on."""
+
+    listeners: Sequence[Listener]
+    port: int
+    """TCP port."""
+    path: str = ""
+    """Unix socket (abstract name); empty if there is none."""
+    machine: str = ""
+    """``machine_id`` if there is a unix socket."""
+
+
+class Sockets(Protocol):
+    """Opens and accepts connections: sockets of this machine, or simulated ones."""
+
+    def connect(self, host: str, port: int, until_s: float) -> Wire:
+        """Connect over TCP. Raises ``Unreachable``, ``TimedOut``."""
+        ...
+
+    def connect_local(self, path: str, until_s: float) -> Wire:
+        """Connect to an abstract unix socket. Raises ``Unreachable``, ``TimedOut``."""
+        ...
+
+    def listen(self, host: str, port: int) -> Listening:
+        """Listen on TCP (0: any free port), and on an abstract unix socket if supported. Raises ``PortInUse``."""
         ...
 
 
@@ -199,7 +247,7 @@ class Plain:
 class Connection:
     """Frames over a wire. One thread may read while another writes; callers hold ``receiving`` or ``sending``."""
 
-    def __init__(self, wire: Wire, *, check: bool) -> None:
+    def __init__(self, wire: Wire, *, check: bool, threads: Threads = SYSTEM_THREADS) -> None:
         self.wire = wire
         self.check = check and wire.checked
         self.arena = Arena()
@@ -208,8 +256,8 @@ class Connection:
         self.borrowed: Borrowed | None = None
         self._peeked = memoryview(bytearray(_PEEK_BYTES))
         self._begin = self._end = 0
-        self.receiving = threading.Lock()
-        self.sending = threading.Lock()
+        self.receiving = threads.lock()
+        self.sending = threads.lock()
 
     # --- raw bytes, for the handshake ------------------------------------------------------------------------------
 
@@ -406,3 +454,64 @@ def machine_id() -> str:
             return f"{boot.read().strip()}-{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return ""
+
+
+class _SocketListener:
+    """A listening socket."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
+
+    @property
+    def closed(self) -> bool:
+        """See ``Listener``."""
+        return self._socket.fileno() < 0
+
+    def accept(self) -> Plain:
+        """See ``Listener``."""
+        while True:
+            connection, _ = self._socket.accept()
+            try:
+                return Plain(connection)
+            except OSError:
+                connection.close()  # it has hung up already
+
+    def close(self) -> None:
+        """See ``Listener``."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class SystemSockets:
+    """Sockets of the operating system."""
+
+    def connect(self, host: str, port: int, until_s: float) -> Plain:
+        """See ``Sockets``."""
+        return Plain(connect_tcp(host, port, until_s))
+
+    def connect_local(self, path: str, until_s: float) -> Plain:
+        """See ``Sockets``."""
+        return Plain(connect_unix(path, until_s))
+
+    def listen(self, host: str, port: int) -> Listening:
+        """See ``Sockets``."""
+        try:
+            family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            listener = socket.create_server((host, port), family=family, backlog=256)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on {address(host, port)} for parameter-server connections: {error.strerror}. Set an "
+                "address of this host with --local-addr"
+            ) from error
+        listeners, path, machine = [_SocketListener(listener)], "", machine_id()
+        if machine:
+            path = f"edl-ps-{os.getpid()}-{draw()[:8].hex()}"
+            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            local.bind(f"\0{path}")
+            local.listen(256)
+            listeners.append(_SocketListener(local))
+        return Listening(listeners, int(listener.getsockname()[1]), path, machine)
+
+
+SYSTEM_SOCKETS: Sockets = SystemSockets()

@@ -6,25 +6,21 @@ hundred bytes to prove that it knows the secret; a peer that sends invalid frame
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
 import ssl
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edl.errors import EdlError, PortInUse, ProtocolError
-from edl.wire.address import address
-from edl.wire.proof import PROOF_BYTES, draw
+from edl.errors import EdlError, ProtocolError
+from edl.wire.proof import PROOF_BYTES
 from ps.errors import HungUp, Unreachable
 from ps.net.buffers import KEPT_BYTES, LENT_BYTES, Arena, Lent
-from ps.net.connection import Connection, Plain, machine_id, now_s
+from ps.net.connection import SYSTEM_SOCKETS, Connection, Listener, Sockets, Wire
 from ps.net.tls import called_over
 from ps.protocol.frames import MOST_BODY, UNASKED, Frame, Op, pack_head, views
 from ps.protocol.handshake import HELLO_NUMBER, MOST_HELLO, OPENING_BYTES, Called, Hello
+from ps.threads import SYSTEM_THREADS, ThreadHandle, Threads
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +63,7 @@ class Limits:
 class Peer:
     """A client connected to an ``Endpoint``."""
 
-    def __init__(self, connection: Connection, hello: Hello, limits: Limits) -> None:
+    def __init__(self, connection: Connection, hello: Hello, limits: Limits, threads: Threads = SYSTEM_THREADS) -> None:
         self.hello = hello
         self.role = hello.role
         self.number = hello.number
@@ -76,7 +72,8 @@ class Peer:
         """For use by the owner of the endpoint."""
         self.farewell = False
         """True once it has sent BYE."""
-        self.heard_s = now_s()
+        self._now_s = threads.now_s
+        self.heard_s = threads.now_s()
         """Time of the last frame received."""
         self._connection = connection
         self._limits = limits
@@ -132,7 +129,7 @@ class Peer:
             connection.wire.shut()
             return False
         try:
-            connection.write(op, request, head, body, now_s() + patience_s, lent=lent)
+            connection.write(op, request, head, body, self._now_s() + patience_s, lent=lent)
             return True
         except Unreachable as error:
             log.debug("Parameter server: cannot answer %s: %s", self, error)
@@ -168,39 +165,28 @@ class Endpoint:
         greeting: dict[str, Any] | None = None,
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
+        threads: Threads = SYSTEM_THREADS,
+        sockets: Sockets = SYSTEM_SOCKETS,
     ) -> None:
+        self._threads, self._now_s, self._sockets = threads, threads.now_s, sockets
         self._handler, self._secret, self._tls = handler, secret, tls
         self._met, self._greeted, self._left, self._lost = met, greeted, left, lost
         self._greeting = pack_head(greeting or {})
         self._limits = limits or Limits()
-        self._lock = threading.Lock()
-        self._strangers: dict[int, Plain] = {}
-        self._peers: set[Peer] = set()
-        self._threads: set[threading.Thread] = set()
+        self._lock = threads.lock()
+        self._strangers: dict[int, Wire] = {}
+        self._peers: dict[Peer, None] = {}
+        self._running: set[ThreadHandle] = set()
         self._numbers = 0
         self._stopped = False
-        self._listeners: list[socket.socket] = []
+        self._listeners: Sequence[Listener] = ()
         self.host, self.port, self.path, self.machine = "", 0, "", ""
 
     def start(self, host: str, port: int = 0) -> None:
         """Listen on TCP, and on an abstract unix socket if supported. Raises ``PortInUse``."""
-        try:
-            family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-            listener = socket.create_server((host, port), family=family, backlog=256)
-        except OSError as error:
-            raise PortInUse(
-                f"cannot listen on {address(host, port)} for parameter-server connections: {error.strerror}. Set an "
-                "address of this host with --local-addr"
-            ) from error
-        self._listeners.append(listener)
-        self.host, self.port = host, int(listener.getsockname()[1])
-        self.machine = machine_id()
-        if self.machine:
-            self.path = f"edl-ps-{os.getpid()}-{draw()[:8].hex()}"
-            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            local.bind(f"\0{self.path}")
-            local.listen(256)
-            self._listeners.append(local)
+        listening = self._sockets.listen(host, port)
+        self.host, self.port, self.path, self.machine = host, listening.port, listening.path, listening.machine
+        self._listeners = listening.listeners
         for one in self._listeners:
             self._launch(self._accept, one)
 
@@ -216,17 +202,15 @@ class Endpoint:
         with self._lock:
             self._stopped = True
             wires = [*self._strangers.values(), *(peer._connection.wire for peer in self._peers)]
-            threads = list(self._threads)
+            threads = list(self._running)
         for listener in self._listeners:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         for wire in wires:
             wire.shut()
-        until_s = now_s() + wait_s
+        until_s = self._now_s() + wait_s
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, until_s - now_s()))
+            if thread is not self._threads.current():
+                thread.join(max(0.0, until_s - self._now_s()))
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -236,33 +220,27 @@ class Endpoint:
                 target(*arguments)
             finally:
                 with self._lock:
-                    self._threads.discard(thread)
+                    self._running.discard(thread)
 
-        thread = threading.Thread(target=run, name="edl-ps-endpoint", daemon=True)
         with self._lock:
-            thread.start()
-            self._threads.add(thread)
+            thread = self._threads.start(run, name="edl-ps-endpoint")
+            self._running.add(thread)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: Listener) -> None:
         while True:
             try:
-                connection, _ = listener.accept()
+                wire = listener.accept()
             except OSError as error:
-                if self._stopped or listener.fileno() < 0:
+                if self._stopped or listener.closed:
                     return
                 log.warning("Parameter server: cannot accept a connection: %s", error)
-                threading.Event().wait(1.0)  # out of descriptors: do not retry at once
-                continue
-            try:
-                wire = Plain(connection)
-            except OSError:
-                connection.close()  # it has hung up already
+                self._threads.sleep(1.0)  # out of descriptors: do not retry at once
                 continue
             with self._lock:
                 self._numbers += 1
                 number = self._numbers
                 if self._stopped or len(self._peers) >= self._limits.peers:
-                    connection.close()
+                    wire.close()
                     if not self._stopped:
                         log.warning(
                             "Parameter server: refusing a connection: %d peers are connected, the limit",
@@ -281,15 +259,15 @@ class Endpoint:
                     self._strangers.pop(number, None)
                 wire.close()
 
-    def _serve(self, number: int, plain: Plain) -> None:
+    def _serve(self, number: int, plain: Wire) -> None:
         peer: Peer | None = None
         connection: Connection | None = None
         try:
-            connection = Connection(plain, check=True)
-            connection, peer = self._greet(plain, now_s() + self._limits.greeting_s)
+            connection = Connection(plain, check=True, threads=self._threads)
+            connection, peer = self._greet(plain, self._now_s() + self._limits.greeting_s)
             with self._lock:
                 self._strangers.pop(number, None)
-                self._peers.add(peer)
+                self._peers[peer] = None
             if peer.answer(Reply(Op.OK, self._greeting), HELLO_NUMBER):
                 self._greeted(peer)
                 self._listen(connection, peer)
@@ -311,10 +289,10 @@ class Endpoint:
                 with connection.sending:  # a concurrent push must have left the socket before it is closed
                     connection.close()
 
-    def _greet(self, plain: Plain, until_s: float) -> tuple[Connection, Peer]:
+    def _greet(self, plain: Wire, until_s: float) -> tuple[Connection, Peer]:
         """Authenticate a connection. Raises ``ProtocolError`` or ``Unreachable``; a refused peer has been sent the
         reason."""
-        connection = Connection(called_over(plain, self._tls, until_s), check=False)
+        connection = Connection(called_over(plain, self._tls, until_s), check=False, threads=self._threads)
         called = Called(self._secret, connection.read(OPENING_BYTES, until_s))
         connection.write_bytes(called.answer, until_s)
         if not called.accepts(connection.read(PROOF_BYTES, until_s)):
@@ -324,7 +302,7 @@ class Endpoint:
             raise ProtocolError(f"{frame.op.name} instead of HELLO")
         hello = Hello.unpack(frame.head)
         connection.check = hello.check and connection.wire.checked
-        peer = Peer(connection, hello, self._limits)
+        peer = Peer(connection, hello, self._limits, self._threads)
         refusal = self._met(peer)
         if refusal is not None:
             _refuse(connection, *refusal, until_s)
@@ -332,7 +310,7 @@ class Endpoint:
 
     def _part(self, peer: Peer) -> None:
         with self._lock:
-            self._peers.discard(peer)
+            self._peers.pop(peer, None)
             orderly = peer.farewell or self._stopped
         for callback in (self._left, self._lost)[: 1 if orderly else 2]:
             try:
@@ -348,9 +326,9 @@ class Endpoint:
         while True:
             connection.idle()
             frame = connection.read_frame(
-                now_s() + limits.frame_s, bytes_per_s=limits.slowest_bytes_per_s, most_body=limits.body_bytes
+                self._now_s() + limits.frame_s, bytes_per_s=limits.slowest_bytes_per_s, most_body=limits.body_bytes
             )
-            peer.heard_s = now_s()
+            peer.heard_s = self._now_s()
             if owed and (frame.op is not Op.STREAM or len(frame.body) > _LARGE_BYTES):
                 if not peer.answer(_DONE, owed):  # what follows may take long
                     return

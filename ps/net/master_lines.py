@@ -13,7 +13,7 @@ import asyncio
 import enum
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,6 +44,45 @@ class Refuses(Protocol):
         ...
 
 
+class LineTransport(Protocol):
+    """``asyncio.WriteTransport``, as far as it is used."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        ...
+
+
+class LineWriter(Protocol):
+    """``asyncio.StreamWriter``, as far as it is used."""
+
+    @property
+    def transport(self) -> LineTransport:
+        """The connection."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
+        ...
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        """Send all of these."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        ...
+
+
+class Connect(Protocol):
+    """Opens a connection, as ``asyncio.open_connection`` does. Raises ``OSError``."""
+
+    def __call__(
+        self, host: str, port: int, *, ssl: ssl.SSLContext | None
+    ) -> Awaitable[tuple[asyncio.StreamReader, LineWriter]]:
+        """Connect to a pserver."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MasterLinesDeps:
     """What the connections need."""
@@ -54,6 +93,7 @@ class MasterLinesDeps:
     """Name of the Master's node, for the pserver's log."""
     tls: ssl.SSLContext | None = None
     refuses: Refuses = refuses
+    connect: Connect = asyncio.open_connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +175,7 @@ class _Line:
         self._kit, self._hello, self._listener, self._name = kit, hello, listener, name
         self._reported = _Reported.NOTHING
         self._said = ""
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: LineWriter | None = None
         """Set while the connection is up."""
         self._unanswered = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -180,10 +220,10 @@ class _Line:
 
     # --- one line --------------------------------------------------------------------------------------------------
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self) -> tuple[asyncio.StreamReader, LineWriter]:
         """Open an authenticated connection."""
         helper = self.helper
-        reader, writer = await asyncio.open_connection(helper.host, helper.port, ssl=self._kit.tls)
+        reader, writer = await self._kit.connect(helper.host, helper.port, ssl=self._kit.tls)
         try:
             calling = Calling(helper.secret)
             writer.write(calling.opening)
@@ -201,7 +241,7 @@ class _Line:
             raise
         return reader, writer
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _talk(self, reader: asyncio.StreamReader, writer: LineWriter) -> None:
         """Receive messages until the connection breaks; raises the reason."""
         self._writer, self._reported, self._unanswered, self._said = writer, _Reported.UP, 0, ""
         self._listener.up(self._name)
@@ -222,7 +262,7 @@ class _Line:
                 self._timer.cancel()
             writer.transport.abort()
 
-    def _ping(self, writer: asyncio.StreamWriter) -> None:
+    def _ping(self, writer: LineWriter) -> None:
         """Ping now and repeatedly within a lease. Missing answers are counted, not timed: a Master that was frozen
         itself first reads what has arrived meanwhile."""
         if self._unanswered == PINGS:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from edl.errors import SettingError
 from ps.errors import DamagedFrame, HungUp
-from ps.net.connection import Plain, Wire
+from ps.net.connection import Wire
 
 _RECORDS_BYTES = 256 * 1024
 
@@ -36,12 +36,12 @@ def contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext
     return made[0], made[1]
 
 
-def calling_over(plain: Plain, context: ssl.SSLContext | None, until_s: float) -> Wire:
+def calling_over(plain: Wire, context: ssl.SSLContext | None, until_s: float) -> Wire:
     """The wire for the calling side; plain without a context."""
     return plain if context is None else Tls(plain, context, False, until_s)
 
 
-def called_over(plain: Plain, context: ssl.SSLContext | None, until_s: float) -> Wire:
+def called_over(plain: Wire, context: ssl.SSLContext | None, until_s: float) -> Wire:
     """The wire for the serving side; plain without a context or for unix sockets."""
     return plain if context is None or not plain.checked else Tls(plain, context, True, until_s)
 
@@ -51,7 +51,7 @@ class Tls:
 
     checked = False
 
-    def __init__(self, plain: Plain, context: ssl.SSLContext, called: bool, until_s: float) -> None:
+    def __init__(self, plain: Wire, context: ssl.SSLContext, called: bool, until_s: float) -> None:
         """Perform the handshake. Raises ``DamagedFrame`` if the peer has no valid certificate or does not use TLS."""
         self._plain = plain
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

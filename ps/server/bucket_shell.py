@@ -8,8 +8,6 @@ each follower's ``live``) changes only under the lock of the bucket's shard; wha
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,6 +26,7 @@ from ps.server.bucket_machine import BucketMachine
 from ps.server.replicate_out import Stream
 from ps.spec import BUCKETS
 from ps.store.store import Store
+from ps.threads import SYSTEM_THREADS, ThreadQueue, Threads
 
 log = logging.getLogger(__name__)
 
@@ -103,29 +102,36 @@ class Sent:
 class BucketShell:
     """Thread-safe shell around ``BucketMachine``; see the module."""
 
-    def __init__(self, bucket_machine: BucketMachine, store: Store, around: BucketShellDeps, clock: Clock) -> None:
+    def __init__(
+        self,
+        bucket_machine: BucketMachine,
+        store: Store,
+        around: BucketShellDeps,
+        clock: Clock,
+        threads: Threads = SYSTEM_THREADS,
+    ) -> None:
         self.served: Mask = np.zeros(BUCKETS, np.uint8)
         """1 where requests are served."""
         self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)
         """Number of times that each bucket was stopped."""
-        self.news = threading.Condition()
+        self.news = threads.condition()
         """Notified when anything that a request waits for may have changed."""
         self.version = 0
         self._carried = 0
         """Version of the orders that have been carried out."""
         self._bucket_machine, self._store, self._around, self._clock = bucket_machine, store, around, clock
-        self._stepping = threading.Lock()
+        self._threads = threads
+        self._stepping = threads.lock()
         self._turns = 0
         """Number of steps that may have changed what is accepted from other pservers."""
         self._taken: NDArray[np.int64] = np.full(BUCKETS, -1, np.int64)
         """By bucket: the turn in which its content was last accepted from another pserver."""
         self._to_followers: dict[int, FollowerStream] = {}
-        self._events: queue.SimpleQueue[h.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="edl-ps-buckets", daemon=True)
+        self._events: ThreadQueue[h.Event | None] = threads.queue()
 
     def start(self) -> None:
         """Start processing events."""
-        self._thread.start()
+        self._threads.start(self._run, name="edl-ps-buckets")
 
     def stop(self) -> None:
         """Stop processing events and close all streams."""
@@ -375,7 +381,7 @@ class BucketShell:
     def _to_follower(self, follower: int) -> FollowerStream:
         to_follower = self._to_followers.get(follower)
         if to_follower is None:
-            to_follower = FollowerStream(Stream(follower, self, self._clock))
+            to_follower = FollowerStream(Stream(follower, self, self._clock, self._threads))
             self._to_followers = {**self._to_followers, follower: to_follower}
         return to_follower
 

@@ -8,8 +8,6 @@ own, one item at a time, while training continues.
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 
 from edl.errors import CheckpointError, EdlError
 from edl.ports import Clock, Files
-from ps.checkpoint.directory import CheckpointDirectory
+from ps.checkpoint.directory import RESTORE_THREADS, CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import Pace
 from ps.checkpoint.writer import Taken as TakenPart
@@ -29,6 +27,7 @@ from ps.rows import Piece, Rows
 from ps.spec import BUCKETS
 from ps.store.snapshot import Snapshot
 from ps.store.store import SHARDS, Store
+from ps.threads import SYSTEM_THREADS, ThreadQueue, Threads
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +35,8 @@ NOWHERE = (
     "no checkpoint directory is set: every launcher of the job needs --checkpoint-dir, including those of pservers"
 )
 
+FIND = (0, "find")
+"""Number and phase of the search for checkpoints."""
 SLACK = 8
 """A restore may exceed the memory limit by this fraction (1/8): tables grow in large steps, and what fitted once must
 fit again."""
@@ -75,9 +76,12 @@ class CheckpointTask:
         around: CheckpointTaskDeps,
         clock: Clock,
         bytes_per_s: float = 0.0,
+        threads: Threads = SYSTEM_THREADS,
+        restore_threads: int = RESTORE_THREADS,
     ) -> None:
         self._store, self._files, self._job, self._around, self._clock = store, files, job, around, clock
         self._bytes_per_s = bytes_per_s
+        self._threads, self._restore_threads = threads, restore_threads
         self._directory: CheckpointDirectory | None = None
         self._mark: _Mark | None = None
         self._begun: set[tuple[int, str]] = set()
@@ -86,12 +90,11 @@ class CheckpointTask:
         """Number of resets. Loads requested before the last one are obsolete."""
         self._number = 0
         """Number of the newest checkpoint; reports about earlier ones are not repeated."""
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="edl-ps-cuts", daemon=True)
+        self._work: ThreadQueue[Callable[[], None] | None] = threads.queue()
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._thread = self._threads.start(self._run, name="edl-ps-cuts")
 
     def stop(self) -> None:
         """Stop after the current item."""
@@ -136,8 +139,11 @@ class CheckpointTask:
             self._work.put(write)
 
     def reset(self) -> None:
-        """All rows have been discarded, so drop the mark."""
+        """All rows have been discarded, so drop the mark. The Master may ask again which checkpoints there are; that
+        phase has the same name each time."""
         self._lives += 1
+        self._begun.discard(FIND)
+        self._said.pop(FIND, None)
         self._let_go()
 
     # --- phases ------------------------------------------------------------------------------------------------------
@@ -168,7 +174,7 @@ class CheckpointTask:
         if self._files is None:
             raise _Lasting(NOWHERE)
         if self._directory is None:
-            pace = Pace(bytes_per_s=self._bytes_per_s, now_s=self._clock.now_s)
+            pace = Pace(self._bytes_per_s, self._threads.sleep, self._clock.now_s)
             self._directory = CheckpointDirectory(self._files, self._job, number, pace=pace, say=log.warning)
         if number:
             self._directory.server = number
@@ -222,7 +228,7 @@ class CheckpointTask:
             done.extend(loaded.buckets)
             self._check_room(len(done), len(buckets))
 
-        report = self._opened(orders.you).restore(cut.run, mine, put)
+        report = self._opened(orders.you).restore(cut.run, mine, put, threads=self._restore_threads)
         if life == self._lives:
             log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, report)
             self._around.restored(cut.number, buckets)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection
 
 from edl.errors import EdlError
-from ps.net.connection import now_s
 from ps.rows import Rows
 from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
 from ps.store.store import Store
+from ps.threads import SYSTEM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +29,19 @@ class EvictionTask:
         bucket_shell: BucketShell,
         evicted: Callable[[str, Rows], None],
         failed: Callable[[str], None],
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """``evicted`` receives the rows of tables that export them; ``failed`` is called when the thread dies."""
         self._store, self._bucket_shell, self._evicted, self._failed = store, bucket_shell, evicted, failed
+        self._threads = threads
         self._share = 0.0
         """Fraction of all buckets that this pserver owns."""
-        self._now = threading.Event()
+        self._now = threads.event()
         self._over = False
-        self._thread = threading.Thread(target=self._run, name="edl-ps-sweeps", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._threads.start(self._run, name="edl-ps-sweeps")
 
     def stop(self) -> None:
         """Stop after the current sweep."""
@@ -68,7 +68,7 @@ class EvictionTask:
         return max(1, round(of_all * self._share)) if of_all else 0
 
     def _run(self) -> None:
-        pause_s = SWEEP_S
+        now_s, pause_s = self._threads.now_s, SWEEP_S
         while not self._over:
             self._now.wait(pause_s)
             self._now.clear()

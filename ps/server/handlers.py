@@ -7,7 +7,6 @@ carries the new one in its head.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from edl.job_records import Mode, Replication
 from ps.hashing import buckets_of, shard_of_bucket
 from ps.intents import MOST_TEXT, Fenced, Intent, home
 from ps.net.caller import Peer, Reply
-from ps.net.connection import now_s
 from ps.protocol import messages, requests
 from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.half_precision import narrow
@@ -35,6 +33,7 @@ from ps.spec import BUCKETS, TableSpec
 from ps.store.budget import Full
 from ps.store.damage import DamagedPush
 from ps.store.store import Store
+from ps.threads import SYSTEM_THREADS, ThreadLock, Threads
 
 PATIENCE_S = 30.0
 """Patience of a sender that does not state one, in seconds."""
@@ -92,7 +91,7 @@ class Counts:
     applied: int = 0
     own: dict[int, deque[int]] = field(default_factory=dict)
     """By live trainer: the values of ``applied`` after its latest pushes."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: ThreadLock = field(default_factory=SYSTEM_THREADS.lock)
 
     def others(self, trainer: int, base: int) -> int:
         """Number of pushes by other trainers since ``base``."""
@@ -158,10 +157,18 @@ class Waited(Exception):
 class RequestHandlers:
     """Handles trainers' requests. ``view`` is replaced with each new orders."""
 
-    def __init__(self, name: str, store: Store, bucket_shell: BucketShell, evicting: Evicting) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        bucket_shell: BucketShell,
+        evicting: Evicting,
+        threads: Threads = SYSTEM_THREADS,
+    ) -> None:
         self.view: View | None = None
-        self.counts = Counts()
-        self.barrier = StepBarrierShell()
+        self.counts = Counts(lock=threads.lock())
+        self.barrier = StepBarrierShell(threads=threads)
+        self._now_s = threads.now_s
         self._name, self._store, self._bucket_shell, self._evicting = name, store, bucket_shell, evicting
         self.stream_bytes = STREAM_BYTES
 
@@ -208,18 +215,18 @@ class RequestHandlers:
     def _asked(self, peer: Peer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
         if view is None:
             raise Waited(Op.BUSY, after_s=0.2, text="this pserver has received no orders yet")
-        until_s = now_s() + PATIENCE_SHARE * (frame.patience_s or PATIENCE_S)
+        until_s = self._now_s() + PATIENCE_SHARE * (frame.patience_s or PATIENCE_S)
         trainer = peer.number if peer.role == TRAINER else 0
         if frame.op is Op.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
             raise Refusal("word", f"trainer {trainer} must not push as {head.get('trainer')!r}")
         history = head.get("history", view.history)
         with self._bucket_shell.news:
             while history > view.history:
-                if now_s() >= until_s:
+                if self._now_s() >= until_s:
                     raise Waited(
                         Op.WAIT, text="the pserver's orders are older than the trainer's", **{"for": "release"}
                     )
-                self._bucket_shell.news.wait(until_s - now_s())
+                self._bucket_shell.news.wait(until_s - self._now_s())
                 view = self.view or view
         if history < view.history:
             text = "the parameters were rolled back to a checkpoint; restart the process"
@@ -257,10 +264,10 @@ class RequestHandlers:
                 missing = buckets[bucket_shell.served[buckets] == 0].tolist()
                 if not bucket_shell.waiting(missing):
                     raise Waited(Op.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
-                if now_s() >= until_s:
+                if self._now_s() >= until_s:
                     text = f"bucket {missing[0]} is moving to pserver {self._name}"
                     raise Waited(Op.WAIT, text=text, **{"for": "release"})
-                bucket_shell.news.wait(until_s - now_s())
+                bucket_shell.news.wait(until_s - self._now_s())
 
     # --- pull --------------------------------------------------------------------------------------------------------
 
@@ -293,7 +300,7 @@ class RequestHandlers:
         served = self._bucket_shell.served
         while self._store.pull(one.table, one.keys, out, step=step, insert=insert, allowed=served, counts=one.counts):
             self._await_served(_buckets([one]), until_s)
-            if now_s() >= until_s:
+            if self._now_s() >= until_s:
                 raise Waited(
                     Op.WAIT, text=f"buckets keep moving to and from pserver {self._name}", **{"for": "release"}
                 )
@@ -386,10 +393,10 @@ class RequestHandlers:
         bucket_shell = self._bucket_shell
         with bucket_shell.news:
             while follower := bucket_shell.fullest(self.stream_bytes, buckets):
-                if now_s() >= until_s:
+                if self._now_s() >= until_s:
                     under_way = f"{self.stream_bytes >> 20} MB are queued for pserver {follower}"
                     raise Waited(Op.BUSY, after_s=0.2, text=f"replicas lag behind: more than {under_way}")
-                bucket_shell.news.wait(until_s - now_s())
+                bucket_shell.news.wait(until_s - self._now_s())
 
     def _await_copies(self, done: _Done, buckets: NDArray[np.uint16], asked: _Asked) -> None:
         """Wait until all replicas that the push waits for have it. Raises ``Waited``."""
@@ -405,10 +412,10 @@ class RequestHandlers:
                 follower = bucket_shell.waits_for(sent, buckets, lag_s)
                 if not follower:
                     return
-                if now_s() >= asked.until_s:
+                if self._now_s() >= asked.until_s:
                     text = f"pserver {self._name} waits for the replica on pserver {follower}"
                     raise Waited(Op.WAIT, text=text, **{"for": "copies"})
-                bucket_shell.news.wait(asked.until_s - now_s())
+                bucket_shell.news.wait(asked.until_s - self._now_s())
 
     # --- intents -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ changed that.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from edl.errors import ProtocolError
 from ps.hashing import buckets_of
 from ps.net.caller import Peer, Reply
-from ps.net.connection import now_s
 from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.replication import Release, part_of, unpack
 from ps.rows import Image, Piece
@@ -25,6 +23,7 @@ from ps.server.bucket_machine import Released
 from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
 from ps.store.store import Store
+from ps.threads import SYSTEM_THREADS, Threads
 
 TABLES_S = 5.0
 """Seconds that a stream waits for the orders that define one of its tables."""
@@ -42,9 +41,9 @@ class _Accepted:
 class ReplicationIn:
     """Receives the replication streams of other pservers."""
 
-    def __init__(self, bucket_shell: BucketShell, store: Store) -> None:
-        self._bucket_shell, self._store = bucket_shell, store
-        self._lock = threading.Lock()
+    def __init__(self, bucket_shell: BucketShell, store: Store, threads: Threads = SYSTEM_THREADS) -> None:
+        self._bucket_shell, self._store, self._threads = bucket_shell, store, threads
+        self._lock = threads.lock()
         self._newest: dict[int, Peer] = {}
         """Newest connection by sender; nothing is accepted from older ones."""
 
@@ -141,6 +140,7 @@ class ReplicationIn:
         missing = [name for name in names if name not in self._store.tables]
         if not missing:
             return
+        now_s = self._threads.now_s
         until_s = now_s() + TABLES_S
         with self._bucket_shell.news:
             while any(name not in self._store.tables for name in missing):

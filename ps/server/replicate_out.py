@@ -8,7 +8,6 @@ after its owner calls ``again``.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from ps.net.caller import Caller
 from ps.protocol.frames import Op, pack_head
 from ps.protocol.replication import Content, pack, size_of
 from ps.rows import Image
+from ps.threads import SYSTEM_THREADS, ThreadHandle, Threads
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +112,13 @@ class _Sent:
 class Stream:
     """The stream to one follower. Thread-safe; adding content never blocks."""
 
-    def __init__(self, follower: int, owner: Owner, clock: Clock) -> None:
+    def __init__(self, follower: int, owner: Owner, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
         self.follower = follower
         self.life = 0
         """Number of the connection; content put into an earlier one is lost."""
-        self._owner, self._clock = owner, clock
-        self._lock = threading.Lock()
-        self._go = threading.Condition(self._lock)
+        self._owner, self._clock, self._threads = owner, clock, threads
+        self._lock = threads.lock()
+        self._go = threads.condition(self._lock)
         self._queue: deque[_Queued] = deque()
         self._sent: deque[_Sent] = deque()
         self._copies: list[tuple[int, deque[int]]] = []
@@ -128,7 +128,7 @@ class Stream:
         self._number = self._acked = self._answered = 0
         self._bytes = self._image_bytes = self._images = 0
         self._state = "new"
-        self._thread: threading.Thread | None = None
+        self._thread: ThreadHandle | None = None
         self._caller: Caller | None = None
         self._moved_s = clock.now_s()
         """Time of the follower's last acknowledgement, or when it last had nothing to acknowledge."""
@@ -234,8 +234,7 @@ class Stream:
     def _begin(self) -> None:
         """Start the thread with the first item. Requires the lock."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"edl-ps-to-{self.follower}", daemon=True)
-            self._thread.start()
+            self._thread = self._threads.start(self._run, name=f"edl-ps-to-{self.follower}")
 
     def _run(self) -> None:
         try:
@@ -319,8 +318,7 @@ class Stream:
                 log.exception("Parameter server: receiving acknowledgements of pserver %d failed", self.follower)
                 self._owner.failed(f"receiving acknowledgements of pserver {self.follower} failed")
 
-        receiver = threading.Thread(target=receive, name=f"edl-ps-from-{self.follower}", daemon=True)
-        receiver.start()
+        receiver = self._threads.start(receive, name=f"edl-ps-from-{self.follower}")
         try:
             while not caller.broken:
                 if not self._make_image():

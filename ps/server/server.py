@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,9 @@ from numpy.typing import NDArray
 from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, ProtocolError, PsError
 from edl.ports import Clock, Files
+from ps.checkpoint.directory import RESTORE_THREADS
 from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.net.connection import SYSTEM_SOCKETS, Sockets
 from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.protocol.frames import Frame, Op, pack_head
@@ -37,6 +38,7 @@ from ps.spec import BUCKETS
 from ps.store.kernels import at_once, chosen, kernels
 from ps.store.kernels.ready import compile_elsewhere
 from ps.store.store import REMEMBERED, Store
+from ps.threads import SYSTEM_THREADS, ThreadLock, Threads
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,12 @@ class Setup:
     write_bytes_per_s: float = 0.0
     """Rate limit for writing checkpoints; 0: unlimited."""
     clock: Clock = field(default_factory=SystemClock)
+    threads: Threads = SYSTEM_THREADS
+    sockets: Sockets = SYSTEM_SOCKETS
+    restore_threads: int = RESTORE_THREADS
+    """Threads that put a checkpoint's rows into the store; 0: the one that reads them."""
+    buckets: int = BUCKETS
+    """Only buckets below this number are placed; simulations use few."""
 
 
 class Server:
@@ -75,15 +83,19 @@ class Server:
         By default all connections are closed."""
         self._setup, self._gone, self._clock = setup, gone, setup.clock
         self._failed = failed or (lambda what: self.stop())
-        self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes)
-        self.bucket_machine = BucketMachine(setup.name, most_bytes=setup.most_bytes)
-        self.bucket_shell = BucketShell(self.bucket_machine, self.store, self, setup.clock)
+        threads = setup.threads
+        self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes, threads=threads)
+        self.bucket_machine = BucketMachine(setup.name, buckets=setup.buckets, most_bytes=setup.most_bytes)
+        self.bucket_shell = BucketShell(self.bucket_machine, self.store, self, setup.clock, threads)
         self.checkpoint_task = CheckpointTask(
-            self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s
+            self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s, threads,
+            setup.restore_threads,
+        )  # fmt: skip
+        self.eviction_task = EvictionTask(
+            self.store, self.bucket_shell, self.checkpoint_task.evicted, self.failed, threads
         )
-        self.eviction_task = EvictionTask(self.store, self.bucket_shell, self.checkpoint_task.evicted, self.failed)
-        self.handlers = RequestHandlers(setup.name, self.store, self.bucket_shell, self.eviction_task)
-        self._following = ReplicationIn(self.bucket_shell, self.store)
+        self.handlers = RequestHandlers(setup.name, self.store, self.bucket_shell, self.eviction_task, threads)
+        self._following = ReplicationIn(self.bucket_shell, self.store, threads)
         self.endpoint = Endpoint(
             self._handle,
             secret=setup.secret,
@@ -93,6 +105,8 @@ class Server:
             lost=self._lost,
             greeting={"name": setup.name},
             tls=setup.tls[1] if setup.tls else None,
+            threads=threads,
+            sockets=setup.sockets,
         )
         self._master: Peer | None = None
         """The Master that messages are sent to; ``_newest`` once ``Hello`` has been sent on it."""
@@ -100,8 +114,8 @@ class Server:
         self._token = 0
         self._received: tuple[Peer | None, messages.Orders | None] = None, None
         """The newest orders and their sender; deltas are based on them."""
-        self._trainers = _Trainers()
-        self._over = threading.Event()
+        self._trainers = _Trainers(threads.lock())
+        self._over = threads.event()
         self._heat = np.zeros(BUCKETS, np.uint32)
         self._loaded_s = 0.0
 
@@ -112,9 +126,9 @@ class Server:
         self.checkpoint_task.start()
         self.eviction_task.start()
         self.endpoint.start(host, port)
-        threading.Thread(target=self._look_after, name="edl-ps-looks", daemon=True).start()
+        self._setup.threads.start(self._look_after, name="edl-ps-looks")
         if self.store.kernels != (wanted := self._setup.kernels or chosen()):
-            threading.Thread(target=self._compile, args=(wanted,), name="edl-ps-compiles", daemon=True).start()
+            self._setup.threads.start(self._compile, wanted, name="edl-ps-compiles")
 
     def stop(self) -> None:
         """Close all connections and stop the threads."""
@@ -229,7 +243,10 @@ class Server:
             raise PsError(f"pserver {follower} is not in the placement map")
         hello = Hello(SERVER, self.bucket_machine.number, self._setup.name)
         tls = self._setup.tls[0] if self._setup.tls else None
-        return Caller.connect(place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls)
+        return Caller.connect(
+            place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls, threads=self._setup.threads,
+            sockets=self._setup.sockets,
+        )  # fmt: skip
 
     def say(self, message: Any) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
@@ -312,7 +329,8 @@ class Server:
     def owned(self) -> NDArray[np.uint8]:
         """See ``checkpoint_task.CheckpointTaskDeps``."""
         owner = np.frombuffer(self.bucket_machine.owner, np.int16)
-        mine: NDArray[np.uint8] = (owner == (self.bucket_machine.number or -1)).astype(np.uint8)
+        mine: NDArray[np.uint8] = np.zeros(BUCKETS, np.uint8)
+        mine[: len(owner)] = owner == (self.bucket_machine.number or -1)
         return mine
 
     def _copies(self) -> int:
@@ -386,8 +404,8 @@ class Server:
 class _Trainers:
     """Connected trainers, and those that disconnected without a farewell."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: ThreadLock) -> None:
+        self._lock = lock
         self._since: dict[int, float] = {}
         self.lost: set[int] = set()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 
 from edl.job_records import Training
 from ps.hashing import buckets_of
-from ps.net.connection import now_s
 from ps.protocol.messages import Member
 from ps.rows import Part, Push
 from ps.server.step_barrier import Apply, May, Stale, StepBarrier, Verdict
 from ps.spec import BUCKETS
+from ps.threads import SYSTEM_THREADS, Threads
 
 
 class Held(Exception):
@@ -66,9 +65,10 @@ Apply_ = Callable[[Sequence[Push], int, float], Any]
 class StepBarrierShell:
     """The step barrier and the threads that wait at it. Thread-safe."""
 
-    def __init__(self, training: Training | None = None) -> None:
+    def __init__(self, training: Training | None = None, threads: Threads = SYSTEM_THREADS) -> None:
         self._barrier = StepBarrier(training)
-        self._turn = threading.Condition()
+        self._threads = threads
+        self._turn = threads.condition()
         self._waiters: dict[int, _Waiter] = {}
         self._tags = 0
 
@@ -93,7 +93,7 @@ class StepBarrierShell:
                     return
                 if may is May.STALE:
                     raise Revoked
-                left_s = until_s - now_s()
+                left_s = until_s - self._threads.now_s()
                 if left_s <= 0:
                     raise Held(self._late(step))
                 self._turn.wait(left_s)
@@ -130,7 +130,7 @@ class StepBarrierShell:
         while not waiter.done and waiter.batch is None:
             if waiter.stale:
                 raise Revoked
-            left_s = until_s - now_s()
+            left_s = until_s - self._threads.now_s()
             if waiter.taken:
                 self._turn.wait()
             elif left_s <= 0:

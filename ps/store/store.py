@@ -9,7 +9,6 @@ hold a few at a time; all methods are thread-safe. A push is applied shard by sh
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from ps.store.push_plan import PER_SHARD, Work
 from ps.store.shard_table import ShardTable, Slots, Split
 from ps.store.snapshot import Snapshot
 from ps.store.table import Table
+from ps.threads import SYSTEM_THREADS, ThreadLock, Threads
 
 __all__ = ["SHARDS", "Full", "Store"]
 
@@ -51,12 +51,14 @@ Each = Callable[[Piece], None]
 class Store:
     """Thread-safe storage of rows; see the module. ``most_bytes``: limit for rows and indexes together; 0: none."""
 
-    def __init__(self, *, kernels: str | Kernels | None = None, most_bytes: int = 0) -> None:
+    def __init__(
+        self, *, kernels: str | Kernels | None = None, most_bytes: int = 0, threads: Threads = SYSTEM_THREADS
+    ) -> None:
         self._kernels: Kernels = pick(kernels or "") if kernels is None or isinstance(kernels, str) else kernels
         self._tables: Mapping[str, Table] = {}
         """Replaced, never modified, because other threads iterate over it."""
-        self._locks = [threading.RLock() for _ in range(SHARDS)]
-        self._defining = threading.Lock()
+        self._locks = [threads.rlock() for _ in range(SHARDS)]
+        self._defining = threads.lock()
         self._seqs: dict[int, NDArray[np.int64]] = {}
         self._gone: deque[int] = deque()
         self.intents = Intents()
@@ -128,7 +130,7 @@ class Store:
 
     # --- locks --------------------------------------------------------------------------------------------------------
 
-    def lock(self, bucket: int | None = None, *, shard: int | None = None) -> threading.RLock:
+    def lock(self, bucket: int | None = None, *, shard: int | None = None) -> ThreadLock:
         """The lock of a bucket's shard, or of a shard. Acquire several in ascending order of shards."""
         if shard is None:
             shard = shard_of_bucket(bucket or 0)

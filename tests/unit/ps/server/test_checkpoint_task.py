@@ -14,7 +14,7 @@ from edl.errors import PsError
 from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.protocol.messages import Cut, Joined, Orders, PlacementMap, pack
+from ps.protocol.messages import Cut, Found, Joined, Orders, PlacementMap, pack
 from ps.rows import Part, Piece, Push
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
@@ -131,7 +131,7 @@ class Reading:
     def __init__(self, loaded: Loaded, meanwhile: Callable[[], None]) -> None:
         self._loaded, self._meanwhile = loaded, meanwhile
 
-    def restore(self, run: str, mine: Any, put: Callable[[Loaded], None]) -> str:
+    def restore(self, run: str, mine: Any, put: Callable[[Loaded], None], *, threads: int) -> str:
         self._meanwhile()
         put(self._loaded)
         return ""
@@ -170,6 +170,20 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     assert value() == 2.0 and around.loaded == []
 
 
+def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
+    around = CheckpointTaskDeps()
+    checkpoint_task = CheckpointTask(Store(kernels="numpy"), None, "job", around, SystemClock())
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), cut=Cut(0, "find"))
+    for _ in range(2):
+        checkpoint_task.reset()
+        checkpoint_task.orders(orders)
+        checkpoint_task.orders(orders)  # repeated
+    checkpoint_task.stop()
+    checkpoint_task.start()
+    checkpoint_task._thread.join()
+    assert around.said == [Found(0), Found(0)]
+
+
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     key = np.arange(40_000, dtype=np.int64)
     whole, around = Store(kernels="numpy"), CheckpointTaskDeps()
@@ -181,7 +195,7 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     snapshot = whole.snapshot(1)
 
     class Everything:
-        def restore(self, run: str, mine: Any, put: Callable[[Loaded], None]) -> str:
+        def restore(self, run: str, mine: Any, put: Callable[[Loaded], None], *, threads: int) -> str:
             for shard in range(SHARDS):
                 put(Loaded(shard, tuple(range(64 * shard, 64 * shard + 64)), snapshot.take(shard).rows))
             return ""
