@@ -30,7 +30,7 @@ from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import Worker
 from edl.types import NodeId
-from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, Switch
+from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
 from edl.wire.status import JournalEntry
 
 T = TypeVar("T")
@@ -59,6 +59,8 @@ class Launcher(SimProcess):
         self.candidate: Candidate | None = None
         self.shell: AgentShell | None = None
         self._link: SimWorkerLink | None = None
+        self.relay: Callable[[ServiceSaid], None] = lambda said: None
+        """Takes what workers say to services of the Master."""
         self._connection: SimConnection | None = None
         self._decision: ev.Decision | None = None
         """The last one of the Master here, and when it was made."""
@@ -98,6 +100,8 @@ class Launcher(SimProcess):
             MasterDeps(
                 *(self.store, clock, deps.keys, spec, info.node, self._refuses, self.log, lambda: deps.timeline.now_s),
                 checkpoint_dir="directory",
+                services=deps.plugin.services,
+                companions=lambda ruling: deps.plugin.companions(self, ruling),
                 decided=self._master_decided,
             ),
             Ruler(info.node, info.host, info.port),
@@ -114,7 +118,7 @@ class Launcher(SimProcess):
                 processes=self.processes,
                 warming=asyncio.ensure_future(self.processes.warm()),
                 workers=self.group,
-                worker_server=lambda heard, relay: self._linked(),
+                worker_server=lambda heard, relay: self._linked(relay),
                 ports=SimPorts(deps.checks.fresh_ports),
                 keeper=AgentKeeper(self.keeper),
                 secret=lambda number: f"secret {number}",
@@ -150,7 +154,8 @@ class Launcher(SimProcess):
         self.candidate, self.shell = candidate, agent
         return launcher
 
-    def _linked(self) -> SimWorkerLink:
+    def _linked(self, relay: Callable[[ServiceSaid], None]) -> SimWorkerLink:
+        self.relay = relay
         self._link = SimWorkerLink(self, self.group)
         return self._link
 

@@ -13,6 +13,7 @@ from edl.testing.sim.checks import Checks
 from edl.testing.sim.keepers import StateNet
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.network import Network
+from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import Job
@@ -42,6 +43,7 @@ class SimDeps:
     kill_on_switch: bool = False
     """The next Master to have recorded that an agreed boundary changes the world dies before it tells."""
     trace: Callable[[str], None] | None = None
+    plugin: Plugin = field(default_factory=Plugin)
 
     @property
     def keys(self) -> JobKeys:

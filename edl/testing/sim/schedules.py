@@ -16,6 +16,7 @@ from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.keepers import Directory
 from edl.testing.sim.pairs import Pair
+from edl.testing.sim.plugins import Plugin, Plugins
 from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
@@ -62,6 +63,8 @@ class Schedule:
     """Of each node; nodes have several slots then, and some are dropped. -1: nothing of that."""
     devices: bool = False
     """What is in the slots is known, and workers are bound to it."""
+    plugins: tuple[Callable[[], Plugin], ...] = ()
+    """Make the parts of this job that the world does not know."""
 
     biases: Biases = USUAL
 
@@ -114,6 +117,18 @@ class Schedule:
         spec = dataclasses.replace(drawn.spec, servers=Training())
         plan = drawn.plan.with_wishes(random.Random(f"wishes {seed}"))  # noqa: S311 - not for secrets
         return dataclasses.replace(drawn, spec=spec, plan=plan, script=None, saved=())
+
+    @classmethod
+    def reading(cls, seed: int) -> Schedule:
+        """The same job and the same faults, with workers that read data; every third one with workers that need no
+        others."""
+        from edl.testing.sim.data.plugin import DataPlugin  # needs numpy, which other schedules do not
+
+        alone = seed % 3 == 2
+        drawn = cls.independent(seed) if alone else cls.draw(seed)
+        plugins = (lambda: DataPlugin(seed, alone=alone),)
+        script = None if alone else drawn.script or Script()
+        return dataclasses.replace(drawn, script=script, saved=(), plugins=plugins)
 
     @classmethod
     def resized(cls, seed: int) -> Schedule:
@@ -214,6 +229,7 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
         script=schedule.script,
         directory=directory,
         trace=trace,
+        plugin=Plugins([make() for make in schedule.plugins]),
     )
     world.sized = schedule.sized
     world.slotted = schedule.spare_slots >= 0
