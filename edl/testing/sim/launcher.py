@@ -22,7 +22,7 @@ from edl.master.election import Ruler
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
 from edl.master.stored import record_in
-from edl.ports import Condition, Operation
+from edl.ports import Condition, Delete, Operation
 from edl.testing.sim.keepers import SimKeeper
 from edl.testing.sim.node import AgentKeeper, SimPorts, SimProcesses, SimSwitchFiles, SimWorkerLink, SimWorkers
 from edl.testing.sim.process import SimDeps, SimProcess
@@ -195,6 +195,7 @@ class Launcher(SimProcess):
         ended = deps.checks.record is not None and deps.checks.record.outcome is not None
         if keys.spec in written and ended and self.candidate is None:
             self.say("begins another job of the same id, which is not looked at")
+            deps.timeline.after(0.0, deps.store.do, lambda memory: memory.write_now([Delete(keys.spec)]))  # nor joined
             self.end()
         shell = self.candidate.shell if self.candidate is not None else None
         if decision is None or shell is None or not written & {keys.record, keys.scale}:

@@ -126,14 +126,15 @@ class StoreClient:
         self._caller = caller
         self._wrote = wrote
         self.answered_s = caller.loop.time()
-        """When the store has last answered, by the process's clock."""
+        """When the last request was made that the store has answered, by the process's clock."""
 
     async def _ask(self, call: Callable[[MemoryStore], T]) -> T:
         self._caller.asks()
+        asked_s = self._caller.loop.time()
         answer: asyncio.Future[T] = self._caller.loop.create_future()
         self._store.timeline.after(self._network.delay_s(), self._arrives, call, answer)
         result = await answer
-        self.answered_s = self._caller.loop.time()
+        self.answered_s = max(self.answered_s, asked_s)
         return result
 
     def _arrives(self, call: Callable[[MemoryStore], T], answer: asyncio.Future[T]) -> None:

@@ -102,7 +102,10 @@ class ReadingSteps(SteppingJob):
     def looked(self, reader: DataReader) -> None:
         """A worker has something new."""
         worker = reader.worker
-        if isinstance(worker, Stepper) and worker.crew is not None:
+        if reader.broken and worker.alive and not worker.frozen:
+            self.watcher.worker_failed()
+            self.end(worker, 1)
+        elif isinstance(worker, Stepper) and worker.crew is not None:
             worker.crew.look()
 
     def _fed(self, crew: Crew) -> dict[Rank, DataReader]:
@@ -165,6 +168,9 @@ class ReadingSteps(SteppingJob):
         """SIGCONT."""
         _thawed(self.readers, worker)
         super().thaw(worker)
+        reader = self.readers.of(worker)
+        if reader is not None and reader.broken:
+            self.looked(reader)
 
 
 class ReadingAlone(IndependentJob):

@@ -16,6 +16,7 @@ from data_service.loader.transport import SERVICE, Dispatcher
 from data_service.loader.worker_context import RankAssignment
 from data_service.protocol.messages import INDEPENDENT
 from edl.arithmetic.hyper import StepPlan, step_plan
+from edl.errors import DataError
 from edl.testing.sim.data.dataset import NAME, DataSet, SimSource, SimTable
 from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.threads import SimSignal, SimThread, ThreadedProcess, sleep
@@ -30,6 +31,8 @@ LOOK_S = 0.2
 SLOWEST_WORD_S = 0.002
 """Between a worker and its agent."""
 EXCHANGE_S = 0.002
+NOTHING = "fills a whole step"
+"""What a loader says of an epoch that ``tail="drop"`` leaves without a step."""
 
 
 @dataclass
@@ -233,6 +236,8 @@ class DataReader:
         """What it has for the step that comes next."""
         self.finished = False
         """It has read all epochs."""
+        self.broken = False
+        """Its script has failed."""
         self.loader: SimData | None = None
         self.asks: Callable[[], None] = lambda: None
         """Called for each word to the Master."""
@@ -260,6 +265,11 @@ class DataReader:
             self._read(world, state)
         except RoundOver:
             return
+        except DataError as error:
+            if NOTHING not in str(error):
+                raise
+            self.broken = True  # the script ends with it
+            self._look()
 
     def _read(self, world: World, state: Mapping[str, Any] | None) -> None:
         self.context.check(world.round)
@@ -268,7 +278,7 @@ class DataReader:
         while loader.epoch < self.data.epochs:
             epoch, records = loader.epoch, list[int]()
             for batch, share in loader.shares():
-                records += [int(one) for one in batch["id"]] if loader.own else []
+                records += [int(one) for one in batch["id"][: share.samples]] if loader.own else []
                 if share.micro + 1 == share.micros:
                     self._step(world, loader, epoch, records)
                     records = []
