@@ -218,7 +218,8 @@ class Registration:
         if (token.mod_revision if token is not None else 0) != self._token_revision:
             await self._raise_if_ended()
             raise JobConflict(
-                f"job {self._spec.job} ended while this node was joining it. Start this launcher again to begin a new one"
+                f"job {self._spec.job} ended while this node was joining it. "
+                "Start this launcher again to begin a new one"
             )
 
     async def join(self, info: NodeInfo) -> NodeInfo:

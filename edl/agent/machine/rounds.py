@@ -65,16 +65,9 @@ def begin(
     Workers in other slots are ended."""
     missing = tuple(w.slot for w in workers if w.born == world.round)
     outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
-    turn.set(
-        phase=AgentPhase.RUNNING,
-        world=world,
-        workers=(*workers, *outside),
-        unsent=(),
-        killed=False,
-        stopped_itself=False,
-    )
+    turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=())
     turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
-    turn.set(flushed=False, unsaved="")
+    turn.set(flushed=False, unsaved="", killed=False, stopped_itself=False)
     turn.log(reason)
     shed(turn, outside)
     unfit = tuple(worker.slot for worker in workers if worker.anew)
