@@ -80,8 +80,10 @@ class Boundary:
         return self.passed
 
     def set_target(self, hold: int, commit: int, purpose: Purpose, reason: str) -> bool:
-        """Continue to this commit and act there. Returns False if it belongs to another hold or is too late. All workers
-        write a commit that is to be saved, so a later hold does not cancel it."""
+        """Continue to this commit and act there. Returns False if it belongs to another hold or is too late.
+
+        All workers write a commit that is to be saved, so a later hold does not cancel it.
+        """
         if hold != self._hold or not hold:
             return False
         if commit <= self.passed:
