@@ -11,7 +11,7 @@ from edl.config import JobSpec
 from edl.errors import ForeignJob, JobConflict, LeaseLost, StoreError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch.options.agreement import differences
-from edl.ports import CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
+from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
@@ -249,7 +249,7 @@ class Registration:
         while True:
             await self._refuse_same_rank(named)
             mine = [Put(key, plain.dumps(named), named.incarnation), Put(self._keys.launcher(named.node), b"")]
-            conditions = [CreatedAt(key, 0), ModifiedAt(self._keys.token, self._token_revision)]
+            conditions: list[Condition] = [CreatedAt(key, 0), ModifiedAt(self._keys.token, self._token_revision)]
             if await self._store.write(mine, conditions) is not None:
                 return named
             await self._raise_if_gone()
