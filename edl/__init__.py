@@ -1,7 +1,7 @@
-"""edl: training jobs that stay alive and change size while they run.
+"""edl: distributed training jobs that survive failures and change size while they run.
 
-Importing this package is cheap: it loads no framework and no network library. The command line is
-``python -m edl.launch``.
+Importing this package is cheap: it loads no framework and no network library. The command line is ``python -m
+edl.launch``.
 """
 
 __all__ = ["__version__"]

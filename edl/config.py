@@ -1,8 +1,8 @@
-"""Settings, checked once, then trusted.
+"""Settings, validated once and trusted afterwards.
 
-``JobSpec`` is what all launchers of a job must agree on; the first one writes it to the store and the others
-compare. It refuses impossible values when it is made, with a message that names the value. This is also the one place,
-besides click, that reads the environment.
+``JobSpec`` holds what all launchers of a job must agree on: the first launcher writes it to the store and the others
+compare theirs with it. Each record validates itself on construction, with an error that names the value. Besides click,
+this is the only module that reads the environment.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from edl.job_records import DataFiles, SchedulerChoice, SizeOwner, Training
 from edl.types import JobId
 
 MAX_NODES = 100_000
-"""Upper limit of ``--nnodes``: far above what one Master serves, low enough to catch a typing slip."""
+"""Upper limit of ``--nnodes``: far above what one Master serves, low enough to catch a typing mistake."""
 
 
 class FaultTolerance(enum.Enum):
-    """What happens when a node is lost. A failed worker on a living node is always restarted in place."""
+    """The reaction to a lost node. A failed worker on a living node is always restarted in place."""
 
     RECOVER = "recover"
-    """Keep the size: wait for a replacement of the same rank, fail after ``recover_timeout_s``."""
+    """Keep the size: wait for a replacement of the same rank, and fail after ``recover_timeout_s``."""
     SHRINK = "shrink"
-    """Go on with fewer; never grow beyond the size that is left."""
+    """Continue with fewer nodes and never grow again."""
     ELASTIC = "elastic"
-    """Go on with fewer, and grow again when nodes come."""
+    """Continue with fewer nodes, and grow again when nodes join."""
 
 
 class Standby(enum.Enum):
-    """How the next worker processes are kept warm."""
+    """The way in which the next worker processes are kept warm."""
 
     FORK = "fork"
     """A process that has imported the framework and forks a worker on demand."""
     SPAWN = "spawn"
-    """Fresh processes that have imported the framework and wait for their orders."""
+    """Separate processes that have imported the framework and wait to be given a worker's environment."""
     NONE = "none"
-    """Start a cold process each time."""
+    """Start a new process each time, without any warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:
-    """How many nodes a world may have.
+    """The number of nodes that a world may have.
 
-    ``unit``: a world's node count is a multiple of it. Sizes outside ``lowest .. highest`` never form.
+    A world's node count is a multiple of ``unit``. A world of a size outside ``lowest .. highest`` never forms.
     """
 
     minimum: int
@@ -88,7 +88,7 @@ class NodeRange:
         return self.maximum // self.unit * self.unit
 
     def fit(self, available: int) -> int:
-        """Largest allowed node count with ``available`` nodes; 0 when there are too few for any."""
+        """Largest allowed node count with ``available`` nodes; 0 if there are too few for any."""
         size = min(available, self.highest) // self.unit * self.unit
         return size if size >= self.lowest else 0
 
@@ -98,7 +98,7 @@ class NodeRange:
 
 
 def parse_nnodes(text: str, unit: int = 1) -> NodeRange:
-    """``"4"`` or ``"1:4"`` as a range. Raises ``SettingError`` with the text it could not read."""
+    """Parse ``"4"`` or ``"1:4"``. Raises ``SettingError`` that quotes the text."""
     first, separator, second = text.partition(":")
     try:
         minimum = int(first)
@@ -109,37 +109,38 @@ def parse_nnodes(text: str, unit: int = 1) -> NodeRange:
 
 
 def _positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
-    if not (value >= 0 if zero_allowed else value > 0):  # in these words it refuses "not a number" as well
+    if not (value >= 0 if zero_allowed else value > 0):  # written this way, it also rejects NaN
         raise SettingError(name, f"{value:g}", "must be 0 or more" if zero_allowed else "must be more than 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """All waiting times of a job, in seconds."""
+    """All time-outs and pauses of a job, in seconds."""
 
     recover_s: float = 600.0
     """How long a job waits for enough nodes before it fails."""
     join_grace_s: float = 1.0
-    """How long the very first round waits for more nodes than the minimum; also how long one newcomer waits for
-    another that is still warming up, so that two joins cost one change."""
+    """How long the first round waits for more nodes than the minimum; also how long a new node waits for another one
+    that is still warming up, so that two joins cause one change."""
     lease_ttl_s: float = 3.0
-    """A node that is silent this long is dead. etcd grants no less than about 2 s (1 s when embedded)."""
+    """A node that is silent for this long is considered dead. etcd grants no less than about 2 s (1 s when
+    embedded)."""
     shutdown_s: float = 30.0
-    """Between SIGTERM and SIGKILL, wherever a worker is stopped."""
+    """Time between SIGTERM and SIGKILL whenever a worker is stopped."""
     rejoin_s: float = 10.0
-    """How long a worker that uses ``edl.run`` may take to leave a broken round before it is restarted instead."""
+    """How long a worker that uses ``edl.run`` may take to leave a broken round before it is restarted."""
     boundary_s: float = 60.0
-    """How long workers may take to a step boundary that was agreed on before the round is interrupted instead."""
+    """How long workers may take to reach an agreed step boundary before the round is interrupted."""
     hang_s: float = 0.0
-    """A round without progress for so long is restarted; 0 for never."""
+    """A round that makes no progress for this long is restarted; 0: never."""
     spawn_s: float = 10.0
-    """How long the process that starts a node's workers may take to answer before it is killed and replaced."""
+    """How long the fork server of a node may take to answer before it is killed and replaced."""
     warming_s: float = 120.0
-    """How long others wait for a node that imports its framework, or starts workers ahead of a world."""
+    """How long the other nodes wait for a node that is importing its framework or starting workers ahead of a world."""
     loading_s: float = 1800.0
     """How long a world waits for the node that reads the state from the checkpoint directory."""
     restart_s: float = 30.0
-    """Longest pause before workers that keep failing as soon as they run are started again; 0: never a pause."""
+    """Longest pause before workers that keep failing right after their start are started again; 0: no pause."""
 
     def __post_init__(self) -> None:
         _positive("--recover-timeout", self.recover_s)
@@ -157,39 +158,42 @@ class Timeouts:
 
 
 class LrRule(enum.Enum):
-    """How the learning rate follows the size of a step."""
+    """The rule by which the learning rate follows the size of a step."""
 
     NONE = "none"
     LINEAR = "linear"
-    """In proportion to the size."""
+    """In proportion to the size of the step."""
     SQRT = "sqrt"
-    """With its square root."""
+    """In proportion to the square root of the size."""
     ADASCALE = "adascale"
-    """By the gain that the workers measure from the noise of their gradients."""
+    """By the gain that workers measure from the noise of their gradients."""
     USER = "user"
-    """By a function of the script."""
+    """By a function that the script provides."""
 
 
 MOST_SAMPLES = 1_000_000_000
-"""Upper limit of everything that counts samples, workers or steps here: far above use, low enough to catch a slip."""
+"""Upper limit of every count of samples, workers or steps here: far above real use, low enough to catch a typing
+mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class HyperPolicy:
-    """How batch and learning rate are to follow the size of the world. All zero: they are the script's own business."""
+    """How batch and learning rate follow the size of the world. With all zeros the script manages both itself."""
 
     global_batch: int = 0
-    """Samples of a step over all workers, kept whatever the size; 0: each worker keeps its own."""
+    """Samples per step over all workers, the same at every size; 0: each worker keeps its own batch."""
     local_batch: int = 0
-    """Most samples that a worker takes at once; 0: the script's own batch size."""
+    """Most samples that a worker processes at once; 0: the script's own batch size."""
     rule: LrRule = LrRule.NONE
     warmup: int = 0
-    """Commits over which a changed LR factor comes to hold."""
+    """Number of commits over which a changed LR factor is phased in."""
     reference: int = 0
-    """Size that the script's LR is meant for: samples with a global batch, else workers; 0: that of the beginning."""
+    """The size for which the script's LR is meant: samples with a global batch, otherwise workers; 0: the size of the
+    first world."""
     logical_ranks: int = 0
+    """Fixed number of logical ranks that are distributed over the workers; 0: none."""
     scale: float = 1.0
-    """Multiplies the LR beside the rule. Only by hand, while the job runs."""
+    """An additional factor of the LR. It can only be set by hand while the job runs."""
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -200,7 +204,7 @@ class HyperPolicy:
             ("--lr-warmup", self.warmup),
         ):
             if not 0 <= value <= MOST_SAMPLES:
-                raise SettingError(flag, value, f"must be from 0 to {MOST_SAMPLES}; 0 means that none is given")
+                raise SettingError(flag, value, f"must be from 0 to {MOST_SAMPLES}; 0 means not set")
         if not (self.scale > 0 and math.isfinite(self.scale)):
             raise SettingError("--lr-scale", f"{self.scale:g}", "must be more than 0, and finite")
         if self.logical_ranks and self.global_batch % self.logical_ranks:
@@ -213,19 +217,19 @@ class HyperPolicy:
 
     @property
     def prescribes(self) -> bool:
-        """Whether anything is to be followed at all."""
+        """Whether any field changes the batch or the learning rate."""
         return self != HyperPolicy(warmup=self.warmup, reference=self.reference)
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleRules:
-    """Whether and how the job sizes itself by what it measures; see ``edl.master.policies.autoscale``."""
+    """Whether and how the job chooses its own size from measured throughput; see ``edl.master.policies.autoscale``."""
 
     enabled: bool = False
     efficiency: float = 0.6
-    """A further node must bring at least this share of what an average node brings."""
+    """An additional node must contribute at least this share of what an average node contributes."""
     cooldown_s: float = 60.0
-    """Least time between two changes of size by the policy."""
+    """Least number of seconds between two changes of size by the policy."""
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1:
@@ -235,12 +239,12 @@ class AutoscaleRules:
 
 @dataclass(frozen=True, slots=True)
 class SlotRules:
-    """When a slot of a node is dropped; see ``edl.master.policies.slots``."""
+    """When a slot of a node is dropped and used again; see ``edl.master.policies.slots``."""
 
     strikes: int = 2
-    """Failures of its own after which it is; 0: never by itself."""
+    """A slot is dropped after this many failures of its own; 0: never automatically."""
     cooldown_s: float = 0.0
-    """After so long it comes back; 0: never by itself."""
+    """Seconds after which a dropped slot is used again; 0: never automatically."""
 
     def __post_init__(self) -> None:
         if self.strikes < 0:
@@ -250,37 +254,39 @@ class SlotRules:
 
 @dataclass(frozen=True, slots=True)
 class ScriptServers:
-    """Pservers that run the script themselves, as under Paddle's launcher: slots of the nodes, like the trainers."""
+    """Pservers that run the script themselves, as under Paddle's launcher. They occupy slots of the nodes, as trainers
+    do."""
 
     each: int = 0
-    """The first slots of each node are pservers; 0: they are named one by one, or there are none."""
+    """Number of slots, the first ones of each node, that are pservers; 0: pservers are listed one by one, or there are
+    none."""
     servers: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
-    """``host:port`` of each, where they are named."""
+    """Addresses (``host:port``) of all pservers and of all trainers, if they are listed one by one."""
     gloo: str = "1"
-    """``--with_gloo``: 1 trainers meet over Paddle's gloo, 2 pservers as well, 0 nobody."""
+    """``--with_gloo``: with 1 trainers use Paddle's gloo, with 2 pservers as well, with 0 neither."""
 
     def __bool__(self) -> bool:
         return bool(self.each or self.servers)
 
 
 class OnMismatch(enum.Enum):
-    """What happens when ranks turn out to hold different parameters or optimizer values."""
+    """The reaction to ranks that hold different parameters or optimizer values."""
 
     STOP = "stop"
-    """End the job: a person has to look."""
+    """End the job, so that a person can investigate."""
     ROLLBACK = "rollback"
-    """Restart the ranks that differ, and go on from the last commit that was compared."""
+    """Restart the ranks that differ, and continue from the last commit that was compared."""
     SYNC = "sync"
-    """Take over what the majority holds, or rank 0 where there is none, and go on."""
+    """Take over the values of the majority, or of rank 0 if there is none, and continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRules:
-    """When ranks compare the state they hold, and what a difference leads to."""
+    """When ranks compare the state they hold, and the reaction to a difference."""
 
     every: int = 0
-    """Commits from one comparison to the next; 0: only after each restore."""
+    """Number of commits from one comparison to the next; 0: only after each restore."""
     on_mismatch: OnMismatch = OnMismatch.STOP
 
     def __post_init__(self) -> None:
@@ -294,7 +300,7 @@ class VerifyRules:
 
     @classmethod
     def parse(cls, text: str) -> VerifyRules:
-        """The inverse of ``text``; an empty one is the default. Raises ``SettingError``."""
+        """The inverse of ``text``; an empty text gives the default. Raises ``SettingError``."""
         every, _, action = text.partition(":")
         try:
             return cls(int(every), OnMismatch(action)) if text else cls()
@@ -304,42 +310,43 @@ class VerifyRules:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What every launcher of a job must agree on."""
+    """The settings that every launcher of a job must agree on."""
 
     job: JobId
     nodes: NodeRange
     max_restarts: int = 3
-    """Worker failures the whole job survives. Nodes that come and go do not count."""
+    """Worker failures that the whole job survives. Nodes that join or leave do not count."""
     fault_tolerance: FaultTolerance = FaultTolerance.ELASTIC
     timeouts: Timeouts = field(default_factory=Timeouts)
     data: tuple[DataFiles, ...] = ()
-    """Data sets that workers find by name."""
+    """Data sets that workers look up by name."""
     hyper: HyperPolicy = field(default_factory=HyperPolicy)
     servers: Training | None = None
-    """How a job with parameter servers trains. None: it has none, and its workers step together."""
+    """How a job with parameter servers trains. None: a job without them, whose workers step together."""
     script_servers: ScriptServers = ScriptServers()
-    """Those that run the script."""
+    """Parameter servers that run the script."""
     scheduler: SchedulerChoice | None = None
-    """Which scheduler its nodes come from; None: none is known."""
+    """The scheduler that provides the nodes; None: launchers are started in some other way."""
     cooldown_s: float = 0.0
-    """After a resize the next one waits so long."""
+    """Seconds from one resize to the next."""
     autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
     slots: SlotRules = field(default_factory=SlotRules)
     verify: VerifyRules = field(default_factory=VerifyRules)
 
     @property
     def size_owner(self) -> str:
-        """Which scheduler, and who decides on the size: ``statefulset/train (external)``; empty: there is none."""
+        """The scheduler and the owner of the size, such as ``statefulset/train (external)``; empty without a
+        scheduler."""
         return f"{self.scheduler.text} ({self.scheduler.owner.value})" if self.scheduler else ""
 
     @property
     def sized_outside(self) -> bool:
-        """The scheduler decides how many nodes there are; nobody else may."""
+        """Whether only the scheduler may decide how many nodes there are."""
         return self.scheduler is not None and self.scheduler.owner is SizeOwner.EXTERNAL
 
     @property
     def independent(self) -> bool:
-        """Workers need no others: when the world changes, those that live train on."""
+        """Whether workers make steps without one another: when the world changes, the living ones continue."""
         return self.servers is not None
 
     def __post_init__(self) -> None:
@@ -350,7 +357,7 @@ class JobSpec:
 
 
 def check_job_id(job: str) -> None:
-    """A job id is one path segment of printable ASCII, at most 128 characters. Raises ``SettingError``."""
+    """Check a job id: one path segment of printable ASCII, at most 128 characters. Raises ``SettingError``."""
     if not job:
         raise SettingError("--rdzv-id", "''", "must not be empty", "Give the job a name, the same on every node")
     bad = sorted(
@@ -364,22 +371,22 @@ def check_job_id(job: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """A copy of this process's environment. Everything outside click that needs it asks here."""
+    """A copy of this process's environment. All code that does not get it through click gets it from here."""
     return dict(os.environ)
 
 
 def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """An environment with these variables, and without those that are None."""
+    """An environment with these changes applied; None removes a variable."""
     both = {**environment, **changes}
     return {name: value for name, value in both.items() if value is not None}
 
 
 CREDENTIALS = ("EDL_RDZV_CONF", "PET_RDZV_CONF", "EDL_SECRET")
-"""Variables that may hold a password or the job's secret. Workers run whatever the script loads: they get none."""
+"""Variables that may hold a password or the job's secret. They are kept from workers, which run arbitrary code."""
 
 
 def adopt(changes: Mapping[str, str | None]) -> None:
-    """Change this process's environment, and with it that of all it starts. None: take the variable away."""
+    """Change the environment of this process and of all that it starts. None removes a variable."""
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
@@ -388,72 +395,78 @@ def adopt(changes: Mapping[str, str | None]) -> None:
 
 
 class StreamTarget(enum.Enum):
-    """Where a worker's stream goes."""
+    """Destination of a worker's output stream."""
 
     CONSOLE = "console"
     FILE = "file"
     BOTH = "both"
     NOWHERE = "nowhere"
-    """Only its last lines are kept, for error reports."""
+    """Neither: only the last lines are kept, for error reports."""
 
 
 class LogLayout(enum.Enum):
-    """Whose habits the files and the console follow."""
+    """The launcher whose conventions log files and console follow."""
 
     TORCHRUN = "torchrun"
-    """All on the console; files only where asked for."""
+    """Everything on the console; files only on request."""
     PADDLE = "paddle"
-    """All in files, ``workerlog.N``, and on the console as it is."""
+    """Everything in files, ``workerlog.N``, and on the console without a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """Where the workers of one launcher write. The maps are by local rank; a missing rank has the default."""
+    """Where the workers of one launcher write. The maps are keyed by local rank; a rank that is not in a map has the
+    default."""
 
     folder: str
-    """Folder of this launcher; each round gets its own below it. Empty: no files at all, not even error files."""
+    """Folder of this launcher, with a subfolder for each round. Empty: no files, not even error files."""
     redirects: Mapping[int, int] = field(default_factory=dict)
     tee: Mapping[int, int] = field(default_factory=dict)
     redirect_all: int = 0
-    """Bits for ranks that ``redirects`` does not name: 1 stdout, 2 stderr (as torchrun counts them)."""
+    """Value for ranks that ``redirects`` does not name: 1 stdout, 2 stderr, 3 both, as in torchrun."""
     tee_all: int = 0
+    """The same for ``tee``."""
     shown: frozenset[int] = frozenset()
     """Local ranks whose output the console shows; empty: all."""
     stdout_filters: tuple[str, ...] = ()
-    """Lines of stdout that hold one of these, of workers with ``tee``, go to a file of the round as well."""
+    """Texts: a line of stdout that contains one of them also goes to a file of the round, for workers with ``tee``."""
     stderr_filters: tuple[str, ...] = ()
+    """The same for stderr."""
     prefix: str = ""
-    """What stands before each console line of a stream with ``tee``, with ``${rank}`` and the like; empty: ours."""
+    """Prefix template of the console lines of a stream with ``tee``, with ``${rank}`` and the like; empty: edl's
+    own."""
     layout: LogLayout = LogLayout.TORCHRUN
     quiet: bool = False
-    """With Paddle's layout: the console shows the first worker only, on stdout, as Paddle's launcher does."""
+    """With Paddle's layout: the console shows only the first worker, on stdout, as Paddle's launcher does."""
     links: str = ""
-    """Folder where Paddle's names (``workerlog.0``) lead to the newest files; empty: nowhere."""
+    """Folder in which Paddle's names (``workerlog.0``) are links to the newest files; empty: no links."""
     overwrite: bool = False
-    """What an earlier launch of the same job and node has left in ``folder`` may go."""
+    """Whether files that an earlier launch of the same job and node left in ``folder`` may be deleted."""
     rounds: int = 100
-    """Rounds whose files are kept: the first one and the newest; and the newest so many launches. 0: all."""
+    """Number of rounds whose files are kept, the first one and the newest; also the number of earlier launches that are
+    kept. 0: all."""
     most_bytes: int = 10 << 30
-    """Most that the log files of this job on this node take; 0: any amount."""
+    """Limit in bytes for the log files of this job on this node; 0: no limit."""
     reserve: int = -1
-    """Bytes of the disk that logs leave free; less than 0: what suits the disk."""
+    """Bytes that logs leave free on their disk; negative: a share that depends on the disk."""
     workers: int = 1
-    """Slots of this launcher, which share ``most_bytes``."""
+    """Number of slots of this launcher, which share ``most_bytes``."""
     name: str = ""
-    """Name of the folder that was asked for, of which those of further launches are made; empty: there are none."""
+    """Name of the requested folder, from which the folder names of further launches are made; empty: there are none."""
     servers: int = 0
-    """The first local ranks that are pservers, with files of their own names in Paddle's layout."""
+    """Number of local ranks, the first ones, that are pservers. In Paddle's layout their files have names of their
+    own."""
 
     def stdout(self, local_rank: int) -> StreamTarget:
-        """Target of a worker's stdout."""
+        """Destination of the stdout of this local rank."""
         return self._target(local_rank, 1)
 
     def stderr(self, local_rank: int) -> StreamTarget:
-        """Target of a worker's stderr."""
+        """Destination of the stderr of this local rank."""
         return self._target(local_rank, 2)
 
     def prefixed(self, local_rank: int, *, stderr: bool) -> bool:
-        """Whether ``tee`` was asked for: such lines carry a prefix on the console, and the filters look at them."""
+        """Whether this stream has ``tee``: its console lines carry a prefix, and the filters apply to it."""
         return bool(self.tee.get(local_rank, self.tee_all) & (2 if stderr else 1))
 
     def _target(self, local_rank: int, bit: int) -> StreamTarget:
@@ -474,4 +487,4 @@ _TARGETS = {
     (False, True): StreamTarget.FILE,
     (False, False): StreamTarget.NOWHERE,
 }
-"""By whether a stream goes to the console, and whether to a file."""
+"""Destination by (to the console, to a file)."""

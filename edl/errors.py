@@ -1,4 +1,4 @@
-"""The tree of errors that edl raises, divided by who has to act.
+"""The exceptions that edl raises, grouped by who has to act.
 
     EdlError
     ├── UsageError          the user: fix the value named in the message
@@ -67,7 +67,7 @@ class SettingError(UsageError):
         super().__init__(f"{text}. {advice}" if advice else text)
 
     def renamed(self, setting: str) -> SettingError:
-        """The same error about a setting that has another name at the caller."""
+        """The same error with the name that the caller uses for this setting."""
         return SettingError(setting, self.value, self._allowed, self._advice)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 
 BEGIN_ANEW = 75
-"""A worker of a job with parameter servers exits with this status (EX_TEMPFAIL) to be started again, because its
-in-memory state is no longer valid. This does not count as a failure, and no launcher exits with it."""
+"""A worker of a job with parameter servers exits with this status (EX_TEMPFAIL) when its in-memory state is no longer
+valid. It is started again; this does not count as a failure. No launcher exits with this status."""
 
 
 class ExitCode(enum.IntEnum):

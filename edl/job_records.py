@@ -1,7 +1,7 @@
-"""Typed parts of a job's specification about what it uses beside its workers: data sets, pservers, a scheduler.
+"""The parts of a job's specification that are not about workers: data sets, pservers, the scheduler.
 
-They lie below ``edl.config`` so that ``JobSpec`` holds them nested and the packages that act on them (``ps``,
-``data_service``, ``edl.schedulers``) need nothing else. Each refuses impossible values when it is made.
+They are in a module below ``edl.config``, so that ``JobSpec`` can contain them and the packages that act on them
+(``ps``, ``data_service``, ``edl.schedulers``) import nothing else. Each record validates itself on construction.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from dataclasses import dataclass, field
 from edl.errors import SettingError
 
 MOST_SERVERS = 1000
-"""Pservers of one job."""
+"""Largest number of pservers of one job."""
 
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
-    """One data set of ``--data``: where its files are and how they are read."""
+    """One data set of ``--data``: its files and how they are read."""
 
     name: str
     patterns: tuple[str, ...]
-    """Absolute paths or URLs, with wildcards."""
+    """Absolute paths or URLs; they may contain wildcards."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """As written after the patterns, such as ``shuffle`` and ``no``; ``data_service.loader.source`` reads them."""
+    """The settings given after the patterns, such as ``shuffle`` and ``no``; ``data_service.loader.source`` reads
+    them."""
 
     @property
     def text(self) -> str:
-        """As on the command line: ``train=/data/*.parquet;shuffle=no``."""
+        """The data set as on the command line: ``train=/data/*.parquet;shuffle=no``."""
         return ";".join([f"{self.name}={','.join(self.patterns)}", *(f"{k}={v}" for k, v in self.settings.items())])
 
 
 def environment_text(sets: Iterable[DataFiles]) -> str:
-    """The value of ``EDL_DATA_SETS`` in a worker: JSON by name, with ``files`` and the settings; empty for no sets."""
+    """The value of ``EDL_DATA_SETS`` in a worker: a JSON object by name, with ``files`` and the settings; empty if
+    there are no data sets."""
     found = {one.name: {"files": list(one.patterns), **one.settings} for one in sets}
     return json.dumps(found, sort_keys=True) if found else ""
 
@@ -46,25 +48,25 @@ def environment_text(sets: Iterable[DataFiles]) -> str:
 
 
 class Mode(enum.Enum):
-    """How the trainers of a job with parameter servers synchronise."""
+    """The way in which the trainers of a job with parameter servers synchronise."""
 
     SYNC = "sync"
-    """A step's gradients of all trainers of the membership epoch are averaged, then applied once."""
+    """The gradients of a step from all trainers of the membership epoch are averaged, then applied once."""
     ASYNC = "async"
-    """Each push is applied when it comes; no trainer gets more than ``staleness`` steps ahead of the slowest."""
+    """Each push is applied when it arrives; no trainer gets more than ``staleness`` steps ahead of the slowest."""
     GEO = "geo"
     """Trainers train on local copies and push differences every ``geo_steps`` steps."""
 
 
 class Replication(enum.Enum):
-    """When a push is acknowledged."""
+    """The condition on which a push is acknowledged."""
 
     SYNC = "sync"
-    """When every replica in sync has it: no acknowledged push is lost with one pserver."""
+    """Every replica in sync has it: losing one pserver loses no acknowledged push."""
     ASYNC = "async"
-    """When the owner has it; while replicas are more than ``lag_s`` behind, nothing is acknowledged."""
+    """The owner has it; while replicas are more than ``lag_s`` behind, nothing is acknowledged."""
     NONE = "none"
-    """There are no replicas: a dead pserver's rows come back from the last checkpoint."""
+    """There are no replicas: the rows of a dead pserver are restored from the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,16 @@ class Training:
 
     mode: Mode = Mode.ASYNC
     staleness: int = 0
-    """Async: steps that a trainer may be ahead of the slowest one; 0: any number."""
+    """Async: number of steps that a trainer may be ahead of the slowest one; 0: unlimited."""
     staleness_lr: bool = False
-    """Async: the LR of a push is divided by 1 + (pushes of others applied since its pull) / trainers."""
+    """Async: divide the LR of a push by 1 + (pushes of others applied since its pull) / trainers."""
     geo_steps: int = 10
+    """Geo: steps on local copies between two exchanges of differences."""
     replication: Replication = Replication.SYNC
     lag_s: float = 0.5
-    """Async replication: a replica further behind than this holds acknowledgements up."""
+    """Async replication: seconds that a replica may be behind before acknowledgements wait for it."""
     servers: tuple[int, ...] = (1, 64)
-    """Least and most pservers that hold buckets."""
+    """Minimum and maximum number of pservers that hold buckets."""
     save_every_s: float = 0.0
     """Seconds between two checkpoints; 0: only on request."""
 
@@ -104,33 +107,33 @@ class Training:
 
 
 class SizeOwner(enum.Enum):
-    """Who decides how many nodes there are."""
+    """Who decides how many nodes the job has."""
 
     MASTER = "master"
-    """Requests come to the Master, which asks the scheduler."""
+    """The Master: it receives requests and asks the scheduler for nodes."""
     EXTERNAL = "external"
-    """Users of the scheduler decide; the Master follows, and never asks."""
+    """The users of the scheduler: the Master follows, and never asks for nodes."""
 
 
 WITH_COLON = ("exec", "discovery", "custom")
-"""Kinds of schedulers whose target follows a colon."""
+"""Kinds of schedulers whose target follows a colon instead of a slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerChoice:
-    """``--scheduler``, ``--scheduler-conf`` and ``--scale-owner``, read."""
+    """The parsed values of ``--scheduler``, ``--scheduler-conf`` and ``--scale-owner``."""
 
     kind: str
     """The word before ``/`` or ``:``, such as ``statefulset``."""
     target: str = ""
-    """What follows it: a name, a command."""
+    """The name or the command after it."""
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Only keys that the kind knows."""
+    """Settings from ``--scheduler-conf``; only keys that this kind accepts."""
     owner: SizeOwner = SizeOwner.MASTER
 
     @property
     def text(self) -> str:
-        """As on the command line, for messages."""
+        """The scheduler as on the command line, for messages."""
         if not self.target:
             return self.kind
         return f"{self.kind}{':' if self.kind in WITH_COLON else '/'}{self.target}"

@@ -1,5 +1,5 @@
-"""The interfaces that the shells need from the outside world, as Protocols. Adapters implement them; fakes are in
-edl.testing.
+"""The interfaces through which shells use the outside world, as Protocols. Adapters implement them; fakes are in
+``edl.testing``.
 
 Times are float seconds. Everything that waits is a coroutine and may be cancelled at any await.
 """
@@ -35,7 +35,7 @@ class KeyValue:
     """Store revision at which the key was last created; the fencing token if the key is an election key."""
     mod_revision: int
     lease: int
-    """The lease that the key is attached to; 0: none."""
+    """The lease that the key is attached to; 0: no lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Guard:
     token: Token
 
     def condition(self) -> Condition:
-        """The condition that holds exactly until this Master is replaced."""
+        """The condition that holds until this Master is replaced."""
         return CreatedAt(self.key, self.token)
 
 
@@ -200,7 +200,7 @@ class Ruling(Protocol):
         """The current status of the job."""
         ...
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
+    async def wish(self, request: ScaleRequest) -> Granted:
         """Submit a request; returns when it is in the store or has been refused."""
         ...
 
@@ -209,7 +209,7 @@ class Ruling(Protocol):
         ...
 
     def explain(self, text: str) -> None:
-        """Set the scheduler's reason why the size is not reached yet, as part of ``ScaleView.waiting``; empty: none."""
+        """Set the scheduler's reason why the size has not been reached, shown as ``ScaleView.waiting``; empty: none."""
         ...
 
 
@@ -223,8 +223,8 @@ class CommandKind(enum.Enum):
     PROGRAM = "program"
     """``--no-python``: any executable."""
     CALL = "call"
-    """A function, from ``edl.launch.api``. The target is the file that defines it (empty: none), the argument the
-    private folder in which the pickled function is."""
+    """A function, from ``edl.launch.api``. The target is the file that defines it (empty: none); the argument is the
+    private folder that contains the pickled function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +312,15 @@ class Processes(Protocol):
         ...
 
     async def dump(self, pid: int) -> None:
-        """Make a worker write the stacks of its threads to its standard error; it continues running.
+        """Make a worker write the stacks of its threads to its standard error; it continues to run.
 
-        Returns after the request has been sent; if that is impossible, the log says why.
+        Returns when the request has been sent; if that is impossible, the log says why.
         """
         ...
 
     async def forward(self, pid: int, number: int) -> None:
-        """Send a signal to a worker's own process only, if it has a handler for it; any other signal would kill it, so
-        that is logged instead."""
+        """Send a signal to a worker's own process only, if it handles that signal. Otherwise the signal would kill it,
+        so the case is logged instead."""
         ...
 
     def events(self) -> AsyncIterator[ProcessEvent]:
@@ -426,8 +426,8 @@ class Label:
     size: int
     crc32: int
     owed: Version = NO_STATE
-    """A commit that the owner's workers requested to be saved and that is not written yet: if the owner is lost, a node
-    that has the copy writes it."""
+    """A commit that the owner's workers asked to save and that is not written yet. If the owner is lost, a node that
+    has the copy writes it."""
 
 
 class Lent(Protocol):
@@ -469,16 +469,16 @@ class Arrival(Protocol):
 
 
 class SnapshotPool(Protocol):
-    """The snapshots that a node has in memory, and those it accepts. Called from any thread."""
+    """The snapshots that a node holds in memory, and those it accepts. Called from any thread."""
 
     def lend(self, version: Version, shard: int) -> Lent | None:
         """One shard of a commit, or None when this node does not have it."""
         ...
 
     def arriving(self, label: Label) -> Arrival | None:
-        """Memory for a copy of another node's commit; None when this node has exactly that commit already.
+        """Memory for a copy of another node's commit; None if this node already has exactly that commit.
 
-        Raises ``CheckpointError`` with the reason when it cannot be accepted.
+        Raises ``CheckpointError`` with the reason if it cannot be accepted.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Names for the things everybody passes around.
+"""Types of the ids and numbers that are passed around everywhere.
 
-An id is a ``NewType`` so that mypy refuses a node where a job is meant. Nothing here has behaviour.
+Each is a ``NewType``, so that mypy rejects a node where a job is expected. Nothing here has behaviour.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import NewType
 
 JobId = NewType("JobId", str)
-"""What one launch command describes; one path segment, so it never holds a slash."""
+"""Name of a job: one path segment, so it never contains a slash."""
 
 NodeId = NewType("NodeId", str)
-"""A host (pod) taking part. Stable across rounds; unique within a job."""
+"""Name of a host (or pod) that takes part in a job. Stable across rounds; unique within a job."""
 
 Round = NewType("Round", int)
 """Number of a formed world. The first world is round 1; 0 means "none yet"."""
@@ -20,7 +20,7 @@ Rank = NewType("Rank", int)
 """Position of a worker in a world, ``0 .. world_size - 1``."""
 
 Incarnation = NewType("Incarnation", int)
-"""Which life of a node this is: the id of the store lease it lives on. A restarted node has another one."""
+"""One life of a node: the id of the store lease that its key is attached to. A restarted node has another one."""
 
 Token = NewType("Token", int)
 """Fencing token of a Master: the revision at which its election key was created. Larger is newer."""

@@ -1,6 +1,7 @@
 """Paddle's own parsers against ours: every option that either of its launchers knows, and what it is here.
 
-``python -m scripts.dropin paddle`` prints it; ``tests/unit/test_dropin_paddle.py`` holds it to be complete and true.
+``python -m scripts.dropin paddle`` prints it; ``tests/unit/edl/launch/test_dropin_paddle.py`` checks that it is
+complete and true.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torchrun's own parser against ours: every option that it knows, and what it is here.
 
-``python -m scripts.dropin torchrun`` prints it; ``tests/unit/test_torchrun_options.py`` holds it to be complete, and
-true.
+``python -m scripts.dropin torchrun`` prints it; ``tests/unit/edl/launch/test_torchrun_options.py`` checks that it is
+complete and true.
 """
 
 from __future__ import annotations

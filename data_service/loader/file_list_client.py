@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from data_service.file_list import FileList, chosen, pieces
 from data_service.ledger import Ledger
+from data_service.loader.deps import Threads
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.source import DataSource
 from data_service.manifest import Manifest, named
@@ -25,7 +26,7 @@ ADVICE = "Restore them, or start without that position"
 class FileListClient:
     """A process's copy of the Master's file list of one data set. ``say`` receives notes for the user."""
 
-    def __init__(self, name: str, say: Say) -> None:
+    def __init__(self, name: str, say: Say, threads: Threads) -> None:
         self.name = name
         self.files = FileList().shared(threading.RLock())
         self._say = say
@@ -35,7 +36,7 @@ class FileListClient:
         self._unready: dict[str, int] = {}
         """Size of new files at the last scan; a file that is still growing is skipped."""
         self._lock = threading.Lock()
-        self._fetching = threading.Lock()
+        self._fetching = threads.lock()
 
     # --- as part of a position ---------------------------------------------------------------------------------------
 

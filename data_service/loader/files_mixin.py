@@ -8,6 +8,7 @@ from typing import Any
 
 from data_service.file_list import FileList, files_of
 from data_service.ledger import Ledger
+from data_service.loader.deps import LoaderDeps
 from data_service.loader.file_list_client import FileListClient
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.prefetcher import EpochFiles
@@ -33,6 +34,7 @@ class FilesMixin:
 
     _name: str
     _context: WorkerContext
+    _deps: LoaderDeps
     _client: LeaseClient | None
     _ledger: Ledger | None
     _options: Options
@@ -169,7 +171,7 @@ class FilesMixin:
             except EdlError as error:
                 note(f"data set {self._name}: cannot add files: {error}")
 
-        threading.Thread(target=run, name="edl-files", daemon=True).start()
+        self._deps.threads.thread(run, "edl-files").start()
 
     def _position_now(self) -> Ledger | None:
         with self._lock:

@@ -14,7 +14,7 @@ from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.messages import Done, Opened, Pace
-from edl.adapters.clock import SystemClock
+from edl.ports import Clock
 from edl.worker.session import note
 from edl.worker.steps import Share
 
@@ -22,21 +22,21 @@ IDLE_S = 0.2
 """Seconds without a batch after which the parameter servers are notified."""
 SAY_S = 10.0
 """Seconds after which the user is notified, if this worker is the one that is waited for."""
-_CLOCK = SystemClock()
 
 
 class BatchWait:
     """The wait for one batch. A long wait is reported, to parameter servers first and then to the user."""
 
-    def __init__(self, name: str, unacknowledged: UnacknowledgedBatches) -> None:
+    def __init__(self, name: str, unacknowledged: UnacknowledgedBatches, clock: Clock) -> None:
         self._name = name
+        self._clock = clock
         self._unacknowledged = unacknowledged
-        self._began_s = _CLOCK.now_s()
+        self._began_s = self._clock.now_s()
         self._idle = self._said = False
 
     def look(self) -> None:
         """Called periodically while there is no batch."""
-        waited_s = _CLOCK.now_s() - self._began_s
+        waited_s = self._clock.now_s() - self._began_s
         if waited_s >= IDLE_S and not self._idle:
             self._idle = True
             trainers.idle()

@@ -4,12 +4,12 @@ failover."""
 from __future__ import annotations
 
 import collections
-import secrets
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from data_service.loader.deps import PROCESS, LoaderDeps, Signal
 from data_service.loader.trainers import trainers
 from data_service.loader.transport import MasterTransport
 from data_service.protocol import messages
@@ -37,12 +37,12 @@ _Answer = TypeVar("_Answer")
 class PendingRequest:
     """A request on its way, and its answer once it has arrived."""
 
-    def __init__(self, message: Any, *, again: bool = False) -> None:
+    def __init__(self, message: Any, done: Signal, *, again: bool = False) -> None:
         self.message = message
         self.again = again
         """A repetition after a failover; no thread waits for its answer."""
         self.answer: Any = None
-        self.done = threading.Event()
+        self.done = done
 
 
 class LeaseClient:
@@ -56,10 +56,12 @@ class LeaseClient:
         rank: int,
         position: Callable[[], str],
         where: Callable[[], tuple[int, int]] | None = None,
+        deps: LoaderDeps = PROCESS,
     ) -> None:
         """``number``: of the round. ``position``: returns what was announced to all ranks, which rank 0 sends.
         ``where``: for a worker that outlives rounds, returns the current round and rank."""
         self.dataset = dataset
+        self.deps = deps
         self._transport = transport
         self._where = where or (lambda: (number, rank))
         self._lasting = where is not None
@@ -70,7 +72,7 @@ class LeaseClient:
         self._queue: collections.deque[PendingRequest] = collections.deque()
         self._sent: PendingRequest | None = None
         self._closed = False
-        self.ended = threading.Event()
+        self.ended = deps.threads.signal()
         """Set when the client is closed or its round is over."""
         self._register: Register | None = None
         self._open: Open | None = None
@@ -232,8 +234,11 @@ class LeaseClient:
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
+    def _pending(self, message: Any, *, again: bool = False) -> PendingRequest:
+        return PendingRequest(message, self.deps.threads.signal(), again=again)
+
     def _ask(self, message: Any) -> PendingRequest:
-        asked = PendingRequest(message)
+        asked = self._pending(message)
         with self._lock:
             self._queue.append(asked)
         self._go_on()
@@ -246,7 +251,7 @@ class LeaseClient:
                 return
             asked = self._sent = self._queue.popleft()
             self._number, self._rank = self._where()
-            asked.message = replace(asked.message, id=_numbers.next())
+            asked.message = replace(asked.message, id=self.deps.numbers.next())
             if isinstance(asked.message, Open):
                 asked.message = replace(asked.message, rank=self._rank)
             text, number = messages.encode(asked.message), self._number
@@ -273,7 +278,7 @@ class LeaseClient:
             if not (stale and self._lasting):
                 self._sent = None
             if isinstance(message, Refused) and message.kind == "old":
-                _numbers.rise_above(message.last)
+                self.deps.numbers.rise_above(message.last)
                 self._queue.appendleft(asked)
                 return
             if stale and not self._lasting:
@@ -358,7 +363,7 @@ class LeaseClient:
             kinds = {type(asked.message) for asked in pending}
             again: list[PendingRequest] = []
             if self._register is not None and Register not in kinds:
-                again.append(PendingRequest(self._register, again=True))
+                again.append(self._pending(self._register, again=True))
             if self._open is not None and Open not in kinds:
                 granted = self._granted
                 message = replace(
@@ -370,29 +375,6 @@ class LeaseClient:
                     acks=self._acks(),
                     fence=self._fence,
                 )
-                again.append(PendingRequest(message, again=True))
+                again.append(self._pending(message, again=True))
             self._sent = None
             self._queue = collections.deque(again + pending)
-
-
-class _Numbers:
-    """Request ids, increasing over the life of the process, over all rounds and data sets."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0
-
-    def next(self) -> int:
-        """An id that neither this process nor a predecessor in its slot has used, whose requests may still be parked.
-        The start is drawn on first use, because processes may be forked after this module is loaded."""
-        with self._lock:
-            self._last = (self._last or secrets.randbits(40)) + 1
-            return self._last
-
-    def rise_above(self, number: int) -> None:
-        """A predecessor in this slot has used ids up to ``number``."""
-        with self._lock:
-            self._last = max(self._last, number)
-
-
-_numbers = _Numbers()

@@ -13,6 +13,7 @@ from data_service.formats import options as reading
 from data_service.formats.ragged import RaggedColumn, checked_pad
 from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
+from data_service.loader.deps import PROCESS
 from data_service.loader.file_list_client import FileListClient
 from data_service.loader.files_mixin import FilesMixin
 from data_service.loader.independent import BatchWait, IndependentMixin, open_lasting
@@ -89,6 +90,8 @@ class Loader(FilesMixin, IndependentMixin):
     (``"epoch"``). ``when``: new files join the current epoch (``"now"``, the default) or the next one
     (``"next-epoch"``). See also ``add``.
     """
+
+    _deps = PROCESS
 
     def __init__(
         self,
@@ -172,9 +175,9 @@ class Loader(FilesMixin, IndependentMixin):
         self._share: Share | None = None
         self._ready: ReadyStep | None = None
         self._unacknowledged = UnacknowledgedBatches()
-        self._file_list = FileListClient(self._name, note)
+        self._file_list = FileListClient(self._name, note, self._deps.threads)
         self._known: EpochFiles | None = None
-        self._meter = Meter()
+        self._meter = Meter(self._deps.clock)
 
     # --- for framework subclasses ------------------------------------------------------------------------------------
 
@@ -345,7 +348,7 @@ class Loader(FilesMixin, IndependentMixin):
     def _plan_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> bool:
         """Agree with all ranks on the next steps. Returns False if there are none."""
         single = place.world_size == 1 or self._independent
-        wait = BatchWait(self._name, self._unacknowledged)
+        wait = BatchWait(self._name, self._unacknowledged, self._deps.clock)
 
         def check() -> None:
             self._context.check(place.round)
@@ -372,7 +375,7 @@ class Loader(FilesMixin, IndependentMixin):
             if window.over:
                 return False
             with self._meter.waiting():
-                threading.Event().wait(AGAIN_S)
+                self._deps.threads.signal().wait(AGAIN_S)
                 check()
 
     def _offer(self, prefetcher: Prefetcher, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
@@ -447,8 +450,8 @@ class Loader(FilesMixin, IndependentMixin):
     def _open(self, place: RankAssignment) -> None:
         source = self._settle()
         where = self._context.where if self._lasting else None
-        transport = self._context.transport()
-        client = LeaseClient(transport, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
+        at = self._context.transport(), self._name, place.round, place.rank
+        client = LeaseClient(*at, self._position, where, self._deps)  # type: ignore[arg-type]
 
         def check() -> None:
             self._context.check(place.round)

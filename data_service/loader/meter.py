@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from data_service.loader.lease_client import LeaseClient
 from data_service.protocol.messages import Pace
-from edl.adapters.clock import SystemClock
+from edl.ports import Clock
 
-_CLOCK = SystemClock()
 PACE_S = 2.0
 """Seconds between two reports."""
 
@@ -17,8 +16,9 @@ PACE_S = 2.0
 class Meter:
     """The meter of one worker and one data set."""
 
-    def __init__(self) -> None:
-        self._since_s = _CLOCK.now_s()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_s = self._clock.now_s()
         self._records = 0
         self._waited_s = 0.0
 
@@ -29,16 +29,16 @@ class Meter:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Context in which the script waits for data."""
-        began_s = _CLOCK.now_s()
+        began_s = self._clock.now_s()
         try:
             yield
         finally:
-            self._waited_s += _CLOCK.now_s() - began_s
+            self._waited_s += self._clock.now_s() - began_s
 
     def tell(self, client: LeaseClient | None, name: str) -> None:
         """Send a report if one is due."""
-        elapsed_s = _CLOCK.now_s() - self._since_s
+        elapsed_s = self._clock.now_s() - self._since_s
         if elapsed_s < PACE_S or client is None:
             return
         client.tell(Pace(0, name, self._records / elapsed_s, min(1.0, self._waited_s / elapsed_s)))
-        self._since_s, self._records, self._waited_s = _CLOCK.now_s(), 0, 0.0
+        self._since_s, self._records, self._waited_s = self._clock.now_s(), 0, 0.0

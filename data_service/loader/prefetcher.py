@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -18,10 +17,8 @@ from data_service.loader.trainers import trainers
 from data_service.loader.window import ShardProgress, StepOffer, Supply
 from data_service.manifest import ShardRef
 from data_service.protocol.messages import Given, Granted, Refused
-from edl.adapters.clock import SystemClock
 from edl.errors import DataError, EdlError, UnreachableData, UnsupportedData
 
-_CLOCK = SystemClock()
 AHEAD_S = 1.0
 """Requests for shards aim at this many seconds of work."""
 MOST_SHARDS = 1024
@@ -148,13 +145,14 @@ class Prefetcher:
         self.troubles: list[str] = []
         """Reasons why shards could not be read."""
         self._client = client
+        self._clock = client.deps.clock
         self._reader = reader
         self._order = order
         self._prefetch = prefetch
         self._columns = columns
         self._finish = finish
         self._over = over
-        self._changed = threading.Condition()
+        self._changed = client.deps.threads.condition()
         self._steps: collections.deque[ReadyStep] = collections.deque()
         self._supply = Supply.MORE
         self.known = EpochFiles(0, 0, "", -1)
@@ -169,8 +167,8 @@ class Prefetcher:
         self._refs: dict[int, ShardRef] = {}
         self._loose: list[ShardProgress] = []
         self._shards_read = 0
-        self._began_s = _CLOCK.now_s()
-        self._thread = threading.Thread(target=self._run, name="edl-data", daemon=True)
+        self._began_s = self._clock.now_s()
+        self._thread = client.deps.threads.thread(self._run, "edl-data")
 
     # --- the training thread -----------------------------------------------------------------------------------------
 
@@ -349,7 +347,7 @@ class Prefetcher:
 
     def _enough(self) -> int:
         # The first ones fill the queue and say little about the training speed.
-        elapsed_s = max(AHEAD_S, _CLOCK.now_s() - self._began_s)
+        elapsed_s = max(AHEAD_S, self._clock.now_s() - self._began_s)
         by_speed = math.ceil(AHEAD_S * self._shards_read / elapsed_s)
         return max(1, self._order.mixed, min(MOST_SHARDS, by_speed))
 

@@ -1,1 +1,1 @@
-"""The Master over HTTP: the scale interface as JSON."""
+"""The Master's HTTP interface: the size of the job as JSON."""

@@ -1,4 +1,4 @@
-"""Who may do what, and how often: tokens from files that may change, and a bounded count of requests."""
+"""Access control: tokens from files that may change, and a rate limit for each peer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 TOKEN = re.compile(r"[\x21-\x7e]{8,1024}")
-"""What a token may look like: visible ASCII, not too short."""
+"""The form of a token: visible ASCII, not too short."""
 MOST_BYTES = 64 * 1024
-"""Of a file with tokens."""
+"""Largest size of a file with tokens."""
 
 
 class Rights(enum.Enum):
-    """What somebody may do."""
+    """What the holder of a token may do."""
 
     FULL = "full"
     READ = "read"
 
 
 class TokenFile:
-    """Tokens of one file, one a line; empty lines and lines that begin with ``#`` do not count."""
+    """The tokens of one file, one per line; empty lines and lines that begin with ``#`` are ignored."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -34,9 +34,10 @@ class TokenFile:
         self._digests: tuple[bytes, ...] = ()
 
     def read(self) -> bool:
-        """Read it if it has changed; returns whether it had. Blocks.
+        """Read the file if it has changed; returns whether it had. Blocks.
 
-        Raises ``OSError``, or ``ValueError`` (which names a line, never a token); the tokens known so far stay then.
+        Raises ``OSError``, or ``ValueError`` (which names a line, never a token); then the tokens read before stay
+        valid.
         """
         stat = os.stat(self.path)
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -47,29 +48,29 @@ class TokenFile:
         return True
 
     def has(self, digest: bytes) -> bool:
-        """Whether one of its tokens is this one; takes as long whichever it is."""
+        """Whether the file contains the token with this digest, compared in constant time."""
         return _among(digest, self._digests)
 
 
 def tokens_in(path: str) -> list[str]:
-    """See ``TokenFile``."""
+    """The tokens in a file, as ``TokenFile`` reads them. Raises ``OSError``, or ``ValueError`` that names the line."""
     with Path(path).open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES} bytes, which is no list of tokens")
+        raise ValueError(f"longer than {MOST_BYTES} bytes, too long for a list of tokens")
     found = []
     for number, line in enumerate(data.decode("latin-1").splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
         if not TOKEN.fullmatch(text):
-            raise ValueError(f"line {number} is no token: 8 to 1024 visible ASCII characters without spaces")
+            raise ValueError(f"line {number} is not a token: use 8 to 1024 visible ASCII characters without spaces")
         found.append(text)
     return found
 
 
 class Tokens:
-    """All tokens that count here."""
+    """All tokens that this launcher accepts: the job's own, or those of the two files."""
 
     def __init__(self, job_token: Callable[[], str], full: str, read: str, log: Callable[[str], None]) -> None:
         self._job_token = job_token
@@ -79,34 +80,36 @@ class Tokens:
         self._said: dict[str, str] = {}
 
     def refresh(self) -> None:
-        """Read the files that have changed. Blocks. One that cannot be read is named once, and what it said holds."""
+        """Read the files that have changed. Blocks. A file that cannot be read is reported once; its previous tokens
+        stay valid."""
         for file in (one for one in (self._full, self._read) if one is not None):
             try:
                 first = file.path not in self._said
                 if file.read() and not first:
-                    self._log(f"HTTP: {file.path} has changed; its tokens count from now on")
+                    self._log(f"HTTP: {file.path} has changed; its new tokens are valid now")
                 self._said[file.path] = ""
             except (OSError, ValueError) as error:
                 text = error.strerror or "" if isinstance(error, OSError) else str(error)
                 if self._said.get(file.path) != text:
-                    self._log(f"HTTP: cannot read {file.path}: {text}. The tokens known so far stay")
+                    self._log(f"HTTP: cannot read {file.path}: {text}. The previous tokens stay valid")
                 self._said[file.path] = text
 
     def rights(self, authorization: str) -> Rights | None:
-        """What the sender of this header may do; None: it carries no token that is known."""
+        """The rights of the sender of this header; None: it carries no valid token."""
         scheme, _, token = authorization.partition(" ")
         digest = _digest(token.strip())
         full = self._full.has(digest) if self._full is not None else _among(digest, (_digest(self._job_token()),))
         read = self._read.has(digest) if self._read is not None else False
         if scheme.lower() != "bearer" or not token.strip():
-            return None  # the job's own may not be known yet: that is empty, too
+            return None  # the job's token may not be known yet and is empty then
         if full:
             return Rights.FULL
         return Rights.READ if read else None
 
 
 def _digest(token: str) -> bytes:
-    """Tokens are compared by digests of one length: how long a comparison takes says nothing about a token."""
+    """Tokens are compared by digests of equal length, so that the duration of a comparison reveals nothing about a
+    token."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -118,14 +121,14 @@ def _among(digest: bytes, known: tuple[bytes, ...]) -> bool:
 
 
 class RateLimit:
-    """A bucket of tokens for each peer. Only so many peers are remembered: those that asked last."""
+    """A token bucket for each peer. Only the peers that sent the latest requests are remembered, up to a limit."""
 
     def __init__(self, rate: float, burst: float, peers: int) -> None:
         self._rate, self._burst, self._peers = rate, burst, peers
         self._buckets: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
 
     def admits(self, peer: str, now_s: float) -> bool:
-        """Whether this request of the peer is within its rate."""
+        """Count a request of this peer; returns whether it is within the peer's rate."""
         left, then_s = self._buckets.pop(peer, (self._burst, now_s))
         left = min(self._burst, left + (now_s - then_s) * self._rate)
         admitted = left >= 1.0
@@ -139,7 +142,8 @@ class RateLimit:
 
 
 def peer_of(host: str) -> str:
-    """The address by which a peer is counted: for IPv6 its network, of which one host has all addresses."""
+    """The address under which a peer is counted: an IPv4 address, or an IPv6 network, because one host may have all
+    addresses of it."""
     if ":" not in host:
         return host
     try:

@@ -1,6 +1,6 @@
-"""Bodies of requests: their types, which are also their schemas, and the wishes that they become. Pure.
+"""Request bodies: their types, which are also their schemas, and the scale requests made from them. Pure.
 
-What does not fit is a ``Refusal`` that names the field and the value.
+An invalid body is a ``Refusal`` that names the field and the value.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds,
 from edl.wire.status import JobStatus
 
 MOST_SHOWN = 500
-"""Characters of a person's words that are kept."""
+"""Characters of a reason or a requester that are kept."""
 NAME = r"^[A-Za-z0-9._-]{1,128}\Z"
-"""What jobs and nodes are called."""
+"""Pattern of the names of jobs and nodes."""
 MOST_NODES = 2**31 - 1
 
 Nodes = Annotated[int, Meta(ge=0, le=MOST_NODES)]
@@ -30,56 +30,56 @@ SeenRevision = Annotated[
     str,
     Meta(
         pattern=r"^([0-9]{1,18})?\Z",
-        description="Version of the size that the asker has seen; 409 if it has changed since. Empty: any.",
+        description="The version of the size that the client has seen; 409 if the size has changed since. Empty: any.",
     ),
 ]
 
 
 class AskBody(Struct, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """Who asks, and why."""
+    """The requester and the reason, which every body may contain."""
 
-    reason: Annotated[str, Meta(max_length=2000, description="Goes into the history.")] = ""
-    requester: Annotated[str, Meta(max_length=200, description="Who asks, for people.")] = ""
+    reason: Annotated[str, Meta(max_length=2000, description="The reason, recorded in the history.")] = ""
+    requester: Annotated[str, Meta(max_length=200, description="Name of the requester, for people.")] = ""
 
 
 class ScaleBodyMetadata(Struct, rename="camel"):
-    """Of a Scale; whatever else it has is not looked at."""
+    """Metadata of a Scale. Other fields are ignored."""
 
     name: Annotated[str, Meta(max_length=253)] | UnsetType = UNSET
     resource_version: SeenRevision = ""
 
 
 class ScaleBodySpec(Struct, forbid_unknown_fields=True):
-    """The size that is asked for."""
+    """The requested size."""
 
     replicas: Nodes | UnsetType = UNSET
 
 
 class ScalePatchBody(AskBody, kw_only=True):
-    """The part of a Scale that changes."""
+    """The part of a Scale that is to change."""
 
     kind: Literal["Scale"] = "Scale"
     api_version: Literal["autoscaling/v1"] = "autoscaling/v1"
     metadata: ScaleBodyMetadata = msgspec.field(default_factory=ScaleBodyMetadata)
     spec: ScaleBodySpec = msgspec.field(default_factory=ScaleBodySpec)
-    status: Annotated[dict[str, Any], Meta(description="Not looked at.")] = {}
+    status: Annotated[dict[str, Any], Meta(description="Ignored.")] = {}
     idempotency_key: Annotated[
         str,
         Meta(
             max_length=200,
-            description="Of several wishes with one key the first counts; the others get the same answer.",
+            description="Of several requests with the same key only the first counts; the others get its answer.",
         ),
     ] = ""
 
 
 class ScaleBody(ScalePatchBody, kw_only=True):
-    """A whole Scale."""
+    """A complete Scale."""
 
     spec: ScaleBodySpec
 
 
 class BoundsBody(AskBody, kw_only=True):
-    """Least and most nodes."""
+    """Minimum and maximum number of nodes."""
 
     minimum: Nodes
     maximum: Nodes
@@ -87,23 +87,23 @@ class BoundsBody(AskBody, kw_only=True):
 
 
 class DrainBody(AskBody, kw_only=True):
-    """Nodes that are to leave."""
+    """Nodes to drain."""
 
     nodes: Annotated[
         list[Annotated[str, Meta(pattern=NAME)]], Meta(min_length=1, max_length=1000, examples=[["node-a"]])
     ]
     deadline_seconds: Annotated[
         float,
-        Meta(ge=0, le=604800, description="Until when they have to be gone; 0: as long as --shutdown-timeout."),
+        Meta(ge=0, le=604800, description="Seconds until the nodes must have left; 0: --shutdown-timeout."),
     ] = 0.0
     checkpoint: Annotated[
         DrainMode,
-        Meta(description="must: they stay until a checkpoint is complete; try: if there is time; no: none."),
+        Meta(description="must: nodes stay until a checkpoint is complete; try: write one if there is time; no: none."),
     ] = DrainMode.TRY
 
 
 class DataBody(AskBody, kw_only=True):
-    """Files for a data set."""
+    """Files to add to a data set."""
 
     files: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=4096)]],
@@ -116,15 +116,15 @@ class DataBody(AskBody, kw_only=True):
     ]
     when: Annotated[
         Literal["now", "next-epoch"],
-        Meta(description="now: the epoch under way, if records of it are left; else the next one."),
+        Meta(description="now: add them to the current epoch, if it has records left, otherwise to the next one."),
     ] = "now"
 
 
 class CordonBody(AskBody, kw_only=True):
-    """A node, or one slot of it."""
+    """A node to cordon or uncordon, or one slot of it."""
 
     device: Annotated[
-        str, Meta(max_length=200, description="Only this slot: its number, or the UUID of what is in it.")
+        str, Meta(max_length=200, description="Only this slot: its number, or the UUID of its device.")
     ] = ""
 
 
@@ -137,13 +137,13 @@ REQUESTS: tuple[type[AskBody], ...] = (
     AskBody,
     CordonBody,
 )
-"""Of bodies that come in."""
+"""All types of request bodies."""
 
 B = TypeVar("B", bound=AskBody)
 
 
 def parse(kind: type[B], data: bytes) -> B:
-    """A body as its type. Raises ``Refusal`` (400) that names the first place that does not fit."""
+    """Parse a body as its type. Raises ``Refusal`` (400) that names the first invalid place."""
     decoder = _decoder(kind)
     try:
         try:
@@ -163,8 +163,8 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _with_whole_numbers(data: bytes) -> bytes:
-    """JSON with ``2.0`` written as ``2``: JSON Schema takes both for an integer, and msgspec only the second. Raises
-    ``ValueError`` for what is not JSON."""
+    """JSON with ``2.0`` written as ``2``: JSON Schema accepts both as an integer, msgspec only the second. Raises
+    ``ValueError`` for invalid JSON."""
     return msgspec.json.encode(json.loads(data, parse_float=_number, parse_constant=_no_constant))
 
 
@@ -178,18 +178,22 @@ def _no_constant(name: str) -> None:
 
 
 def put_scale(body: ScaleBody, status: JobStatus, by: str) -> Resize:
-    """A whole Scale. Kubernetes leaves ``replicas`` out where it is 0; the Master says what is to be done instead."""
+    """The request in a complete Scale. Kubernetes omits ``replicas`` if it is 0; the Master answers what to do instead.
+    Raises ``Refusal`` (422) if it names another job."""
     _same_job(body, status.job)
     return _resize(body, 0 if body.spec.replicas is UNSET else body.spec.replicas, by)
 
 
 def patch_scale(body: ScalePatchBody, status: JobStatus, by: str) -> Resize | None:
-    """A part of a Scale; None: it changes nothing. Raises ``Refusal`` (409) if it knows another version then."""
+    """The request in a part of a Scale; None: it changes nothing. Raises ``Refusal``: 422 if it names another job, 409
+    if it changes nothing and names an older version."""
     _same_job(body, status.job)
     if body.spec.replicas is UNSET:
         seen = _revision(body.metadata.resource_version)
         if seen not in (0, status.scale.revision):
-            raise Refusal(409, f"resourceVersion {seen} is not the newest ({status.scale.revision}). Read it again")
+            raise Refusal(
+                409, f"resourceVersion {seen} is not the current one ({status.scale.revision}). Read it again"
+            )
         return None
     return _resize(body, body.spec.replicas, by)
 
@@ -207,49 +211,51 @@ def _resize(body: ScalePatchBody, replicas: int, by: str) -> Resize:
 def _same_job(body: ScalePatchBody, job: str) -> None:
     name = body.metadata.name
     if name is not UNSET and name != job:
-        raise Refusal(422, f"metadata.name is {words(name)!r}, and the address names {job!r}")
+        raise Refusal(422, f"metadata.name is {words(name)!r}, but the URL names job {job!r}")
 
 
 def bounds(body: BoundsBody, by: str) -> SetBounds:
-    """Both of them."""
+    """The request for other limits of the size."""
     return SetBounds(body.minimum, body.maximum, asker(body, by), words(body.reason), _revision(body.resource_version))
 
 
 def drain(body: DrainBody, by: str) -> Drain:
-    """Each node once."""
+    """The request to drain nodes, each of them once."""
     nodes = tuple(dict.fromkeys(body.nodes))
     return Drain(nodes, asker(body, by), words(body.reason), body.deadline_seconds, body.checkpoint)
 
 
 def cordon(body: CordonBody, node: str, by: str, *, cordoned: bool) -> Cordon:
-    """One node, or one slot of it."""
+    """The request to cordon or uncordon a node, or one slot of it."""
     return Cordon(node, cordoned, asker(body, by), words(body.reason), words(body.device))
 
 
 def suspend(body: AskBody, by: str, *, suspended: bool) -> Suspend:
-    """Or resume."""
+    """The request to suspend the job or to resume it."""
     return Suspend(suspended, asker(body, by), words(body.reason))
 
 
 def switch(body: AskBody, purpose: Purpose, by: str) -> Asked:
-    """A checkpoint, or the end. The reason goes with the asker: a switch has no field for it."""
+    """The request for a checkpoint, or for the end of the job. A switch has no field for the reason, so it is part of
+    the requester."""
     return Asked(purpose, _asker_and_reason(body, by))
 
 
 def add_data(body: DataBody, dataset: str, by: str) -> Asked:
-    """Files for a data set."""
-    wish = {"dataset": dataset, "files": body.files, "when": body.when}
-    return Asked(Purpose.DATA, _asker_and_reason(body, by), json.dumps(wish))
+    """The request to add files to a data set."""
+    request = {"dataset": dataset, "files": body.files, "when": body.when}
+    return Asked(Purpose.DATA, _asker_and_reason(body, by), json.dumps(request))
 
 
 def asker(body: AskBody, by: str) -> str:
-    """Who asks: as they call themselves, and as they came."""
+    """The requester: the name in the body, and where the request came from."""
     name = words(body.requester)
     return f"{name} ({by})" if name else by
 
 
 def words(text: str) -> str:
-    """Somebody's words as they go into the history: on one line, without control characters, not too long."""
+    """A client's text as it is recorded in the history: one line, no control characters, at most ``MOST_SHOWN``
+    characters."""
     return one_line(text)[:MOST_SHOWN]
 
 
@@ -259,5 +265,5 @@ def _asker_and_reason(body: AskBody, by: str) -> str:
 
 
 def _revision(text: str) -> int:
-    """0: any."""
+    """The version as a number; 0: any."""
     return int(text or 0)

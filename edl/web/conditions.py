@@ -1,7 +1,8 @@
-"""How a job is, in the words that Kubernetes has for conditions. Pure.
+"""The conditions of a job, as Kubernetes uses the term. Pure.
 
-What holds comes from the status; since when it holds from the history, which is in the store: the next Master says the
-same. Where the history does not go back so far, its oldest line is the answer.
+Whether a condition holds comes from the status. The time since when comes from the history, which is in the store, so
+the next Master gives the same answer. If the history does not reach back far enough, the time of its oldest entry is
+used.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ TYPES = ("Available", "Progressing", "Suspended", "Degraded", "Stopping", "Ended
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One of them."""
+    """One condition of the job: whether it holds, why, and since when."""
 
     kind: str
     holds: bool
     reason: str
-    """One word."""
+    """One CamelCase word, for programs."""
     message: str
     since_s: float
-    """Wall clock of a Master's host, seconds since 1970; 0 where no history is left."""
+    """Seconds since 1970 by the wall clock of a Master's host; 0 if no history is left."""
 
 
 Shift = Callable[[JournalEntry], "bool | None"]
-"""What a line of history makes of a condition; None: nothing."""
+"""The value of a condition after a history entry; None: the entry does not change it."""
 
 
 def conditions(status: JobStatus, history: Sequence[JournalEntry]) -> tuple[Condition, ...]:
-    """All of them, in the order of ``TYPES``."""
+    """All conditions of the job, in the order of ``TYPES``."""
     found = []
     for kind, judge, shift in _JUDGES:
         holds, reason, message = judge(status)
@@ -41,7 +42,7 @@ def conditions(status: JobStatus, history: Sequence[JournalEntry]) -> tuple[Cond
 
 
 def _since(holds: bool, shift: Shift, history: Sequence[JournalEntry]) -> float:
-    """When it last became so, as far as the history tells."""
+    """The time of the last change to this value, as far as the history tells."""
     state, since_s = None, history[0].at_s if history else 0.0
     for entry in history:
         new = shift(entry)
@@ -50,7 +51,7 @@ def _since(holds: bool, shift: Shift, history: Sequence[JournalEntry]) -> float:
                 since_s = entry.at_s
             state = new
     if state is not None and state != holds and history:
-        return history[-1].at_s  # newer than what was written down
+        return history[-1].at_s  # the change is newer than the last entry
     return since_s
 
 
@@ -63,7 +64,7 @@ def _available(status: JobStatus) -> Judgement:
     if status.phase == "ended":
         return False, "Ended", status.reason
     if status.scale.suspended:
-        return False, "Suspended", "nobody trains until the job is resumed"
+        return False, "Suspended", "no worker trains until the job is resumed"
     return False, "NoWorld", status.reason
 
 
@@ -76,16 +77,16 @@ def _progressing(status: JobStatus) -> Judgement:
     if scale.waiting:
         return True, "Waiting", scale.waiting
     if scale.observed < scale.generation:
-        return True, "Resizing", f"generation {scale.generation} is wanted, {scale.observed} is reached"
+        return True, "Resizing", f"generation {scale.generation} is requested, {scale.observed} has been reached"
     if status.phase != "running" and not scale.suspended:
         return True, "Forming", status.reason
-    return False, "AsWished", "the world is as it was asked for"
+    return False, "AsWished", "the world has the requested size"
 
 
 def _suspended(status: JobStatus) -> Judgement:
     scale = status.scale
     if scale.suspended:
-        return True, "Suspended", scale.reason or "asked for"
+        return True, "Suspended", scale.reason or "requested"
     return False, "NotSuspended", ""
 
 
@@ -111,7 +112,7 @@ def _ended(status: JobStatus) -> Judgement:
 
 
 def _nodes(status: JobStatus) -> int:
-    """Nodes of the running world, also where the Master says nothing of the size."""
+    """Number of nodes of the running world, also if the Master reports no size."""
     return status.scale.nodes or sum(node.position >= 0 for node in status.nodes)
 
 
@@ -125,7 +126,7 @@ def _by_kind(table: dict[str, bool]) -> Shift:
 
 
 def _suspension(entry: JournalEntry) -> bool | None:
-    """Its lines of history begin so (``edl.master.sizing``)."""
+    """Recognises suspensions by the beginning of their history entries (see ``edl.master.sizing``)."""
     if entry.kind != "scale":
         return None
     return True if entry.text.startswith("job suspended") else False if entry.text.startswith("job resumed") else None

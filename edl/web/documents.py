@@ -1,4 +1,4 @@
-"""What this interface says: types of Scale, Job and Status (which are their schemas), and how they are made. Pure."""
+"""Response documents: the types of Scale, Job and Status, which are also their schemas, and how they are made. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Position = Annotated[int, Meta(ge=-1)]
 
 
 class Document(Struct, forbid_unknown_fields=True, rename="camel"):
-    """What an answer, or a part of one, consists of: these fields and no others."""
+    """A response body or a part of one: exactly these fields."""
 
 
 class MetadataDocument(Document):
-    """Name and version."""
+    """Name, version and generation of the job."""
 
     name: str
     resource_version: Annotated[str, Meta(pattern="^[0-9]+$")]
@@ -38,19 +38,19 @@ class MetadataDocument(Document):
 
 
 class ScaleMetadataDocument(MetadataDocument):
-    """The same, with what a Scale has no field for."""
+    """The same, with annotations for what a Scale has no field for."""
 
     annotations: dict[str, str]
 
 
 class ScaleSpecDocument(Document):
-    """The size that is wanted."""
+    """The desired size."""
 
     replicas: Count
 
 
 class ScaleStatusDocument(Document):
-    """The size that there is."""
+    """The current size."""
 
     replicas: Count
     selector: str
@@ -58,7 +58,7 @@ class ScaleStatusDocument(Document):
 
 
 class ScaleDocument(Document, tag_field="kind", tag="Scale"):
-    """The size of a job, as autoscaling/v1 has it."""
+    """The size of a job in the form of autoscaling/v1."""
 
     api_version: Literal["autoscaling/v1"]
     metadata: ScaleMetadataDocument
@@ -67,19 +67,19 @@ class ScaleDocument(Document, tag_field="kind", tag="Scale"):
 
 
 class StatusMetadataDocument(Struct, rename="camel", omit_defaults=True):
-    """Of a Status."""
+    """Metadata of a Status."""
 
     resource_version: str | UnsetType = UNSET
 
 
 class StatusDetailsDocument(Struct):
-    """Of a Status that says yes."""
+    """Details of a successful Status."""
 
     generation: Count
 
 
 class StatusDocument(Document, kw_only=True, tag_field="kind", tag="Status"):
-    """What became of a request."""
+    """The outcome of a request."""
 
     api_version: Literal["v1"]
     metadata: StatusMetadataDocument
@@ -91,7 +91,7 @@ class StatusDocument(Document, kw_only=True, tag_field="kind", tag="Status"):
 
 
 class ConditionDocument(Document):
-    """How the job is, in one respect."""
+    """One condition of the job."""
 
     type: Annotated[str, Meta(extra_json_schema={"enum": list(TYPES)})]
     status: Literal["True", "False"]
@@ -101,7 +101,7 @@ class ConditionDocument(Document):
 
 
 class NodeDocument(Document):
-    """A node of the job."""
+    """The state of one node of the job."""
 
     name: str
     host: str
@@ -118,7 +118,7 @@ class NodeDocument(Document):
 
 
 class DroppedSlotDocument(Document):
-    """A slot that is not used any more."""
+    """A slot that is no longer used, and why."""
 
     node: str
     host: str
@@ -129,7 +129,7 @@ class DroppedSlotDocument(Document):
 
 
 class JobSpecDocument(Document):
-    """What is wanted of the job."""
+    """The desired state of the job."""
 
     replicas: Count
     minimum: Count
@@ -142,7 +142,7 @@ class JobSpecDocument(Document):
 
 
 class CheckpointDocument(Document):
-    """The newest checkpoint."""
+    """The newest checkpoint and its location."""
 
     commit: Count
     era: Count
@@ -150,14 +150,14 @@ class CheckpointDocument(Document):
 
 
 class ProposalDocument(Document):
-    """What the job would ask for itself."""
+    """The size that the autoscale policy would choose."""
 
     replicas: Count
     reason: str
 
 
 class JobStatusDocument(Document):
-    """How the job is."""
+    """The current state of the job."""
 
     observed_generation: Count
     phase: str
@@ -182,7 +182,7 @@ class JobStatusDocument(Document):
 
 
 class JobDocument(Document, tag_field="kind", tag="Job"):
-    """The whole job."""
+    """The job: its desired and its current state."""
 
     api_version: str
     metadata: MetadataDocument
@@ -191,11 +191,12 @@ class JobDocument(Document, tag_field="kind", tag="Job"):
 
 
 ANSWERS: tuple[type[Document], ...] = (ScaleDocument, StatusDocument, JobDocument)
-"""Of bodies that go out."""
+"""All types of response bodies."""
 
 
 def scale_of(status: JobStatus) -> ScaleDocument:
-    """The size as autoscaling/v1 has it; ``status.observedGeneration`` says which wish the world conforms to."""
+    """The size in the form of autoscaling/v1; ``status.observedGeneration`` is the newest request that the world
+    conforms to."""
     scale = status.scale
     return ScaleDocument(
         api_version="autoscaling/v1",
@@ -220,7 +221,7 @@ def scale_of(status: JobStatus) -> ScaleDocument:
 
 
 def job_of(status: JobStatus, history: Sequence[JournalEntry]) -> JobDocument:
-    """The whole job. ``history``: as much of it as there is."""
+    """The document about the whole job. ``history``: all entries that are left."""
     scale = status.scale
     return JobDocument(
         api_version=GROUP,
@@ -298,7 +299,7 @@ def _node(node: NodeView, cordoned: Sequence[str]) -> NodeDocument:
 
 
 def granted(answer: Granted) -> StatusDocument:
-    """What became of a wish that was taken on."""
+    """The answer to a scale request that was accepted."""
     return StatusDocument(
         api_version="v1",
         metadata=StatusMetadataDocument(str(answer.revision)),
@@ -310,14 +311,14 @@ def granted(answer: Granted) -> StatusDocument:
 
 
 def answered(answer: Answer) -> StatusDocument:
-    """The same for a switch, whose outcome comes as history."""
+    """The answer to a switch that was accepted. Its outcome appears in the history."""
     return StatusDocument(
         api_version="v1", metadata=StatusMetadataDocument(), status="Success", message=answer.text, code=202
     )
 
 
 def refused(refusal: Refusal) -> StatusDocument:
-    """Any other answer."""
+    """The answer to a request that was refused."""
     return StatusDocument(
         api_version="v1",
         metadata=StatusMetadataDocument(),
@@ -329,7 +330,7 @@ def refused(refusal: Refusal) -> StatusDocument:
 
 
 def stamp(at_s: float) -> str:
-    """Seconds since 1970 as Kubernetes writes times."""
+    """Seconds since 1970 in the format that Kubernetes uses for times."""
     try:
         moment = datetime.datetime.fromtimestamp(max(0.0, at_s), tz=datetime.timezone.utc)
     except (OverflowError, ValueError, OSError):

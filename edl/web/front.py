@@ -1,7 +1,7 @@
-"""The HTTP side of one launcher: its socket is there at once, the rest comes off the event loop when it is ready.
+"""The HTTP side of one launcher: its socket is bound at once, the server is loaded off the event loop.
 
-A launcher's start must not wait for an HTTP library. So only the socket is bound before the launcher stands for
-election, since the others have to be told the address; who connects meanwhile waits in the kernel's queue.
+The start of a launcher must not wait for an HTTP library. So only the socket is bound before the launcher stands for
+election, because the other launchers need its address. Clients that connect in the meantime wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -24,68 +24,68 @@ from edl.wire.messages import Asked
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
 
-WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - to tell that somebody asks for them
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - to recognise them
 BACKLOG = 128
 
 
 class Authority(Protocol):
-    """What a ruling Master offers here."""
+    """The interface of the elected Master that the HTTP side uses."""
 
     @property
     def serving(self) -> bool:
-        """Whether it has taken over and can answer."""
+        """Whether the Master has taken over and can answer."""
         ...
 
     def status(self) -> JobStatus:
-        """The job at this moment."""
+        """The current status of the job."""
         ...
 
     def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
-        """History, and with ``follow`` what comes."""
+        """The entries of the history; with ``follow`` also those that are added later."""
         ...
 
     def ask(self, asked: Asked) -> Answer:
-        """Use a switch."""
+        """Request a checkpoint or the end of the job."""
         ...
 
     async def order(self, asked: Asked) -> Answer:
-        """Hand what somebody asks for to a service; it is in the store when this returns."""
+        """Pass a request to a service; it is in the store when this returns."""
         ...
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
-        """Take on a wish, or say why not; it is in the store when this returns."""
+    async def wish(self, request: ScaleRequest) -> Granted:
+        """Accept a request, or refuse it with a reason; an accepted one is in the store when this returns."""
         ...
 
 
 class Serving(Protocol):
-    """What the library is wrapped in (``edl.web.server``)."""
+    """The HTTP server (``edl.web.server``), which wraps the HTTP library."""
 
     async def start(self, listening: socket.socket) -> None:
-        """Answer on this socket."""
+        """Serve requests on this socket."""
         ...
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop serving."""
         ...
 
 
 @dataclass(slots=True)
 class WebDeps:
-    """What the HTTP side needs from its launcher."""
+    """The parts of the launcher that the HTTP side needs."""
 
     job: str
     settings: HttpSettings
     token: Callable[[], str]
-    """The job's own."""
+    """The token of the job."""
     log: Callable[[str], None]
     now_s: Callable[[], float]
     limits: Limits = field(default_factory=Limits)
     ruler: Callable[[], str | None] = lambda: None
-    """Address of the HTTP side of whoever rules; empty: that one has none; None: nobody is known to rule."""
+    """URL of the Master's HTTP side; empty: it has none; None: no Master is known."""
 
 
 class Web:
-    """Listens for this launcher, whether or not it rules."""
+    """The HTTP side of this launcher, whether or not it is the Master."""
 
     def __init__(self, deps: WebDeps) -> None:
         self.deps = deps
@@ -98,7 +98,7 @@ class Web:
         self._server: Serving | None = None
 
     def listen(self, host: str) -> str:
-        """Take the port; ``host``: the node's address. Returns where to reach it. Raises ``PortInUse``."""
+        """Bind the port; ``host``: the node's address. Returns the URL. Raises ``PortInUse``."""
         settings = self.deps.settings
         wanted = settings.host or host
         try:
@@ -107,7 +107,7 @@ class Web:
         except OSError as error:
             raise PortInUse(
                 f"cannot serve HTTP on {address(wanted, settings.port)}: {error.strerror or error}. Choose another "
-                "--http-port (0 for any that is free) or --http-host"
+                "--http-port (0 for any free one) or --http-host"
             ) from error
         self._socket.setblocking(False)
         port = self._socket.getsockname()[1]
@@ -116,7 +116,7 @@ class Web:
         return self.url
 
     def begin(self, ruler: Callable[[], str | None]) -> None:
-        """Answer from now on, or as soon as the library is there. ``ruler``: see ``WebDeps``."""
+        """Begin to serve, as soon as the library is loaded. ``ruler``: see ``WebDeps``."""
         self.deps.ruler = ruler
         self._serving = asyncio.get_running_loop().create_task(self._begin())
 
@@ -130,13 +130,13 @@ class Web:
             server: Serving = module.Server(self)
             self._server = server
             await server.start(self._socket)
-        except Exception as error:  # noqa: BLE001 - top of a task: training must not end for want of this
+        except Exception as error:  # noqa: BLE001 - top of a task: training does not depend on it
             self.deps.log(f"HTTP is not served: {type(error).__name__}: {error}")
             if self._socket is not None:
-                self._socket.close()  # refused is better than never answered
+                self._socket.close()  # clients are refused instead of waiting forever
 
     async def _wanted(self) -> None:
-        """Until somebody connects, or the launcher's start is over, which needs the processor for better things."""
+        """Wait for a client, or until the launcher has started: until then it needs the processor itself."""
         assert self._socket is not None  # noqa: S101 - set by listen
         loop, called = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._socket, called.set)
@@ -151,23 +151,23 @@ class Web:
         host = self.url.partition("://")[2].rpartition(":")[0].strip("[]")
         if self.tls is not None or host.startswith("127.") or host in ("::1", "localhost"):
             return ""
-        return " (without TLS: whoever sees the traffic sees the tokens; --http-cert and --http-key end that)"
+        return " (without TLS: tokens can be read on the network; use --http-cert and --http-key)"
 
     def refresh(self) -> None:
-        """Read tokens and certificates that have changed. Blocks."""
+        """Read tokens and certificates again if their files have changed. Blocks."""
         self.tokens.refresh()
         if self.tls is not None:
             self.tls.refresh()
 
     def rule(self, authority: Authority | None) -> None:
-        """From now on answer with this Master, or with none."""
+        """Use this Master from now on; None: there is none here."""
         self.authority = authority
 
     def interrupt(self) -> None:
-        """See ``edl.launch.launcher.Beside``: nothing to do before the end."""
+        """Do nothing: the HTTP side stays until the launcher ends (see ``edl.launch.launcher.Beside``)."""
 
     async def leave(self) -> None:
-        """Stop listening; what is under way ends. Doing it twice does nothing."""
+        """Stop listening and end open requests. A second call does nothing."""
         serving, self._serving = self._serving, None
         if serving is not None:
             await end(serving)
@@ -179,7 +179,7 @@ class Web:
 
 
 class Tls:
-    """Certificate, key and authorities; read again when the files change."""
+    """Certificate, key and client authorities, read again when the files change."""
 
     def __init__(self, settings: HttpSettings, log: Callable[[str], None]) -> None:
         self._settings = settings
@@ -193,17 +193,17 @@ class Tls:
         self._stamps = self._look()
 
     def refresh(self) -> None:
-        """Connections that come from now on get what the files say now. Blocks."""
+        """Read the files again if they have changed; new connections use their content. Blocks."""
         try:
             stamps = self._look()
             if stamps != self._stamps:
                 load(self.context, self._settings)
                 self._stamps, self._trouble = stamps, ""
-                self._log("HTTP: the certificates have changed; they count from now on")
+                self._log("HTTP: the certificates have changed; new connections use them")
         except (OSError, SettingError) as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                self._log(f"HTTP: cannot read the certificates again: {error}. Those known so far stay")
+                self._log(f"HTTP: cannot read the certificates again: {error}. The previous ones stay in use")
 
     def _look(self) -> tuple[tuple[int, int], ...]:
         files = (self._settings.cert, self._settings.key, self._settings.client_ca)
@@ -212,7 +212,7 @@ class Tls:
 
 
 def load(context: ssl.SSLContext, settings: HttpSettings) -> None:
-    """Put the files into a context. Raises ``SettingError`` that names the file."""
+    """Load the files into a context. Raises ``SettingError`` that names the file."""
     try:
         context.load_cert_chain(settings.cert, settings.key, password=_no_password)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -220,7 +220,7 @@ def load(context: ssl.SSLContext, settings: HttpSettings) -> None:
             "--http-cert",
             settings.cert,
             f"cannot be used with --http-key={settings.key} ({error})",
-            "Both have to be PEM files that belong together, the key without a password",
+            "Give a certificate and its key as PEM files, the key without a password",
         ) from error
     if settings.client_ca:
         try:

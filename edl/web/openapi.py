@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: schemas from the types of bodies, addresses from the table of routes. Pure."""
+"""The OpenAPI 3.1 document: schemas from the types of bodies, paths from the table of routes. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _COMPONENTS = "#/components/schemas/"
 
 
 def _ecma(pattern: str) -> str:
-    """A Python pattern as ECMAScript has it, whose ``$`` is the very end."""
+    """A Python pattern in the syntax of ECMAScript, in which ``$`` matches only the very end."""
     return pattern.replace(r"\Z", "$")
 
 
 def _schemas() -> dict[str, Any]:
-    """Of all bodies, by the names of their types."""
+    """The schemas of all bodies, by the names of their types."""
     _, components = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template=_COMPONENTS + "{name}")
     return {name: _with_ecma(schema) for name, schema in components.items()}
 
@@ -65,37 +65,37 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "name": "after",
         "in": "query",
         "required": False,
-        "description": "Only lines numbered above this.",
+        "description": "Only entries with a higher number.",
         "schema": {"type": "integer", "minimum": 0, "maximum": MOST_AFTER, "default": 0},
     },
     "follow": {
         "name": "follow",
         "in": "query",
         "required": False,
-        "description": "Go on with what happens, until the Master goes.",
+        "description": "Continue with new entries as they are added, until the Master ends.",
         "schema": {"type": "boolean", "default": False},
     },
 }
 
 _WORDS = {
-    200: "It is so.",
-    202: "It has been taken on, and the next Master knows it as well; the status says when it is done.",
-    307: "Another launcher rules: ask there. Clients leave their token behind unless told otherwise.",
-    400: "The request cannot be read.",
-    401: "No token, or one that is not known.",
-    403: "The token may only look.",
-    404: "No such job or node, or no name of a data set.",
-    408: "The body did not come in time.",
-    409: "Somebody has changed the size since. Read it again.",
+    200: "Success; nothing had to be changed.",
+    202: "Accepted and stored, so that the next Master knows it as well; the status shows when it is done.",
+    307: "Another launcher is the Master: repeat the request there. Many clients drop the token on a redirect.",
+    400: "The request is invalid.",
+    401: "The token is missing or unknown.",
+    403: "The token is read-only.",
+    404: "No such job or node, or an invalid name of a data set.",
+    408: "The body did not arrive in time.",
+    409: "The size has changed since this version. Read it again.",
     413: "The body is too large.",
-    415: "Another media type is needed, and no coding of the content.",
-    422: "Refused by the rules of the job; the message says why and what to do.",
-    429: "Too many requests or streams of this peer; try again after a while.",
-    500: "A defect of edl; the launcher's log has it.",
-    503: "No Master at this moment, or the store does not answer; try again after a while.",
+    415: "The media type is not supported, or the body is compressed.",
+    422: "Refused; the message says why and what to do.",
+    429: "Too many requests from this address, or too many streams; try again later.",
+    500: "A bug in edl; the launcher's log has the details.",
+    503: "There is no Master at the moment, or the store does not answer; try again later.",
 }
 _HEADERS = {
-    307: {"Location": "The same address at the launcher that rules."},
+    307: {"Location": "The same path at the launcher that is the Master."},
     401: {"WWW-Authenticate": "Bearer"},
     429: {"Retry-After": "Seconds."},
     503: {"Retry-After": "Seconds."},
@@ -103,7 +103,7 @@ _HEADERS = {
 
 
 def document(job: str) -> dict[str, Any]:
-    """The whole document, for one job's interface."""
+    """The complete OpenAPI document for the interface of one job."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -112,7 +112,7 @@ def document(job: str) -> dict[str, Any]:
         "info": {
             "title": f"edl: the size of job {job}",
             "version": __version__,
-            "description": "What a person, an autoscaler or a scheduler asks of an elastic job. See docs/scale.md.",
+            "description": "Requests of people, autoscalers and schedulers to an elastic job. See docs/scale.md.",
         },
         "paths": paths,
         "components": {

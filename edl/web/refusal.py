@@ -1,4 +1,4 @@
-"""An answer that is not what was asked for, as a value: code, reason, and what to do."""
+"""A refused request as an exception: status code, reason, and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REASONS = {
     500: "InternalError",
     503: "ServiceUnavailable",
 }
-"""Words of Kubernetes where it has one."""
+"""The ``reason`` of a Status by status code; Kubernetes' word if it has one."""
 
 
 class Refusal(Exception):

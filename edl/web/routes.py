@@ -1,4 +1,4 @@
-"""Every address of this interface, once: the server dispatches by this table, and the document is made from it."""
+"""The table of all routes: the server dispatches by it, and the OpenAPI document is made from it."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from edl.web.documents import Document, JobDocument, ScaleDocument, StatusDocume
 JSON = ("application/json",)
 PATCHES = ("application/merge-patch+json", "application/json")
 ALWAYS = (400, 408, 429, 500, 503)
-"""Codes that any address may answer with, apart from those that are open."""
+"""Status codes of failures that any route may return, except public ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one address."""
+    """One method of one path."""
 
     method: str
     path: str
-    """With ``{job}`` and ``{node}``."""
+    """The path, with placeholders such as ``{job}`` and ``{node}``."""
     name: str
-    """Of the operation, and of what handles it."""
+    """Name of the operation and of its handler."""
     summary: str
     body: type[AskBody] | None = None
-    """Type of the request's body; None: it has none."""
+    """Type of the request body; None: no body."""
     types: Sequence[str] = JSON
-    """Media types of the body."""
+    """Accepted media types of the body."""
     body_required: bool = True
     query: Sequence[str] = ()
-    """Parameters, see ``openapi.PARAMETERS``."""
+    """Names of query parameters, see ``openapi.PARAMETERS``."""
     answers: Sequence[tuple[int, type[Document] | str | None]] = ()
-    """Codes of success and the types of their bodies; a text: a media type other than JSON; None: any JSON object."""
+    """Status codes of success with the types of their bodies; a text: a media type other than JSON; None: any JSON
+    object."""
     codes: Sequence[int] = ()
-    """Codes of failure beside ``ALWAYS``, those about tokens, and those that follow from the other fields."""
+    """Status codes of failure in addition to ``ALWAYS``, those about tokens, and those that follow from the other
+    fields."""
     public: bool = False
-    """Answers without a token, and says nothing."""
+    """Requires no token, and reveals nothing about the job."""
     local: bool = False
-    """Every launcher answers it, not only the one that rules."""
+    """Served by every launcher, not only by the Master's."""
 
     @property
     def writes(self) -> bool:
-        """Needs a token that may do everything."""
+        """Whether it requires a token with full access."""
         return self.method != "GET"
 
     @property
     def failures(self) -> tuple[int, ...]:
-        """Every code of failure, sorted."""
+        """All status codes of failure, sorted."""
         if self.public:
             return tuple(self.codes)
         found = {*ALWAYS, *self.codes, 401}
@@ -64,7 +66,7 @@ _JOB = "/v1/jobs/{job}"
 
 
 def _open(path: str, name: str, summary: str, codes: Sequence[int]) -> Route:
-    """For whoever looks whether a launcher is well."""
+    """A public health probe."""
     return Route("GET", path, name, summary, answers=((200, "text/plain"),), codes=codes, public=True)
 
 
@@ -78,7 +80,7 @@ def _order(
     answer: type[Document] = StatusDocument,
     types: Sequence[str] = JSON,
 ) -> Route:
-    """What changes the job: 202 where it begins to come about, 200 where it is so already."""
+    """A request that changes the job: 202 if the change begins, 200 if there is nothing to change."""
     return Route(
         method,
         f"{_JOB}/{path or name}",
@@ -97,14 +99,14 @@ def _node_order(name: str, summary: str) -> Route:
 
 
 ROUTES: tuple[Route, ...] = (
-    _open("/healthz", "health", "The launcher lives.", (429,)),
-    _open("/readyz", "ready", "The launcher rules, or knows who does.", (429, 503)),
+    _open("/healthz", "health", "The launcher is alive.", (429,)),
+    _open("/readyz", "ready", "The launcher is the Master, or knows it.", (429, 503)),
     Route("GET", "/openapi.json", "document", "This document.", answers=((200, None),), local=True),
     Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, JobDocument),)),
     Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, ScaleDocument),)),
     _order(
         "put_scale",
-        "Ask for another size with a whole Scale.",
+        "Request another size with a complete Scale.",
         body=ScaleBody,
         path="scale",
         method="PUT",
@@ -112,27 +114,27 @@ ROUTES: tuple[Route, ...] = (
     ),
     _order(
         "patch_scale",
-        "Ask for another size with the part of a Scale that changes.",
+        "Request another size with a partial Scale.",
         body=ScalePatchBody,
         path="scale",
         method="PATCH",
         answer=ScaleDocument,
         types=PATCHES,
     ),
-    _order("bounds", "Let the job have from so many to so many nodes.", body=BoundsBody, method="PUT"),
-    _order("drain", "Have nodes leave in good order; their launchers end.", body=DrainBody),
-    _order("checkpoint", "Write a checkpoint at the next step boundary and go on.", body=AskBody),
-    _order("suspend", "Commit, end the workers, and wait.", body=AskBody),
-    _order("resume", "Go on after having been suspended.", body=AskBody),
+    _order("bounds", "Set the minimum and maximum number of nodes.", body=BoundsBody, method="PUT"),
+    _order("drain", "Drain nodes: they leave in good order, and their launchers end.", body=DrainBody),
+    _order("checkpoint", "Write a checkpoint at the next step boundary and continue.", body=AskBody),
+    _order("suspend", "Commit, end the workers, and wait for resume.", body=AskBody),
+    _order("resume", "Continue a suspended job.", body=AskBody),
     _order("stop", "Write a checkpoint at the next step boundary and end the job.", body=AskBody),
     _order("add_data", "Add files to a data set.", body=DataBody, path="data/{dataset}/files"),
-    _node_order("cordon", "Have a node, or one slot of it, take no part; its launcher stays."),
+    _node_order("cordon", "Keep a node, or one slot of it, out of every world; its launcher stays."),
     _node_order("uncordon", "Let a node, or one slot of it, take part again."),
     Route(
         "GET",
         f"{_JOB}/events",
         "events",
-        "The history, and with follow what comes.",
+        "The history; with follow, also new entries as they are added.",
         query=("after", "follow"),
         answers=((200, "application/x-ndjson"), (200, "text/event-stream")),
     ),

@@ -1,6 +1,6 @@
-"""The HTTP server itself: an aiohttp application whose addresses come from the table of routes.
+"""The HTTP server: an aiohttp application whose routes come from ``edl.web.routes``.
 
-Middlewares look at the rate and the token; then come address, Master and body.
+Middlewares check the rate and the token; then the names in the path, the Master and the body are checked.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ _PROBES = tuple(route.path for route in ROUTES if route.public)
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who asks, and what they may do."""
+    """The sender of a request and their rights."""
 
     rights: Rights
     by: str
-    """As the history calls them."""
+    """Their description in the history."""
 
 
 REQUESTER = web.RequestKey("requester", Requester)
-"""Set where a request is authorized; absent for probes."""
+"""Set on authorized requests; absent on probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that may be carried out."""
+    """An authorized and parsed request, with the Master that carries it out."""
 
     request: web.Request
     authority: Authority
     body: Any
-    """Of type ``Route.body``."""
+    """The parsed body, of type ``Route.body``."""
     by: str
 
     def named(self, part: str) -> str:
-        """A part of the address."""
+        """The value of a placeholder in the path."""
         return self.request.match_info[part]
 
 
@@ -72,7 +72,7 @@ Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Answers HTTP for one launcher."""
+    """Serves HTTP for one launcher."""
 
     def __init__(self, front: Web) -> None:
         deps = front.deps
@@ -87,26 +87,26 @@ class Server:
             "scale": self._scale,
             "put_scale": self._put_scale,
             "patch_scale": self._patch_scale,
-            "bounds": lambda call: self._wish(call, bodies.bounds(call.body, call.by)),
-            "drain": lambda call: self._wish(call, bodies.drain(call.body, call.by)),
+            "bounds": lambda call: self._submit(call, bodies.bounds(call.body, call.by)),
+            "drain": lambda call: self._submit(call, bodies.drain(call.body, call.by)),
             "checkpoint": lambda call: self._ask(call, Purpose.SAVE),
             "stop": lambda call: self._ask(call, Purpose.KILL),
-            "suspend": lambda call: self._wish(call, bodies.suspend(call.body, call.by, suspended=True)),
-            "resume": lambda call: self._wish(call, bodies.suspend(call.body, call.by, suspended=False)),
+            "suspend": lambda call: self._submit(call, bodies.suspend(call.body, call.by, suspended=True)),
+            "resume": lambda call: self._submit(call, bodies.suspend(call.body, call.by, suspended=False)),
             "add_data": self._add_data,
             "cordon": lambda call: self._cordon(call, cordoned=True),
             "uncordon": lambda call: self._cordon(call, cordoned=False),
             "events": self._events,
         }
-        # In this order, so that those who may not ask cost little and learn nothing.
+        # In this order, so that unauthorized requests cost little and learn nothing.
         app = web.Application(middlewares=[self._finish, self._limit_rate, self._authorize])
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._endpoint(route), expect_handler=_expected_later)
         self._runner = web.AppRunner(
             app,
-            handler_cancellation=True,  # a client that goes ends its stream
+            handler_cancellation=True,  # a client that disconnects ends its stream
             keepalive_timeout=self._limits.idle_s,
-            lingering_time=0,  # what is refused is not read
+            lingering_time=0,  # the rest of a refused request is not read
             auto_decompress=False,
             access_log=None,
             logger=_silent(),
@@ -116,7 +116,7 @@ class Server:
         self._sockets: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
-        """Answer on this socket."""
+        """Serve requests on this socket."""
         tls = self._front.tls
         options: dict[str, Any] = {}
         if tls is not None:
@@ -128,7 +128,7 @@ class Server:
         self._sockets = await asyncio.get_running_loop().create_server(connections, sock=listening, **options)
 
     async def close(self) -> None:
-        """Stop; whatever is under way has part of a second."""
+        """Stop serving. Open requests get a fraction of a second to finish."""
         if self._sockets is not None:
             self._sockets.close()
         await self._runner.cleanup()
@@ -137,7 +137,7 @@ class Server:
 
     @web.middleware
     async def _finish(self, request: web.Request, handler: Next) -> web.StreamResponse:
-        """Turn errors into answers, and send the answer. One that is not taken in time ends the connection."""
+        """Turn errors into responses, and send the response. A client that does not read it in time is disconnected."""
         if self._connections is not None:
             self._connections.heard(request.protocol)
         try:
@@ -146,16 +146,16 @@ class Server:
             response = _refused(request, refusal)
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
-            text = f"{request.method} is not for this address, but {allowed}"
+            text = f"this URL does not support {request.method}, but {allowed}"
             response = _refused(request, Refusal(405, text, {"Allow": allowed}))
         except web.HTTPNotFound:
-            text = "there is nothing at this address; /openapi.json says what there is"
+            text = "there is nothing at this URL; see /openapi.json for what there is"
             response = _refused(request, Refusal(404, text))
         except (ConnectionError, HttpProcessingError):
             raise
-        except Exception as error:  # noqa: BLE001 - top of a request: the launcher lives on, and the client learns little
-            self._front.deps.log(f"HTTP: a defect: {''.join(traceback.format_exception(error))}")
-            response = _refused(request, Refusal(500, "a defect of edl; the launcher's log has it"))
+        except Exception as error:  # noqa: BLE001 - top of a request: the launcher continues, and the client learns no details
+            self._front.deps.log(f"HTTP: a bug in edl: {''.join(traceback.format_exception(error))}")
+            response = _refused(request, Refusal(500, "a bug in edl; the launcher's log has the details"))
         response.headers.update(_HEADERS)
         transport = request.transport
         if transport is not None and not response.prepared:
@@ -171,24 +171,24 @@ class Server:
     async def _limit_rate(self, request: web.Request, handler: Next) -> web.StreamResponse:
         """Count requests by peer. Raises ``Refusal`` (429)."""
         peer = peer_of(request.remote or "")
-        # Probes are counted apart: a flood of others from the same address must not have a launcher restarted.
+        # Probes are counted separately: a flood of other requests from their address must not get a launcher restarted.
         if not self._rate.admits(f"probe {peer}" if _is_probe(request) else peer, self._front.deps.now_s()):
             raise Refusal(429, "too many requests from your address", _AGAIN)
         return await handler(request)
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Next) -> web.StreamResponse:
-        """Know who asks; probes need no token. Raises ``Refusal``: 401, and 403 for an address that there is."""
+        """Identify the requester; probes need no token. Raises ``Refusal``: 401, or 403 if the URL exists."""
         found = request.match_info.http_exception is None
         if not (found and _is_probe(request)):
             requester = await self._requester(request)
             if found and request.method != "GET" and requester.rights is not Rights.FULL:
-                raise Refusal(403, "this token may only look")
+                raise Refusal(403, "this token is read-only")
             request[REQUESTER] = requester
         return await handler(request)
 
     def _endpoint(self, route: Route) -> Next:
-        """What aiohttp's router calls for a route."""
+        """The function that aiohttp's router calls for a route."""
 
         async def carry_out(request: web.Request) -> web.StreamResponse:
             if route.public:
@@ -203,10 +203,10 @@ class Server:
         return carry_out
 
     def _check_names(self, names: Mapping[str, str]) -> None:
-        """Raises ``Refusal`` (404)."""
+        """Check the names in the path. Raises ``Refusal`` (404)."""
         job = self._front.deps.job
         if names.get("job", job) != job:
-            raise Refusal(404, f"there is no such job here; this is {job}")
+            raise Refusal(404, f"there is no such job here; this is job {job}")
         for part, what in (("node", "node"), ("dataset", "data set")):
             if part in names and not re.fullmatch(NAME, names[part]):
                 raise Refusal(404, f"there is no such {what}")
@@ -218,25 +218,25 @@ class Server:
         return web.Response(text="no Master\n", status=503, headers=_AGAIN)
 
     async def _requester(self, request: web.Request) -> Requester:
-        """Who has sent it, by token or certificate. Raises ``Refusal`` (401)."""
+        """The sender of a request, by token or certificate. Raises ``Refusal`` (401)."""
         await self._refresh()
         peer = request.remote or "unknown"
         sent = request.headers.get("Authorization")
         tls = self._front.tls
         if sent is None and tls is not None and tls.mutual:
             if request.headers.get("Origin") is not None:
-                raise Refusal(401, "a page in a browser needs a token", {"WWW-Authenticate": "Bearer"})
+                raise Refusal(401, "requests from a browser page need a token", {"WWW-Authenticate": "Bearer"})
             return Requester(Rights.FULL, f"HTTP, {_subject(request)} at {peer}")
         rights = self._front.tokens.rights(sent or "")
         if rights is None:
             why = "a token is needed: Authorization: Bearer TOKEN"
             if sent:
-                why = "this token is not one of the job's: the job was started anew, or the file of tokens has changed"
+                why = "unknown token: the job has been restarted, or the token file has changed"
             raise Refusal(401, why, {"WWW-Authenticate": 'Bearer realm="edl"'})
         return Requester(rights, f"HTTP, {peer}")
 
     async def _refresh(self) -> None:
-        """Files with tokens may have changed; off the event loop, as a file system may hang."""
+        """Read the token files again if it is time; off the event loop, because a file system may hang."""
         now_s = self._front.deps.now_s()
         if now_s - self._refreshed_s < self._limits.refresh_s:
             return
@@ -245,48 +245,48 @@ class Server:
             await asyncio.wait_for(asyncio.to_thread(self._front.refresh), self._limits.refresh_s)
 
     def _ruling(self, request: web.BaseRequest) -> Authority:
-        """The Master, if it is here. Raises ``Refusal``: 307 to where it is, or 503."""
+        """The Master, if it is in this launcher. Raises ``Refusal``: 307 to the launcher that has it, or 503."""
         authority = self._front.authority
         if authority is not None and authority.serving:
             return authority
         url = self._front.deps.ruler()
         if url is None:
-            raise Refusal(503, "the job has no Master at this moment; its launchers elect one", _AGAIN)
+            raise Refusal(503, "the job has no Master at the moment; its launchers are electing one", _AGAIN)
         if url == self._front.url:  # it was here, or it serves on the loopback address of another host
             raise Refusal(
                 503,
-                "the Master is not here: another one is being elected, or rules on a host that serves HTTP to itself "
+                "the Master is not here: another one is being elected, or its host serves HTTP on a loopback address "
                 "only (--http-host)",
                 _AGAIN,
             )
         if not url:
             raise Refusal(
-                503, "the launcher that rules serves no HTTP. Give --http-port to all launchers of the job", _AGAIN
+                503, "the Master's launcher serves no HTTP. Give --http-port to all launchers of the job", _AGAIN
             )
         target = url + str(request.rel_url.relative() if request.rel_url.is_absolute() else request.rel_url)
-        raise Refusal(307, "another launcher rules; ask there", {"Location": target})
+        raise Refusal(307, "another launcher is the Master; repeat the request there", {"Location": target})
 
     # --- bodies ----------------------------------------------------------------------------------------------------
 
     async def _body(self, request: web.BaseRequest, kind: type[B], route: Route) -> B:
-        """The body as its type. Raises ``Refusal``."""
+        """The parsed body. Raises ``Refusal``: 400, 408, 413 or 415."""
         most, length = self._limits.body_bytes, request.content_length
         if length is not None and length > most:
-            raise Refusal(413, f"the body has {length} bytes; at most {most} are taken")
+            raise Refusal(413, f"the body has {length} bytes; the limit is {most}")
         if not request.can_read_body or length == 0:
             if route.body_required:
-                raise Refusal(400, "a body is needed")
+                raise Refusal(400, "a body is required")
             return kind()
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise Refusal(415, "the content may not be compressed")
+            raise Refusal(415, "the body must not be compressed")
         if request.content_type not in route.types or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-            raise Refusal(415, f"the body has to be {' or '.join(route.types)} in UTF-8")
+            raise Refusal(415, f"the body must be {' or '.join(route.types)} in UTF-8")
         return bodies.parse(kind, await self._read(request))
 
     async def _read(self, request: web.BaseRequest) -> bytes:
-        """All of it, up to the bound and within the time."""
+        """Read the body, up to the size limit and within the time limit."""
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # only now: what is refused need not be sent
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # not earlier: a refused body need not be sent
         most = self._limits.body_bytes
         data = bytearray()
 
@@ -294,17 +294,17 @@ class Server:
             async for piece in request.content.iter_any():
                 data.extend(piece)
                 if len(data) > most:
-                    raise Refusal(413, f"the body has more than {most} bytes")
+                    raise Refusal(413, f"the body is longer than {most} bytes")
 
         try:
             await asyncio.wait_for(read(), self._limits.body_s)
         except asyncio.TimeoutError:
-            raise Refusal(408, f"the body did not come within {self._limits.body_s:g} s") from None
+            raise Refusal(408, f"the body did not arrive within {self._limits.body_s:g} s") from None
         except (web.RequestPayloadError, HttpProcessingError):
             raise Refusal(400, "the body cannot be read") from None
         return bytes(data)
 
-    # --- what there is ---------------------------------------------------------------------------------------------
+    # --- operations --- ------------------------------------------------------------------------------------------
 
     async def _job(self, call: Call) -> web.Response:
         history = [entry async for entry in call.authority.events(EventsRequest())]
@@ -318,43 +318,41 @@ class Server:
         return _json(documents.scale_of(call.authority.status()), documents.CODES[granted.verdict])
 
     async def _patch_scale(self, call: Call) -> web.Response:
-        wish = bodies.patch_scale(call.body, call.authority.status(), call.by)
-        code = 200 if wish is None else documents.CODES[(await self._granted(call, wish)).verdict]
+        change = bodies.patch_scale(call.body, call.authority.status(), call.by)
+        code = 200 if change is None else documents.CODES[(await self._granted(call, change)).verdict]
         return _json(documents.scale_of(call.authority.status()), code)
 
     async def _cordon(self, call: Call, *, cordoned: bool) -> web.Response:
-        return await self._wish(call, bodies.cordon(call.body, call.named("node"), call.by, cordoned=cordoned))
+        return await self._submit(call, bodies.cordon(call.body, call.named("node"), call.by, cordoned=cordoned))
 
-    async def _wish(self, call: Call, wish: ScaleRequest) -> web.Response:
-        granted = await self._granted(call, wish)
+    async def _submit(self, call: Call, change: ScaleRequest) -> web.Response:
+        granted = await self._granted(call, change)
         return _json(documents.granted(granted), documents.CODES[granted.verdict])
 
-    async def _granted(self, call: Call, wish: ScaleRequest) -> Granted:
-        """The Master's word on it; a client that goes does not take the wish back. Raises ``Refusal``."""
-        granted = await self._answered(call.authority.wish(wish))
+    async def _granted(self, call: Call, change: ScaleRequest) -> Granted:
+        """The Master's answer. A client that disconnects does not withdraw its request. Raises ``Refusal``."""
+        granted = await self._answered(call.authority.wish(change))
         if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):
             raise Refusal(documents.CODES[granted.verdict], granted.text)
         return granted
 
     async def _answered(self, question: Coroutine[Any, Any, T]) -> T:
-        """What the Master says once it has written it. Raises ``Refusal``."""
+        """The Master's answer, once the request is in the store. Raises ``Refusal``."""
         if len(self._asking) >= self._limits.asking:
             question.close()
-            raise Refusal(503, "the store does not answer, and others wait for it already: nothing was done", _AGAIN)
+            raise Refusal(503, "the store does not answer and too many requests wait for it: nothing was done", _AGAIN)
         asking = asyncio.ensure_future(question)
         self._asking.add(asking)
         asking.add_done_callback(self._forget)
         done, _ = await asyncio.wait({asking}, timeout=self._limits.master_s)
         if not done:
-            raise Refusal(
-                503, "the store does not answer: the wish may come true later, or not. Look at the size", _AGAIN
-            )
+            raise Refusal(503, "the store does not answer: the request may still take effect. Check the size", _AGAIN)
         if asking.cancelled():
-            raise Refusal(503, "the Master has just changed. Look at the size, and ask again", _AGAIN)
+            raise Refusal(503, "the Master has just changed. Check the size, and retry", _AGAIN)
         try:
             return asking.result()
         except (StoreError, FencedOut) as error:
-            raise Refusal(503, f"the Master has just changed ({error}). Look, and ask again", _AGAIN) from None
+            raise Refusal(503, f"the Master has just changed ({error}). Check the size, and retry", _AGAIN) from None
 
     async def _add_data(self, call: Call) -> web.Response:
         answer = await self._answered(call.authority.order(bodies.add_data(call.body, call.named("dataset"), call.by)))
@@ -363,7 +361,8 @@ class Server:
         return _json(documents.answered(answer), 202)
 
     def _forget(self, asking: asyncio.Future[Any]) -> None:
-        """It is over. Looks at how, since asyncio would complain of an exception that nobody has seen."""
+        """Called when a request has ended. Retrieves its exception, because asyncio logs exceptions that are never
+        retrieved."""
         self._asking.discard(asking)
         if not asking.cancelled():
             asking.exception()
@@ -384,7 +383,7 @@ class Server:
         if sse and re.fullmatch(r"[0-9]{1,15}", request.headers.get("Last-Event-ID", "")):
             after = max(after, int(request.headers["Last-Event-ID"]))
         if self._streams >= self._limits.streams:
-            raise Refusal(429, f"{self._streams} streams of events are open already", {"Retry-After": "10"})
+            raise Refusal(429, f"{self._streams} event streams are open already", {"Retry-After": "10"})
         response = web.StreamResponse(headers=_HEADERS)
         response.content_type = "text/event-stream" if sse else "application/x-ndjson"
         response.charset = "utf-8"
@@ -401,7 +400,8 @@ class Server:
     async def _stream(
         self, request: web.BaseRequest, response: web.StreamResponse, entries: AsyncIterator[JournalEntry], *, sse: bool
     ) -> None:
-        """Line by line; now and then a sign of life. Whoever does not take it in time is let go of."""
+        """Send entries as they come, and a heartbeat in between. A client that does not read in time is
+        disconnected."""
         waiting: asyncio.Future[JournalEntry] | None = None
         try:
             while True:
@@ -435,14 +435,14 @@ def _line(entry: JournalEntry, *, sse: bool) -> str:
 def _number(request: web.BaseRequest, name: str) -> int:
     text = _one(request, name, "0")
     if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > openapi.MOST_AFTER:
-        raise Refusal(400, f"{name} has to be a number from 0 to {openapi.MOST_AFTER}")
+        raise Refusal(400, f"{name} must be a number from 0 to {openapi.MOST_AFTER}")
     return int(text)
 
 
 def _flag(request: web.BaseRequest, name: str) -> bool:
     text = _one(request, name, "false")
     if text not in ("true", "false"):
-        raise Refusal(400, f"{name} has to be true or false")
+        raise Refusal(400, f"{name} must be true or false")
     return text == "true"
 
 
@@ -462,7 +462,7 @@ def _is_probe(request: web.BaseRequest) -> bool:
 
 
 async def _expected_later(_: web.Request) -> None:
-    """``Expect: 100-continue`` is answered where the body is read: what is refused need not be sent."""
+    """``Expect: 100-continue`` is answered before the body is read: the body of a refused request need not be sent."""
 
 
 def _refused(request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
@@ -477,7 +477,7 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
 
 
 def _subject(request: web.BaseRequest) -> str:
-    """Whose certificate it is."""
+    """The common name in the client's certificate."""
     transport = request.transport
     certificate = transport.get_extra_info("peercert") if transport is not None else None
     for part in (certificate or {}).get("subject", ()):
@@ -494,7 +494,8 @@ async def _close(entries: AsyncIterator[JournalEntry]) -> None:
 
 
 def _silent() -> logging.Logger:
-    """What aiohttp says of requests that are no HTTP: nobody here can do anything about them."""
+    """A logger that discards aiohttp's complaints about invalid HTTP requests: there is nothing to be done about
+    them."""
     logger = logging.Logger("edl.web.protocol", logging.CRITICAL)
     logger.addHandler(logging.NullHandler())
     return logger

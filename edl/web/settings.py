@@ -1,4 +1,4 @@
-"""What the HTTP side of a launcher was told, and the bounds that keep it small."""
+"""Settings of a launcher's HTTP side, and the limits on its use of resources."""
 
 from __future__ import annotations
 
@@ -7,54 +7,58 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Where and how a launcher answers HTTP. Paths are empty where nothing was given."""
+    """Where and how a launcher serves HTTP. Paths are empty if they were not given."""
 
     port: int
-    """0: any that is free."""
+    """Port to listen on; 0: any free one."""
     host: str = ""
-    """Address to listen on; empty: that of the node."""
+    """Address to listen on; empty: the node's address."""
     token_file: str = ""
-    """Tokens that may do everything, one a line; empty: the job's own token."""
+    """File of tokens with full access, one per line; empty: the job's own token has it."""
     read_token_file: str = ""
-    """Tokens that may only look."""
+    """File of read-only tokens, one per line."""
     cert: str = ""
+    """Certificate for TLS, PEM; empty: plain HTTP."""
     key: str = ""
+    """Key of the certificate, without a password."""
     client_ca: str = ""
-    """Clients have to show a certificate that one of these authorities has signed."""
+    """File of authorities; clients must present a certificate that one of them has signed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server takes at most, from whomever."""
+    """Limits of one server on clients and requests."""
 
     body_bytes: int = 1024 * 1024
+    """Largest request body."""
     body_s: float = 10.0
-    """For a body to arrive."""
+    """Time limit for a request body to arrive."""
     send_s: float = 10.0
-    """For an answer to be taken; also for each part of a stream."""
+    """Time limit for a client to read a response, or a part of a stream."""
     idle_s: float = 15.0
-    """For the head of a request, counted from the end of the last one."""
+    """Time limit for a request head, counted from the end of the previous request."""
     handshake_s: float = 5.0
-    """For TLS."""
+    """Time limit for the TLS handshake."""
     master_s: float = 10.0
-    """For the Master to have a wish in the store."""
+    """Time limit for the Master to write a request to the store."""
     asking: int = 64
-    """Wishes that may wait for that; further ones are answered at once, so that none heap up while the store is away.
-    """
+    """Requests that may wait for the store; further ones are refused at once, so that they do not pile up while the
+    store is unavailable."""
     rate: float = 50.0
-    """Requests a second of one peer."""
+    """Requests per second of one peer."""
     burst: float = 100.0
-    """Requests of one peer that may come at once."""
+    """Requests that one peer may send at once."""
     peers: int = 1024
-    """Peers that are counted apart."""
+    """Peers whose rates are remembered."""
     connections: int = 256
+    """Open connections in total."""
     connections_each: int = 64
-    """Of one peer."""
+    """Open connections of one peer."""
     streams: int = 16
-    """Streams of events."""
+    """Open event streams."""
     heartbeat_s: float = 15.0
-    """Between two signs of life of a stream in which nothing happens."""
+    """Seconds between two heartbeats of a stream without events."""
     rest_s: float = 10.0
-    """After the start, before the library is imported, unless somebody connects."""
+    """Seconds after the start until the HTTP library is imported; a client that connects starts the import earlier."""
     refresh_s: float = 1.0
-    """Between two looks at whether a file with tokens or certificates has changed."""
+    """Seconds between two checks whether files with tokens or certificates have changed."""

@@ -18,7 +18,7 @@ from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import RemoteFiles, open_files
 from edl.errors import SettingError
 from edl.ports import FileEntry, Files
-from tests.unit.checkpoint_tools import Crash, Disk, Fault, FaultyFiles
+from tests.support.checkpoint_tools import Crash, Disk, Fault, FaultyFiles
 
 KINDS = ["plain", "memory", "faulty"]
 

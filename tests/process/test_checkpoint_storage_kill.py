@@ -19,7 +19,7 @@ from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import folder_version
 from edl.checkpoint.directory.writer import CheckpointStorage
 from edl.wire.messages import Version
-from tests.unit.checkpoint_tools import load, open_checkpoint_storage, save
+from tests.support.checkpoint_tools import load, open_checkpoint_storage, save
 
 ROOT = Path(__file__).parents[2]
 KEEP = 2

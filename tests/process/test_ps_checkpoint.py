@@ -14,7 +14,7 @@ from edl.adapters.files import PlainFiles
 from edl.exit_codes import ExitCode
 from ps.checkpoint.directory import CheckpointDirectory
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
-from tests.unit.data_fixture import write_ipc
+from tests.support.data_fixture import write_ipc
 
 pytest.importorskip("numba")
 RECORDS, EPOCHS = 4000, 2

@@ -13,7 +13,7 @@ import pytest
 
 from edl.config import environment
 from ps.store.kernels import chosen
-from tests.unit.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Trainer, tidy
+from tests.support.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Trainer, tidy
 
 KEYS = list(range(2000))
 

@@ -20,7 +20,7 @@ from edl.config import environment
 from ps.protocol import messages
 from ps.protocol.frames import Op
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
-from tests.unit.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Pusher, Trainer, tidy, until
+from tests.support.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Pusher, Trainer, tidy, until
 
 KEYS = list(range(2000))
 ADAM = TableSpec("adam", 8, Optimizer(Rule.ADAM, lr=0.1))

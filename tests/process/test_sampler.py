@@ -74,7 +74,7 @@ def check(taken: list[dict[str, Any]], last: int) -> None:
 
 @pytest.mark.soak
 def test_ten_thousand_histories() -> None:
-    """tests/unit/test_sampler.py runs some of them."""
+    """tests/unit/edl/worker/test_sampler.py runs some of them."""
     pytest.importorskip("numpy")
     for seed in range(10_000):
         History(seed).run()

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-import data_service.loader.lease_client as client_module
 from data_service.loader import replay
+from data_service.loader.deps import PROCESS
 from data_service.loader.lease_client import LeaseClient, PendingRequest
 from data_service.loader.replay import Batch, LostTrainer, RecordRange
 from data_service.loader.trainers import trainers
@@ -245,7 +245,7 @@ class RecordSim:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        client_module._numbers._last = rng.randrange(1, 1 << 40)
+        PROCESS.numbers._last = rng.randrange(1, 1 << 40)
         builder = ManifestBuilder("ipc")
         builder.file("file", 100)
         begin = 0

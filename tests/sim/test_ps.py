@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.sim import ps_bugs as bugs
-from tests.sim.ps_bugs import Patch
-from tests.sim.ps_net import Violation
 from tests.sim.ps_world import PsSim
 
 MEETING = range(16)
@@ -60,5 +55,3 @@ def test_histories_meet_what_they_are_for() -> None:
         "continue without",
     ):
         assert any(story in note for note in notes), story
-
-

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from edl.config import FaultTolerance, JobSpec, NodeRange
 from edl.testing.__main__ import main
-from edl.testing.sim.faults import SIZES, SLOTS, Fault, FaultKind, FaultPlan
+from edl.testing.sim.faults import SERVICES, SIZES, SLOTS, Fault, FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.pairs import every_pair
 from edl.testing.sim.schedules import BOUNDS, Result, Schedule, play
@@ -58,7 +58,7 @@ def test_schedules_meet_every_variant() -> None:
     assert {(spec.nodes, spec.fault_tolerance) for spec in specs} == {(b, f) for b in BOUNDS for f in FaultTolerance}
     assert {0, 1, 2, 3, 5} <= {spec.max_restarts for spec in specs}
     kinds = {fault.kind for seed in range(SCHEDULES) for fault in Schedule.draw(seed).plan.faults}
-    assert kinds == set(FaultKind) - set(SIZES) - set(SLOTS)
+    assert kinds == set(FaultKind) - set(SIZES) - set(SLOTS) - set(SERVICES)
 
 
 def test_the_same_seed_is_the_same_history() -> None:

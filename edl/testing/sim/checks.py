@@ -16,7 +16,7 @@ from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.testing.sim.asking import Promises
 from edl.testing.sim.keepers import Directory, SimKeeper
-from edl.testing.sim.pairs import Pair, agent_pair, master_pair
+from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
 from edl.types import Round, Token
@@ -120,6 +120,8 @@ class Checks:
         self._held: dict[tuple[Round, int], Settings] = {}
         """Under which ones the step after a commit is taken."""
         self._placed: dict[tuple[int, int], Round] = defaultdict(lambda: Round(0))
+        self._token = ""
+        """Of the job that is looked at, once it has been founded."""
         self._next_port = 20_000
 
     def note(self, text: str) -> None:
@@ -131,6 +133,12 @@ class Checks:
         self.note(text)
         assert self.timeline.failure is not None  # noqa: S101 - just noted
         raise self.timeline.failure
+
+    def _met(self, pair: Pair) -> None:
+        """Count a pair; one that is declared impossible is a violation."""
+        self.pairs[pair] += 1
+        if self.pairs[pair] == 1 and (why := why_impossible(pair)):
+            self.fail(f"{' '.join(pair)} is declared impossible: {why}. Fix the cause, or remove it from IMPOSSIBLE")
 
     def demand(self, violations: Iterable[str]) -> None:
         """Fail on the first of these."""
@@ -160,9 +168,19 @@ class Checks:
         """A Master has decided; nothing is written or sent yet."""
         self.steps += 1
         for event in events:
-            self.pairs[master_pair(before, event)] += 1
+            self._met(master_pair(before, event))
         for violation in step_violations(before, decision):
             self.fail(f"Master on {where}: {violation}")
+
+    def is_this_job(self, token: str) -> bool:
+        """Whether a launcher that has agreed on this token belongs to the job that is looked at, which is the first."""
+        self._token = self._token or token
+        return token == self._token
+
+    def job_founded(self, where: str) -> None:
+        """A launcher has written a new job's specification."""
+        if self._token and (self.record is None or self.record.outcome is None):
+            self.fail(f"{where} founds the job again, and it has not ended")
 
     def record_written(self, state: MasterState, decided_s: float, token: Token, real: Token, revision: int) -> None:
         """The store has taken a record."""
@@ -271,7 +289,7 @@ class Checks:
     def agent_stepped(self, before: AgentState, event: ag.Event, decision: ag.Decision, now_s: float) -> None:
         """An agent has decided."""
         self.steps += 1
-        self.pairs[agent_pair(before, event)] += 1
+        self._met(agent_pair(before, event))
         after = decision.state
         node = after.info.node
         if self.spec.independent:

@@ -84,6 +84,10 @@ class FaultKind(enum.Enum):
     """A node's disk takes no output of workers for a while."""
     GIVE_UP = "give-up"
     """A worker says that its job cannot go on (``edl.fail``), and ends."""
+    SERVICE_FLAW = "service-flaw"
+    """A service of the Master has something to report at the end of the job."""
+    SERVICE_FAILS = "service-fails"
+    """A service of the Master cannot continue, which ends the job."""
 
 
 SIZES = (FaultKind.RESIZE, FaultKind.SET_BOUNDS, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
@@ -92,6 +96,10 @@ SIGNS = (FaultKind.NOTICE, FaultKind.NO_ROOM, FaultKind.NO_LOGS, FaultKind.GIVE_
 """What nodes and workers say about themselves."""
 SLOTS = (FaultKind.BAD_SLOT, FaultKind.DROP_SLOT, FaultKind.UNFIT)
 """They need nodes of several slots, and have schedules of their own. Only with the first one something goes wrong."""
+
+
+SERVICES = (FaultKind.SERVICE_FLAW, FaultKind.SERVICE_FAILS)
+"""What the Master's services report. The simulated jobs have none, so these events are posted in their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +218,25 @@ class FaultPlan:
         ]
         longest_s = max(one.at_s + one.for_s for one in named)
         return FaultPlan((*self.faults, *named), max(self.quiet_s, longest_s) + 0.1)
+
+    @classmethod
+    def draw_bursts(cls, rng: random.Random) -> FaultPlan:
+        """Faults of every kind, in bursts of up to half a second: many strike a node between two states."""
+        moments = [rng.uniform(0.0, 30.0) for _ in range(rng.randint(1, 5))]
+        kinds = [kind for kind in FaultKind if kind is not FaultKind.SERVICE_FAILS or rng.random() < 0.2]
+        chosen = rng.sample(kinds, k=rng.randint(3, 12))
+        faults = tuple(
+            Fault(
+                at_s + rng.uniform(0.0, rng.choice((0.01, 0.1, 0.5))),
+                rng.choice(chosen),
+                rng.choice((0.1, 0.5, 3.0, 8.0)) * rng.uniform(0.5, 1.5),
+                rng.random(),
+                rng.random(),
+            )
+            for at_s in moments
+            for _ in range(rng.randint(2, 8))
+        )
+        return cls(faults, max(fault.at_s + fault.for_s for fault in faults) + 0.1)
 
     def without(self, index: int) -> FaultPlan:
         """The plan less one fault, for shrinking."""

@@ -320,6 +320,21 @@ def _give_up(world: SimWorld, fault: Fault) -> None:
         world.timeline.after(0.02, world.training.end, victim, 1)
 
 
+def _service_flaw(world: SimWorld, fault: Fault) -> None:
+    _report(world, ms.Flawed("service", "a flaw" if fault.pick < 0.7 else ""))
+
+
+def _service_fails(world: SimWorld, fault: Fault) -> None:
+    world.checks.gave_up = True
+    _report(world, ms.Failed("a service cannot continue"))
+
+
+def _report(world: SimWorld, event: ms.Event) -> None:
+    master = world.master
+    if master is not None and master.ruling is not None:
+        master.run(master.ruling._events.put_nowait, event)  # the simulated jobs have no services
+
+
 def _suspend(world: SimWorld, fault: Fault) -> None:
     world.ask_for(Suspend(True, _WHO))
     if fault.pick2 < 0.7:
@@ -384,4 +399,6 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.NO_ROOM: _no_room,
     FaultKind.NO_LOGS: _no_logs,
     FaultKind.GIVE_UP: _give_up,
+    FaultKind.SERVICE_FLAW: _service_flaw,
+    FaultKind.SERVICE_FAILS: _service_fails,
 }

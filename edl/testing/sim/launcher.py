@@ -29,8 +29,8 @@ from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import Worker
-from edl.types import NodeId
-from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, Switch
+from edl.types import NodeId, Token
+from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
 from edl.wire.status import JournalEntry
 
 T = TypeVar("T")
@@ -59,10 +59,14 @@ class Launcher(SimProcess):
         self.candidate: Candidate | None = None
         self.shell: AgentShell | None = None
         self._link: SimWorkerLink | None = None
+        self.relay: Callable[[ServiceSaid], None] = lambda said: None
+        """Takes what workers say to services of the Master."""
         self._connection: SimConnection | None = None
         self._decision: ev.Decision | None = None
         """The last one of the Master here, and when it was made."""
         self._decided_s = 0.0
+        self._token = Token(0)
+        """Of the Master that decided it: a write may take effect after that Master, or this process, is gone."""
         self._main = self.loop.create_task(self._run())
         self._main.add_done_callback(self._returned)
 
@@ -78,6 +82,9 @@ class Launcher(SimProcess):
         )
         try:
             await self._patiently(registration.agree)
+            if not deps.checks.is_this_job(registration.token):
+                self.say("belongs to another job of the same id, which is not looked at")
+                return
             self.info = await self._patiently(lambda: registration.join(self.info))
         except JobEnded as error:
             self.outcome = Outcome(error.outcome.exit_code, error.outcome.reason, error.outcome.failures)
@@ -98,6 +105,8 @@ class Launcher(SimProcess):
             MasterDeps(
                 *(self.store, clock, deps.keys, spec, info.node, self._refuses, self.log, lambda: deps.timeline.now_s),
                 checkpoint_dir="directory",
+                services=deps.plugin.services,
+                companions=lambda ruling: deps.plugin.companions(self, ruling),
                 decided=self._master_decided,
             ),
             Ruler(info.node, info.host, info.port),
@@ -114,7 +123,7 @@ class Launcher(SimProcess):
                 processes=self.processes,
                 warming=asyncio.ensure_future(self.processes.warm()),
                 workers=self.group,
-                worker_server=lambda heard, relay: self._linked(),
+                worker_server=lambda heard, relay: self._linked(relay),
                 ports=SimPorts(deps.checks.fresh_ports),
                 keeper=AgentKeeper(self.keeper),
                 secret=lambda number: f"secret {number}",
@@ -150,7 +159,8 @@ class Launcher(SimProcess):
         self.candidate, self.shell = candidate, agent
         return launcher
 
-    def _linked(self) -> SimWorkerLink:
+    def _linked(self, relay: Callable[[ServiceSaid], None]) -> SimWorkerLink:
+        self.relay = relay
         self._link = SimWorkerLink(self, self.group)
         return self._link
 
@@ -182,17 +192,16 @@ class Launcher(SimProcess):
         if before is not None:
             self.deps.checks.master_stepped(before, events, decision, self.host)
         self._decision, self._decided_s = decision, self.deps.timeline.now_s
+        if self.candidate is not None and self.candidate.shell is not None:
+            self._token = self.candidate.shell.token
 
     def _wrote(self, operations: Sequence[Operation], conditions: Sequence[Condition]) -> None:
         """A write has taken effect. If it is one of a Master's record, that is what its last decision has led to."""
         deps, keys, decision = self.deps, self.deps.keys, self._decision
         written = {operation.key for operation in operations}
-        ended = deps.checks.record is not None and deps.checks.record.outcome is not None
-        if keys.spec in written and ended and self.candidate is None:
-            self.say("begins another job of the same id, which is not looked at")
-            self.end()
-        shell = self.candidate.shell if self.candidate is not None else None
-        if decision is None or shell is None or not written & {keys.record, keys.scale}:
+        if keys.spec in written and self.candidate is None:
+            deps.checks.job_founded(self.node)
+        if decision is None or not written & {keys.record, keys.scale}:
             return
         record = record_in(deps.store.values(keys.prefix), keys)
         if record is None:
@@ -202,7 +211,7 @@ class Launcher(SimProcess):
         changed = deps.checks.record != record
         ruling = deps.store.created(keys.master)
         revision = deps.store.modified(keys.scale)
-        deps.checks.record_written(decision.state, self._decided_s, shell.token, ruling, revision)
+        deps.checks.record_written(decision.state, self._decided_s, self._token, ruling, revision)
         if deps.kill_on_write and changed:
             deps.kill_on_write = False
             self.after(0.0, self.crash)

@@ -26,11 +26,17 @@ SLOWEST_CALL_S = 0.02
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The event loop of one process. ``offset_s``: how far its clock is ahead of the timeline. ``failed`` gets what
-    asyncio would log: exceptions of callbacks, and of tasks that have no reader."""
+    """The event loop of one process. Its clock shows ``offset_s`` at the timeline's start, and advances by ``rate``
+    seconds in each second. ``failed`` gets what asyncio would log: exceptions of callbacks, and of tasks whose result
+    is never read."""
 
     def __init__(
-        self, timeline: Timeline, rng: random.Random, offset_s: float, failed: Callable[[dict[str, Any]], None]
+        self,
+        timeline: Timeline,
+        rng: random.Random,
+        offset_s: float,
+        failed: Callable[[dict[str, Any]], None],
+        rate: float = 1.0,
     ) -> None:
         self.dead = True  # asyncio's own start is not to run anything
         super().__init__()
@@ -40,6 +46,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timeline = timeline
         self._rng = rng
         self._offset_s = offset_s
+        self._rate = rate
         self._failed = failed
         self._ready: deque[asyncio.Handle] = deque()
         self._scheduled = False
@@ -55,7 +62,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         """Seconds on this process's monotonic clock."""
-        return self._timeline.now_s + self._offset_s
+        return self._timeline.now_s * self._rate + self._offset_s
 
     def _begin_soon(self) -> None:
         if not self._scheduled and not self.stopped and not self.dead:
@@ -139,7 +146,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """Run at a time of this process's clock."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.dead:
-            self._timers[handle] = self._timeline.at(when - self._offset_s, self._due, handle)
+            self._timers[handle] = self._timeline.at((when - self._offset_s) / self._rate, self._due, handle)
         return handle
 
     def _due(self, handle: asyncio.TimerHandle) -> None:

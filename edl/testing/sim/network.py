@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from edl.testing.sim.biases import USUAL
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 
 STORE = "store"
@@ -44,12 +45,18 @@ class Network:
         self.usual_slowness = 1.0
         self.slowness = 1.0
         """Factor on every delay, now."""
+        self.biases = USUAL
         self.changed: list[Callable[[], None]] = []
         self._blocked: Counter[Pair] = Counter()
 
     def delay_s(self) -> float:
         """How long one message takes."""
         return self.slowness * (0.0005 + 0.006 * self.rng.random() ** 3)
+
+    def read_delay_s(self) -> float:
+        """How long an arrived message waits for its reader."""
+        slow = self.biases.slow_reader and self.rng.random() < self.biases.slow_reader
+        return self.rng.uniform(0.0, self.biases.slowest_read_s) if slow else 0.0
 
     def open(self, source: str, target: str) -> bool:
         """Whether messages get through in this direction; a host always reaches itself."""
@@ -159,7 +166,8 @@ class Stream:
 
     def _later(self, target: End, call: Callable[..., None], *args: Any) -> None:
         network = self.network
-        target.last_arrival_s = max(target.last_arrival_s, network.timeline.now_s + self.slowness * network.delay_s())
+        delay_s = self.slowness * network.delay_s() + network.read_delay_s()
+        target.last_arrival_s = max(target.last_arrival_s, network.timeline.now_s + delay_s)
         network.timeline.at(target.last_arrival_s, call, *args)
 
     def _arrive(self, target: End) -> None:

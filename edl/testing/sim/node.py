@@ -255,10 +255,14 @@ class SimWorkerLink:
             self._parent.deps.training.hear(worker, message)
 
     def pass_on(self, told: ServiceTold) -> None:
-        """No worker here uses a service."""
+        """A service of the Master says something to a worker."""
+        for worker in self._workers.alive((told.slot,)):
+            self._parent.deps.training.told(worker, told.service, told.body)
 
     def reattached(self, token: int) -> None:
-        """No worker here uses a service."""
+        """What workers have said to services may be lost."""
+        for worker in self._workers.alive():
+            self._parent.deps.training.told(worker, "", None)
 
     def give_place(self, slot: int, seat: local.Seat) -> None:
         """Send a waiting worker its place."""

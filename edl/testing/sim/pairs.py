@@ -14,6 +14,8 @@ from edl.wire.messages import AgentMessage, MasterMessage
 
 Pair = tuple[str, str, str]
 """Machine, state, event."""
+ANY = "*"
+"""In ``IMPOSSIBLE``: each state, or each event."""
 
 
 def master_pair(state: MasterState, event: ms.Event) -> Pair:
@@ -39,3 +41,20 @@ def every_pair() -> Iterable[Pair]:
         yield "master", phase.value, name
     for state, name in itertools.product(AgentPhase, _names(ag.Event, ag.Heard, MasterMessage)):
         yield "agent", state.value, name
+
+
+IMPOSSIBLE: dict[Pair, str] = {
+    ("master", ANY, "Attach"): "the Master's shell turns it into NodeAttached",
+    ("master", ANY, "ServiceSaid"): "the Master's shell passes it to the service",
+    ("agent", ANY, "ServiceTold"): "the agent's shell passes it to the worker",
+    ("agent", "over", ANY): "the agent's shell handles no event after Exit",
+    ("agent", "running", "Registered"): "losing the lease ends the round before the node registers again",
+}
+"""Pairs that must not occur, with the reason. Reaching one is a violation."""
+
+
+def why_impossible(pair: Pair) -> str:
+    """Why a pair cannot occur; empty if it may."""
+    machine, state, event = pair
+    rows = pair, (machine, state, ANY), (machine, ANY, event)
+    return next((IMPOSSIBLE[row] for row in rows if row in IMPOSSIBLE), "")

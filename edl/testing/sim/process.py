@@ -13,6 +13,7 @@ from edl.testing.sim.checks import Checks
 from edl.testing.sim.keepers import StateNet
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.network import Network
+from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import Job
@@ -42,6 +43,7 @@ class SimDeps:
     kill_on_switch: bool = False
     """The next Master to have recorded that an agreed boundary changes the world dies before it tells."""
     trace: Callable[[str], None] | None = None
+    plugin: Plugin = field(default_factory=Plugin)
 
     @property
     def keys(self) -> JobKeys:
@@ -95,12 +97,14 @@ class BareProcess(Generic[Deps]):
         self.host = host
         self.alive = True
         self._clock_offset_s = deps.rng.uniform(0.0, 1e5)
+        drift = deps.network.biases.drift
+        self._clock_rate = 1.0 + (deps.rng.uniform(-drift, drift) if drift else 0.0)
         self._requests: deque[float] = deque()
-        self.loop = SimLoop(deps.timeline, deps.rng, self._clock_offset_s, self._loop_failed)
+        self.loop = SimLoop(deps.timeline, deps.rng, self._clock_offset_s, self._loop_failed, self._clock_rate)
 
     def now_s(self) -> float:
         """Seconds on this host's own clock."""
-        return self.deps.timeline.now_s + self._clock_offset_s
+        return self.deps.timeline.now_s * self._clock_rate + self._clock_offset_s
 
     @property
     def paused(self) -> bool:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, SlotRules, Timeouts
 from edl.job_records import Training
+from edl.testing.sim.biases import USUAL, Biases
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.keepers import Directory
 from edl.testing.sim.pairs import Pair
+from edl.testing.sim.plugins import Plugin, Plugins
 from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
@@ -61,6 +63,10 @@ class Schedule:
     """Of each node; nodes have several slots then, and some are dropped. -1: nothing of that."""
     devices: bool = False
     """What is in the slots is known, and workers are bound to it."""
+    plugins: tuple[Callable[[], Plugin], ...] = ()
+    """Make the parts of this job that the world does not know."""
+
+    biases: Biases = USUAL
 
     def describe(self) -> str:
         """In one line."""
@@ -113,6 +119,18 @@ class Schedule:
         return dataclasses.replace(drawn, spec=spec, plan=plan, script=None, saved=())
 
     @classmethod
+    def reading(cls, seed: int) -> Schedule:
+        """The same job and the same faults, with workers that read data; every third one with workers that need no
+        others."""
+        from edl.testing.sim.data.plugin import DataPlugin  # needs numpy, which other schedules do not
+
+        alone = seed % 3 == 2
+        drawn = cls.independent(seed) if alone else cls.draw(seed)
+        plugins = (lambda: DataPlugin(seed, alone=alone),)
+        script = None if alone else drawn.script or Script()
+        return dataclasses.replace(drawn, script=script, saved=(), plugins=plugins)
+
+    @classmethod
     def resized(cls, seed: int) -> Schedule:
         """The same job and the same faults, or none, with people who ask for other sizes; every fourth one with workers
         that need no others."""
@@ -140,6 +158,23 @@ class Schedule:
         plan = plan.with_slots(rng)
         plan = plan.with_sizes(rng) if sized else plan
         return dataclasses.replace(drawn, spec=spec, plan=plan, spare_slots=spare, devices=known, sized=sized)
+
+    @classmethod
+    def bursting(cls, seed: int) -> Schedule:
+        """The same job with bursts of faults of every kind, and with biases of its own. Workers that ignore SIGTERM,
+        slow fork servers and short jobs make the usually short states last."""
+        drawn = cls.slotted(seed)
+        rng = random.Random(f"bursts {seed}")  # noqa: S311 - not for secrets
+        timeouts = dataclasses.replace(drawn.spec.timeouts, shutdown_s=rng.choice((0.0, 1.0, 3.0, 6.0)))
+        return dataclasses.replace(
+            drawn,
+            spec=dataclasses.replace(drawn.spec, timeouts=timeouts),
+            plan=FaultPlan.draw_bursts(rng),
+            total_s=rng.choice((3.0, 8.0, 15.0, 100.0)),
+            warm_s=rng.choice((0.05, 2.0, 6.0)),
+            sized=True,
+            biases=Biases.draw(rng),
+        )
 
 
 def _draw_policy(rng: random.Random) -> HyperPolicy:
@@ -194,9 +229,11 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
         script=schedule.script,
         directory=directory,
         trace=trace,
+        plugin=Plugins([make() for make in schedule.plugins]),
     )
     world.sized = schedule.sized
     world.slotted = schedule.spare_slots >= 0
+    world.network.biases = world.training.biases = schedule.biases
     world.network.usual_slowness = world.network.slowness = schedule.slowness
     for index, at_s in enumerate(schedule.starts_s):
         node_rank = index if schedule.ranked else -1
@@ -233,6 +270,11 @@ def play_seed(seed: int) -> Result:
 def play_resized(seed: int) -> Result:
     """Run the schedule of a seed in which people ask for other sizes."""
     return play(Schedule.resized(seed))
+
+
+def play_bursting(seed: int) -> Result:
+    """Run the schedule of a seed with bursts of faults."""
+    return play(Schedule.bursting(seed))
 
 
 def play_slotted(seed: int) -> Result:

@@ -17,7 +17,6 @@ from edl.testing.sim.threads import SimThreads
 from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.connection import Listening, Wire
 
-
 PACES = 0.1, 1.0, 1.0, 10.0
 """A connection is so much slower than others, so that what is said over two overtakes."""
 

@@ -113,9 +113,9 @@ class Crew(Group):
             self._timer = self.job.timeline.after(self.job.rng.uniform(0.01, 0.1), self._formed)
         elif stages == {Stage.TRAINING} and len({worker.boundary.passed for worker in members}) == 1:
             worker = next(iter(members))
-            if worker.boundary.passed >= self.job.total:
+            if self.job.over(self):
                 self.job.complete(self)
-            elif worker.computed <= worker.boundary.passed:
+            elif worker.computed <= worker.boundary.passed and self.job.ready(self):
                 commit = worker.boundary.passed + 1
                 self._timer = self.job.timeline.after(self.job.script.step_s, self._computed, commit)
 
@@ -143,6 +143,7 @@ class Crew(Group):
             del self.members[worker.rank]
         worker.crew = None
         worker.round = Round(0)
+        self.job.left(worker, self.world)
         self._stop_clock()
         if not agreed and not worker.done and not self.broken:
             self.broken = True
@@ -212,6 +213,25 @@ class SteppingJob(Job):
                 crew.stalled = False
                 crew.look()
 
+    # --- for jobs whose steps need more ------------------------------------------------------------------------------
+
+    def over(self, crew: Crew) -> bool:
+        """Whether all workers of a round, at the same boundary, have nothing left to do."""
+        return all(worker.boundary.passed >= self.total for worker in crew.members.values())
+
+    def ready(self, crew: Crew) -> bool:
+        """Whether all workers of a round can take the next step."""
+        return True
+
+    def began(self, worker: Stepper, world: World) -> None:
+        """A worker has its place in a world, and its state."""
+
+    def went_on(self, worker: Stepper) -> None:
+        """A worker has passed a boundary, and takes the next step."""
+
+    def left(self, worker: Stepper, world: World) -> None:
+        """A worker is no longer in a world."""
+
     # --- births ------------------------------------------------------------------------------------------------------
 
     def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
@@ -229,7 +249,7 @@ class SteppingJob(Job):
         worker = Stepper(parent, *owner, born, slot, self.deaf())
         self.watcher.worker_started(worker, world)
         self.processes.append(worker)
-        boot_s = self.rng.uniform(0.02, 0.4) + (2.0 if self.rng.random() < 0.05 else 0.0)
+        boot_s = self.rng.uniform(0.02, 0.4) + (2.0 if self.rng.random() < self.biases.sluggish else 0.0)
         self.timeline.after(boot_s, self._boots, worker)
         return worker
 
@@ -315,7 +335,7 @@ class SteppingJob(Job):
             worker.stage = Stage.LEAVING
             return
         worker.stage = Stage.LEAVING
-        slow = not self.calm and self.rng.random() < 0.05
+        slow = not self.calm and self.rng.random() < self.biases.sluggish
         self.timeline.after(self.rng.uniform(0.001, 0.2) + (3.0 if slow else 0.0), self._park, worker, worker.crew)
 
     def _park(self, worker: Stepper, crew: Crew, *, agreed: bool = False) -> None:
@@ -350,6 +370,7 @@ class SteppingJob(Job):
                 return
             worker.stage, worker.up = Stage.TRAINING, True
             worker.boundary.begin(world.restore.commit, world.settings)
+            self.began(worker, world)
             worker.computed = world.restore.commit
             self.position = world.restore.commit
             self.watcher.restored(worker, world, world.restore)
@@ -408,6 +429,7 @@ class SteppingJob(Job):
             worker.stage = Stage.LEAVING
             self._park(worker, crew, agreed=True)
         else:
+            self.went_on(worker)
             crew.look()
 
     def _again(self, worker: Stepper) -> None:

@@ -15,10 +15,8 @@ from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import Token
 
 T = TypeVar("T")
-LATE_NEWS = 0.03
-"""Chance that a watch tells of a change late,"""
 LATEST_NEWS_S = 0.5
-"""by up to so much."""
+"""Longest delay of a watch's late news."""
 AWAY_LOOK_S = 0.1
 
 
@@ -128,14 +126,15 @@ class StoreClient:
         self._caller = caller
         self._wrote = wrote
         self.answered_s = caller.loop.time()
-        """When the store has last answered, by the process's clock."""
+        """When the last request was made that the store has answered, by the process's clock."""
 
     async def _ask(self, call: Callable[[MemoryStore], T]) -> T:
         self._caller.asks()
+        asked_s = self._caller.loop.time()
         answer: asyncio.Future[T] = self._caller.loop.create_future()
         self._store.timeline.after(self._network.delay_s(), self._arrives, call, answer)
         result = await answer
-        self.answered_s = self._caller.loop.time()
+        self.answered_s = max(self.answered_s, asked_s)
         return result
 
     def _arrives(self, call: Callable[[MemoryStore], T], answer: asyncio.Future[T]) -> None:
@@ -191,7 +190,7 @@ class StoreClient:
         try:
             while True:
                 news.clear()
-                late_s = rng.uniform(0.02, LATEST_NEWS_S) if rng.random() < LATE_NEWS else 0.0
+                late_s = rng.uniform(0.02, LATEST_NEWS_S) if rng.random() < self._network.biases.late_news else 0.0
                 await asyncio.sleep(self._network.delay_s() + late_s)
                 if not self._store.away and self._network.both(STORE, self._caller.host):
                     changes = self._store.memory.changes_since(seen, prefix)

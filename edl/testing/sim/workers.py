@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.agent.machine import events as ag
+from edl.testing.sim.biases import USUAL
 from edl.testing.sim.keepers import Directory, SimKeeper
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
-from edl.wire.messages import Member, Settings, Version, World
+from edl.wire.messages import Member, ServiceSaid, Settings, Version, World
 
 SIGTERM, SIGKILL = 15, 9
 
@@ -23,6 +24,8 @@ class Parent(Protocol):
 
     keeper: SimKeeper
     host: str
+    relay: Callable[[ServiceSaid], None]
+    """Takes what workers say to services of the Master."""
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
         """Call now, or when the process goes on, or never when it is dead."""
@@ -120,6 +123,7 @@ class Job(ABC):
         self.finished = False
         self.sharded = False
         self.copy_every = 1
+        self.biases = USUAL
 
     # --- what a launcher has done ------------------------------------------------------------------------------------
 
@@ -138,6 +142,9 @@ class Job(ABC):
     @abstractmethod
     def hear(self, worker: Worker, message: ToWorker) -> None:
         """A worker is told something by its agent."""
+
+    def told(self, worker: Worker, service: str, body: str | None) -> None:  # noqa: B027 - most jobs use no service
+        """A service of the Master says something to a worker; None: what it has said to services may be lost."""
 
     def signal(self, worker: Worker, number: int) -> None:
         """A signal arrives."""
@@ -191,7 +198,7 @@ class Job(ABC):
 
     def deaf(self) -> bool:
         """Whether the next worker ignores SIGTERM."""
-        return self.rng.random() < 0.08
+        return self.rng.random() < self.biases.deaf
 
 
 class Training(Group):

@@ -1,0 +1,39 @@
+"""How slow, late and stubborn the processes of a schedule are: each schedule may have its own mix."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Chances are from 0 to 1."""
+
+    deaf: float = 0.08
+    """Chance that a worker ignores SIGTERM."""
+    sluggish: float = 0.05
+    """Chance that a worker takes 2 s longer to boot, or 3 s longer to leave its round."""
+    late_news: float = 0.03
+    """Chance that a watch reports a change late."""
+    slow_reader: float = 0.0
+    """Chance that the receiver of a stream reads a message late. Messages behind it wait too."""
+    slowest_read_s: float = 0.0
+    """Longest time until a late message is read."""
+    drift: float = 0.0
+    """Each process's clock is fast or slow by up to this fraction."""
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Biases:
+        """A mix in which each bias is absent, mild or strong."""
+        return cls(
+            deaf=rng.choice((0.0, 0.08, 0.5, 0.9)),
+            sluggish=rng.choice((0.0, 0.05, 0.3)),
+            late_news=rng.choice((0.0, 0.03, 0.3)),
+            slow_reader=rng.choice((0.0, 0.0, 0.02, 0.2)),
+            slowest_read_s=rng.choice((0.05, 0.3, 1.0)),
+            drift=rng.choice((0.0, 0.0, 0.001, 0.01)),
+        )
+
+
+USUAL = Biases()

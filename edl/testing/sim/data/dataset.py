@@ -1,0 +1,185 @@
+"""A data set that exists in numbers only: files, shards that cannot be read, and what a loader reads them with."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from data_service.manifest import Manifest, ManifestBuilder, ShardRef
+from data_service.protocol.file_list_messages import NOW
+from data_service.protocol.messages import INDEPENDENT, STEPS
+from edl.errors import DataError
+from edl.testing.sim.data.threads import ThreadedProcess, sleep
+
+NAME = "train"
+FILE_RECORDS = 1000
+"""Numbers that a file has for its records."""
+FILE_BYTES = 100
+
+
+@dataclass
+class DataSet:
+    """What there is to read, and how it is read."""
+
+    mode: str
+    format: str
+    files: dict[str, list[int]]
+    """Sizes of the shards of each file, in records."""
+    poison: set[str] = field(default_factory=set)
+    """Shards that no node can read; see ``key``."""
+    shuffle: bool = True
+    seed: int = 0
+    failures: int = 2
+    batch_size: int = 2
+    mixed: int = 2
+    tail: str = "join"
+    epochs: int = 2
+    read_s: float = 0.01
+    """Longest time to read a shard, while nothing is wrong."""
+    slow_until_s: float = 0.0
+    slow_s: float = 0.0
+    """Longest time to read a shard until then."""
+    first: tuple[str, ...] = ()
+    """Files of the beginning, which the script names. Others are added with ``edl data add``."""
+
+    @classmethod
+    def draw(cls, rng: random.Random, *, alone: bool) -> DataSet:
+        """A small one: some files, some shards of each, some of them empty or unreadable."""
+        files = {f"file-{number}": _shards(rng) for number in range(rng.randint(1, 4))}
+        files["file-0"][0] = max(1, files["file-0"][0])
+        data = cls(INDEPENDENT if alone else STEPS, rng.choice(("ipc", "jsonl")), files)
+        data.tail = rng.choice(("join", "join", "pad"))
+        if not alone and rng.random() < 0.15:  # every worker has to find a shard of its own, or the epoch has no step
+            data.files = {f"file-{number}": [rng.randint(1, 3) for _ in range(12)] for number in range(3)}
+            data.tail = "drop"
+        data.first = tuple(data.files)
+        keys = [cls.key(path, begin) for path, begin in data._shard_places()][1:]
+        if data.tail != "drop" and rng.random() < 0.3:
+            data.poison = {key for key in keys if rng.random() < 0.2}
+        data.shuffle, data.seed = rng.random() < 0.7, rng.randrange(100)
+        data.failures, data.epochs = rng.randint(1, 3), rng.randint(1, 3)
+        data.batch_size = 1 if data.tail == "drop" else rng.randint(1, 4)
+        data.mixed, data.read_s = rng.choice((1, 2, 4)), rng.choice((0.002, 0.02, 0.2))
+        return data
+
+    @staticmethod
+    def key(path: str, begin: int) -> str:
+        """Name of a shard."""
+        return f"{path}@{begin}"
+
+    def _shard_places(self) -> Iterable[tuple[str, int]]:
+        for path, sizes in self.files.items():
+            begin = 0
+            for size in sizes:
+                if size:
+                    yield path, begin
+                begin += size
+
+    def grow(self, rng: random.Random) -> str:
+        """A new file; returns its name."""
+        path = f"file-{len(self.files)}"
+        self.files[path] = _shards(rng)
+        return path
+
+    def manifest(self, paths: Iterable[str]) -> Manifest:
+        """The list of these files."""
+        builder = ManifestBuilder(self.format)
+        for path in paths:
+            builder.file(path, FILE_BYTES)
+            begin = 0
+            for size in self.files[path]:
+                builder.shard(begin, begin + size, size if self.format == "ipc" else -1)
+                begin += size
+        return builder.build()
+
+    def records(self, ref: ShardRef) -> range:
+        """Numbers of a shard's records."""
+        first = FILE_RECORDS * list(self.files).index(ref.file)
+        return range(first + ref.begin, first + ref.end)
+
+    def is_poison(self, ref: ShardRef) -> bool:
+        """Whether nobody can read this shard."""
+        return self.key(ref.file, ref.begin) in self.poison
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of one worker that reads an epoch by itself, at most."""
+        return sum(sum(sizes) // self.batch_size + 2 for sizes in self.files.values())
+
+
+def _shards(rng: random.Random) -> list[int]:
+    return [rng.choice((0, 1, 2, 3, 5, 8)) for _ in range(rng.randint(1, 5))]
+
+
+@dataclass
+class SimTable:
+    """``pyarrow.Table``, as far as a loader looks into it."""
+
+    records: range
+
+    @property
+    def num_rows(self) -> int:
+        """Number of records."""
+        return len(self.records)
+
+    def columns(self) -> dict[str, Any]:
+        """The arrays of the columns."""
+        return {"id": np.arange(self.records.start, self.records.stop)}
+
+
+class SimReader:
+    """``data_service.formats.Reader`` on a simulated thread."""
+
+    def __init__(self, data: DataSet, threads: ThreadedProcess) -> None:
+        self._data = data
+        self._threads = threads
+
+    def read(self, ref: ShardRef) -> Any:
+        """Take some time, and give the records or fail."""
+        data, threads = self._data, self._threads
+        slow = threads.timeline.now_s < data.slow_until_s
+        sleep(threads.rng.uniform(0.0, data.slow_s if slow else data.read_s))
+        if data.is_poison(ref):
+            raise DataError(f"{ref.file}, shard {ref.index}: damaged")
+        return SimTable(data.records(ref))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimSource:
+    """``data_service.loader.source.DataSource`` on simulated threads."""
+
+    remote = ""
+    rescan = ""
+    rescan_s = 0.0
+    when = NOW
+
+    def __init__(self, data: DataSet, threads: ThreadedProcess) -> None:
+        self._data = data
+        self._threads = threads
+
+    def scan(
+        self,
+        check: Callable[[], None],
+        say: Callable[[str], None],
+        files: tuple[str, ...] = (),
+        known: Any = None,
+        format: str = "",
+    ) -> Manifest:
+        """List the files that are not known."""
+        sleep(self._threads.rng.uniform(0.0, 0.1))
+        check()
+        paths = files or self._data.first
+        if known is None:
+            return self._data.manifest(paths)
+        known.seen.update(path for path in paths if path in known.sizes)
+        return self._data.manifest(path for path in paths if path not in known.sizes)
+
+    def reader(self, format: str, rank: int) -> SimReader:
+        """A reader of its shards."""
+        return SimReader(self._data, self._threads)

@@ -1,0 +1,372 @@
+"""Worker processes that read data: the loader that ships, on simulated threads, connected to the agent of its node."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_service.loader.batching import StepSizes
+from data_service.loader.deps import LoaderDeps, RequestNumbers
+from data_service.loader.lease_client import LeaseClient
+from data_service.loader.loader import Loader
+from data_service.loader.source import DataSource
+from data_service.loader.transport import SERVICE, Dispatcher
+from data_service.loader.worker_context import RankAssignment
+from data_service.protocol.messages import INDEPENDENT
+from edl.arithmetic.hyper import StepPlan, step_plan
+from edl.errors import DataError
+from edl.testing.sim.data.dataset import NAME, DataSet, SimSource, SimTable
+from edl.testing.sim.data.threads import SimSignal, SimThread, ThreadedProcess, sleep
+from edl.testing.sim.stepping import Stepper
+from edl.testing.sim.timeline import Timeline
+from edl.testing.sim.workers import Worker
+from edl.types import Round
+from edl.wire.messages import NO_SETTINGS, ServiceSaid, World
+from edl.worker.boundary import RoundOver
+
+LOOK_S = 0.2
+"""How often a worker that waits for others looks whether its round is over."""
+SLOWEST_WORD_S = 0.002
+"""Between a worker and its agent."""
+EXCHANGE_S = 0.002
+NOTHING = "fills a whole step"
+"""What a loader says of an epoch that ``tail="drop"`` leaves without a step."""
+
+
+@dataclass
+class TimelineClock:
+    """``Clock`` of a worker."""
+
+    timeline: Timeline
+    offset_s: float
+
+    def now_s(self) -> float:
+        """The timeline's time, on this process's clock."""
+        return self.timeline.now_s + self.offset_s
+
+
+class WorkerTransport(Dispatcher):
+    """``data_service.loader.transport.LinkTransport`` without a socket."""
+
+    def __init__(self, reader: DataReader) -> None:
+        super().__init__()
+        self._reader = reader
+        self._said_s = 0.0
+        self.lose_until_s = 0.0
+        """Its agent has no Master until then."""
+        self.said: Callable[[str], None] = lambda text: None
+        """Observes what is sent,"""
+        self.heard: Callable[[str], None] = lambda text: None
+        """and what comes."""
+
+    def say(self, text: str, number: int) -> None:
+        """Send to the agent, which passes it on to the Master or drops it."""
+        reader = self._reader
+        timeline, worker = reader.threads.timeline, reader.worker
+        self.said(text)
+        if timeline.now_s < self.lose_until_s:
+            return
+        reader.asks()
+        self._said_s = max(self._said_s, timeline.now_s + reader.rng.uniform(0.0002, SLOWEST_WORD_S))
+        said = ServiceSaid(SERVICE, worker.slot, Round(number), text)
+        timeline.at(self._said_s, worker.parent.run, worker.parent.relay, said)
+
+    def hear(self, text: str | None) -> None:
+        """Dispatch a message from the Master."""
+        if text is not None:
+            self.heard(text)
+        super().hear(text)
+
+
+@dataclass
+class Exchange:
+    """An all-gather under way."""
+
+    parts: dict[int, bytes] = field(default_factory=dict)
+    done: SimSignal = field(default_factory=SimSignal)
+
+
+class SimContext:
+    """``data_service.loader.worker_context.WorkerContext`` of a simulated worker."""
+
+    def __init__(self, reader: DataReader) -> None:
+        self._reader = reader
+
+    def place(self) -> RankAssignment:
+        """The worker's place."""
+        reader = self._reader
+        size = reader.world.size if reader.world is not None else 1
+        return RankAssignment(reader.worker.round, reader.worker.rank, size)
+
+    def transport(self) -> WorkerTransport:
+        """The one connection of the process."""
+        return self._reader.transport
+
+    def check(self, number: int) -> None:
+        """Raise ``RoundOver`` once the round is over."""
+        if self.over(number):
+            raise RoundOver("the round is over")
+
+    def over(self, number: int) -> bool:
+        """Whether the round is over for this worker."""
+        return not self._reader.alone and number <= self._reader.over_upto
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Gather from all ranks."""
+        return self._reader.exchange(data)
+
+    def settings(self) -> int:
+        """Version of the settings."""
+        worker = self._reader.worker
+        return worker.boundary.settings.number if isinstance(worker, Stepper) else 0
+
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
+        """As ``SessionContext`` has them, or ``IndependentContext``."""
+        worker = self._reader.worker
+        if not isinstance(worker, Stepper):
+            return StepSizes((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
+        plan = step_plan(worker.boundary.settings, batch_size, place.world_size)
+        return StepSizes(plan.sizes(place.rank), worker.boundary.settings.number), plan
+
+    def environment(self) -> Mapping[str, str]:
+        """There is none."""
+        return {}
+
+    def anew(self) -> bool:
+        """The lease machine is not in this process."""
+        return False
+
+    def independent(self) -> SimContext:
+        """The same: ``DataReader.alone`` tells."""
+        return self
+
+    def where(self) -> tuple[int, int] | None:
+        """Round and rank of a worker that outlives rounds."""
+        worker = self._reader.worker
+        return (worker.round, worker.rank) if self._reader.alone else None
+
+
+class SimData(Loader):
+    """The data set as a script has it."""
+
+    def __init__(self, reader: DataReader) -> None:
+        data = reader.data
+        self._reader_process = reader
+        self._deps = reader.deps
+        self.own = True
+        """Whether the last step had new records, not a repetition."""
+        super().__init__(
+            NAME,
+            list(data.first),
+            batch_size=data.batch_size,
+            format=data.format,
+            shuffle=data.shuffle,
+            seed=data.seed,
+            tail=data.tail,
+            prefetch=2,
+            shuffle_shards=data.mixed,
+            mode=data.mode,
+            failures=data.failures,
+        )
+
+    def _make_context(self) -> SimContext:
+        return self._reader_process.context
+
+    def _tensor(self, array: Any) -> Any:
+        return array
+
+    def _settle(self) -> DataSource:
+        fresh = self._source is None
+        source = super()._settle()
+        if fresh:
+            source = SimSource(self._reader_process.data, self._reader_process.threads)  # type: ignore[assignment]
+            self._source = source
+        return source
+
+    def _columns(self, table: Any) -> Any:
+        assert isinstance(table, SimTable)  # noqa: S101 - its readers give no others
+        return table.columns()
+
+    def _begin_step(self) -> bool:
+        found = super()._begin_step()
+        self.own = self._ready is not None
+        return found
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What a worker got for one step."""
+
+    epoch: int
+    records: tuple[int, ...]
+    """Empty for a repetition or padding."""
+    position: str
+    """Of all workers, after this step."""
+    state: Mapping[str, Any]
+
+
+class DataReader:
+    """One worker process with its data. ``looked`` is called when it has something for its crew to look at."""
+
+    def __init__(
+        self,
+        data: DataSet,
+        worker: Worker,
+        timeline: Timeline,
+        rng: random.Random,
+        failed: Callable[[str], None],
+        looked: Callable[[DataReader], None],
+        gathered: dict[tuple[int, int], Exchange],
+    ) -> None:
+        self.data = data
+        self.worker = worker
+        self.rng = rng
+        self.alone = data.mode == INDEPENDENT
+        self.threads = ThreadedProcess(timeline, rng, lambda name, error: failed(f"{worker}, {name}: {error!r}"))
+        clock = TimelineClock(timeline, rng.uniform(0.0, 1e5))
+        self.deps = LoaderDeps(self.threads, clock, RequestNumbers(rng.randrange(1, 1 << 40)))
+        self.transport = WorkerTransport(self)
+        self.context = SimContext(self)
+        self.world: World | None = None
+        self.over_upto = 0
+        """Rounds up to this one are over for it."""
+        self.fed: Fed | None = None
+        """What it has for the step that comes next."""
+        self.finished = False
+        """It has read all epochs."""
+        self.broken = False
+        """Its script has failed."""
+        self.loader: SimData | None = None
+        self.asks: Callable[[], None] = lambda: None
+        """Called for each word to the Master."""
+        self.inbox: list[str | None] = []
+        self._looked = looked
+        self._gathered = gathered
+        self._exchanges = 0
+        self._go = SimSignal()
+        self._main: SimThread | None = None
+
+    # --- the script, in step -----------------------------------------------------------------------------------------
+
+    def begin(self, world: World, state: Mapping[str, Any] | None) -> None:
+        """The worker has its place and its state: it reads. ``state``: None where the script has begun with nothing."""
+        before = self._main
+        self.world, self.fed, self.finished, self._exchanges = world, None, False, 0
+        self._go = SimSignal()
+        self._main = self.threads.thread(lambda: self._train(before, world, state), "train")
+        self._main.start()
+
+    def _train(self, before: SimThread | None, world: World, state: Mapping[str, Any] | None) -> None:
+        if before is not None:
+            before.join()
+        try:
+            self._read(world, state)
+        except RoundOver:
+            return
+        except DataError as error:
+            if NOTHING not in str(error):
+                raise
+            self.broken = True  # the script ends with it
+            self._look()
+
+    def _read(self, world: World, state: Mapping[str, Any] | None) -> None:
+        self.context.check(world.round)
+        loader = self.loader = self.loader or SimData(self)
+        loader.load_state_dict(state or {"version": 2, "dataset": NAME, "ledger": None, "files": b""})
+        while loader.epoch < self.data.epochs:
+            epoch, records = loader.epoch, list[int]()
+            for batch, share in loader.shares():
+                records += [int(one) for one in batch["id"][: share.samples]] if loader.own else []
+                if share.micro + 1 == share.micros:
+                    self._step(world, loader, epoch, records)
+                    records = []
+        self.finished = True
+        self._look()
+
+    def _step(self, world: World, loader: SimData, epoch: int, records: list[int]) -> None:
+        ledger = loader._ledger
+        assert ledger is not None  # noqa: S101 - it has given a batch
+        self.fed = Fed(epoch, tuple(records), ledger.encode(), loader.state_dict())
+        self._look()
+        go = self._go
+        while not go.wait(LOOK_S):
+            self.context.check(world.round)
+        self.context.check(world.round)
+
+    def _look(self) -> None:
+        self.threads.timeline.after(0.0, self._looked, self)
+
+    def go_on(self) -> None:
+        """The step is done and committed."""
+        self.fed = None
+        go, self._go = self._go, SimSignal()
+        go.set()
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """All-gather, on the training thread."""
+        world, worker = self.world, self.worker
+        assert world is not None  # noqa: S101 - it reads
+        self._exchanges += 1
+        one = self._gathered.setdefault((world.round, self._exchanges), Exchange())
+        one.parts[worker.rank] = data
+        if len(one.parts) == world.size:
+            one.done.set()
+        while not one.done.wait(LOOK_S):
+            self.context.check(world.round)
+        sleep(self.rng.uniform(0.0, EXCHANGE_S))
+        self.context.check(world.round)
+        return [one.parts[rank] for rank in range(world.size)]
+
+    # --- the script, alone -------------------------------------------------------------------------------------------
+
+    def begin_alone(self, step_s: float, used: Callable[[int, tuple[int, ...]], None]) -> None:
+        """The worker reads by itself. ``used``: records of an epoch that a step has used."""
+
+        def train() -> None:
+            loader = self.loader = SimData(self)
+            while loader.epoch < self.data.epochs:
+                for batch in loader:
+                    sleep(self.rng.uniform(0.2, 1.0) * step_s)
+                    used(loader.epoch, tuple(int(one) for one in batch["id"]))
+            loader.close()
+            self.finished = True
+            self._look()
+
+        self._main = self.threads.thread(train, "train")
+        self._main.start()
+
+    # --- what happens to it ------------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> LeaseClient | None:
+        """Its lease client."""
+        return self.loader._client if self.loader is not None else None
+
+    def hear(self, body: str | None) -> None:
+        """A message from the Master, or None when earlier ones may be lost."""
+        if self.threads.stopped:
+            self.inbox.append(body)
+        elif not self.threads.dead:
+            self.transport.hear(body)
+
+    def leave(self, number: int) -> None:
+        """A round is over for it."""
+        self.over_upto = max(self.over_upto, number)
+        self._go.set()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.threads.stopped = True
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.threads.go_on()
+        inbox, self.inbox = self.inbox, []
+        for body in inbox:
+            self.transport.hear(body)
+
+    def kill(self) -> None:
+        """The process is gone."""
+        self.threads.kill()

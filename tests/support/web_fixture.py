@@ -1,0 +1,115 @@
+"""The HTTP side of a launcher on a free port, before a fake Master, with a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from edl.web.front import Web, WebDeps
+from edl.web.settings import HttpSettings, Limits
+from tests.support.fake_master import JOB, FakeMaster
+
+TOKEN = "the-token-of-the-job"
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP response."""
+
+    code: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+@dataclass
+class Setup:
+    """A launcher's HTTP server and a client."""
+
+    web: Web
+    master: FakeMaster
+    log: list[str]
+    session: aiohttp.ClientSession
+    now_s: float = 100.0
+    url: str | None = None
+    """Where another launcher that rules has its HTTP side."""
+    problems: list[str] = field(default_factory=list)
+
+    async def ask(self, method: str, path: str, body: Any = None, token: str | None = TOKEN, **options: Any) -> Reply:
+        headers = dict(options.pop("headers", {}))
+        if token is not None:
+            headers.setdefault("Authorization", f"Bearer {token}")
+        if body is not None and not isinstance(body, (bytes, str)):
+            headers.setdefault("Content-Type", "application/json")
+            body = json.dumps(body)
+        where = self.web.url + path.replace("JOB", f"/v1/jobs/{JOB}")
+        async with self.session.request(
+            method, where, data=body, headers=headers, allow_redirects=False, **options
+        ) as answer:
+            return Reply(answer.status, answer.headers, await answer.text())
+
+    async def raw(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a raw connection."""
+        port = int(self.web.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(sent)
+        return reader, writer
+
+
+def head(method: str, path: str, *lines: str, token: str = TOKEN) -> bytes:
+    """The head of a request, by hand."""
+    path = path.replace("JOB", f"/v1/jobs/{JOB}")
+    return "\r\n".join(
+        [f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {token}", *lines, "", ""]
+    ).encode()
+
+
+def play(
+    scenario: Callable[[Setup], Coroutine[None, None, None]],
+    settings: HttpSettings | None = None,
+    limits: Limits | None = None,
+    *,
+    rules: bool = True,
+    tls: ssl.SSLContext | None = None,
+    limit_s: float = 60.0,
+) -> Setup:
+    """Runs a scenario; what goes wrong where only the event loop sees it counts as well."""
+    made: list[Setup] = []
+
+    async def whole() -> None:
+        problems: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
+        log: list[str] = []
+        master = FakeMaster()
+        deps = WebDeps(JOB, settings or HttpSettings(0), lambda: TOKEN, log.append, lambda: made[0].now_s)
+        deps.limits = limits or Limits(rate=1e6, burst=1e6)
+        web = Web(deps)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls if tls is not None else True)
+        ) as session:
+            made.append(Setup(web, master, log, session, problems=problems))
+            web.listen(HOST)
+            web.begin(lambda: made[0].url)
+            if rules:
+                web.rule(master)
+            try:
+                await asyncio.wait_for(scenario(made[0]), limit_s)
+            finally:
+                await web.leave()
+        await asyncio.sleep(0)
+        gc.collect()
+        assert problems == []
+
+    asyncio.run(whole())
+    return made[0]

@@ -1,0 +1,225 @@
+"""How a node leaves, its exit status, and nodes of a suspended job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from edl.agent.machine import events as ev
+from edl.agent.machine.state import AgentPhase, Outcome, WorkerStatus
+from edl.exit_codes import ExitCode
+from edl.types import Incarnation, Round
+from edl.wire import local
+from edl.wire.messages import (
+    Depart,
+    Dismissed,
+    Finish,
+    Hold,
+    Idle,
+    Leaving,
+    Preparing,
+    Prestart,
+    Purpose,
+    StartRound,
+    StopRound,
+    Switch,
+    Version,
+)
+from edl.wire.scale_requests import DrainMode
+from tests.unit.edl.agent.machine.test_machine import SIGINT, SIGKILL, SIGTERM, Node, ended, idle, running, world
+from tests.unit.edl.agent.machine.test_rounds import entered, parked, phase, told, training
+
+DRAINED = 21
+
+
+def settled(node: Node) -> Node:
+    node.state = dataclasses.replace(node.state, drained_exit_code=DRAINED)
+    return node
+
+
+def outcome(node: Node) -> Outcome:
+    (effect,) = node.did(ev.Exit)
+    return effect.outcome
+
+
+def resting() -> Node:
+    """A node outside any world, with workers that wait for one."""
+    node = idle().hear(Prestart("rejoin")).feed(entered(0, born=0), parked(0, born=0), entered(1, born=0))
+    return node.feed(parked(1, born=0))
+
+
+class TestDepart:
+    def test_workers_go_on_to_a_boundary_and_the_launcher_ends_as_drained(self) -> None:
+        node = settled(training()).hear(Depart("edl drain: rack 7", 20.0))
+        assert node.said() == [Leaving("edl drain: rack 7", 10.0)]
+        assert phase(node) is AgentPhase.RUNNING
+        node.hear(Hold(Round(1), 4)).hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "a to leave"))
+        node.feed(parked(0, left=1), parked(1, left=1))
+        node.hear(Dismissed("the others continue without this node"))
+        node.feed(ended(0, 0), ended(1, 0))
+        assert outcome(node) == Outcome(DRAINED, "left the job: edl drain: rack 7", drained=True)
+
+    def test_it_still_has_to_when_it_comes_back_under_a_new_lease(self) -> None:
+        node = settled(idle()).hear(Depart("me", 20.0)).feed(ev.LeaseGone())
+        fresh = dataclasses.replace(node.state.info, incarnation=Incarnation(7))
+        node.feed(ev.Connected(), ev.Registered(fresh))
+        assert Leaving("left the job: me", 5.0) in node.said()
+
+    def test_without_a_deadline_it_has_as_long_as_on_sigterm(self) -> None:
+        assert training().hear(Depart("me", 0.0)).said() == [Leaving("me", 5.0)]
+
+    def test_one_that_the_job_waits_for_ends_as_on_sigterm(self) -> None:
+        node = settled(idle()).hear(Depart("me", 20.0)).hear(Dismissed("too few nodes are left", needed=True))
+        assert (outcome(node).exit_code, outcome(node).drained) == (ExitCode.TERMINATED, False)
+
+    def test_one_that_does_not_get_away_in_time_as_well_and_a_late_word_changes_nothing(self) -> None:
+        node = settled(training()).hear(Depart("me", 20.0)).wait(10.0)
+        assert phase(node) is AgentPhase.LEAVING
+        assert node.said() == [Leaving("left the job: me")]
+        node.hear(Dismissed("the others continue without this node")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert outcome(node).exit_code == ExitCode.TERMINATED
+
+    def test_without_care_nothing_is_saved_for_it(self) -> None:
+        node = settled(idle()).hear(Depart("me", 20.0, DrainMode.NO)).hear(Dismissed("nothing to wait for"))
+        assert (outcome(node).drained, outcome(node).save) == (True, False)
+
+    @pytest.mark.parametrize(
+        ("first", "then", "saves"), [(DrainMode.TRY, DrainMode.NO, False), (DrainMode.NO, DrainMode.TRY, True)]
+    )
+    def test_of_several_wishes_the_newest_says_whether_to_save(
+        self, first: DrainMode, then: DrainMode, saves: bool
+    ) -> None:
+        node = settled(idle()).hear(Depart("me", 20.0, first)).hear(Depart("me", 20.0, then))
+        assert outcome(node.hear(Dismissed("nothing to wait for"))).save is saves
+
+    def test_sigterm_meanwhile_changes_nothing_and_a_shorter_notice_counts(self) -> None:
+        node = settled(training()).hear(Depart("me", 20.0))
+        assert node.feed(ev.Interrupted(SIGTERM, again=False)).effects == (ev.WakeAt(55.0),)
+        node.feed(ev.Noticed("spot", 2.0)).wait(1.0)
+        assert phase(node) is AgentPhase.LEAVING
+
+    def test_sigterm_while_its_workers_end_keeps_what_it_ends_with(self) -> None:
+        node = settled(training()).hear(Depart("me", 20.0)).hear(Dismissed("the others go on"))
+        assert phase(node) is AgentPhase.LEAVING
+        node.feed(ev.Interrupted(SIGTERM, again=False)).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert outcome(node).exit_code == DRAINED
+
+    def test_the_end_of_the_job_counts_for_more(self) -> None:
+        node = settled(training()).hear(Depart("me", 20.0)).hear(Finish(3, "no nodes"))
+        node.hear(Dismissed("late")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert outcome(node).exit_code == 3
+
+
+class TestSignals:
+    def test_a_spare_asks_and_ends_as_drained(self) -> None:
+        node = settled(idle()).feed(ev.Interrupted(SIGTERM, again=False))
+        assert node.said() == [Leaving("SIGTERM", 5.0)]
+        assert phase(node) is AgentPhase.IDLE
+        assert outcome(node.hear(Dismissed("nothing to wait for"))).exit_code == DRAINED
+
+    def test_a_spare_that_is_not_answered_leaves_all_the_same(self) -> None:
+        node = settled(idle()).feed(ev.Interrupted(SIGTERM, again=False)).wait(5.0)
+        assert outcome(node).exit_code == ExitCode.TERMINATED
+
+    def test_a_spare_without_a_master_leaves_at_once(self) -> None:
+        node = settled(idle()).feed(ev.Disconnected(), ev.Interrupted(SIGTERM, again=False))
+        assert outcome(node).exit_code == ExitCode.TERMINATED
+
+    def test_plain_workers_end_at_once_and_the_master_says_how_the_launcher_does(self) -> None:
+        node = settled(running()).feed(ev.Interrupted(SIGTERM, again=False))
+        assert node.said() == [Leaving("SIGTERM")]
+        assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
+        node.hear(Dismissed("nothing to wait for")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert outcome(node) == Outcome(DRAINED, "left the job on SIGTERM", drained=True)
+
+    def test_plain_workers_that_are_gone_before_the_word_comes_are_no_reason_to_miss_it(self) -> None:
+        node = settled(running()).feed(ev.Interrupted(SIGTERM, again=False), ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert not node.did(ev.Exit)
+        assert outcome(node.hear(Dismissed("nothing to wait for"))).exit_code == DRAINED
+
+    @pytest.mark.parametrize("silent", [lambda node: node.wait(5.0), lambda node: node.feed(ev.Disconnected())])
+    def test_but_nobody_waits_for_it_for_long(self, silent: Callable[[Node], Node]) -> None:
+        node = settled(running()).feed(ev.Interrupted(SIGTERM, again=False), ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert outcome(silent(node)).exit_code == ExitCode.TERMINATED
+
+    @pytest.mark.parametrize("start", [idle, running, training])
+    def test_ctrl_c_stays_ctrl_c(self, start: object) -> None:
+        assert callable(start)
+        node = settled(start()).feed(ev.Interrupted(SIGINT, again=False)).hear(Dismissed("go"))
+        if not node.did(ev.Exit):
+            node.feed(ended(0, -SIGINT), ended(1, -SIGINT))
+        assert node.state.outcome is not None
+        assert (node.state.outcome.exit_code, node.state.outcome.drained) == (ExitCode.INTERRUPTED, False)
+
+    def test_on_the_way_to_a_boundary_it_goes_there_first(self) -> None:
+        node = settled(training()).hear(Hold(Round(1), 4)).hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "c joined"))
+        node.feed(ev.Interrupted(SIGTERM, again=False))
+        assert node.said() == [Leaving("SIGTERM", 5.0)]
+        assert not node.did(ev.SignalWorkers)
+        node.feed(parked(0, left=1), parked(1, left=1))
+        assert (phase(node), bool(node.did(ev.Announce))) == (AgentPhase.IDLE, True)
+
+    def test_a_notice_is_like_a_signal_but_workers_get_sigterm(self) -> None:
+        node = running().feed(ev.Noticed("spot instance ends", 30.0))
+        assert node.said() == [Leaving("spot instance ends")]
+        assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
+
+
+class TestIdle:
+    def test_waiting_workers_end_and_none_is_started_instead(self) -> None:
+        node = resting().hear(Idle("suspended by me"))
+        assert told(node) == [local.Stop("the launcher leaves")]
+        assert phase(node) is AgentPhase.PREPARING
+        node.feed(ended(0, 0, round=0))
+        assert not node.did(ev.Announce)
+        node.feed(ended(1, 0, round=0))
+        assert (phase(node), bool(node.did(ev.Announce)), node.state.parked) == (AgentPhase.IDLE, True, False)
+        assert not node.did(ev.StartAhead)
+
+    def test_what_is_in_memory_is_written_by_who_is_asked_to(self) -> None:
+        node = idle().hear(Idle("suspended by me", Version(1, 9)))
+        assert node.did(ev.Write) == [ev.Write(Version(1, 9), "suspended by me")]
+        assert not idle().hear(Idle("suspended by me")).did(ev.Write)
+
+    def test_those_that_do_not_end_are_killed(self) -> None:
+        node = resting().hear(Idle("suspended by me")).wait(10.0)
+        assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL, (0, 1))]
+
+    def test_the_next_world_starts_new_ones(self) -> None:
+        node = resting().hear(Idle("suspended by me")).feed(ended(0, 0, round=0), ended(1, 0, round=0))
+        node.hear(StartRound(world(1), "resumed"))
+        assert node.did(ev.Start) == [ev.Start(world(1), (0, 1))]
+        assert not node.state.idling
+
+    def test_a_world_that_comes_while_they_end_is_not_given_to_them(self) -> None:
+        node = resting().hear(Idle("suspended by me")).hear(StartRound(world(1), "resumed"))
+        assert not node.did(ev.GivePlace)
+        assert node.state.seen_round == 1
+        node.feed(ended(0, 0, round=0), ended(1, 0, round=0))
+        assert node.did(ev.Announce)
+
+    def test_workers_that_park_later_end_as_well(self) -> None:
+        node = training().hear(StopRound(Round(1), "stop")).hear(Idle("suspended by me"))
+        node.feed(parked(0, left=1), parked(1, left=1))
+        assert local.Stop("the launcher leaves") in told(node)
+        assert phase(node) is AgentPhase.PREPARING
+
+    def test_one_without_workers_says_that_it_is_ready(self) -> None:
+        assert idle().hear(Idle("suspended by me")).did(ev.Announce)
+
+    def test_prestart_takes_it_back(self) -> None:
+        node = idle().hear(Idle("suspended by me")).hear(Prestart("go"))
+        assert node.said() == [Preparing(Round(0), "starting workers ahead of the next world")]
+        assert node.did(ev.StartAhead) == [ev.StartAhead((0, 1), Round(0))]
+
+    def test_independent_workers_end(self) -> None:
+        node = Node()
+        node.state = dataclasses.replace(node.state, independent=True)
+        node.feed(ev.Connected(), ev.Warmed()).hear(StartRound(world(1), "go")).hear(StopRound(Round(1), "suspended"))
+        assert [worker.status for worker in node.state.workers] == [WorkerStatus.ALIVE] * 2
+        node.hear(Idle("suspended by me"))
+        assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
+        node.feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert (phase(node), bool(node.did(ev.Announce))) == (AgentPhase.IDLE, True)

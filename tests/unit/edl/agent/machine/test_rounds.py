@@ -1,0 +1,151 @@
+"""From one world to the next on one node, with workers that keep their process."""
+
+from __future__ import annotations
+
+from edl.agent.machine import events as ev
+from edl.agent.machine.state import AgentPhase, WorkerStatus
+from edl.types import Round
+from edl.wire import local
+from edl.wire.messages import Boundary, Dismissed, Hold, Leaving, Prestart, Purpose, StartRound, StopRound, Switch
+from tests.unit.edl.agent.machine.test_machine import SIGKILL, SIGTERM, Node, ended, idle, running, world
+
+
+def entered(local_rank: int, rejoins: bool = True, born: int = 1) -> ev.WorkerEntered:
+    return ev.WorkerEntered(Round(born), local_rank, rejoins)
+
+
+def parked(local_rank: int, left: int = 0, born: int = 1) -> ev.WorkerParked:
+    return ev.WorkerParked(Round(born), local_rank, Round(left))
+
+
+def underway(local_rank: int, joined: int = 1, born: int = 1) -> ev.WorkerUnderway:
+    return ev.WorkerUnderway(Round(born), local_rank, Round(joined))
+
+
+def training(rejoins: bool = True) -> Node:
+    node = running()
+    for rank in (0, 1):
+        node.feed(entered(rank, rejoins))
+        if rejoins:
+            node.feed(parked(rank))
+        assert node.did(ev.GivePlace) == [ev.GivePlace(world(1), (rank,))]
+    node.feed(underway(0))
+    assert node.said() == []
+    node.feed(underway(1))
+    assert node.state.underway
+    return node
+
+
+def phase(node: Node) -> AgentPhase:
+    return node.state.phase
+
+
+def told(node: Node) -> list[local.ToWorker]:
+    return [effect.message for effect in node.did(ev.TellWorkers)]
+
+
+def test_workers_that_rejoin_break_and_park_and_are_handed_the_next_world() -> None:
+    node = training().hear(StopRound(Round(1), "node z lost"))
+    assert node.did(ev.TellWorkers) == [ev.TellWorkers(local.Break(1, "node z lost"), (0, 1))]
+    assert not node.did(ev.SignalWorkers)
+    node.feed(parked(0, left=1), parked(1, left=1))
+    assert phase(node) is AgentPhase.IDLE
+    assert node.did(ev.Announce)
+    node.hear(StartRound(world(2), "next"))
+    assert node.did(ev.GivePlace) == [ev.GivePlace(world(2), (0, 1))]
+    assert not node.did(ev.Start)
+    assert {worker.how for worker in node.state.workers} == {"in process"}
+
+
+def test_a_worker_that_does_not_park_is_ended_and_replaced_ahead() -> None:
+    node = training().hear(StopRound(Round(1), "node z lost")).feed(parked(0, left=1))
+    node.wait(10.0)
+    assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (1,))]
+    node.feed(parked(1, left=1))
+    assert phase(node) is AgentPhase.STOPPING, "it has been sent a signal that it will not survive"
+    node.feed(ended(1, -SIGTERM))
+    assert node.did(ev.StartAhead) == [ev.StartAhead((1,), Round(1))]
+    assert phase(node) is AgentPhase.PREPARING
+    node.feed(entered(1), parked(1))
+    assert phase(node) is AgentPhase.IDLE
+
+
+def test_a_worker_that_has_not_said_that_it_rejoins_is_ended_and_what_it_says_then_is_too_late() -> None:
+    node = running().feed(entered(0)).hear(StopRound(Round(1), "node z lost"))
+    assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (1,))]
+    node.feed(entered(1, rejoins=False), entered(1), parked(1), parked(0, left=1))
+    assert not node.did(ev.GivePlace)
+    assert phase(node) is AgentPhase.STOPPING
+    node.feed(ended(1, -SIGTERM))
+    assert phase(node) is AgentPhase.PREPARING
+
+
+def test_a_waiting_worker_that_dies_while_another_starts_is_replaced_too() -> None:
+    node = training().feed(ended(0, 1)).hear(StopRound(Round(1), "worker 2 failed")).feed(parked(1, left=1))
+    assert node.did(ev.StartAhead) == [ev.StartAhead((0,), Round(1))]
+    node.feed(ended(1, -SIGKILL))
+    assert phase(node) is AgentPhase.PREPARING
+    node.feed(entered(0), parked(0))
+    assert node.did(ev.StartAhead) == [ev.StartAhead((1,), Round(1))]
+    node.feed(entered(1), parked(1))
+    assert phase(node) is AgentPhase.IDLE
+
+
+def test_workers_that_cannot_be_started_ahead_are_started_with_the_world() -> None:
+    node = idle().hear(Prestart("rejoin"))
+    assert node.did(ev.StartAhead) == [ev.StartAhead((0, 1), Round(0))]
+    node.feed(ended(0, 3, round=0), entered(1, born=0), parked(1, born=0))
+    assert phase(node) is AgentPhase.IDLE
+    assert node.did(ev.Announce)
+    node.hear(StartRound(world(1), "go"))
+    assert node.did(ev.GivePlace) == [ev.GivePlace(world(1), (1,))]
+    assert node.did(ev.Start) == [ev.Start(world(1), (0,))]
+
+
+def test_the_highest_answer_is_told_once_all_have_answered() -> None:
+    node = training().hear(Hold(Round(1), 4))
+    assert told(node) == [local.Hold(1, 4)]
+    assert node.feed(ev.WorkerHere(Round(1), 0, 4, 8), ev.WorkerHere(Round(1), 1, 3, 99)).said() == []
+    assert node.feed(ev.WorkerHere(Round(1), 1, 4, 7)).said() == [Boundary(Round(1), 4, 8)]
+
+
+def test_workers_leave_at_the_boundary_and_are_interrupted_when_none_comes() -> None:
+    node = training().hear(Hold(Round(1), 4)).hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "c joined"))
+    assert told(node) == [local.Target(4, 9, "switch", "c joined")]
+    assert phase(node) is AgentPhase.STOPPING
+    node.feed(parked(0, left=1)).wait(60.0)
+    assert node.did(ev.TellWorkers) == [ev.TellWorkers(local.Break(1, node.state.reason), (1,))]
+
+
+def test_a_checkpoint_on_the_way_stops_nobody() -> None:
+    node = training().hear(Hold(Round(1), 4)).hear(Switch(Round(1), 4, 9, Purpose.SAVE, "asked for"))
+    assert told(node) == [local.Target(4, 9, "save", "asked for")]
+    assert phase(node) is AgentPhase.RUNNING
+
+
+def test_workers_go_on_when_nothing_comes_of_it_or_the_master_is_gone() -> None:
+    node = training().hear(Hold(Round(1), 4)).hear(Switch(Round(1), 4, 0, Purpose.SAVE, "asked for"))
+    assert told(node) == [local.Release(4)]
+    node.hear(Hold(Round(1), 5)).feed(ev.Disconnected())
+    assert told(node) == [local.Release(5)]
+    assert node.feed(ev.Connected()).hear(Switch(Round(1), 5, 9, Purpose.SWITCH, "late")).did(ev.TellWorkers) == []
+
+
+def test_a_node_that_wants_to_leave_trains_on_until_it_is_dismissed() -> None:
+    node = training().feed(ev.Interrupted(SIGTERM, again=False))
+    assert node.said() == [Leaving("SIGTERM", 5.0)]
+    assert phase(node) is AgentPhase.RUNNING
+    node.hear(Dismissed("the others go on"))
+    assert phase(node) is AgentPhase.LEAVING
+
+
+def test_a_node_that_nobody_dismisses_leaves_in_time() -> None:
+    node = training().feed(ev.Interrupted(SIGTERM, again=False)).wait(5.0)
+    assert phase(node) is AgentPhase.LEAVING
+    assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
+
+
+def test_workers_that_use_edl_and_cannot_rejoin_get_their_place_and_are_ended_with_the_round() -> None:
+    node = training(rejoins=False).hear(StopRound(Round(1), "node z lost"))
+    assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
+    assert {worker.status for worker in node.state.workers} == {WorkerStatus.ALIVE}

@@ -1,0 +1,324 @@
+"""Disks that are full, err, or are written by two at once; and a clock that jumps."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.adapters.files import PlainFiles
+from edl.checkpoint.directory.manifest import Retention, folder_name
+from edl.checkpoint.directory.writer import CheckpointStorage, Writer
+from edl.errors import CheckpointError
+from edl.wire.messages import Version
+from tests.support.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_checkpoint_storage, save, state
+from tests.unit.edl.checkpoint.directory.test_retention import commits
+
+ONE = len(state(1)) + 400
+"""Bytes of a checkpoint with its marker, and a little more."""
+
+
+class SmallDisk(PlainFiles):
+    """A disk of limited capacity."""
+
+    def __init__(self, folder: Path, capacity: int) -> None:
+        super().__init__(folder)
+        self._folder, self.capacity, self.refused = folder, capacity, 0
+
+    def used(self) -> int:
+        return sum(map(_size, self._folder.rglob("*")))
+
+    def free_bytes(self) -> int:
+        return self.capacity - self.used()
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        data = b"".join(pieces)
+        if len(data) > self.free_bytes():
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(name))
+        super().write(name, [data])
+
+
+def test_with_room_for_three_a_fourth_is_written_all_the_same(tmp_path: Path) -> None:
+    disk, said = SmallDisk(tmp_path, 3 * ONE + 500), list[str]()
+    checkpoint_storage = open_checkpoint_storage(disk, said=said)
+    for commit in range(1, 9):
+        save(checkpoint_storage, commit)
+        assert load(open_checkpoint_storage(disk))[0] == Version(1, commit)
+        assert len(commits(tmp_path)) >= min(commit, 2)
+    assert commits(tmp_path) == [6, 7, 8]
+    assert disk.refused == 1, "from then on room is made first"
+    (told,) = [text for text in said if "has no room for 3 checkpoints and the next one" in text]
+    assert "--checkpoint-keep=3" in told and str(tmp_path) in told
+
+
+def test_a_run_that_finds_the_disk_full_makes_room_as_well(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, 3 * ONE + 500)
+    checkpoint_storage = open_checkpoint_storage(disk)
+    for commit in (1, 2, 3):
+        save(checkpoint_storage, commit)
+    save(open_checkpoint_storage(disk), 4)
+    assert commits(tmp_path)[-2:] == [3, 4]
+
+
+def test_a_full_disk_refuses_a_new_run_and_no_launcher_of_one_under_way(tmp_path: Path) -> None:
+    disk, said = SmallDisk(tmp_path, 3 * ONE), list[str]()
+    first = open_checkpoint_storage(disk)
+    first.check()
+    save(first, 1)
+    disk.capacity = disk.used()
+    again = open_checkpoint_storage(disk, said=said)
+    again.check()
+    (told,) = said
+    assert (
+        "no space is left" in told
+        and "Free some space" in told
+        and told.endswith("No checkpoints are written until then")
+    )
+    with pytest.raises(CheckpointError, match="no space is left"):
+        open_checkpoint_storage(disk, "another run").check()
+    disk.capacity = 3 * ONE
+    save(again, 2)
+    assert commits(tmp_path) == [1, 2]
+
+
+def test_two_stay_and_so_do_those_that_are_kept_for_good(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, 3 * ONE + 500)
+    checkpoint_storage = open_checkpoint_storage(disk, every=2)
+    for commit in (2, 4, 5):
+        save(checkpoint_storage, commit)
+    with pytest.raises(CheckpointError, match="no space is left"):
+        save(checkpoint_storage, 7)
+    assert commits(tmp_path) == [2, 4, 5]
+
+
+class ErringDisk(PlainFiles):
+    """A disk that flips a bit in its next ``wrong`` reads of a state."""
+
+    wrong = 1
+    forgot = 0
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        count = super().read_into(name, offset, buffer)
+        if self.wrong and name.endswith("safetensors"):
+            self.wrong -= 1
+            buffer[count - 1] ^= 4
+        return count
+
+    def forget(self, name: str) -> None:
+        self.forgot += 1
+        super().forget(name)
+
+
+def test_bytes_that_come_wrong_once_are_read_again(tmp_path: Path) -> None:
+    disk, said = ErringDisk(tmp_path), list[str]()
+    for commit in (1, 2):
+        save(open_checkpoint_storage(disk), commit)
+    assert load(open_checkpoint_storage(disk, said=said))[0] == Version(1, 2)
+    assert disk.forgot == 1, "not from the page cache"
+    (told,) = said
+    assert "was read wrongly once" in told and folder_name(Version(1, 2)) in told
+
+
+def save_part(checkpoint_storage: CheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:
+    """Write one part of a state, or all of it."""
+    return checkpoint_storage.write(
+        Version(1, commit), memoryview(state(commit, part=part, of=of, **options)), part, of
+    )
+
+
+class UnreadableDisk(PlainFiles):
+    """Cannot read the data of one checkpoint, so many times."""
+
+    broken = ""
+    times = 1 << 30
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        if self.broken and self.broken in name and self.times:
+            self.times -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return super().read_into(name, offset, buffer)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_cannot_be_read_is_passed_over_and_not_given_up(tmp_path: Path, parts: int) -> None:
+    """Neither for one error, nor for good when the disk reads again."""
+    disk, said = UnreadableDisk(tmp_path), list[str]()
+    checkpoint_storage = open_checkpoint_storage(disk, said=said)
+    for commit in (1, 2):
+        for part in range(parts):
+            save_part(checkpoint_storage, commit, part, parts)
+    disk.broken = "commit-0000000002"
+    assert checkpoint_storage.load(Memory()) == (Version(1, 1), parts > 1)
+    assert any("commit-0000000002" in text and "is unreadable: Input/output error" in text for text in said)
+    disk.times = 1
+    assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
+    assert any("read wrongly once (Input/output error)" in text for text in said)
+    disk.times = 0
+    assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
+
+
+def test_room_is_made_without_taking_what_other_nodes_have_written(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, 1 << 30)
+    here, there = open_checkpoint_storage(disk), open_checkpoint_storage(disk)
+    for commit in (1, 2, 3):
+        save_part(there, commit, 0, 2)
+        assert save_part(here, commit, 1, 2)
+    disk.capacity = disk.used() + ONE + 300
+    assert not save_part(there, 4, 0, 2)
+    assert save_part(here, 4, 1, 2), "complete, though it found the disk full"
+    assert open_checkpoint_storage(disk).load(Memory()) == (Version(1, 4), True)
+    disk.capacity = disk.used() + ONE + 300
+    for checkpoint_storage, part in ((there, 0), (here, 1)):
+        with contextlib.suppress(CheckpointError):
+            save_part(checkpoint_storage, 5, part, 2, size=1000 if checkpoint_storage is there else 20_000)
+    assert commits(tmp_path)[-1] == 4, "what will never be complete leaves no part"
+
+
+def _size(path: Path) -> int:
+    """Size of a file; 0 if a concurrent writer renamed it."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
+
+
+class CrowdedDisk(SmallDisk):
+    """Two who write at the same time find it full together: the second one only when the first has given its part
+    back."""
+
+    together: threading.Barrier | None = None
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        both, data = self.together, b"".join(pieces)
+        if both is not None and name.endswith("safetensors"):
+            both.wait(20)
+            self.together = None
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(name))
+        super().write(name, [data])
+
+
+def test_two_parts_that_find_the_disk_full_together_both_get_room(tmp_path: Path) -> None:
+    disk = CrowdedDisk(tmp_path, 1 << 30)
+    checkpoint_storage = open_checkpoint_storage(disk)
+    for commit in (1, 2, 3):
+        for part in (0, 1):
+            save_part(checkpoint_storage, commit, part, 2)
+    disk.capacity = disk.used() + ONE
+    disk.together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as both:
+        saved = list(both.map(lambda part: save_part(checkpoint_storage, 4, part, 2), (0, 1)))
+    assert any(saved) and commits(tmp_path)[-1] == 4
+
+
+def test_a_part_of_what_has_been_given_up_goes_with_the_next_save(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, 1 << 30)
+    checkpoint_storage = open_checkpoint_storage(disk)
+    disk.capacity = disk.used() + ONE + 300
+    with pytest.raises(CheckpointError):
+        save_part(checkpoint_storage, 1, 0, 2, size=20_000)
+    save_part(checkpoint_storage, 1, 1, 2)  # of another thread, which had not begun
+    disk.capacity = 1 << 30
+    for part in (0, 1):
+        save_part(checkpoint_storage, 2, part, 2)
+    assert commits(tmp_path) == [2]
+
+
+def test_bytes_that_stay_wrong_are_not_used(tmp_path: Path) -> None:
+    disk, said = ErringDisk(tmp_path), list[str]()
+    for commit in (1, 2):
+        save(open_checkpoint_storage(disk), commit)
+    disk.wrong = 2
+    assert load(open_checkpoint_storage(disk, said=said))[0] == Version(1, 1)
+    assert "checksum of state.safetensors differs" in said[0]
+
+
+def test_a_clock_that_jumps_changes_no_order_and_no_name(tmp_path: Path) -> None:
+    times = iter([2e9, 1e9, 0.0, 3e9, 5.0])
+    clock: Callable[[], float] = lambda: next(times)  # noqa: E731
+    checkpoint_storage = CheckpointStorage(
+        PlainFiles(tmp_path), Writer("job", "run"), Retention(2), wall_clock_s=clock, say=lambda text: None
+    )
+    for commit in range(1, 6):
+        save(checkpoint_storage, commit)
+        assert load(open_checkpoint_storage(PlainFiles(tmp_path)))[0] == Version(1, commit)
+    assert commits(tmp_path) == [4, 5]
+
+
+def test_a_node_that_writes_the_same_never_opens_a_gap(tmp_path: Path) -> None:
+    """Two nodes write one commit, as when a job fails. From when one of them has it complete, it stays complete,
+    wherever the other one is and dies."""
+    count = 0
+
+    class Meeting(FaultyFiles):
+        """The other node writes all of it just before this operation."""
+
+        def __init__(self, folder: Path, fault: Fault, at: int) -> None:
+            super().__init__(PlainFiles(folder), fault)
+            self._at, self._folder = at, folder
+
+        def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+            self._meet()
+            super().write(name, pieces)
+
+        def remove(self, name: str) -> None:
+            self._meet()
+            super().remove(name)
+
+        def _meet(self) -> None:
+            if self._fault.count == self._at:
+                save(open_checkpoint_storage(PlainFiles(self._folder)), 3)
+
+    for at in range(6):
+        for dies in range(at, 6):
+            folder = tmp_path / f"{at}-{dies}"
+            save(open_checkpoint_storage(PlainFiles(folder)), 2)
+            fault = Fault()
+            checkpoint_storage = open_checkpoint_storage(Meeting(folder, fault, at))
+            fault.at = dies
+            try:
+                save(checkpoint_storage, 3)
+            except Crash:
+                count += 1
+            if fault.count > at:
+                assert load(open_checkpoint_storage(PlainFiles(folder)))[0] == Version(1, 3), (
+                    f"met at {at}, died at {dies}"
+                )
+    assert count >= 3
+
+
+# --- what a worker has written by itself -----------------------------------------------------------------------------
+
+
+def written_by_a_worker(folder: Path, commit: int) -> tuple[int, int]:
+    data = state(commit)
+    target = folder / folder_name(Version(1, commit))
+    target.mkdir(parents=True)
+    (target / "state.safetensors").write_bytes(data)
+    return len(data), zlib.crc32(data)
+
+
+def test_a_state_that_a_worker_has_written_counts_once_it_has_been_read_back(tmp_path: Path) -> None:
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
+    size, crc32 = written_by_a_worker(tmp_path, 4)
+    assert checkpoint_storage.newest() is None
+    assert checkpoint_storage.accept(Version(1, 4), size, crc32).endswith(folder_name(Version(1, 4)))
+    assert checkpoint_storage.newest() == (Version(1, 4), False)
+    assert load(checkpoint_storage)[0] == Version(1, 4)
+
+
+@pytest.mark.parametrize(("size", "crc32"), [(0, 1), (-1, 0)])
+def test_one_that_is_not_what_the_worker_says_does_not_count(size: int, crc32: int, tmp_path: Path) -> None:
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
+    right = written_by_a_worker(tmp_path, 4)
+    with pytest.raises(CheckpointError, match=r"checksum|truncated"):
+        checkpoint_storage.accept(Version(1, 4), right[0] - size, right[1] ^ crc32)
+    assert checkpoint_storage.newest() is None

@@ -1,0 +1,113 @@
+"""Buffers are there before a commit waits for them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import pytest
+
+from edl.checkpoint.memory.buffer_table import BufferTable, Refusal, Room, Stream
+from edl.wire.local import OWN, STATE
+from edl.wire.messages import Version
+from edl.worker.touching import LEAST_BYTES, touch, touch_ahead
+from tests.support.keeper_fixture import B, Bench, Worker, h, run
+
+LINE = Stream.of_worker(0, STATE)
+
+
+def test_with_the_first_buffer_the_second_is_made_and_with_the_first_save_the_third() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        keeper.enter(Version(), 2, writes=True)
+        worker = Worker(keeper)
+        worker.take(await keeper.want(0, STATE, 100_000))
+        one = keeper.usage().workers
+        await keeper.made_ahead()
+        assert keeper.usage().workers == 2 * one
+        for commit in (1, 2, 3):
+            await worker.commit(commit)
+            await keeper.made_ahead()
+            assert keeper.usage().workers == 2 * one, "nobody reads"
+        await worker.commit(4, save=True)
+        await keeper.made_ahead()
+        assert keeper.usage().workers == 3 * one
+        for commit in (5, 6, 7):
+            await worker.commit(commit)
+            assert h(commit) in keeper.holdings() and len(keeper.holdings()) < 3
+        await keeper.made_ahead()
+        assert keeper.usage().workers == 3 * one
+
+    run(test)
+
+
+def test_copies_are_readers_too() -> None:
+    async def test(bench: Bench) -> None:
+        keeper, _ = bench.node(), bench.node(B)
+        keeper.enter(Version(), 1, writes=False)
+        keeper.keep_with(B, B, 1)
+        worker = Worker(keeper)
+        await worker.commit(1)
+        await keeper.made_ahead()
+        assert keeper.usage().workers > 3 * 100_000
+
+    run(test)
+
+
+def test_values_of_the_slots_own_have_one_more() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        worker = Worker(keeper, stream=OWN)
+        await worker.commit(1)
+        await keeper.made_ahead()
+        assert 3 * 100_000 < keeper.usage().workers < 4 * 100_000
+
+    run(test)
+
+
+def test_nothing_is_made_ahead_at_the_expense_of_others() -> None:
+    buffer_table = BufferTable(limit_bytes=250_000)
+    first, other = buffer_table.room(LINE, 100_000), buffer_table.room(Stream.of_worker(1, STATE), 100_000)
+    assert isinstance(first, Room) and isinstance(other, Room)
+    assert buffer_table.spare(LINE, 100_000, 2) is None
+    assert buffer_table.spare(Stream.of_worker(7, STATE), 1000, 2) is None, "of a worker that is gone"
+
+
+def test_a_commit_waits_for_what_is_being_made_and_makes_no_other() -> None:
+    buffer_table = BufferTable(limit_bytes=10**6)
+    first = buffer_table.room(LINE, 100_000)
+    assert isinstance(first, Room)
+    spare = buffer_table.spare(LINE, 100_000, 2)
+    assert spare is not None and buffer_table.spare(LINE, 100_000, 2) is None
+    buffer_table.pin(spare.buffer)
+    buffer_table.fill(LINE, 100_000, h(1))
+    waits = buffer_table.room(LINE, 100_000)
+    assert isinstance(waits, Refusal) and waits.later
+    buffer_table.unpin(spare.buffer)
+    assert buffer_table.room(LINE, 100_000) == Room(spare.buffer, spare.capacity, new=False)
+
+
+def test_pages_are_mapped_and_keep_what_is_in_them() -> None:
+    size = LEAST_BYTES + 4096
+    memory = mmap.mmap(-1, size)
+    memory[size - 3 :] = b"end"
+    view = memoryview(memory)
+    done = touch(view)
+    if not done:
+        pytest.skip("this kernel has no MADV_POPULATE_WRITE")
+    assert (done, bytes(view[-3:])) == (size, b"end")
+    assert resident(memory) >= size // 1024
+    thread = touch_ahead(view)
+    assert thread is not None
+    thread.join()
+    assert touch_ahead(view[: LEAST_BYTES - 1]) is None
+
+
+def resident(memory: mmap.mmap) -> int:
+    """KiB of this process that are in memory: at least all of the mapping."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def test_what_may_not_be_written_is_left_alone() -> None:
+    assert touch(memoryview(bytes(LEAST_BYTES))) == 0

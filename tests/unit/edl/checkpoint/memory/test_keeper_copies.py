@@ -1,0 +1,367 @@
+"""Commits are copied to other nodes and to the checkpoint directory, and restored from there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edl.errors import CheckpointError
+from edl.testing.memory_copies import Trouble
+from edl.testing.snapshots import fill_of, make_snapshot
+from edl.types import NodeId
+from edl.wire.local import STATE
+from edl.wire.messages import Version
+from tests.support.keeper_fixture import LIMIT_S, SIZE, A, B, Bench, C, Worker, content, h, piece, run, source, until
+
+# --- other nodes -----------------------------------------------------------------------------------------------------
+
+
+def test_each_commit_reaches_the_other_node() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        worker = Worker(here)
+        await worker.commit(1)
+        assert not await here.handed_over(0.01)
+        here.keep_with(B, B, 1)
+        assert await here.handed_over(LIMIT_S)
+        assert there.holdings() == (h(1),)
+        await worker.commit(2)
+        assert await here.handed_over(LIMIT_S)
+        assert there.holdings()[-1] == h(2)
+        assert await piece(there, 2) == 2
+
+    run(test)
+
+
+def test_the_node_that_a_copy_comes_to_says_so() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        here.keep_with(B, B, 1)
+        await Worker(here).commit(1)
+        assert await bench.copied.get() == B
+        assert there.holdings() == (h(1),), "it is there by then"
+
+    run(test)
+
+
+def test_a_dead_node_loses_nothing() -> None:
+    """The values are compared, not only their size."""
+
+    async def test(bench: Bench) -> None:
+        here, _, newcomer = bench.node(A), bench.node(B), bench.node(C)
+        here.keep_with(B, B, 1)
+        worker = Worker(here)
+        for commit in range(1, 8):
+            await worker.commit(commit)
+        assert await here.handed_over(LIMIT_S)
+        await here.close()
+        assert await piece(newcomer, 7, source(A), source(B)) == 7
+
+    run(test)
+
+
+def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        bench.network.trouble = Trouble.FLIP
+        here.keep_with(B, B, 1)
+        worker = Worker(here)
+        for commit in (1, 2, 3):
+            await worker.commit(commit)
+            assert not await here.handed_over(0.05)
+        await until(lambda: bool(caplog.records))
+        assert there.holdings() == ()
+        bench.network.trouble = None
+        await worker.commit(4)
+        assert await here.handed_over(LIMIT_S)
+        assert there.holdings()[-1] == h(4)
+
+    run(test)
+    assert [record.message[:30] for record in caplog.records if record.levelname == "WARNING"] == [
+        "State: cannot copy to node b: "
+    ]
+
+
+def test_without_another_node_only_nothing_can_be_handed_over() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        assert await keeper.handed_over(LIMIT_S)
+        await Worker(keeper).commit(1)
+        assert not await keeper.handed_over(LIMIT_S)
+        keeper.keep_with(A, A, 1)
+        assert not await keeper.handed_over(LIMIT_S)
+
+    run(test)
+
+
+def test_copies_of_those_who_keep_theirs_elsewhere_go() -> None:
+    async def test(bench: Bench) -> None:
+        there = bench.node(C)
+        for node, commit in ((A, 1), (B, 2)):
+            here = bench.node(node)
+            here.keep_with(C, C, 1)
+            await Worker(here).commit(commit)
+            assert await here.handed_over(LIMIT_S)
+        assert there.holdings() == (h(1), h(2))
+        there.drop_replicas([B])
+        assert there.holdings() == (h(2),)
+        assert there.usage().replicas < 2 * SIZE
+
+    run(test)
+
+
+def test_many_ask_for_one_piece_and_it_comes_once() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        await Worker(there).commit(3)
+        pieces = [here.piece(slot, STATE, Version(1, 3), 0, [source(B)]) for slot in range(8)]
+        assert [content(one) for one in await asyncio.gather(*pieces)] == [3] * 8
+        assert bench.network.served == ["get b:1"]
+
+    run(test)
+
+
+def test_one_asker_that_gives_up_does_not_spoil_it_for_the_others() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        await Worker(there).commit(3)
+        first, second = (asyncio.create_task(here.piece(slot, STATE, Version(1, 3), 0, [source(B)])) for slot in (0, 1))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert content(await second) == 3
+
+    run(test)
+
+
+def test_newcomers_spread_over_the_sources() -> None:
+    async def test(bench: Bench) -> None:
+        givers = [NodeId(f"giver-{number}") for number in range(4)]
+        for giver in givers:
+            await Worker(bench.node(giver)).commit(3)
+        for number in range(24):
+            await piece(bench.node(NodeId(f"newcomer-{number}")), 3, *(source(giver) for giver in givers))
+        assert len(set(bench.network.served)) == 4
+
+    run(test)
+
+
+def test_the_next_source_is_tried_and_all_causes_are_named() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        await Worker(there).commit(3)
+        gone = [source(NodeId("gone")), source(NodeId("lost"))]
+        assert await piece(here, 3, *gone, source(B)) == 3
+        with pytest.raises(CheckpointError) as caught:
+            await piece(here, 4, *gone, source(B), source(A), source(C, shard=1))
+        for words in ("node gone: gone:1: nobody is there", "node lost:", "node b: b:1 does not hold shard 0"):
+            assert words in str(caught.value)
+        assert "node c" not in str(caught.value)
+        with pytest.raises(CheckpointError, match="none is known"):
+            await piece(here, 5)
+
+    run(test)
+
+
+def test_a_damaged_piece_is_had_from_another_source_or_not_at_all() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        await Worker(there).commit(3)
+        bench.network.trouble = Trouble.FLIP
+        with pytest.raises(CheckpointError, match="checksum"):
+            await piece(here, 3, source(B))
+        assert here.holdings() == ()
+        assert here.usage().total == 0
+
+    run(test)
+
+
+def test_what_was_fetched_goes_when_it_is_outgrown() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        await Worker(there).commit(3)
+        assert await piece(here, 3, source(B)) == 3
+        assert here.holdings() == (h(3),)
+        await Worker(here).commit(4)
+        assert here.holdings() == (h(4),)
+        assert here.usage().loaded == 0
+
+    run(test)
+
+
+def test_a_new_world_makes_older_copies_useless_and_ends_the_line_given_up() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        here.keep_with(B, B, 1)
+        await Worker(here, 0).commit(1, shard=0, shards=2)
+        assert await here.handed_over(LIMIT_S)
+        worker = Worker(there, 0)
+        for commit in (2, 3):
+            await worker.commit(commit, shard=1, shards=2)
+        there.trim(Version())
+        assert there.holdings() == (h(1, 0, 2), h(2, 1, 2), h(3, 1, 2))
+        there.trim(Version(1, 2))
+        assert there.holdings() == (h(2, 1, 2),)
+        there.trim(Version(1, 9))
+        assert there.holdings() == (h(2, 1, 2),)
+        await worker.commit(3, shard=1, shards=2, era=2)
+        assert there.holdings() == (h(2, 1, 2), h(3, 1, 2, era=2))
+
+    run(test)
+
+
+# --- the checkpoint directory ----------------------------------------------------------------------------------------
+
+
+def test_the_writer_writes_what_is_to_be_saved() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        worker = Worker(keeper)
+        keeper.enter(Version(), 2, writes=False)
+        await worker.commit(1, save=True)
+        await worker.commit(2)
+        assert not bench.checkpoint_storage.kept
+        keeper.enter(Version(1, 2), 1, writes=True)
+        await worker.commit(3, save=True)
+        assert await bench.told.get() == (Version(1, 3), "/there/3", "")
+        assert {version.commit for version, _ in bench.checkpoint_storage.kept} == {3}
+
+    run(test)
+
+
+def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        keeper.enter(Version(), 1, writes=True)
+        worker = Worker(keeper)
+        bench.checkpoint_storage.refuses = "disk full"
+        await worker.commit(1, save=True)
+        assert await bench.told.get() == (Version(1, 1), "", "disk full")
+        bench.checkpoint_storage.refuses = ""
+        await worker.commit(2, save=True)
+        assert await bench.told.get() == (Version(1, 2), "/there/2", "")
+
+    run(test)
+
+
+def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        keeper.enter(Version(), 1, writes=True)
+        worker = Worker(keeper)
+        bench.checkpoint_storage.gate.clear()
+        for commit in range(1, 10):
+            await worker.commit(commit, save=commit in (1, 4, 7))
+            if commit == 1:
+                await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
+        bench.checkpoint_storage.gate.set()
+        told = [await bench.told.get() for _ in range(2)]
+        assert [(version.commit, error) for version, _, error in told] == [(1, ""), (9, "")]
+        assert {version.commit: fill_of(data) for (version, _), data in bench.checkpoint_storage.kept.items()} == {
+            1: 1,
+            9: 9,
+        }
+
+    run(test)
+
+
+def test_flush_writes_the_newest_once() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        assert await keeper.flush("the end") is None
+        worker = Worker(keeper)
+        for commit in (1, 2):
+            await worker.commit(commit)
+        for _ in range(2):
+            assert await keeper.flush("the end") == Version(1, 2)
+        assert bench.told.qsize() == 1
+        bench.checkpoint_storage.refuses = "disk full"
+        await worker.commit(3)
+        assert await keeper.flush("the end") is None
+
+    run(test)
+
+
+def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        keeper.enter(Version(), 1, writes=True)
+        bench.checkpoint_storage.gate.clear()
+        await Worker(keeper).commit(1, save=True)
+        await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
+        flushed = asyncio.create_task(keeper.flush("suspended"))
+        await asyncio.sleep(0)
+        bench.checkpoint_storage.gate.set()
+        assert await flushed == Version(1, 1)
+        assert bench.told.qsize() == 1
+
+    run(test)
+
+
+def test_flush_of_one_commit_writes_its_parts_only() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        ahead, behind = Worker(keeper, 0), Worker(keeper, 1)
+        for worker, shard, commit in ((ahead, 0, 3), (behind, 1, 3), (ahead, 0, 4)):
+            await worker.commit(commit, shard=shard, shards=2)
+        assert await keeper.flush("suspended", Version(1, 3)) == Version(1, 3)
+        assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 3), 0), (Version(1, 3), 1)]
+        assert await keeper.flush("suspended", Version(1, 9)) is None
+
+    run(test)
+
+
+def test_flush_writes_every_part_that_is_here() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        for slot in (0, 1):
+            await Worker(keeper, slot).commit(4, shard=slot, shards=2)
+        await keeper.flush("the end")
+        assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 4), 0), (Version(1, 4), 1)]
+
+    run(test)
+
+
+def test_what_was_loaded_is_held_and_not_written_again() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        assert await keeper.load() == Version()
+        bench.checkpoint_storage.kept[Version(3, 8), 0] = make_snapshot(h(8, era=3), 8, SIZE)
+        for _ in range(2):
+            assert await keeper.load() == Version(3, 8)
+        assert keeper.holdings() == (h(8, era=3),)
+        assert content(await keeper.piece(0, STATE, Version(3, 8), 0)) == 8
+        assert await keeper.flush("the end") == Version(3, 8)
+        assert bench.told.empty()
+        assert keeper.usage().loaded < 3 * SIZE
+
+    run(test)
+
+
+def test_a_checkpoint_that_cannot_be_used_is_not_held() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        bench.checkpoint_storage.kept[Version(3, 8), 0] = make_snapshot(h(7, era=3), 8, SIZE)
+        with pytest.raises(CheckpointError, match="the checkpoint directory's"):
+            await keeper.load()
+        bench.checkpoint_storage.refuses = "all damaged"
+        with pytest.raises(CheckpointError, match="all damaged"):
+            await keeper.load()
+        assert keeper.holdings() == ()
+        assert keeper.usage().total == 0
+
+    run(test)
+
+
+def test_a_sharded_checkpoint_is_checked_and_left_to_the_workers() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        bench.checkpoint_storage.kept[Version(3, 8), 0] = b""
+        bench.checkpoint_storage.sharded = True
+        assert await keeper.load() == Version(3, 8)
+        assert keeper.holdings() == ()
+        bench.checkpoint_storage.refuses = "all damaged"
+        with pytest.raises(CheckpointError, match="all damaged"):
+            await keeper.load()
+
+    run(test)

@@ -1,0 +1,82 @@
+"""A node that was cut off comes back to its job, or hears that there is none any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.errors import JobConflict
+from edl.exit_codes import ExitCode
+from edl.launch.registration import JobEnded
+from edl.ports import Delete, Put
+from edl.types import NodeId
+from edl.wire import plain
+from edl.wire.messages import Finish
+from tests.unit.edl.launch.test_registration import KEYS, Bench, info, play
+
+
+def test_it_comes_back_to_its_job_under_a_new_lease() -> None:
+    async def scene(bench: Bench) -> None:
+        joining = bench.registration()
+        await joining.agree()
+        first = (await joining.join(info("a"))).incarnation
+        bench.store.revoke_now(first)
+        assert (await joining.rejoin(info("a"))).incarnation == joining.lease != first
+
+    play(scene)
+
+
+def test_it_does_not_join_another_job_of_the_same_id() -> None:
+    async def scene(bench: Bench) -> None:
+        joining = bench.registration()
+        await joining.agree()
+        bench.store.write_now([Delete(KEYS.spec), Delete(KEYS.token)])
+        await bench.registration().agree()
+        with pytest.raises(JobConflict, match="has ended while this node was cut off"):
+            await joining.rejoin(info("a"))
+        names = bench.keys()
+        assert KEYS.node(NodeId("a")) not in names
+
+    play(scene)
+
+
+@pytest.mark.parametrize("another_began", [False, True])
+def test_a_slow_node_does_not_join_a_job_that_ended_after_it_agreed(another_began: bool) -> None:
+    async def scene(bench: Bench) -> None:
+        slow = bench.registration()
+        await slow.agree()
+        bench.store.write_now([Delete(KEYS.spec), Delete(KEYS.token)])
+        if another_began:
+            await bench.registration().agree()
+        with pytest.raises(JobConflict, match="ended while this node was joining it"):
+            await slow.join(info("a"))
+        names = bench.keys()
+        assert KEYS.node(NodeId("a")) not in names
+        assert slow.lease == 0
+
+    play(scene)
+
+
+def test_a_slow_node_ends_as_the_job_did_that_it_agreed_on() -> None:
+    async def scene(bench: Bench) -> None:
+        slow = bench.registration()
+        await slow.agree()
+        outcome = Finish(int(ExitCode.OK), "all workers ended with status 0")
+        bench.store.write_now([Delete(KEYS.spec), Delete(KEYS.token), Put(KEYS.farewell, plain.dumps(outcome))])
+        with pytest.raises(JobEnded) as ended:
+            await slow.join(info("a"))
+        assert ended.value.outcome == outcome
+
+    play(scene)
+
+
+def test_it_ends_as_its_job_did_while_the_outcome_is_there() -> None:
+    async def scene(bench: Bench) -> None:
+        joining = bench.registration()
+        await joining.agree()
+        outcome = Finish(int(ExitCode.WORKER_FAILED), "worker 0 failed")
+        bench.store.write_now([Delete(KEYS.token), Put(KEYS.farewell, plain.dumps(outcome))])
+        with pytest.raises(JobEnded) as ended:
+            await joining.rejoin(info("a"))
+        assert (ended.value.outcome, ended.value.exit_code) == (outcome, ExitCode.WORKER_FAILED)
+
+    play(scene)

@@ -1,0 +1,312 @@
+"""Planned changes and the way to the next world, as the Master sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.config import FaultTolerance, NodeRange
+from edl.exit_codes import ExitCode
+from edl.master import events as ev
+from edl.master.state import NodeStatus, Phase
+from edl.types import Incarnation, NodeId, Round
+from edl.wire.messages import (
+    NO_STATE,
+    Asked,
+    Attach,
+    Boundary,
+    Dismissed,
+    Finish,
+    Hanging,
+    Hold,
+    Holding,
+    KeepWith,
+    Leaving,
+    LoadState,
+    Preparing,
+    Prestart,
+    Purpose,
+    Ready,
+    StartRound,
+    StopRound,
+    Switch,
+    Underway,
+    Version,
+)
+from tests.unit.edl.master.test_machine import Rule, info
+
+
+class Aware(Rule):
+    """A Master whose workers use ``edl.run``."""
+
+    def underway(self, *names: str) -> None:
+        for name in names:
+            self.say(name, Underway(self.state.record.round, "in process"))
+
+    def parked(self, name: str, *held: tuple[int, int], stored: Version = NO_STATE, seen: int = -1) -> None:
+        holdings = tuple(Holding(Version(era, commit)) for era, commit in held)
+        number = self.state.record.round if seen < 0 else Round(seen)
+        self.say(name, Ready(number, (9000 + ord(name) + 10 * number, 1, 2), True, holdings, stored))
+
+    def answer(self, name: str, hold: int, commit: int) -> None:
+        self.say(name, Boundary(self.state.record.round, hold, commit))
+
+    @property
+    def phase(self) -> Phase:
+        return self.state.record.phase
+
+    def sent(self, name: str) -> list[object]:
+        return [e.message for e in self.effects if isinstance(e, ev.Tell) and e.node == name]
+
+
+def trained(names: str = "ab") -> Aware:
+    rule = Aware(NodeRange(1, 3))
+    rule.join(*names)
+    if rule.phase is Phase.FORMING:
+        rule.wait(1.0)
+    rule.underway(*names)
+    assert rule.members == names
+    assert rule.state.record.rejoins
+    return rule
+
+
+def growing() -> Aware:
+    rule = trained()
+    rule.feed(ev.NodeRegistered(info("c")))
+    rule.attach("c")
+    rule.parked("c", seen=0)
+    assert rule.told() == {"a": Hold(Round(1), 1), "b": Hold(Round(1), 1)}
+    return rule
+
+
+def test_newcomers_start_their_workers_before_the_world_is_changed() -> None:
+    rule = trained()
+    rule.feed(ev.NodeRegistered(info("c")))
+    rule.attach("c")
+    rule.ready("c")
+    assert isinstance(rule.told()["c"], Prestart)
+    rule.say("c", Preparing(Round(0), "starting"))
+    assert rule.state.agreement is None
+    rule.parked("c", seen=0)
+    assert rule.state.agreement is not None
+
+
+def test_all_go_on_to_one_beyond_the_highest_answer() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    assert rule.state.agreement is not None
+    rule.answer("b", 1, 8)
+    order = rule.told()["a"]
+    assert isinstance(order, Switch)
+    assert (order.commit, order.purpose, rule.told()["b"]) == (9, Purpose.SWITCH, order)
+    assert rule.phase is Phase.FORMING
+    rule.parked("a", (1, 9))
+    rule.parked("b", (1, 9))
+    world = rule.state.record.world
+    assert world is not None
+    assert (rule.members, world.restore, world.era) == ("abc", Version(1, 9), 2)
+    assert [source.node for source in world.sources] == ["a", "b"]
+
+
+def test_a_worker_that_fails_on_its_way_to_the_boundary_is_charged() -> None:
+    """Else a script that fails each time goes on for ever while a node waits to be taken in."""
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 8)
+    rule.fail("a")
+    assert isinstance(rule.told()["b"], StopRound)
+    assert rule.state.record.restarts == 1
+    rule.fail("b")
+    assert rule.state.record.restarts == 1, "one incident"
+
+
+def test_a_worker_that_speaks_of_a_lost_peer_on_its_way_is_not_charged() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 8)
+    rule.fail("b", peer_loss=True)
+    assert rule.state.record.restarts == 0
+
+
+def test_answers_to_another_agreement_or_round_do_not_count() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 7, 8)
+    rule.say("b", Boundary(Round(9), 1, 8))
+    assert rule.state.agreement is not None
+
+
+def test_an_agreement_that_does_not_come_about_interrupts() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.wait(60.0)
+    assert isinstance(rule.told()["a"], StopRound)
+    assert rule.state.record.reason.endswith("no answer from b within 60 s")
+
+
+def test_a_member_that_was_away_is_asked_again_because_its_workers_have_gone_on() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.feed(ev.NodeDetached(NodeId("a"), info("a").incarnation))
+    rule.feed(ev.NodeAttached(Attach(info("a"), Round(1), Round(1), False, underway=True)))
+    assert rule.told() == {"a": Hold(Round(1), 2), "b": Hold(Round(1), 2)}
+    rule.answer("b", 1, 7)
+    rule.answer("a", 1, 7)  # was on the way when its workers were let go
+    assert rule.state.agreement is not None
+    rule.answer("b", 2, 7)
+    rule.answer("a", 2, 8)
+    assert rule.state.agreement is None
+
+
+def test_a_checkpoint_that_is_not_agreed_on_lets_all_go_on() -> None:
+    rule = trained()
+    rule.feed(ev.Told(Asked(Purpose.SAVE, "me")))
+    rule.answer("a", 1, 7)
+    rule.wait(60.0)
+    assert rule.told() == {name: Switch(Round(1), 1, 0, Purpose.SAVE, "checkpoint asked for by me") for name in "ab"}
+    assert rule.phase is Phase.RUNNING
+
+
+def test_trouble_on_the_way_to_the_boundary_makes_it_an_interruption() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 7)
+    rule.lose("b")
+    assert isinstance(rule.told()["a"], StopRound)
+    rule.parked("a", (1, 7))
+    assert rule.members == "ac"
+
+
+def test_others_go_on_without_a_member_whose_worker_died() -> None:
+    rule = trained()
+    rule.fail("b")
+    rule.say("b", Preparing(Round(1), "starting", (Holding(Version(1, 6)),)))
+    rule.parked("a", (1, 5))
+    world = rule.state.record.world
+    assert world is not None
+    assert (rule.members, world.restore) == ("a", Version(1, 6))
+
+
+def test_where_all_start_anew_all_are_waited_for() -> None:
+    rule = trained()
+    rule.fail("b")
+    for name in "ab":
+        rule.say(name, Preparing(Round(1), "starting"))
+    rule.parked("a", (1, 5))
+    assert rule.phase is Phase.FORMING
+    rule.parked("b", (1, 5))
+    assert rule.members == "ab"
+
+
+def test_a_drained_node_goes_when_the_others_are_underway() -> None:
+    rule = trained()
+    rule.say("b", Leaving("SIGTERM", 5.0))
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 7)
+    rule.parked("b", (1, 8))
+    rule.parked("a", (1, 8))
+    assert rule.members == "a"
+    assert not any(isinstance(message, Dismissed) for message in rule.sent("b")), "it may be the one with the state"
+    rule.underway("a")
+    assert any(isinstance(message, Dismissed) for message in rule.sent("b"))
+    assert rule.state.nodes[NodeId("b")].status is NodeStatus.LEAVING
+
+
+def test_the_kill_switch_outweighs_what_is_being_agreed_on() -> None:
+    rule = growing()
+    rule.say("a", Asked(Purpose.KILL, "the file KILL"))
+    assert rule.told()["b"] == Hold(Round(1), 2)
+    rule.answer("a", 2, 7)
+    rule.answer("b", 2, 7)
+    order = rule.told()["a"]
+    assert isinstance(order, Switch)
+    assert order.purpose is Purpose.KILL
+    rule.parked("a", (1, 8))
+    rule.parked("b", (1, 8))
+    assert rule.told()["a"] == Finish(ExitCode.KILLED, "kill switch: the file KILL")
+
+
+def test_a_hang_is_charged_once_and_stacks_are_written() -> None:
+    rule = trained()
+    rule.say("a", Hanging(Round(1), "no progress for 60 s"))
+    assert rule.told()["b"] == StopRound(Round(1), "no progress for 60 s on a; restart 1 of 1", dump=True)
+    rule.say("b", Hanging(Round(1), "no progress for 60 s"))
+    assert rule.state.record.restarts == 1
+
+
+def test_the_spare_of_a_single_node_is_asked_what_it_has_by_now() -> None:
+    rule = Aware(NodeRange(1, 1))
+    rule.join("a", "b")
+    rule.underway("a")
+    assert KeepWith(NodeId("b"), "b", 0) in rule.sent("a") or rule.state.nodes[NodeId("b")].prestarted
+    rule.parked("b", seen=0)
+    rule.lose("a")
+    assert isinstance(rule.told()["b"], StopRound)
+    rule.parked("b", (1, 6), seen=0)
+    world = rule.state.record.world
+    assert world is not None
+    assert (rule.members, world.restore) == ("b", Version(1, 6))
+
+
+def test_a_source_outside_the_world_that_dies_too_soon_is_planned_without() -> None:
+    rule = Aware(NodeRange(1, 1))
+    rule.join("a", "b")
+    rule.parked("b", (1, 6), seen=0)
+    rule.say("a", Ready(Round(1), (1, 2, 3), True))
+    world = rule.state.record.world
+    assert world is not None
+    assert (rule.members, [source.node for source in world.sources]) == ("a", ["b"])
+    rule.lose("b")
+    assert rule.phase is Phase.FORMING
+    assert rule.state.record.restarts == 0
+
+
+def test_a_sharded_state_in_memory_keeps_the_world_at_its_size() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 7)
+    for first, name in ((0, "a"), (2, "b")):
+        held = tuple(Holding(Version(1, 8), shard, 4) for shard in (first, first + 1))
+        rule.say(name, Ready(Round(1), (9300 + first, 1, 2), True, held))
+    world = rule.state.record.world
+    assert world is not None
+    assert (rule.members, world.restore, world.shards) == ("ab", Version(1, 8), 4)
+    rule.underway("a", "b")
+    assert rule.state.agreement is None, "c does not make it grow"
+
+
+def test_the_checkpoint_is_read_by_one_node_before_the_world_forms() -> None:
+    rule = Aware(NodeRange(1, 2))
+    for name in "ab":
+        rule.feed(ev.NodeRegistered(info(name)))
+        rule.attach(name)
+    for name in "ab":
+        rule.parked(name, stored=Version(2, 30), seen=0)
+    assert {name: type(message) for name, message in rule.told().items()} == {"a": LoadState}
+    rule.parked("a", (2, 30), stored=Version(2, 30), seen=0)
+    order = rule.told()["b"]
+    assert isinstance(order, StartRound)
+    assert (order.world.restore, order.world.era) == (Version(2, 30), 3)
+
+
+def test_a_node_that_reads_for_longer_than_it_may_is_replaced_by_another() -> None:
+    rule = Aware(NodeRange(1, 2))
+    for name in "ab":
+        rule.feed(ev.NodeRegistered(info(name)))
+        rule.attach(name)
+    for name in "ab":
+        rule.parked(name, stored=Version(2, 30), seen=0)
+    rule.wait(89.0)
+    assert rule.reason == "waiting for the first nodes; waiting for a"
+    rule.wait(1.0)  # --loading-timeout
+    rule.wait(1.0)  # --join-grace
+    assert {name: type(message) for name, message in rule.told().items()} == {"b": LoadState}
+
+
+@pytest.mark.parametrize("level", FaultTolerance)
+def test_a_plain_script_is_never_asked_to_hold(level: FaultTolerance) -> None:
+    rule = Aware(NodeRange(1, 3), level)
+    rule.join("a")
+    rule.wait(1.0)
+    rule.join("b")
+    assert not any(isinstance(message, Hold | Prestart) for message in rule.told().values())
+    assert Incarnation(2) not in rule.state.dead

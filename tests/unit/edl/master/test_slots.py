@@ -1,0 +1,461 @@
+"""Slots: who is struck, what is dropped, what comes back, and what becomes of the workers on a node."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from edl.agent.machine import events as ag
+from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
+from edl.config import FaultTolerance, NodeRange, SlotRules, Timeouts
+from edl.master import events as ev
+from edl.master.machine import MAX_FAILURES_KEPT, take_over
+from edl.master.policies import slots
+from edl.master.state import Phase
+from edl.master.view import job_status
+from edl.rendezvous.ranks import Candidate, order
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.json_messages import from_plain, to_plain
+from edl.wire.messages import (
+    Attach,
+    Failure,
+    Holding,
+    Member,
+    NodeInfo,
+    Purpose,
+    Ready,
+    StartRound,
+    StopRound,
+    UseSlots,
+    Version,
+    WorkerFailed,
+    WorkersDone,
+    World,
+)
+from edl.wire.scale_requests import Cordon, Verdict
+from tests.unit.edl.agent.machine.test_machine import Node
+from tests.unit.edl.agent.machine.test_rounds import entered, parked, underway
+from tests.unit.edl.master.test_resizing import Resizable
+
+ALL = (0, 1, 2, 3)
+UP_TO_TWO = NodeRange(1, 2)
+
+
+def node_info(
+    name: str = "a", count: int = 4, spare: int = 0, devices: tuple[str, ...] = (), life: int = 0
+) -> NodeInfo:
+    incarnation = Incarnation(ord(name) - 96 + 100 * life)
+    return NodeInfo(NodeId(name), incarnation, name, 1, count, spare_slots=spare, devices=devices)
+
+
+def failure(name: str = "a", slot: int = 1, *, peer_loss: bool = False, round: int = 1) -> Failure:
+    what = "ended with exit status 3"
+    return Failure(NodeId(name), Round(round), Rank(slot), slot, 3, what, "OSError: no", peer_loss=peer_loss, slot=slot)
+
+
+class Slotted(Resizable):
+    """A Master of nodes with four slots."""
+
+    def __init__(self, bounds: NodeRange = UP_TO_TWO, restarts: int = 5, **rules: Any) -> None:
+        super().__init__(bounds, FaultTolerance.ELASTIC, restarts)
+        self.spec = dataclasses.replace(self.spec, slots=SlotRules(**rules))
+        self.state = dataclasses.replace(self.state, spec=self.spec)
+
+    def come(self, *infos: NodeInfo, aware: bool = False) -> None:
+        for who in infos:
+            self.feed(ev.NodeRegistered(who))
+            self.feed(ev.NodeAttached(Attach(who, Round(0), Round(0), False)))
+        for who in infos:
+            self.free(who, 0, aware)
+        self.wait(1.0)
+
+    def free(self, who: NodeInfo, seen: int, aware: bool = False) -> None:
+        ports = tuple(range(9000 + 10 * seen, 9001 + 10 * seen + who.slots))
+        self.feed(ev.NodeSaid(who.node, who.incarnation, Ready(Round(seen), ports, aware)))
+
+    def breaks(self, *failures: Failure) -> None:
+        """An incident, and the next world."""
+        number = self.state.record.round
+        for one in failures:
+            incarnation = self.state.nodes[one.node].info.incarnation
+            told = WorkerFailed(dataclasses.replace(one, round=number))
+            self.feed(ev.NodeSaid(one.node, incarnation, told))
+        for entry in list(self.state.nodes.values()):
+            if self.state.record.world is not None and self.state.record.world.member(entry.info.node):
+                self.free(entry.info, number)
+
+    @property
+    def places(self) -> dict[str, tuple[int, ...]]:
+        world = self.state.record.world
+        assert world is not None and self.state.record.phase is Phase.RUNNING
+        return {member.node: member.used for member in world.members}
+
+    def cordon(self, name: str, device: str, *, cordoned: bool = True) -> tuple[Verdict, str]:
+        self.feed(ev.ScaleRequested(Cordon(name, cordoned, "me", "noise", device)))
+        (grant,) = [effect for effect in self.effects if isinstance(effect, ev.Grant)]
+        return grant.verdict, grant.text
+
+
+class TestStrikes:
+    def test_two_of_its_own_drop_it(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        rule.breaks(failure())
+        assert rule.places == {"a": ALL}
+        rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3)}
+        (one,) = job_status(rule.state, NodeId("a"), ()).dropped
+        assert (one.node, one.host, one.slot, one.round) == ("a", "a", 1, 2)
+        assert one.why == "failed by itself 2 times, last: ended with exit status 3: OSError: no"
+        world = rule.state.record.world
+        assert world is not None and (world.size, world.members[0].slots) == (3, 3)
+        told = rule.told()["a"]
+        assert isinstance(told, StartRound) and "slot 1 of a dropped: failed by itself 2 times" in told.reason
+
+    @pytest.mark.parametrize(("strikes", "after"), [(1, 1), (2, 2), (3, 3), (0, 0)])
+    def test_as_many_as_the_job_says(self, strikes: int, after: int) -> None:
+        rule = Slotted(strikes=strikes)
+        rule.come(node_info())
+        for number in range(1, 4):
+            rule.breaks(failure())
+            assert rule.places == {"a": (0, 2, 3) if 0 < after <= number else ALL}
+            if after == number:
+                return
+
+    @pytest.mark.parametrize(
+        "incident",
+        [
+            (failure(slot=1), failure(slot=2)),
+            (failure(slot=1, peer_loss=True),),
+            (failure("a", 1), failure("b", 1)),
+        ],
+    )
+    def test_the_script_and_lost_peers_strike_nobody(self, incident: tuple[Failure, ...]) -> None:
+        rule = Slotted()
+        rule.come(node_info("a"), node_info("b"))
+        for _ in range(4):
+            rule.breaks(*incident)
+        assert rule.places == {"a": ALL, "b": ALL} and not rule.state.record.strikes
+
+    def test_those_that_complain_of_it_do_not_clear_it(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        for _ in range(2):
+            rule.breaks(failure(slot=0, peer_loss=True), failure(slot=1), failure(slot=2, peer_loss=True))
+        assert rule.places == {"a": (0, 2, 3)}
+
+    def test_the_cause_is_kept_of_a_large_incident(self) -> None:
+        rule = Slotted()
+        rule.come(node_info(count=30))
+        others = [failure(slot=slot, peer_loss=True) for slot in range(2, 30)]
+        rule.breaks(*others, failure(slot=1))
+        assert len(rule.state.record.failures) == MAX_FAILURES_KEPT
+        assert [(one.slot, one.count) for one in rule.state.record.strikes] == [(1, 1)]
+
+    def test_the_death_of_a_node_strikes_nobody(self) -> None:
+        rule = Slotted()
+        rule.come(node_info("a"), node_info("b"))
+        rule.feed(ev.NodeSaid(NodeId("a"), Incarnation(1), WorkerFailed(failure())))
+        rule.lose("b")
+        rule.free(node_info("a"), 1)
+        assert rule.places == {"a": ALL} and not rule.state.record.strikes
+
+    def test_long_training_starts_it_afresh(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        rule.breaks(failure())
+        rule.wait(slots.AFRESH_S + 1)
+        rule.breaks(failure())
+        assert rule.places == {"a": ALL}
+        rule.wait(slots.AFRESH_S / 2)
+        rule.breaks(failure(slot=2))
+        rule.wait(slots.AFRESH_S / 2 + 1)
+        rule.breaks(failure())
+        assert rule.places == {"a": ALL}, "the time of several worlds counts together"
+        rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3)}
+
+
+class TestDrops:
+    def test_a_spare_slot_takes_the_place(self) -> None:
+        rule = Slotted(strikes=1)
+        rule.come(node_info(spare=1))
+        assert rule.places == {"a": ALL}
+        rule.breaks(failure(slot=0))
+        assert rule.places == {"a": (1, 2, 3, 4)}
+        rule.breaks(failure(slot=2))
+        assert rule.places == {"a": (1, 3, 4)}
+
+    def test_a_whole_node_takes_the_place_of_an_impaired_one(self) -> None:
+        rule = Slotted(NodeRange(1, 1), strikes=1)
+        rule.come(node_info("a"), node_info("b"))
+        assert rule.places == {"a": ALL}
+        rule.breaks(failure(slot=0))
+        assert rule.places == {"b": ALL}
+
+    def test_the_last_slot_stays_where_the_job_needs_the_node(self) -> None:
+        rule = Slotted(NodeRange(1, 2), strikes=1)
+        rule.come(node_info("a", 2))
+        rule.breaks(failure(slot=0))
+        rule.breaks(failure(slot=1))
+        assert rule.places == {"a": (1,)}
+        assert any("the last one of its node" in one.text for one in rule.effects if isinstance(one, ev.Note))
+
+    def test_nothing_is_said_of_a_lone_slot(self) -> None:
+        rule = Slotted(NodeRange(1, 2), strikes=1)
+        rule.come(node_info("a", 1))
+        rule.breaks(failure(slot=0))
+        assert rule.places == {"a": (0,)}
+        assert not any(one.kind is ev.Kind.SLOT for one in rule.effects if isinstance(one, ev.Note))
+
+    def test_else_the_node_is_out_as_if_it_was_cordoned(self) -> None:
+        rule = Slotted(NodeRange(1, 2), strikes=1)
+        rule.come(node_info("a", 1), node_info("b", 1))
+        rule.breaks(failure(slot=0))
+        assert rule.places == {"b": (0,)}
+        states = {node.node: node.state for node in job_status(rule.state, NodeId("a"), ()).nodes}
+        assert states["a"] == "cordoned"
+        assert rule.cordon("a", "", cordoned=False)[0] is Verdict.ACCEPTED
+        assert not rule.state.record.dropped
+
+    def test_a_check_may_name_one(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        rule.feed(ev.Unfit(NodeId("a"), Incarnation(1), 2, "fails its memory test"))
+        assert any(isinstance(message, StopRound) for message in rule.sent("a"))
+        rule.free(node_info(), 1)
+        assert rule.places == {"a": (0, 1, 3)}
+        before = rule.state
+        rule.feed(ev.Unfit(NodeId("a"), Incarnation(1), 2, "again"))
+        rule.feed(ev.Unfit(NodeId("a"), Incarnation(1), 9, "there is none"))
+        rule.feed(ev.Unfit(NodeId("a"), Incarnation(7), 1, "of an earlier life"))
+        assert rule.state.record == before.record
+
+    def test_the_next_master_and_the_store_keep_them(self) -> None:
+        rule = Slotted(strikes=1)
+        rule.come(node_info())
+        rule.breaks(failure())
+        record = rule.state.record
+        assert from_plain(type(record), to_plain(record)) == record
+        assert "places" in to_plain(record)["world"]["members"][0]
+        state = take_over(rule.spec, record, [node_info()], 0.0).state
+        assert [one.slot for one in job_status(state, NodeId("a"), ()).dropped] == [1]
+
+    def test_the_end_of_the_job_says_that_it_did_without(self) -> None:
+        rule = Slotted(strikes=1)
+        rule.come(node_info())
+        rule.breaks(failure(slot=3))
+        rule.cordon("a", "0")
+        rule.free(node_info(), rule.state.record.round)
+        assert rule.places == {"a": (1, 2)}
+        rule.feed(ev.NodeSaid(NodeId("a"), Incarnation(1), WorkersDone(rule.state.record.round)))
+        why = "slot 3 of a was dropped: failed by itself 1 time, last: ended with exit status 3: OSError: no"
+        assert rule.state.record.reason.endswith(f" ended with status 0; {why}")
+
+    def test_it_comes_back_once_more_and_not_at_the_price_of_the_job(self) -> None:
+        rule = Slotted(restarts=3, cooldown_s=50.0)
+        rule.come(node_info())
+        rule.breaks(failure())
+        rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3)}
+        assert 150.0 in [round(e.at_s - 1) for e in rule.effects if isinstance(e, ev.WakeAt)]
+        rule.wait(50.0)
+        rule.free(node_info(), rule.state.record.round)
+        assert rule.places == {"a": ALL}
+        rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3)} and rule.state.record.restarts == 3
+        rule.wait(500.0)
+        assert rule.places == {"a": (0, 2, 3)}
+
+    def test_of_returning_nodes_the_device_counts(self) -> None:
+        cards = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+        dropped = [slots.Dropped(NodeId("a"), "a", 1, "GPU-1", "", Round(1))]
+        assert slots.places(dropped, node_info(devices=cards)) == (0, 2, 3)
+        assert slots.places(dropped, node_info("b", devices=cards[::-1])) == (0, 1, 3), "moved to another host"
+        assert slots.places(dropped, node_info(devices=("GPU-0", "GPU-9", "GPU-2", "GPU-3"))) == ALL
+        assert slots.places(dropped, node_info()) == (0, 2, 3), "nobody can tell any more"
+        assert slots.places(dropped, node_info("b")) == ALL
+
+
+class TestByHand:
+    def test_at_one_boundary_and_back(self) -> None:
+        rule = Slotted()
+        rule.come(node_info(), aware=True)
+        rule.underway("a")
+        assert rule.cordon("a", "1") == (Verdict.ACCEPTED, "slot 1 of a dropped")
+        assert rule.state.agreement is not None and rule.state.agreement.purpose is Purpose.SWITCH
+        assert UseSlots((0, 2, 3), "slots of this node are dropped or take part again") in rule.sent("a")
+        rule.boundary()
+        rule.free(node_info(), 1, aware=True)
+        assert rule.places == {"a": (0, 2, 3)} and rule.state.record.restarts == 0
+        rule.underway("a")
+        assert rule.scale.observed == rule.scale.generation == 1
+        assert rule.cordon("a", "1", cordoned=False)[0] is Verdict.ACCEPTED
+        rule.boundary(19)
+        rule.free(node_info(), 2, aware=True)
+        assert rule.places == {"a": ALL}
+
+    @pytest.mark.parametrize(
+        ("device", "cordoned", "verdict", "text"),
+        [
+            ("4", True, Verdict.UNKNOWN, "a has no slot or device 4: it has slots 0 to 3 (GPU-0"),
+            ("GPU-7", True, Verdict.UNKNOWN, "no slot or device GPU-7"),
+            ("gpu-2", True, Verdict.ACCEPTED, "slot 2 of a dropped"),
+            ("-1", True, Verdict.UNKNOWN, "no slot or device -1"),
+            ("1", False, Verdict.KNOWN, "slot 1 of a is not dropped: nothing changes"),
+            ("7", False, Verdict.UNKNOWN, "no slot or device 7"),
+        ],
+    )
+    def test_what_is_said(self, device: str, cordoned: bool, verdict: Verdict, text: str) -> None:
+        rule = Slotted()
+        rule.come(node_info(devices=("GPU-0", "GPU-1", "GPU-2", "GPU-3")))
+        found = rule.cordon("a", device, cordoned=cordoned)
+        assert found[0] is verdict and text in found[1]
+
+    def test_the_last_one_is_refused_and_strangers_are_unknown(self) -> None:
+        rule = Slotted()
+        rule.come(node_info("a", 2), node_info("b", 2))
+        assert rule.cordon("a", "0")[0] is Verdict.ACCEPTED
+        assert rule.cordon("a", "0")[0] is Verdict.KNOWN
+        verdict, text = rule.cordon("a", "1")
+        assert verdict is Verdict.REFUSED and "Cordon the node instead: edl cordon a" in text
+        assert rule.cordon("z", "0") == (Verdict.UNKNOWN, "no such node: z. There is a, b")
+        assert rule.cordon("z", "0", cordoned=False)[0] is Verdict.UNKNOWN
+        rule.lose("a")
+        assert rule.cordon("a", "0", cordoned=False)[0] is Verdict.ACCEPTED, "its node may be gone"
+
+    def test_not_where_the_state_would_be_lost(self) -> None:
+        rule = Slotted()
+        rule.come(node_info(), aware=True)
+        entry = rule.state.nodes[NodeId("a")]
+        held = tuple(Holding(Version(1, 5), shard, 4) for shard in range(4))
+        nodes = {**rule.state.nodes, NodeId("a"): dataclasses.replace(entry, holdings=held)}
+        rule.state = dataclasses.replace(rule.state, nodes=nodes)
+        rule.feed(ev.ScaleRequested(Cordon("a", True, "me", device="1"), saves=False))
+        (grant,) = [effect for effect in rule.effects if isinstance(effect, ev.Grant)]
+        assert grant.verdict is Verdict.REFUSED and "sharded and only in memory" in grant.text
+
+    def test_who_attaches_hears_it_again_where_it_does_not_know(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        rule.cordon("a", "3")
+        who = node_info()
+        for uses, told in (((), True), ((0, 1, 2), False)):
+            rule.feed(ev.NodeAttached(Attach(who, Round(1), Round(0), False, uses=uses)))
+            assert any(isinstance(message, UseSlots) for message in rule.sent("a")) == told
+
+
+def test_impaired_nodes_give_way_but_to_those_that_will_be_taken_away() -> None:
+    a, b, c = (NodeId(name) for name in "abc")
+    survivors = (Candidate(a, 0, impaired=True), Candidate(b, 1))
+    assert order([a, b], [*survivors, Candidate(c, 2)], 2) == (c, b)
+    assert order([a, b], [*survivors, Candidate(c, 2, impaired=True)], 2) == (a, b)
+    assert order([a, b], [*survivors, Candidate(c, 2, index=5)], 2, wanted=2) == (a, b)
+
+
+# --- on the node -----------------------------------------------------------------------------------------------------
+
+
+def world_of(round: int, *used: int) -> World:
+    places = () if used == tuple(range(len(used))) else used
+    me = Member(NodeId("a"), Incarnation(1), "a", len(used), Rank(0), tuple(range(1, 6)), places)
+    return World(Round(round), (me,), 0)
+
+
+def agent(*, by_device: bool = False, independent: bool = False) -> Node:
+    node = Node()
+    node.state = AgentState(node_info(count=3, spare=1), Timeouts(shutdown_s=10.0), contact_s=50.0, by_device=by_device)
+    node.state = dataclasses.replace(node.state, independent=independent)
+    node.feed(ag.Connected(), ag.Warmed())
+    return node.hear(StartRound(world_of(1, 0, 1, 2), "go"))
+
+
+def aware(*, by_device: bool = False) -> Node:
+    node = agent(by_device=by_device)
+    for slot in (0, 1, 2):
+        node.feed(entered(slot), parked(slot), underway(slot))
+    return node
+
+
+def parks(node: Node, left: int = 1) -> Node:
+    node.hear(StopRound(Round(left), "changes"))
+    effects: tuple[ag.Effect, ...] = ()
+    for slot in (0, 1, 2):
+        effects += node.feed(parked(slot, left=left)).effects
+    node.effects = effects
+    return node
+
+
+class TestAgent:
+    def test_survivors_keep_their_processes_under_other_local_ranks(self) -> None:
+        node = aware().hear(UseSlots((0, 2), "slot 1 is dropped"))
+        assert not node.did(ag.SignalWorkers) and node.state.underway, "what runs is left alone"
+        parks(node)
+        assert (node.state.phase, node.state.parked) == (AgentPhase.IDLE, True)
+        assert [one.slots for one in node.did(ag.TellWorkers)] == [(1,)], "it is told to end"
+        node.hear(StartRound(world_of(2, 0, 2), "go"))
+        assert node.did(ag.GivePlace) == [ag.GivePlace(world_of(2, 0, 2), (0, 2))] and not node.did(ag.Start)
+        places = {worker.slot: (worker.local_rank, worker.rank, worker.how) for worker in node.state.in_world}
+        assert places == {0: (0, 0, "in process"), 2: (1, 1, "in process")}
+        node.feed(ag.WorkerEnded(Round(1), 1, 0))
+        assert [worker.slot for worker in node.state.workers] == [0, 2]
+        assert not node.said()
+
+    def test_a_drop_that_comes_with_the_world(self) -> None:
+        node = parks(aware()).hear(StartRound(world_of(2, 0, 2, 3), "go"))
+        assert node.did(ag.GivePlace) == [ag.GivePlace(world_of(2, 0, 2, 3), (0, 2))]
+        assert node.did(ag.Start) == [ag.Start(world_of(2, 0, 2, 3), (3,))]
+        assert [one.slots for one in node.did(ag.TellWorkers)] == [(1,)]
+        node.wait(11.0)
+        assert node.did(ag.SignalWorkers) == [ag.SignalWorkers(9, (1,))], "after the grace, in whatever phase"
+
+    def test_spare_slots_warm_nothing_until_they_are_needed(self) -> None:
+        node = aware()
+        assert {worker.slot for worker in node.state.workers} == {0, 1, 2}
+        node.hear(UseSlots((0, 2, 3), "slot 1 is dropped"))
+        parks(node)
+        assert node.state.phase is AgentPhase.PREPARING
+        assert node.did(ag.StartAhead) == [ag.StartAhead((3,), Round(1))]
+
+    def test_where_there_are_devices_other_numbers_mean_other_processes(self) -> None:
+        node = aware(by_device=True).hear(UseSlots((0, 2), "slot 1 is dropped"))
+        parks(node)
+        assert [one.slots for one in node.did(ag.TellWorkers)] == [(1, 2)]
+        assert node.state.phase is AgentPhase.PREPARING
+        node.feed(ag.WorkerEnded(Round(1), 2, 0))
+        assert node.did(ag.StartAhead) == [ag.StartAhead((2,), Round(1))]
+        node.feed(entered(2), parked(2))
+        node.hear(StartRound(world_of(2, 0, 2), "go"))
+        assert node.did(ag.GivePlace) == [ag.GivePlace(world_of(2, 0, 2), (0, 2))]
+
+    def test_also_where_only_the_world_says_so(self) -> None:
+        node = parks(aware(by_device=True)).hear(StartRound(world_of(2, 0, 2), "go"))
+        assert node.did(ag.GivePlace) == [ag.GivePlace(world_of(2, 0, 2), (0,))] and not node.did(ag.Start)
+        assert ag.SignalWorkers(9, (2,)) in node.did(ag.SignalWorkers)
+        node.feed(parked(2, left=1))
+        assert not node.did(ag.GivePlace), "it has nothing to say any more"
+        node.feed(ag.WorkerEnded(Round(1), 2, -9))
+        assert node.did(ag.Start) == [ag.Start(world_of(2, 0, 2), (2,))] and not node.said()
+        (how,) = [worker.how for worker in node.state.in_world if worker.slot == 2]
+        assert how == "restarted (its device has another number: local rank 2 became 1)"
+
+    def test_a_failure_names_the_slot(self) -> None:
+        node = agent().hear(StopRound(Round(1), "changes"))
+        node.feed(*(ag.WorkerEnded(Round(1), slot, -15) for slot in (0, 1, 2)))
+        node.hear(StartRound(world_of(2, 0, 2), "go"))
+        node.feed(ag.WorkerEnded(Round(2), 2, 3))
+        (said,) = node.said()
+        assert isinstance(said, WorkerFailed)
+        assert (said.failure.slot, said.failure.local_rank, said.failure.rank) == (2, 1, 1)
+
+    def test_independent_workers_go_on_but_for_the_one_in_a_dropped_slot(self) -> None:
+        node = agent(independent=True)
+        node.hear(StopRound(Round(1), "changes")).hear(StartRound(world_of(2, 0, 2), "go"))
+        assert node.did(ag.SignalWorkers) == [ag.SignalWorkers(15, (1,))]
+        assert node.did(ag.GivePlace) == [ag.GivePlace(world_of(2, 0, 2), (0, 2))]
+        node.feed(ag.WorkerEnded(Round(1), 1, -15))
+        assert not node.said() and {worker.status for worker in node.state.workers} == {WorkerStatus.ALIVE}
+        node.feed(ag.WorkerEnded(Round(1), 0, 0), ag.WorkerEnded(Round(1), 2, 0))
+        assert len(node.said()) == 1, "the others are all that have to be done"

@@ -1,0 +1,154 @@
+"""Whoever cannot go through with the averaging of gradients leaves no ring behind that looks whole."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("paddle") is None:
+    pytest.skip("paddle is not installed", allow_module_level=True)
+
+import paddle
+
+import edl.paddle
+from edl.paddle import ddp, group
+from edl.worker.ring import OutOfStep, PeerLost, Ring
+from tests.unit.edl.worker.test_ring import TOKEN, Ports
+
+pytestmark = pytest.mark.paddle
+nn: Any = paddle.nn
+WAITS_S = 20
+
+
+class Pair:
+    """This process, as rank 0, and a peer on a thread."""
+
+    def __init__(self) -> None:
+        self._ports = Ports(2)
+        self.ring, self.peer = (Ring(rank, 2, self._ports.endpoints, TOKEN, 1) for rank in range(2))
+        self._thread = ThreadPoolExecutor(1)
+        connected = self._thread.submit(self.peer.connect, 10)
+        self.ring.connect(10)
+        connected.result(10)
+
+    def meanwhile(self, work: Callable[[Ring], object]) -> Callable[[], BaseException | None]:
+        """The peer does this; asked later, what it raised."""
+        future = self._thread.submit(work, self.peer)
+        return lambda: future.exception(WAITS_S)
+
+    def close(self) -> None:
+        for ring in (self.ring, self.peer):
+            ring.abort()
+        self._thread.shutdown()
+        for ring in (self.ring, self.peer):
+            ring.close()
+        self._ports.close()
+
+
+@pytest.fixture(name="pair")
+def _pair() -> Iterator[Pair]:
+    before, made = group.current(), Pair()
+    group.use(made.ring)
+    yield made
+    group.use(before)
+    made.close()
+
+
+def with_parameters(pair: Pair) -> Any:
+    """A model whose parameters the peer has taken."""
+    model = edl.paddle.parallel(nn.Linear(2, 1, bias_attr=False))
+    took = pair.meanwhile(lambda ring: ring.broadcast(np.zeros((2, 1), "float32")))
+    model(paddle.ones([1, 2]))
+    assert took() is None
+    return model
+
+
+def peer_uses(flag: int) -> Callable[[Ring], None]:
+    """As a peer does whose gradient is of this kind; it waits for what should follow."""
+
+    def work(ring: Ring) -> None:
+        ring.all_reduce(np.array([flag], np.uint8), "max")
+        ring.all_reduce(np.ones(2, "float32"), "mean")
+
+    return work
+
+
+def test_gradients_of_different_kinds_end_the_ring(pair: Pair) -> None:
+    model = with_parameters(pair)
+    peer = pair.meanwhile(peer_uses(2))  # float16
+    with pytest.raises(OutOfStep, match="another type on another rank"):
+        model(paddle.ones([1, 2])).sum().backward()
+    assert "another type on another rank" in pair.ring.failure()
+    assert isinstance(peer(), PeerLost)
+
+
+def test_a_kind_that_cannot_be_averaged_ends_the_ring(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_parameters(pair)
+    monkeypatch.setattr(ddp, "_KINDS", ("float16",))
+    peer = pair.meanwhile(peer_uses(1))
+    with pytest.raises(TypeError, match="cannot be averaged"):
+        model(paddle.ones([1, 2])).sum().backward()
+    assert "cannot be averaged" in pair.ring.failure()
+    assert isinstance(peer(), PeerLost)
+
+
+def test_no_memory_between_two_calls_ends_the_ring(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_parameters(pair)
+
+    def full(*arguments: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(model, "_average_bucket", full)
+    with model.no_sync():
+        model(paddle.ones([1, 2])).sum().backward()
+    peer = pair.meanwhile(peer_uses(1))
+    with pytest.raises(MemoryError):
+        model.average_gradients()
+    assert "no room" in pair.ring.failure()
+    assert isinstance(peer(), PeerLost)
+
+
+def test_parameters_that_do_not_all_arrive_end_the_ring(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = edl.paddle.parallel(nn.Linear(2, 1, bias_attr=False))
+
+    def full(*arguments: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(ddp, "broadcast", full)
+    peer = pair.meanwhile(lambda ring: ring.broadcast(np.zeros((2, 1), "float32")))
+    with pytest.raises(MemoryError):
+        model(paddle.ones([1, 2]))
+    assert "no room" in pair.ring.failure()
+    assert isinstance(peer(), PeerLost)
+
+
+def test_averaging_that_succeeds_leaves_the_ring_whole(pair: Pair) -> None:
+    model = with_parameters(pair)
+    peer = pair.meanwhile(peer_uses(1))
+    model(paddle.full([1, 2], 3.0)).sum().backward()
+    assert peer() is None
+    assert pair.ring.failure() == ""
+    assert model.layer.weight.grad.reshape([-1]).tolist() == [2.0, 2.0]
+
+
+def test_rows_that_only_the_peer_has_used_can_be_averaged_after_no_sync(pair: Pair) -> None:
+    model = edl.paddle.parallel(nn.Embedding(4, 2, sparse=True))
+    took = pair.meanwhile(lambda ring: ring.broadcast(np.zeros((4, 2), "float32")))
+    model(paddle.to_tensor([1]))
+    assert took() is None
+
+    def work(ring: Ring) -> None:
+        ring.all_reduce(np.array([1 | 128], np.uint8), "max")
+        ring.all_gather_bytes(np.array([3], np.int64).tobytes())
+        ring.all_gather_bytes(np.full(2, 4.0, "float32").tobytes())
+
+    peer = pair.meanwhile(work)
+    model.average_gradients()
+    assert peer() is None
+    assert list(model.layer.weight.grad.rows()) == [3]
+    assert model.layer.weight.grad.numpy().tolist() == [[2.0, 2.0]]

@@ -1,0 +1,274 @@
+"""Sharded states: what each worker keeps, and that any number of workers gets exactly that back.
+
+One process plays all workers, one after another, in a group that exchanges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+
+from edl.errors import CheckpointError, StateError  # noqa: E402
+from edl.torch.checkpoint import load_checkpoint  # noqa: E402
+from edl.torch.sharded import DTensor, capture, load_local_parts, load_sharded  # noqa: E402
+from tests.support.sharded_tools import (  # noqa: E402
+    ARRAYS,
+    Model,
+    Partial,
+    Spreading,
+    assert_same,
+    filled,
+    hybrid,
+    keep,
+    last_dimension,
+    one_dimension,
+    optimizer_of,
+    own,
+    playing,
+    two_dimensions,
+    write,
+)
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("reading", [one_dimension, last_dimension, two_dimensions])
+@pytest.mark.parametrize("writing", [one_dimension, two_dimensions, hybrid])
+@pytest.mark.parametrize("world", [2, 4, 6])
+def test_any_number_of_workers_gets_what_four_have_kept(
+    tmp_path: Path, world: int, writing: Spreading, reading: Spreading
+) -> None:
+    folder = keep(tmp_path, 4, writing)
+    for rank in range(world):
+        with playing(rank, world):
+            model, right = Model(reading, trained=False), Model(reading, trained=True)
+            optimizer, right_optimizer = optimizer_of(model, trained=False), optimizer_of(right, trained=True)
+            objects = {"model": model, "optimizer": optimizer, "epoch": 0, "rank": 0}
+            _, values = load_sharded(objects, str(folder))
+            assert_same(model.state_dict(), right.state_dict())
+            assert_same(optimizer.state_dict(), right_optimizer.state_dict())
+            assert values == {"epoch": 4, "rank": rank if world == 4 else 0}
+
+
+def test_from_memory_a_worker_gets_its_own_part_back_and_whatever_a_module_keeps_beside_its_tensors() -> None:
+    with playing(1, 4):
+        kept = Model(one_dimension, trained=True)
+        objects = {"model": kept, "optimizer": optimizer_of(kept, trained=True)}
+        parts = {name: own(capture(name, obj, objects)) for name, obj in objects.items()}
+        model = Model(one_dimension, trained=False)
+        optimizer = optimizer_of(model, trained=False)
+        load_local_parts("model", model, parts["model"], own)
+        load_local_parts("optimizer", optimizer, parts["optimizer"], own)
+        assert_same(model.state_dict(), kept.state_dict())
+        assert_same(optimizer.state_dict(), objects["optimizer"].state_dict())
+
+
+class Average:
+    """An object of the script's own with sharded tensors."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "decay": 0.9}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_other_objects_may_hold_sharded_tensors(tmp_path: Path) -> None:
+    whole = torch.arange(10.0)
+    workers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    parts: Any = None
+    for rank in range(2):
+        with playing(rank, 2):
+            average = Average(one_dimension(whole))
+            parts = own(capture("average", average, {}))
+            workers.append(({"average": parts}, {}))
+            average.value = filled(average.value, 0.0)
+            load_local_parts("average", average, parts, own)
+            assert_same(average.value, one_dimension(whole))
+    folder = write(ARRAYS, tmp_path, workers)[1]
+    with playing(2, 3):
+        average = Average(filled(one_dimension(whole), 0.0))
+        load_sharded({"average": average}, str(folder))
+        assert_same(average.value, one_dimension(whole))
+        with pytest.raises(ValueError, match=r"state\.average\.value was a sharded tensor"):
+            load_local_parts("average", Average(torch.ones(3)), parts, own)
+
+
+def stages(folder: Path, same_names: bool, *, value: Callable[[int], float] = float) -> Path:
+    """Two stages of a pipeline, each with a layer of its own."""
+    workers = []
+    for rank in range(2):
+        with playing(rank, 2):
+            model = stage(rank, same_names, value(rank + 1))
+            objects = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)}
+            for parameter in model.parameters():
+                objects["optimizer"].state[parameter] = {
+                    "momentum_buffer": torch.full_like(parameter, 10.0 * (rank + 1))
+                }
+            workers.append(({name: own(capture(name, obj, objects)) for name, obj in objects.items()}, {"stage": rank}))
+    return write(ARRAYS, folder, workers)[1]
+
+
+def stage(number: int, same_names: bool, value: float) -> Any:
+    name = "layer" if same_names else f"layer{number}"
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False)})
+    torch.nn.init.constant_(model[name].weight, value)
+    return model
+
+
+@pytest.mark.parametrize("same_names", [False, True])
+def test_each_stage_of_a_pipeline_gets_its_own_back(tmp_path: Path, same_names: bool) -> None:
+    folder = stages(tmp_path, same_names)
+    for rank in range(2):
+        with playing(rank, 2):
+            model = stage(rank, same_names, 0.0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            _, values = load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, str(folder))
+            (parameter,) = model.parameters()
+            assert_same(parameter.detach(), torch.full((2, 2), rank + 1.0))
+            assert_same(optimizer.state[parameter]["momentum_buffer"], torch.full((2, 2), 10.0 * (rank + 1)))
+            assert values == {"stage": rank}
+
+
+def test_stages_that_are_told_apart_by_their_names_may_be_divided_in_another_way(tmp_path: Path) -> None:
+    folder = stages(tmp_path, same_names=False)
+    with playing(0, 1):
+        model = torch.nn.ModuleDict({**stage(1, False, 0.0), **stage(0, False, 0.0)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, str(folder))
+        assert [float(one.detach().sum()) for one in model.parameters()] == [8.0, 4.0]
+        assert [float(optimizer.state[one]["momentum_buffer"].sum()) for one in model.parameters()] == [80.0, 40.0]
+
+
+def test_stages_of_the_same_names_are_never_taken_for_one_another(tmp_path: Path) -> None:
+    folder = stages(tmp_path, same_names=True)
+    with (
+        playing(2, 3),
+        pytest.raises(CheckpointError, match=r"model\.layer\.weight differs between workers 0 and 1"),
+    ):
+        load_sharded({"model": stage(0, True, 0.0)}, str(folder))
+    again = stages(tmp_path / "again", same_names=True, value=lambda _: 3.0)
+    with playing(2, 3):
+        model = stage(0, True, 0.0)
+        load_sharded({"model": model}, str(again))
+        assert_same(model["layer"].weight.detach(), torch.full((2, 2), 3.0))
+
+
+@pytest.mark.parametrize("world", [4, 2])
+def test_a_worker_looks_at_every_byte_that_it_uses(tmp_path: Path, world: int) -> None:
+    folder = keep(tmp_path, 4, one_dimension)
+    path = folder / "state-00001-of-00004.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 4
+    path.write_bytes(data)
+    with playing(1 if world == 4 else 0, world):
+        model = Model(one_dimension, trained=False)
+        with pytest.raises(
+            CheckpointError, match=r"checksum of .*state-00001-of-00004\.safetensors from byte 0 on differs"
+        ):
+            load_sharded({"model": model}, str(folder))
+        assert (model.w0.to_local() == -1).all(), "nothing of it is used"
+
+
+def test_a_model_with_other_layers_is_named(tmp_path: Path) -> None:
+    folder = keep(tmp_path, 4, one_dimension)
+    with playing(0, 2):
+        other = torch.nn.Linear(2, 2)
+        with pytest.raises(CheckpointError, match=r"state\.model does not fit .*weight.*which were not kept"):
+            load_sharded({"model": other}, str(folder))
+        with pytest.raises(CheckpointError, match="holds nothing of ema"):
+            load_sharded({"ema": other}, str(folder))
+
+
+def test_what_is_no_box_is_refused_at_the_first_commit() -> None:
+    with playing(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        unreduced = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
+        with pytest.raises(StateError, match="not summed up yet"):
+            capture("average", Average(unreduced), {})
+        lone = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        with pytest.raises(StateError, match="needs its model in the same State"):
+            capture("optimizer", lone, {})
+
+
+# --- from Python, without a job --------------------------------------------------------------------------------------
+
+
+def test_a_program_reads_whole_tensors_and_plain_values(tmp_path: Path) -> None:
+    folder = keep(tmp_path, 4, two_dimensions)
+    right = Model(None, trained=True)
+    for path in (folder, tmp_path):
+        found = load_checkpoint(path)
+        assert sorted(found) == ["epoch", "model", "noise", "optimizer", "rank"]
+        assert_same(found["model"], dict(right.state_dict()))
+        assert_same(found["optimizer"], optimizer_of(right, trained=True).state_dict())
+        assert (found["epoch"], found["rank"], found["noise"].tolist()) == (4, 0, [0, 1, 2])
+    assert load_checkpoint(folder, worker=3)["noise"].tolist() == [3, 4, 5]
+
+
+def test_objects_of_a_program_take_theirs(tmp_path: Path) -> None:
+    folder = keep(tmp_path, 4, one_dimension)
+    model, right = Model(None, trained=False), Model(None, trained=True)
+    optimizer = optimizer_of(model, trained=False)
+    rest = load_checkpoint(folder, into={"model": model, "optimizer": optimizer})
+    assert sorted(rest) == ["epoch", "noise", "rank"]
+    assert_same(model.state_dict(), right.state_dict())
+    assert_same(optimizer.state_dict(), optimizer_of(right, trained=True).state_dict())
+    with pytest.raises(CheckpointError, match="holds nothing of ema; it has epoch, model"):
+        load_checkpoint(folder, into={"ema": model})
+    with pytest.raises(CheckpointError, match="model does not fit"):
+        load_checkpoint(folder, into={"model": torch.nn.Linear(2, 2)})
+
+
+def test_a_program_is_told_of_damage_and_gets_the_older_one(tmp_path: Path) -> None:
+    state = ({"a": {"x": torch.ones(4)}}, {"epoch": 1})
+    write(ARRAYS, tmp_path, [state, state], commit=1)
+    newest = write(ARRAYS, tmp_path, [state, state], commit=2)[1]
+    path = newest / "state-00000-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.warns(RuntimeWarning, match=r"reading an older checkpoint: the checksum of .*commit-0000000002"):
+        assert load_checkpoint(tmp_path)["epoch"] == 1
+    with pytest.raises(CheckpointError, match="differs"):
+        load_checkpoint(newest)
+    with pytest.raises(CheckpointError, match="it holds none"):
+        load_checkpoint(_empty(tmp_path))
+
+
+def _empty(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+def test_a_program_says_whose_when_workers_had_different_ones(tmp_path: Path) -> None:
+    folder = stages(tmp_path, same_names=True)
+    with pytest.raises(CheckpointError, match=r"model\.layer\.weight differs between workers 0 and 1"):
+        load_checkpoint(folder)
+    assert load_checkpoint(folder, worker=1)["model"]["layer.weight"].sum() == 8
+    other = stages(tmp_path / "other", same_names=False)
+    with pytest.raises(CheckpointError, match="pipeline stages"):
+        load_checkpoint(other)
+    assert list(load_checkpoint(other, worker=1)["model"]) == ["layer1.weight"]
+    with pytest.raises(CheckpointError, match=r"worker=2: .* was written by 2 workers"):
+        load_checkpoint(other, worker=2)
+
+
+def test_a_replicated_checkpoint_is_read_the_same_way(tmp_path: Path) -> None:
+    right = Model(None, trained=True)
+    folder = write(ARRAYS, tmp_path, [({"model": dict(right.state_dict())}, {"epoch": 2})])[1]
+    model = Model(None, trained=False)
+    assert load_checkpoint(folder, into={"model": model}) == {"epoch": 2}
+    assert_same(model.state_dict(), right.state_dict())
+    path = folder / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match=r"the checksum of .*state\.safetensors differs"):
+        load_checkpoint(folder)

@@ -1,0 +1,207 @@
+"""Tokens, token files that change, and certificates."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from edl.errors import PortInUse
+from edl.web.access import Rights, Tokens
+from edl.web.front import Web, WebDeps
+from edl.web.routes import ROUTES
+from edl.web.settings import HttpSettings
+from tests.support.fake_master import JOB
+from tests.support.web_fixture import HOST, TOKEN, Setup, play
+
+FULL, READ = "full-" + "f" * 20, "read-" + "r" * 20
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> HttpSettings:
+    (tmp_path / "full").write_text(f"# of the operators\n{FULL}\nanother-full-token\n\n")
+    (tmp_path / "read").write_text(READ)
+    return HttpSettings(0, token_file=str(tmp_path / "full"), read_token_file=str(tmp_path / "read"))
+
+
+def test_files_name_the_tokens(files: HttpSettings) -> None:
+    async def scenario(on: Setup) -> None:
+        assert (await on.ask("GET", "JOB/scale", token=TOKEN)).code == 401, "the job's own does not count any more"
+        for token in (FULL, "another-full-token"):
+            assert (await on.ask("PATCH", "JOB/scale", {}, token=token)).code == 200
+        assert (await on.ask("GET", "JOB/scale", token="# of the operators")).code == 401
+
+    play(scenario, files)
+
+
+def test_a_token_that_may_only_look(files: HttpSettings) -> None:
+    async def scenario(on: Setup) -> None:
+        for route in ROUTES:
+            path = route.path.format(job=JOB, node="node-a", dataset="train")
+            reply = await on.ask(route.method, path, token=READ)
+            assert reply.code == (200 if route.method == "GET" else 403), f"{route.method} {route.path}"
+        assert on.master.wishes == [] and on.master.asked == []
+
+    play(scenario, files)
+
+
+def test_a_file_that_changes_is_read_again(files: HttpSettings) -> None:
+    path = Path(files.token_file)
+
+    def write(text: str) -> None:
+        path.write_text(text)
+
+    def remove() -> None:
+        path.unlink()
+
+    async def scenario(on: Setup) -> None:
+        async def codes(*tokens: str) -> list[int]:
+            on.now_s += 1.5
+            return [(await on.ask("GET", "JOB/scale", token=token)).code for token in tokens]
+
+        assert await codes(FULL, "a-new-token") == [200, 401]
+        write("a-new-token")
+        assert await codes("a-new-token", FULL) == [200, 401]
+        write("too many words in one line")
+        assert await codes("a-new-token") == [200]
+        remove()
+        assert await codes("a-new-token") == [200], "a file that cannot be read takes nothing away"
+        assert await codes("a-new-token") == [200]
+        write("")
+        assert await codes("a-new-token") == [401], "an empty one does"
+
+    log = "\n".join(play(scenario, files).log)
+    assert log.count("has changed") == 2 and log.count("cannot read") == 2
+    assert "a-new-token" not in log and FULL not in log and "too many" not in log
+
+
+def test_what_a_header_gives(files: HttpSettings) -> None:
+    log: list[str] = []
+    tokens = Tokens(lambda: TOKEN, "", files.read_token_file, log.append)
+    assert tokens.rights(f"Bearer {READ}") is None, "not read yet"
+    tokens.refresh()
+    assert tokens.rights(f"Bearer {READ}") is Rights.READ
+    assert tokens.rights(f"bearer  {TOKEN} ") is Rights.FULL
+    for wrong in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", "Bearer ", "Bearer \udcff"):
+        assert tokens.rights(wrong) is None
+    assert Tokens(lambda: "", "", "", log.append).rights("Bearer ") is None, "the job's own is not known yet"
+    assert log == []
+
+
+# --- certificates ----------------------------------------------------------------------------------------------------
+
+openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="needs the openssl program")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("server", "client", "stranger"):
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
+        command += ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    return folder
+
+
+def of(folder: Path, client: str = "") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(folder / "server.pem"))
+    if client:
+        context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
+    return context
+
+
+def settings(folder: Path, *, mutual: bool = False) -> HttpSettings:
+    ca = str(folder / "client.pem") if mutual else ""
+    return HttpSettings(0, cert=str(folder / "server.pem"), key=str(folder / "server.key"), client_ca=ca)
+
+
+@openssl
+def test_tls(made: Path) -> None:
+    async def scenario(on: Setup) -> None:
+        assert on.web.url.startswith("https://")
+        assert (await on.ask("GET", "JOB/scale")).code == 200
+        assert (await on.ask("GET", "JOB/scale", token=None)).code == 401
+        _, writer = await on.raw(b"GET / HTTP/1.1\r\n\r\n")
+        writer.close()
+
+    play(scenario, settings(made), tls=of(made))
+
+
+@openssl
+def test_a_certificate_stands_for_a_token(made: Path) -> None:
+    async def scenario(on: Setup) -> None:
+        assert (await on.ask("PATCH", "JOB/scale", {"spec": {"replicas": 2}}, token=None)).code == 202
+        assert on.master.wishes[0].by == "HTTP, client at 127.0.0.1"
+        assert (await on.ask("GET", "JOB/scale", token="wrong-token")).code == 401, "a token that is sent counts"
+        page = {"Origin": "http://elsewhere"}
+        assert (await on.ask("POST", "JOB/stop", token=None, headers=page)).code == 401, "browsers send theirs unasked"
+
+    play(scenario, settings(made, mutual=True), tls=of(made, "client"))
+
+
+@openssl
+@pytest.mark.parametrize("client", ["", "stranger"])
+def test_without_the_right_certificate_there_is_no_connection(made: Path, client: str) -> None:
+    async def scenario(on: Setup) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            await on.ask("GET", "/healthz")
+
+    play(scenario, settings(made, mutual=True), tls=of(made, client))
+
+
+@openssl
+def test_a_certificate_that_changes_is_read_again(made: Path, tmp_path: Path) -> None:
+    for suffix in ("pem", "key"):
+        shutil.copy(made / f"stranger.{suffix}", tmp_path / f"server.{suffix}")
+
+    async def scenario(on: Setup) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            await on.ask("GET", "JOB/scale")
+        shutil.copy(made / "server.pem", tmp_path / "server.pem")
+        os.utime(tmp_path / "server.pem", (1, 1))
+        on.web.refresh()
+        assert "cannot read the certificates again" in on.log[-1], "the key does not belong to it"
+        shutil.copy(made / "server.key", tmp_path / "server.key")
+        on.web.refresh()
+        assert (await on.ask("GET", "JOB/scale")).code == 200
+
+    play(scenario, settings(tmp_path), tls=of(made))
+
+
+# --- where it listens ------------------------------------------------------------------------------------------------
+
+
+def web(log: list[str], **fields: str | int) -> Web:
+    return Web(WebDeps(JOB, HttpSettings(**{"port": 0, **fields}), lambda: TOKEN, log.append, lambda: 0.0))  # type: ignore[arg-type]
+
+
+def test_a_port_that_is_taken() -> None:
+    first = web([])
+    port = int(first.listen(HOST).rpartition(":")[2])
+    with pytest.raises(PortInUse, match=rf"127\.0\.0\.1:{port}: .*in use.*--http-port"):
+        web([], port=port).listen(HOST)
+    with pytest.raises(PortInUse, match=r"no-such-host\.invalid"):
+        web([], host="no-such-host.invalid").listen(HOST)
+    first._socket.close()  # type: ignore[union-attr]
+
+
+def test_others_are_told_an_address_that_they_can_reach() -> None:
+    everywhere = web([], host="0.0.0.0")
+    assert everywhere.listen("10.1.2.3").startswith("http://10.1.2.3:")
+    six = web([], host="::1")
+    assert six.listen("10.1.2.3").startswith("http://[::1]:")
+    for one in (everywhere, six):
+        one._socket.close()  # type: ignore[union-attr]
+
+
+def test_without_tls_a_warning_where_others_can_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = web([])
+    for url, warned in (("http://10.0.0.1:80", True), ("http://127.0.0.1:80", False), ("http://[::1]:80", False)):
+        one.url = url
+        assert ("without TLS" in one._warning()) == warned

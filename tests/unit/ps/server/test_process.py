@@ -1,0 +1,56 @@
+"""Messages of a pserver process to its launcher."""
+
+from __future__ import annotations
+
+import io
+import resource
+import sys
+import threading
+
+import pytest
+
+from ps.net.stdio import Launcher
+from ps.protocol.frames import Op
+from ps.protocol.handshake import MASTER, TRAINER, Hello
+from ps.server.process import FILES, allow_files, masterless
+from tests.support.ps_echo import LONG_S, call, echo
+
+
+def test_it_says_whether_a_master_has_been_in_touch(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, gone, known = io.StringIO(), threading.Event(), [True, False]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("?\n?\n"))
+    launcher = Launcher(answers)
+    launcher.answer_until_gone(gone.set, lambda: known.pop())
+    assert gone.wait(LONG_S)
+    assert answers.getvalue() == "!\n!0\n" and launcher.gone
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [(1024, 100_000, 12_288), (1024, 4096, 4096), (20_000, 100_000, 0), (1024, resource.RLIM_INFINITY, 12_288)],
+)
+def test_as_many_files_as_a_thousand_trainers_need(
+    soft: int, hard: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: told.append(limits))
+    allow_files(FILES)
+    assert FILES >= 3 * 1000 * 2, "three connections, each with memory that is lent"
+    assert told == ([(expected, hard)] if expected else [])
+    assert ("ulimit -Hn" in caplog.text) is (hard == 4096)
+
+
+def test_a_master_is_in_touch_while_it_asks() -> None:
+    with echo() as made:
+        trainer = call(made.tcp, Hello(TRAINER, 1))
+        assert masterless(made.endpoint.peers, LONG_S)
+        master = call(made.tcp, Hello(MASTER))
+        assert not masterless(made.endpoint.peers, LONG_S)
+        (peer,) = (one for one in made.endpoint.peers if one.role == MASTER)
+        peer.heard_s -= LONG_S
+        assert masterless(made.endpoint.peers, LONG_S)
+        master.request(Op.PING, deadline_s=LONG_S)
+        assert not masterless(made.endpoint.peers, LONG_S)
+        trainer.close()
+        master.close()

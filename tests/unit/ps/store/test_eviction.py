@@ -1,0 +1,132 @@
+"""Which rows go: unseen for long, above the cap, down to the floor; and that slots and copies follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ps.hashing import shard_of_bucket
+from ps.rows import Piece
+from ps.spec import Eviction, Optimizer, Rule, TableSpec
+from tests.support.ps_stores import ZEROS, both_kernels, pull, push, store_of
+
+KEYS = np.arange(500, dtype=np.int64)
+
+
+def table(**eviction: int) -> TableSpec:
+    """A table with counters as rows."""
+    return TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(**eviction))  # type: ignore[arg-type]
+
+
+@both_kernels
+def test_rows_unseen_for_long_go(kernels: str) -> None:
+    store = store_of(kernels, table(unseen_steps=10))
+    push(store, KEYS, 1.0, step=1)
+    pull(store, KEYS[:50], step=5)
+    push(store, KEYS[50:100], 1.0, step=6)
+    pull(store, KEYS[100:120], step=9, insert=False)
+    assert len(store.sweep("t", step=11)) == 0
+    gone = store.sweep("t", step=14)
+    assert sorted(gone.keys.tolist()) == list(range(100, 500))
+    assert (gone.weights == 1).all()
+    assert store.rows("t") == 100
+    assert pull(store, KEYS, insert=False)[:, 0].tolist() == [1.0] * 50 + [2.0] * 50 + [0.0] * 400
+
+
+@both_kernels
+def test_a_floor_stays(kernels: str) -> None:
+    store = store_of(kernels, table(unseen_steps=1))
+    for step in range(5):
+        push(store, KEYS[step * 100 : step * 100 + 100], 1.0, step=step)
+    gone = store.sweep("t", step=100, least=300)
+    assert sorted(gone.keys.tolist()) == list(range(200))
+    assert store.rows("t") == 300
+
+
+@both_kernels
+def test_above_the_cap_the_least_recently_seen_go_then_the_least_frequent(kernels: str) -> None:
+    store = store_of(kernels, table(most_rows=1))
+    pull(store, KEYS[:100], step=1)
+    pull(store, np.repeat(KEYS[100:200], 3), step=2)
+    pull(store, KEYS[200:300], step=2)
+    gone = store.sweep("t", step=3, most=150)
+    assert sorted(gone.keys.tolist()) == [*range(100), *(key for key in range(200, 300) if key in gone.keys)]
+    assert len(gone) == 150 and store.rows("t") == 150
+
+
+@both_kernels
+def test_the_cap_is_hard(kernels: str) -> None:
+    store = store_of(kernels, table(most_rows=1))
+    store.cap("t", 200)
+    for step in range(10):
+        pull(store, KEYS[step * 50 : step * 50 + 50], step=step)
+        assert store.rows("t") <= 200
+    assert store.rows("t") > 100
+    pushed = push(store, KEYS, 1.0, step=10)
+    assert store.rows("t") <= 200 and pushed.dropped == 500 - pushed.applied
+
+
+@both_kernels
+def test_rows_that_made_room_are_exported(kernels: str) -> None:
+    spec = TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(most_rows=1, export=True))
+    store = store_of(kernels, spec)
+    store.cap("t", 64)
+    for step in range(10):
+        push(store, KEYS[step * 50 : step * 50 + 50], 1.0, step=step)
+    gone = store.sweep("t", step=10, most=64)
+    assert len(gone) + store.rows("t") <= 500
+    assert len(gone) > 100 and (gone.weights == 1).all()
+    assert len(store.sweep("t", step=10, most=64)) == 0
+
+
+@both_kernels
+def test_copies_hear_of_it(kernels: str) -> None:
+    store, copy = store_of(kernels, table(unseen_steps=10)), store_of(kernels, table(unseen_steps=10))
+    pieces: list[Piece] = []
+
+    def each(piece: Piece) -> None:
+        pieces.append(piece)
+        copy.apply_piece(piece)
+
+    from ps.rows import Push
+    from tests.support.ps_stores import part
+
+    store.push([Push(1, 1, [part(KEYS, 1.0)])], step=1, each=each)
+    store.push([Push(1, 2, [part(KEYS[:9], 1.0)])], step=15, each=each)
+    pieces.clear()
+    store.sweep("t", step=15, each=each)
+    assert copy.rows("t") == 9
+    assert sorted(np.concatenate([piece.removed["t"] for piece in pieces]).tolist()) == list(range(9, 500))
+    assert all(shard_of_bucket(int(bucket)) == piece.shard for piece in pieces for bucket in piece.buckets)
+
+
+@both_kernels
+def test_a_large_sweep_goes_a_bit_at_a_time(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.store.store.SWEPT", 2)
+    store = store_of(kernels, table(unseen_steps=1))
+    push(store, KEYS, 1.0, step=1)
+    pieces: list[Piece] = []
+    assert len(store.sweep("t", step=10, each=pieces.append)) == 500
+    assert store.rows("t") == 0
+    assert max(len(piece.removed["t"]) for piece in pieces) == 2
+
+
+@both_kernels
+def test_rows_come_and_go_and_stay_what_they_are(kernels: str) -> None:
+    """Against a dict, over many rounds: searches end neither too early nor at the wrong row."""
+    store = store_of(kernels, table(unseen_steps=1))
+    generator = np.random.default_rng(3)
+    known: dict[int, list[float]] = {}
+    for step in range(1, 60):
+        keys = generator.integers(0, 3000, 400)
+        push(store, keys, 1.0, step=step)
+        for key in keys.tolist():
+            held = known.setdefault(key, [0.0, 0])
+            held[0] += 1
+            held[1] = step
+        gone = store.sweep("t", step=step, least=500)
+        for key, row in zip(gone.keys.tolist(), gone.weights, strict=True):
+            assert known.pop(key)[0] == row[0]
+        assert store.rows("t") == len(known)
+    held_keys = np.array(sorted(known))
+    assert pull(store, held_keys, insert=False)[:, 0].tolist() == [known[key][0] for key in held_keys.tolist()]
