@@ -37,6 +37,9 @@ class Cuts:
         self.storage = SimDisk(sim.net.timeline, sim.net.rng.random)
         self.expected: dict[int, frozenset[Place]] = {}
         """By cut: what was acknowledged when all had stopped for it."""
+        self.stopped: dict[int, frozenset[int]] = {}
+        """By cut: the trainers that had stopped for it. One that the Master had given up may have a push applied that
+        it has not heard of."""
         self.complete: set[int] = set()
         self.bad: set[int] = set()
 
@@ -75,8 +78,7 @@ class Cuts:
         lost = sim.losses.unexcused(self.expected[number] - have)
         if lost:
             sim.net.fail(f"cut {number} lacks {lost[:3]}")
-        living = {one.number for one in sim.trainers()}
-        later = {place for place in have - self.expected[number] if place[2][0] in living}
+        later = {place for place in have - self.expected[number] if place[2][0] in self.stopped[number]}
         if later:
             sim.net.fail(f"cut {number} has what came after it: {sorted(later)[:3]}")
         if sim.net.rng.random() < sim.disk_faults:

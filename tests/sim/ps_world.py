@@ -159,6 +159,7 @@ class PsSim:
             self.version, self.roles = state.version, list(zip(state.grid.owner, state.grid.backup, strict=True))
         if cuts.phase == "mark" and cuts.top not in self.disk.expected:
             self.disk.expected[cuts.top] = frozenset(self.expect)
+            self.disk.stopped[cuts.top] = frozenset(state.people.trainers)
         if state.history != self.history:
             self.history, self.restored = state.history, 0
             self.expect = set()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tests.sim import ps_bugs
 from tests.sim.ps_world import PsSim
 
-MEETING = range(16)
+MEETING = range(36)
 """Histories in which everything is met."""
-LOSING = (5, 17, 38)
-"""Histories in which, with async copies, an owner dies with pushes that its copy has not."""
+LOSING = 55
+"""A history in which, with async copies, an owner dies with pushes that its copy has not."""
+KNOWN = [
+    173,  # the check's own: a trainer that the Master had given up had a push applied that it did not hear of
+]
+MOST = 60
+"""Histories that a planted bug gets, after the one that is known to find it."""
 SOAK = 10_000
 
 
@@ -36,15 +44,18 @@ def test_many_histories(request: pytest.FixtureRequest) -> None:
             print(f"{sums}, {losing} with a loss that async copies allow", flush=True)
 
 
+@pytest.mark.parametrize("seed", KNOWN)
+def test_known_seed(seed: int) -> None:
+    play(seed)
+
+
 def test_histories_meet_what_they_are_for() -> None:
     sims = [play(seed) for seed in MEETING]
-    assert sum(sim.pushes for sim in sims) > 4000
-    assert sum(sim.master.life > 1 for sim in sims) > 20, "Masters are replaced"
+    assert sum(sim.pushes for sim in sims) > 2000
+    assert sum(sim.master.life > 1 for sim in sims) > 10, "Masters are replaced"
     assert sum(sim.rollbacks > 0 for sim in sims) > 2, "rows are lost, and restored"
-    assert sum(bool(sim.disk.complete) for sim in sims) > 10, "checkpoints are made"
-    assert sum(sim.names > 4 for sim in sims) > 2, "pservers come and go"
-    lost = sum(play(seed, "async").losses.seen for seed in LOSING)
-    assert lost > 10, "deaths take along what async copies do not have yet"
+    assert sum(bool(sim.disk.complete) for sim in sims) > 5, "checkpoints are made"
+    assert sum(sim.names > 4 for sim in sims) > 3, "pservers come and go"
     notes = [note for sim in sims for note in sim.master.notes]
     for story in (
         "its lease has ended",
@@ -55,3 +66,49 @@ def test_histories_meet_what_they_are_for() -> None:
         "continue without",
     ):
         assert any(story in note for note in notes), story
+
+
+def test_deaths_take_along_what_async_copies_do_not_have_yet() -> None:
+    assert play(LOSING, "async").losses.seen > 0
+
+
+def found(first: int) -> int:
+    """Return the number of a history that goes wrong, -1 for none; ``first`` is one that did."""
+    for seed in (first, *range(MOST)):
+        try:
+            PsSim(seed).play()
+        except Exception:  # noqa: BLE001 - a violation, or whatever the bug leads to
+            return seed
+    return -1
+
+
+@pytest.mark.parametrize(
+    ("bug", "first"),
+    [
+        (ps_bugs.fences_nobody, 65),
+        (ps_bugs.serves_at_once, 3),
+        (ps_bugs.acknowledges_alone, 0),
+        (ps_bugs.believes_broken_copies, 4),
+        (ps_bugs.tells_nobody, 4),
+        (ps_bugs.goes_on_with_old_copies, 14),
+        (ps_bugs.drops_what_came_early, 108),
+        (ps_bugs.forgets_early_releases, 0),
+        (ps_bugs.believes_old_words, 65),
+        (ps_bugs.promotes_any_copy, 15),
+        (ps_bugs.keeps_a_number, 69),
+        (ps_bugs.waits_for_the_dead, 0),
+        (ps_bugs.moves_while_it_marks, 57),
+        (ps_bugs.marks_without_trainers, 6),
+        (ps_bugs.copies_rows_only, 9),
+        # A lagging backup that a plan makes the owner: no history of some hundreds shows it; test_placement.py does.
+        # In the shells:
+        (ps_bugs.acknowledges_early, 0),
+        (ps_bugs.dies_unheard, 0),
+        (ps_bugs.retries_at_once, 6),
+    ],
+)
+def test_planted_bug_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    assert found(first) >= 0, bug.__doc__
