@@ -7,97 +7,12 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from edl.adapters.clock import SystemClock
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.ports import Clock
-
-
-class Signal(Protocol):
-    """``threading.Event``, as far as loaders use it."""
-
-    def is_set(self) -> bool:
-        """Whether it has been set."""
-        ...
-
-    def set(self) -> None:
-        """Set it for good, and wake the threads that wait for it."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, at most ``timeout`` seconds. Returns whether it is set."""
-        ...
-
-
-class Condition(AbstractContextManager[object, None], Protocol):
-    """``threading.Condition``, as far as loaders use it."""
-
-    def wait(self, timeout: float | None = None) -> object:
-        """Wait for ``notify_all``, at most ``timeout`` seconds. The lock is held again afterwards."""
-        ...
-
-    def notify_all(self) -> None:
-        """Wake all threads that wait."""
-        ...
-
-
-class Thread(Protocol):
-    """``threading.Thread``, as far as loaders use it."""
-
-    def start(self) -> None:
-        """Begin to run."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Whether it has begun and not ended."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, at most ``timeout`` seconds."""
-        ...
-
-
-class Threads(Protocol):
-    """Makes threads and what they wait with."""
-
-    def signal(self) -> Signal:
-        """An event that is not set."""
-        ...
-
-    def condition(self) -> Condition:
-        """A condition with a lock of its own."""
-        ...
-
-    def lock(self) -> AbstractContextManager[object, bool | None]:
-        """A lock that may be held while its thread waits for something else."""
-        ...
-
-    def thread(self, run: Callable[[], object], name: str) -> Thread:
-        """A daemon thread that has not begun."""
-        ...
-
-
-class SystemThreads:
-    """``Threads`` of this process."""
-
-    def signal(self) -> Signal:
-        """See ``Threads.signal``."""
-        return threading.Event()
-
-    def condition(self) -> Condition:
-        """See ``Threads.condition``."""
-        return threading.Condition()
-
-    def lock(self) -> AbstractContextManager[object, bool | None]:
-        """See ``Threads.lock``."""
-        return threading.Lock()
-
-    def thread(self, run: Callable[[], object], name: str) -> Thread:
-        """See ``Threads.thread``."""
-        return threading.Thread(target=run, name=name, daemon=True)
+from edl.threads import Threads
 
 
 class RequestNumbers:
@@ -125,7 +40,7 @@ class RequestNumbers:
 class LoaderDeps:
     """What the loaders of one process share."""
 
-    threads: Threads = field(default_factory=SystemThreads)
+    threads: Threads = SYSTEM_THREADS
     clock: Clock = field(default_factory=SystemClock)
     numbers: RequestNumbers = field(default_factory=RequestNumbers)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from data_service.file_list import FileList, chosen, pieces
 from data_service.ledger import Ledger
-from data_service.loader.deps import Threads
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.source import DataSource
 from data_service.manifest import Manifest, named
@@ -15,6 +14,7 @@ from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, 
 from data_service.protocol.messages import Options, Registered
 from data_service.scan import KnownFiles
 from edl.errors import DataError, EdlError, SettingError
+from edl.threads import Threads
 
 Check = Callable[[], None]
 Say = Callable[[str], None]

@@ -171,7 +171,7 @@ class FilesMixin:
             except EdlError as error:
                 note(f"data set {self._name}: cannot add files: {error}")
 
-        self._deps.threads.thread(run, "edl-files").start()
+        self._deps.threads.start(run, name="edl-files")
 
     def _position_now(self) -> Ledger | None:
         with self._lock:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from data_service.loader.deps import PROCESS, LoaderDeps, Signal
+from data_service.loader.deps import PROCESS, LoaderDeps
 from data_service.loader.trainers import trainers
 from data_service.loader.transport import MasterTransport
 from data_service.protocol import messages
@@ -28,6 +28,7 @@ from data_service.protocol.messages import (
     Rollback,
 )
 from edl.errors import DataError
+from edl.threads import ThreadEvent
 
 LOOK_S = 0.05
 """Waiting threads check at this interval, in seconds, whether the round is over."""
@@ -37,7 +38,7 @@ _Answer = TypeVar("_Answer")
 class PendingRequest:
     """A request on its way, and its answer once it has arrived."""
 
-    def __init__(self, message: Any, done: Signal, *, again: bool = False) -> None:
+    def __init__(self, message: Any, done: ThreadEvent, *, again: bool = False) -> None:
         self.message = message
         self.again = again
         """A repetition after a failover; no thread waits for its answer."""
@@ -72,7 +73,7 @@ class LeaseClient:
         self._queue: collections.deque[PendingRequest] = collections.deque()
         self._sent: PendingRequest | None = None
         self._closed = False
-        self.ended = deps.threads.signal()
+        self.ended = deps.threads.event()
         """Set when the client is closed or its round is over."""
         self._register: Register | None = None
         self._open: Open | None = None
@@ -235,7 +236,7 @@ class LeaseClient:
     # --- how ---------------------------------------------------------------------------------------------------------
 
     def _pending(self, message: Any, *, again: bool = False) -> PendingRequest:
-        return PendingRequest(message, self.deps.threads.signal(), again=again)
+        return PendingRequest(message, self.deps.threads.event(), again=again)
 
     def _ask(self, message: Any) -> PendingRequest:
         asked = self._pending(message)

@@ -375,7 +375,7 @@ class Loader(FilesMixin, IndependentMixin):
             if window.over:
                 return False
             with self._meter.waiting():
-                self._deps.threads.signal().wait(AGAIN_S)
+                self._deps.threads.event().wait(AGAIN_S)
                 check()
 
     def _offer(self, prefetcher: Prefetcher, steps: Sequence[ReadyStep], supply: Supply) -> Offer:

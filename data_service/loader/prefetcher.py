@@ -18,6 +18,7 @@ from data_service.loader.window import ShardProgress, StepOffer, Supply
 from data_service.manifest import ShardRef
 from data_service.protocol.messages import Given, Granted, Refused
 from edl.errors import DataError, EdlError, UnreachableData, UnsupportedData
+from edl.threads import ThreadHandle
 
 AHEAD_S = 1.0
 """Requests for shards aim at this many seconds of work."""
@@ -168,13 +169,14 @@ class Prefetcher:
         self._loose: list[ShardProgress] = []
         self._shards_read = 0
         self._began_s = self._clock.now_s()
-        self._thread = client.deps.threads.thread(self._run, "edl-data")
+        self._threads = client.deps.threads
+        self._thread: ThreadHandle | None = None
 
     # --- the training thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start reading."""
-        self._thread.start()
+        self._thread = self._threads.start(self._run, name="edl-data")
 
     def stop(self, wait: bool = False) -> None:
         """Stop the thread and drop prepared steps. ``wait``: block until it has ended."""
@@ -182,17 +184,17 @@ class Prefetcher:
             self._stopped = True
             self._steps.clear()
             self._changed.notify_all()
-        while self._thread.is_alive():
+        while (thread := self._thread) is not None and thread.is_alive():
             if isinstance(self._reader, ReadsAhead):
                 self._reader.interrupt()
             if not wait:
                 return
-            self._thread.join(LOOK_S)
+            thread.join(LOOK_S)
 
     @property
     def alive(self) -> bool:
         """True while the thread runs."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def ready(self, check: Callable[[], None]) -> tuple[list[ReadyStep], Supply]:
         """Return the prepared steps without removing them, or none together with what the Master says may still

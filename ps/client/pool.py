@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError, PsError
+from edl.threads import ThreadLock, ThreadQueue, Threads
 from ps.errors import TimedOut, Unreachable
 from ps.net.caller import Caller
 from ps.net.connection import SYSTEM_SOCKETS, Into, Sockets
 from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.handshake import Hello
 from ps.protocol.messages import Server
-from ps.threads import SYSTEM_THREADS, ThreadLock, ThreadQueue, Threads
 
 CONNECT_S = 5.0
 

@@ -12,7 +12,9 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError, ProtocolError
+from edl.threads import Threads
 from edl.wire.address import address
 from ps.errors import DamagedFrame, Denied, TimedOut, Unreachable
 from ps.net.connection import SYSTEM_SOCKETS, Connection, Into, Sockets, Wire, machine_id
@@ -20,7 +22,6 @@ from ps.net.endpoint import Endpoint, Limits, Peer, Reply
 from ps.net.tls import calling_over
 from ps.protocol.frames import UNASKED, Frame, Op, views
 from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, Calling, Hello
-from ps.threads import SYSTEM_THREADS, Threads
 
 __all__ = ["Caller", "Endpoint", "Limits", "Peer", "Place", "Reply", "machine_id"]
 

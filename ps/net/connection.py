@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import PortInUse, ProtocolError
+from edl.threads import Threads
 from edl.wire.address import address
 from edl.wire.proof import draw
 from ps.errors import DamagedFrame, HungUp, TimedOut, Unreachable
 from ps.net.buffers import CAN_LEND, Arena, Borrowed, Lent, copy
 from ps.protocol.frames import HEADER_BYTES, MOST_BODY, Check, Frame, Header, Op, hash_of, pack, unpack
-from ps.threads import SYSTEM_THREADS, Threads
 
 now_s = SYSTEM_THREADS.now_s
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError, ProtocolError
+from edl.threads import ThreadHandle, Threads
 from edl.wire.proof import PROOF_BYTES
 from ps.errors import HungUp, Unreachable
 from ps.net.buffers import KEPT_BYTES, LENT_BYTES, Arena, Lent
@@ -20,7 +22,6 @@ from ps.net.connection import SYSTEM_SOCKETS, Connection, Listener, Sockets, Wir
 from ps.net.tls import called_over
 from ps.protocol.frames import MOST_BODY, UNASKED, Frame, Op, pack_head, views
 from ps.protocol.handshake import HELLO_NUMBER, MOST_HELLO, OPENING_BYTES, Called, Hello
-from ps.threads import SYSTEM_THREADS, ThreadHandle, Threads
 
 log = logging.getLogger(__name__)
 

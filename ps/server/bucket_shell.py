@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.ports import Clock
+from edl.threads import ThreadQueue, Threads
 from ps.hashing import SHARDS, shard_of_bucket
 from ps.net.caller import Caller
 from ps.protocol.messages import Cut, Orders
@@ -26,7 +28,6 @@ from ps.server.bucket_machine import BucketMachine
 from ps.server.replicate_out import Stream
 from ps.spec import BUCKETS
 from ps.store.store import Store
-from ps.threads import SYSTEM_THREADS, ThreadQueue, Threads
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import CheckpointError, EdlError
 from edl.ports import Clock, Files
+from edl.threads import ThreadQueue, Threads
 from ps.checkpoint.directory import RESTORE_THREADS, CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import Pace
@@ -27,7 +29,6 @@ from ps.rows import Piece, Rows
 from ps.spec import BUCKETS
 from ps.store.snapshot import Snapshot
 from ps.store.store import SHARDS, Store
-from ps.threads import SYSTEM_THREADS, ThreadQueue, Threads
 
 log = logging.getLogger(__name__)
 

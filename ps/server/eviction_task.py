@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError
+from edl.threads import Threads
 from ps.rows import Rows
 from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
 from ps.store.store import Store
-from ps.threads import SYSTEM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 

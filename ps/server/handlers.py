@@ -15,8 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import PsError
 from edl.job_records import Mode, Replication
+from edl.threads import ThreadLock, Threads
 from ps.hashing import buckets_of, shard_of_bucket
 from ps.intents import MOST_TEXT, Fenced, Intent, home
 from ps.net.caller import Peer, Reply
@@ -33,7 +35,6 @@ from ps.spec import BUCKETS, TableSpec
 from ps.store.budget import Full
 from ps.store.damage import DamagedPush
 from ps.store.store import Store
-from ps.threads import SYSTEM_THREADS, ThreadLock, Threads
 
 PATIENCE_S = 30.0
 """Patience of a sender that does not state one, in seconds."""

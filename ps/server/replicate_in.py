@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import ProtocolError
+from edl.threads import Threads
 from ps.hashing import buckets_of
 from ps.net.caller import Peer, Reply
 from ps.protocol.frames import Frame, Op, pack_head
@@ -23,7 +25,6 @@ from ps.server.bucket_machine import Released
 from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
 from ps.store.store import Store
-from ps.threads import SYSTEM_THREADS, Threads
 
 TABLES_S = 5.0
 """Seconds that a stream waits for the orders that define one of its tables."""

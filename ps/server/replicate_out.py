@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError, ProtocolError
 from edl.ports import Clock
+from edl.threads import ThreadHandle, Threads
 from ps.errors import TimedOut
 from ps.net.caller import Caller
 from ps.protocol.frames import Op, pack_head
 from ps.protocol.replication import Content, pack, size_of
 from ps.rows import Image
-from ps.threads import SYSTEM_THREADS, ThreadHandle, Threads
 
 log = logging.getLogger(__name__)
 

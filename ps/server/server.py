@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.adapters.clock import SystemClock
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError, ProtocolError, PsError
 from edl.ports import Clock, Files
+from edl.threads import ThreadLock, Threads
 from ps.checkpoint.directory import RESTORE_THREADS
 from ps.net.caller import Caller, Endpoint, Peer, Reply
 from ps.net.connection import SYSTEM_SOCKETS, Sockets
@@ -38,7 +40,6 @@ from ps.spec import BUCKETS
 from ps.store.kernels import at_once, chosen, kernels
 from ps.store.kernels.ready import compile_elsewhere
 from ps.store.store import REMEMBERED, Store
-from ps.threads import SYSTEM_THREADS, ThreadLock, Threads
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.job_records import Training
+from edl.threads import Threads
 from ps.hashing import buckets_of
 from ps.protocol.messages import Member
 from ps.rows import Part, Push
 from ps.server.step_barrier import Apply, May, Stale, StepBarrier, Verdict
 from ps.spec import BUCKETS
-from ps.threads import SYSTEM_THREADS, Threads
 
 
 class Held(Exception):

@@ -17,7 +17,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import PsError
+from edl.threads import ThreadLock, Threads
 from ps.hashing import SHARDS, buckets_of, shard_of_bucket
 from ps.intents import Intents
 from ps.rows import Image, Op, Piece, Push, Pushed, Rows, concat
@@ -31,7 +33,6 @@ from ps.store.push_plan import PER_SHARD, Work
 from ps.store.shard_table import ShardTable, Slots, Split
 from ps.store.snapshot import Snapshot
 from ps.store.table import Table
-from ps.threads import SYSTEM_THREADS, ThreadLock, Threads
 
 __all__ = ["SHARDS", "Full", "Store"]
 

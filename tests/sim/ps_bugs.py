@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ps.server.step_barrier_shell import StepBarrierShell
 from ps.store.store import Store
 
 Patch = pytest.MonkeyPatch
+Bug = Callable[[Patch], None]
 
 
 def fences_nobody(patch: Patch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.sim import ps_bugs
@@ -78,7 +76,7 @@ def found(first: int) -> int:
         try:
             PsSim(seed).play()
         except Exception:  # noqa: BLE001 - a violation, or whatever the bug leads to
-            return seed
+            return int(seed)
     return -1
 
 
@@ -107,8 +105,6 @@ def found(first: int) -> int:
         (ps_bugs.retries_at_once, 6),
     ],
 )
-def test_planted_bug_is_found(
-    bug: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_bug_is_found(bug: ps_bugs.Bug, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     assert found(first) >= 0, bug.__doc__

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edl.errors import EdlError
 from edl.job_records import Training
+from edl.threads import ThreadCondition
 from ps.errors import TimedOut
 from ps.hashing import bucket_of
 from ps.net.caller import Caller, Place
@@ -23,7 +24,6 @@ from ps.protocol.handshake import MASTER, TRAINER, Hello
 from ps.rows import Part
 from ps.server.server import Server, Setup
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
-from ps.threads import ThreadCondition
 
 SECRET = "0123456789abcdef"
 WAIT_S = 30.0

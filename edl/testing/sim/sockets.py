@@ -36,7 +36,7 @@ class _Owner:
         return self._process.alive
 
 
-class Connected:
+class OpenConnections:
     """The open connections of a process, to be closed with it."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class SimListener:
 
     closed = False
 
-    def __init__(self, threads: SimThreads, owner: _Owner, opened: Connected) -> None:
+    def __init__(self, threads: SimThreads, owner: _Owner, opened: OpenConnections) -> None:
         self._threads, self._owner, self._opened = threads, owner, opened
         self._come = threads.queue()
 
@@ -161,7 +161,7 @@ class SimSockets:
         """``listening``: all listeners of the world, by address."""
         self._process, self._threads, self._listening = process, threads, listening
         self._owner = _Owner(process)
-        self.opened = Connected()
+        self.opened = OpenConnections()
 
     def connect(self, host: str, port: int, until_s: float) -> Wire:
         """See ``Sockets``."""
@@ -223,7 +223,7 @@ class SimStreams:
     def __init__(self, process: BareProcess[Any], listening: dict[tuple[str, int], SimListener]) -> None:
         self._process, self._listening = process, listening
         self._owner = _Owner(process)
-        self.opened = Connected()
+        self.opened = OpenConnections()
 
     async def connect(
         self, host: str, port: int, *, ssl: ssl.SSLContext | None

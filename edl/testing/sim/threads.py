@@ -11,9 +11,10 @@ from __future__ import annotations
 import _thread
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from edl.testing.sim.checks import Violation
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 
 WAKES_S = 200e-6
@@ -49,7 +50,7 @@ class Ended(BaseException):
 
 
 class SimThread:
-    """A simulated thread; see ``ps.threads.ThreadHandle``."""
+    """A simulated thread; see ``edl.threads.ThreadHandle``."""
 
     def __init__(
         self, threads: SimThreads, target: Callable[..., object], arguments: tuple[Any, ...], name: str
@@ -67,8 +68,12 @@ class SimThread:
         """It goes on soon, or runs."""
         self._begun = False
 
+    def is_alive(self) -> bool:
+        """See ``edl.threads.ThreadHandle``."""
+        return not self.done
+
     def join(self, timeout: float | None = None) -> None:
-        """See ``ps.threads.ThreadHandle``."""
+        """See ``edl.threads.ThreadHandle``."""
         if not self.done:
             self._ended.wait(timeout)
 
@@ -108,7 +113,8 @@ class SimThread:
             pass
         except BaseException as error:  # noqa: BLE001 - the system would print it and go on
             if not self._threads.dead:
-                self._threads.failed(self.name, error)
+                with suppress(Violation):  # the timeline knows of it, and stops
+                    self._threads.failed(self.name, error)
         del self._target, self._arguments
         self.done = True
         self._threads.alive.pop(self, None)
@@ -154,7 +160,7 @@ class _Waiting:
 
 
 class SimLock:
-    """See ``ps.threads.ThreadLock``. A call from outside of all threads, by a check, passes without waiting."""
+    """See ``edl.threads.ThreadLock``. A call from outside of all threads, by a check, passes without waiting."""
 
     def __init__(self, threads: SimThreads, again: bool) -> None:
         self._threads, self._again = threads, again
@@ -209,7 +215,7 @@ class SimLock:
 
 
 class SimCondition:
-    """See ``ps.threads.ThreadCondition``."""
+    """See ``edl.threads.ThreadCondition``."""
 
     def __init__(self, threads: SimThreads, lock: SimLock) -> None:
         self._lock = lock
@@ -235,7 +241,7 @@ class SimCondition:
 
 
 class SimEvent:
-    """See ``ps.threads.ThreadEvent``."""
+    """See ``edl.threads.ThreadEvent``."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._threads, self._set = threads, False
@@ -260,7 +266,7 @@ class SimEvent:
 
 
 class SimQueue:
-    """See ``ps.threads.ThreadQueue``."""
+    """See ``edl.threads.ThreadQueue``."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._items: deque[Any] = deque()
@@ -282,7 +288,7 @@ class SimQueue:
 
 
 class SimThreads:
-    """``ps.threads.Threads`` of one simulated process. ``failed`` hears of a thread that ended with an exception."""
+    """``edl.threads.Threads`` of one simulated process. ``failed`` hears of a thread that ended with an exception."""
 
     def __init__(
         self, home: Home, timeline: Timeline, rng: Uncertain, failed: Callable[[str, BaseException], None]
@@ -294,6 +300,10 @@ class SimThreads:
         """The thread that has the baton, if it is one of this process."""
         self.alive: dict[SimThread, None] = {}
         self._rng = rng
+
+    def random(self) -> float:
+        """A number from 0 to 1, for those who simulate what a thread waits for."""
+        return self._rng.random()
 
     def soon_s(self) -> float:
         """How long a thread that may go on takes to do so."""
@@ -327,7 +337,7 @@ class SimThreads:
         else:
             self.timeline.after(0.0, self.end)
 
-    # --- ps.threads.Threads ------------------------------------------------------------------------------------------
+    # --- edl.threads.Threads ------------------------------------------------------------------------------------------
 
     def sleep(self, seconds: float) -> object:
         """See ``Threads``."""

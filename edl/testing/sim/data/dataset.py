@@ -13,7 +13,7 @@ from data_service.manifest import Manifest, ManifestBuilder, ShardRef
 from data_service.protocol.file_list_messages import NOW
 from data_service.protocol.messages import INDEPENDENT, STEPS
 from edl.errors import DataError
-from edl.testing.sim.data.threads import ThreadedProcess, sleep
+from edl.testing.sim.threads import SimThreads
 
 NAME = "train"
 FILE_RECORDS = 1000
@@ -22,7 +22,7 @@ FILE_BYTES = 100
 
 
 @dataclass
-class DataSet:
+class SimDataSet:
     """What there is to read, and how it is read."""
 
     mode: str
@@ -47,7 +47,7 @@ class DataSet:
     """Files of the beginning, which the script names. Others are added with ``edl data add``."""
 
     @classmethod
-    def draw(cls, rng: random.Random, *, alone: bool) -> DataSet:
+    def draw(cls, rng: random.Random, *, alone: bool) -> SimDataSet:
         """A small one: some files, some shards of each, some of them empty or unreadable."""
         files = {f"file-{number}": _shards(rng) for number in range(rng.randint(1, 4))}
         files["file-0"][0] = max(1, files["file-0"][0])
@@ -134,7 +134,7 @@ class SimTable:
 class SimReader:
     """``data_service.formats.Reader`` on a simulated thread."""
 
-    def __init__(self, data: DataSet, threads: ThreadedProcess) -> None:
+    def __init__(self, data: SimDataSet, threads: SimThreads) -> None:
         self._data = data
         self._threads = threads
 
@@ -142,7 +142,7 @@ class SimReader:
         """Take some time, and give the records or fail."""
         data, threads = self._data, self._threads
         slow = threads.timeline.now_s < data.slow_until_s
-        sleep(threads.rng.uniform(0.0, data.slow_s if slow else data.read_s))
+        threads.sleep(threads.random() * (data.slow_s if slow else data.read_s))
         if data.is_poison(ref):
             raise DataError(f"{ref.file}, shard {ref.index}: damaged")
         return SimTable(data.records(ref))
@@ -159,7 +159,7 @@ class SimSource:
     rescan_s = 0.0
     when = NOW
 
-    def __init__(self, data: DataSet, threads: ThreadedProcess) -> None:
+    def __init__(self, data: SimDataSet, threads: SimThreads) -> None:
         self._data = data
         self._threads = threads
 
@@ -172,7 +172,7 @@ class SimSource:
         format: str = "",
     ) -> Manifest:
         """List the files that are not known."""
-        sleep(self._threads.rng.uniform(0.0, 0.1))
+        self._threads.sleep(self._threads.random() * 0.1)
         check()
         paths = files or self._data.first
         if known is None:

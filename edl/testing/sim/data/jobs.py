@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from data_service.loader.transport import SERVICE
-from edl.testing.sim.data.dataset import DataSet
+from edl.testing.sim.data.dataset import SimDataSet
 from edl.testing.sim.data.readers import DataReader, Exchange, Fed
 from edl.testing.sim.independent_job import SHORTEST_S, IndependentJob
 from edl.testing.sim.stepping import Crew, Stepper, SteppingJob
@@ -42,7 +42,7 @@ class Account(Protocol):
 class Readers:
     """The reading processes of a job."""
 
-    def __init__(self, data: DataSet, account: Account, timeline: Timeline, rng: random.Random) -> None:
+    def __init__(self, data: SimDataSet, account: Account, timeline: Timeline, rng: random.Random) -> None:
         self.data = data
         self.account = account
         self.timeline = timeline

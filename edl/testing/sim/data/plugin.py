@@ -25,7 +25,7 @@ from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
 from edl.master.service import Effect, Event, Service
 from edl.testing.sim.checks import Checks
-from edl.testing.sim.data.dataset import NAME, DataSet
+from edl.testing.sim.data.dataset import NAME, SimDataSet
 from edl.testing.sim.data.jobs import Readers, ReadingAlone, ReadingSteps
 from edl.testing.sim.data.readers import DataReader, Fed
 from edl.testing.sim.data.tables import table_violations
@@ -98,7 +98,7 @@ class DataPlugin(Plugin):
     def __init__(self, seed: int, *, alone: bool) -> None:
         self.rng = rng = random.Random(f"data {seed}")  # noqa: S311 - not for secrets
         self.alone = alone
-        self.data = DataSet.draw(rng, alone=alone)
+        self.data = SimDataSet.draw(rng, alone=alone)
         self.grows = rng.random() < 0.4 and self.data.tail != "drop"
         self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 0, 2, 5))))
         self.machine: LeaseMachine | None = None

@@ -17,11 +17,12 @@ from data_service.loader.worker_context import RankAssignment
 from data_service.protocol.messages import INDEPENDENT
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import DataError
-from edl.testing.sim.data.dataset import NAME, DataSet, SimSource, SimTable
-from edl.testing.sim.data.threads import SimSignal, SimThread, ThreadedProcess, sleep
+from edl.testing.sim.data.dataset import NAME, SimDataSet, SimSource, SimTable
 from edl.testing.sim.stepping import Stepper
+from edl.testing.sim.threads import SimThread, SimThreads
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Worker
+from edl.threads import ThreadEvent
 from edl.types import Round
 from edl.wire.messages import NO_SETTINGS, ServiceSaid, World
 from edl.worker.boundary import RoundOver
@@ -35,16 +36,33 @@ NOTHING = "fills a whole step"
 """What a loader says of an epoch that ``tail="drop"`` leaves without a step."""
 
 
-@dataclass
-class TimelineClock:
-    """``Clock`` of a worker."""
+class ReaderHome:
+    """A worker process, as its threads see it: its clock, and whether it is stopped."""
 
-    timeline: Timeline
-    offset_s: float
+    def __init__(self, timeline: Timeline, offset_s: float) -> None:
+        self._timeline = timeline
+        self._offset_s = offset_s
+        self.stopped = False
+        """SIGSTOP."""
+        self._kept: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def now_s(self) -> float:
         """The timeline's time, on this process's clock."""
-        return self.timeline.now_s + self.offset_s
+        return self._timeline.now_s + self._offset_s
+
+    def run(self, call: Callable[..., None], *args: Any) -> None:
+        """Call now, or when the process goes on if it is stopped."""
+        if self.stopped:
+            self._kept.append((call, args))
+        else:
+            call(*args)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        kept, self._kept = self._kept, []
+        for call, args in kept:
+            call(*args)
 
 
 class WorkerTransport(Dispatcher):
@@ -85,7 +103,8 @@ class Exchange:
     """An all-gather under way."""
 
     parts: dict[int, bytes] = field(default_factory=dict)
-    done: SimSignal = field(default_factory=SimSignal)
+    waiting: list[ThreadEvent] = field(default_factory=list)
+    """Set when it is complete, one for each worker."""
 
 
 class SimContext:
@@ -212,7 +231,7 @@ class DataReader:
 
     def __init__(
         self,
-        data: DataSet,
+        data: SimDataSet,
         worker: Worker,
         timeline: Timeline,
         rng: random.Random,
@@ -224,9 +243,9 @@ class DataReader:
         self.worker = worker
         self.rng = rng
         self.alone = data.mode == INDEPENDENT
-        self.threads = ThreadedProcess(timeline, rng, lambda name, error: failed(f"{worker}, {name}: {error!r}"))
-        clock = TimelineClock(timeline, rng.uniform(0.0, 1e5))
-        self.deps = LoaderDeps(self.threads, clock, RequestNumbers(rng.randrange(1, 1 << 40)))
+        self.home = ReaderHome(timeline, rng.uniform(0.0, 1e5))
+        self.threads = SimThreads(self.home, timeline, rng, lambda name, error: failed(f"{worker}, {name}: {error!r}"))
+        self.deps = LoaderDeps(self.threads, self.home, RequestNumbers(rng.randrange(1, 1 << 40)))
         self.transport = WorkerTransport(self)
         self.context = SimContext(self)
         self.world: World | None = None
@@ -241,11 +260,10 @@ class DataReader:
         self.loader: SimData | None = None
         self.asks: Callable[[], None] = lambda: None
         """Called for each word to the Master."""
-        self.inbox: list[str | None] = []
         self._looked = looked
         self._gathered = gathered
         self._exchanges = 0
-        self._go = SimSignal()
+        self._go = self.threads.event()
         self._main: SimThread | None = None
 
     # --- the script, in step -----------------------------------------------------------------------------------------
@@ -254,9 +272,8 @@ class DataReader:
         """The worker has its place and its state: it reads. ``state``: None where the script has begun with nothing."""
         before = self._main
         self.world, self.fed, self.finished, self._exchanges = world, None, False, 0
-        self._go = SimSignal()
-        self._main = self.threads.thread(lambda: self._train(before, world, state), "train")
-        self._main.start()
+        self._go = self.threads.event()
+        self._main = self.threads.start(self._train, before, world, state, name="train")
 
     def _train(self, before: SimThread | None, world: World, state: Mapping[str, Any] | None) -> None:
         if before is not None:
@@ -301,7 +318,7 @@ class DataReader:
     def go_on(self) -> None:
         """The step is done and committed."""
         self.fed = None
-        go, self._go = self._go, SimSignal()
+        go, self._go = self._go, self.threads.event()
         go.set()
 
     def exchange(self, data: bytes) -> list[bytes]:
@@ -311,11 +328,14 @@ class DataReader:
         self._exchanges += 1
         one = self._gathered.setdefault((world.round, self._exchanges), Exchange())
         one.parts[worker.rank] = data
+        complete = self.threads.event()
+        one.waiting.append(complete)
         if len(one.parts) == world.size:
-            one.done.set()
-        while not one.done.wait(LOOK_S):
+            for event in one.waiting:
+                event.set()
+        while not complete.wait(LOOK_S):
             self.context.check(world.round)
-        sleep(self.rng.uniform(0.0, EXCHANGE_S))
+        self.threads.sleep(self.rng.uniform(0.0, EXCHANGE_S))
         self.context.check(world.round)
         return [one.parts[rank] for rank in range(world.size)]
 
@@ -328,14 +348,13 @@ class DataReader:
             loader = self.loader = SimData(self)
             while loader.epoch < self.data.epochs:
                 for batch in loader:
-                    sleep(self.rng.uniform(0.2, 1.0) * step_s)
+                    self.threads.sleep(self.rng.uniform(0.2, 1.0) * step_s)
                     used(loader.epoch, tuple(int(one) for one in batch["id"]))
             loader.close()
             self.finished = True
             self._look()
 
-        self._main = self.threads.thread(train, "train")
-        self._main.start()
+        self._main = self.threads.start(train, name="train")
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
@@ -346,9 +365,10 @@ class DataReader:
 
     def hear(self, body: str | None) -> None:
         """A message from the Master, or None when earlier ones may be lost."""
-        if self.threads.stopped:
-            self.inbox.append(body)
-        elif not self.threads.dead:
+        self.home.run(self._hear, body)
+
+    def _hear(self, body: str | None) -> None:
+        if not self.threads.dead:
             self.transport.hear(body)
 
     def leave(self, number: int) -> None:
@@ -358,15 +378,12 @@ class DataReader:
 
     def freeze(self) -> None:
         """SIGSTOP."""
-        self.threads.stopped = True
+        self.home.stopped = True
 
     def thaw(self) -> None:
         """SIGCONT."""
-        self.threads.go_on()
-        inbox, self.inbox = self.inbox, []
-        for body in inbox:
-            self.transport.hear(body)
+        self.home.go_on()
 
     def kill(self) -> None:
         """The process is gone."""
-        self.threads.kill()
+        self.threads.end()
