@@ -65,7 +65,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         (["--node-id=a/b"], ["--node-id='a/b'", "use 1 to 128 letters"]),
         (["--node-rank=1"], ["--node-rank=1", "below the maximum of --nnodes=1"]),
         (["--tee=7"], ["--tee=7"]),
-        (["--nnodes=2"], ["--rdzv-endpoint", "--nnodes=2 needs a store that every node reaches"]),
+        (["--nnodes=2"], ["--rdzv-endpoint", "--nnodes=2 needs a store that every node can reach"]),
         (["--fault-tolerance=heroic"], ["--fault-tolerance", "heroic", "elastic"]),
         (["--no-such-option"], ["--no-such-option"]),
     ],

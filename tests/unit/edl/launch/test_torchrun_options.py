@@ -455,7 +455,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--nnodes=0"], "the minimum must be at least 1"),
     (["--nnodes=3:2"], "the maximum 2 is below the minimum 3"),
     (["--nnodes=1:2:3"], "--nnodes=1:2:3: not a number of nodes"),
-    (["--nnodes=2"], "needs a store that every node reaches"),
+    (["--nnodes=2"], "needs a store that every node can reach"),
     (["--nproc-per-node=x"], "--nproc-per-node=x: must be a number"),
     (["--nproc-per-node=0"], "--nproc-per-node=0: must be a number of at least 1"),
     (["--rdzv-backend=mine"], "--rdzv-backend=mine: not one of"),
