@@ -242,7 +242,7 @@ class FakePservers(Pservers):
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
         if self.failures:
             self.failures -= 1
-            raise WorkerStartError("a pserver process ended with status 1. What it says is above")
+            raise WorkerStartError("a pserver process ended with status 1. Its output is above")
         self.started[name] = FakeProcess(len(self.started) + 1)
         return self.started[name]  # type: ignore[return-value]
 
@@ -318,7 +318,7 @@ async def test_one_that_dies_is_replaced_under_a_new_name(bench: Bench) -> None:
     bench.kind.failures = 2
     bench.kind.started["a-1"].end("was killed by signal 9")
     await bench.until(lambda: sorted(bench.keys()) == ["a-2", "a-5"], "the next one, after two that did not start")
-    assert any("a-1 (pid 1) was killed by signal 9; another one is started" in line for line in bench.lines)
+    assert any("a-1 (pid 1) was killed by signal 9; starting another one" in line for line in bench.lines)
 
 
 @on_bench(1)
@@ -405,7 +405,7 @@ def test_those_that_never_start_are_an_error() -> None:
         kind = FakePservers(1)
         kind.failures = helping.START_TRIES
         bench = Bench(kind, MemoryStore(SystemClock()))
-        with pytest.raises(WorkerStartError, match="What it says is above"):
+        with pytest.raises(WorkerStartError, match="Its output is above"):
             await bench.task
         await bench.close()
 

@@ -200,7 +200,7 @@ def test_what_is_explained_changes_nothing_and_says_why(name: str) -> None:
 
 def test_what_is_refused_says_why() -> None:
     assert row_names(Fate.REFUSED) == ["logs_specs"]
-    with pytest.raises(SettingError, match="--logs-specs=mine: plug-ins of torchrun need torch in the launcher"):
+    with pytest.raises(SettingError, match="--logs-specs=mine: torchrun's plug-ins need torch in the launcher"):
         read("--logs-specs=mine")
     read("--logs-specs=default")
 
