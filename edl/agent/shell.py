@@ -302,6 +302,7 @@ class AgentShell:
                     stored,
                     sharded,
                     keeper.refused,
+                    self._state.stopped_itself,
                 )
             )
 

@@ -11,7 +11,7 @@ from edl.config import JobSpec
 from edl.errors import ForeignJob, JobConflict, LeaseLost, StoreError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch.options.agreement import differences
-from edl.ports import CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
+from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
@@ -71,6 +71,8 @@ class Registration:
         self._log = log
         self._silent = ""
         """The last reported reason to wait for a silent launcher."""
+        self._token_revision = 0
+        """Revision of the store at which the token that was agreed on was written: it identifies the job."""
         self.token = ""
         self.lease = Incarnation(0)
 
@@ -94,6 +96,7 @@ class Registration:
             conflict = self._conflict(entries)
             if token is not None and not over and self._keys.spec in entries and conflict is None:
                 self.token = token_of(token.value, self._secret, self._spec.job) or ""
+                self._token_revision = token.mod_revision
                 return
             if conflict is not None and self._in_use(entries):
                 entries = await self._until_gone(conflict)
@@ -201,18 +204,32 @@ class Registration:
     async def rejoin(self, info: NodeInfo) -> NodeInfo:
         """Call ``join`` again after the lease was lost. Raises ``JobEnded`` or ``JobConflict`` if the job has ended,
         even if another job of the same id has begun."""
-        stored = {entry.key: entry.value for entry in (await self._store.read(self._keys.token)).entries}
-        token = stored.get(self._keys.token)
-        if token is None or token_of(token, self._secret, self._spec.job) != self.token:
+        token = await self._stored_token()
+        if token is None or token_of(token.value, self._secret, self._spec.job) != self.token:
             await self._raise_if_ended()
             raise JobConflict(f"job {self._spec.job} has ended while this node was cut off")
+        self._token_revision = token.mod_revision
         return await self.join(info)
+
+    async def _stored_token(self) -> KeyValue | None:
+        entries = (await self._store.read(self._keys.token)).entries
+        return next((entry for entry in entries if entry.key == self._keys.token), None)
+
+    async def _raise_if_gone(self) -> None:
+        """The job that we agreed on may have ended since; another one may have begun."""
+        token = await self._stored_token()
+        if (token.mod_revision if token is not None else 0) != self._token_revision:
+            await self._raise_if_ended()
+            raise JobConflict(
+                f"job {self._spec.job} ended while this node was joining it. "
+                "Start this launcher again to begin a new one"
+            )
 
     async def join(self, info: NodeInfo) -> NodeInfo:
         """Register the node's name under a new lease; returns the info with its incarnation.
 
         Waits for the lease of a silent launcher to expire. Raises ``JobConflict`` if a living launcher holds the name
-        or the requested node rank.
+        or the requested node rank, and ``JobEnded`` or ``JobConflict`` if the job has ended since ``agree``.
         """
         looks = 0
         while True:
@@ -235,8 +252,10 @@ class Registration:
         while True:
             await self._refuse_same_rank(named)
             mine = [Put(key, plain.dumps(named), named.incarnation), Put(self._keys.launcher(named.node), b"")]
-            if await self._store.write(mine, [CreatedAt(key, 0)]) is not None:
+            conditions: list[Condition] = [CreatedAt(key, 0), ModifiedAt(self._keys.token, self._token_revision)]
+            if await self._store.write(mine, conditions) is not None:
                 return named
+            await self._raise_if_gone()
             await self._clear_dead_namesake(key, named)
 
     async def _wait_for(self, silent: _Silent, looks: int) -> None:

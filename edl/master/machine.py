@@ -217,7 +217,7 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
     member = turn.member(entry)
     meant_to_run = world is not None and turn.record.phase is Phase.RUNNING and member is not None
     if turn.member(entry) is not None and entry.status is NodeStatus.STOPPING and not attach.running_round:
-        _give_back_if_collateral(turn, f"node {entry.info.node} had stopped its workers")
+        _give_back_if_collateral(turn, entry)
     if attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
         order_stop(turn, entry, attach.running_round)
     elif attach.running_round:
@@ -305,10 +305,11 @@ def _give_back_charge(turn: Turn, reason: str) -> None:
         turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
 
 
-def _give_back_if_collateral(turn: Turn, reason: str) -> None:
-    """A node stopped its workers itself: failures that only mention lost peers are consequences of that."""
-    if turn.record.phase is Phase.FORMING and all(failure.peer_loss for failure in turn.record.failures):
-        _give_back_charge(turn, reason)
+def _give_back_if_collateral(turn: Turn, entry: NodeEntry, how: str = "had stopped its workers") -> None:
+    """A member stopped its workers itself: failures that only mention lost peers are consequences of that."""
+    collateral = all(failure.peer_loss for failure in turn.record.failures)
+    if turn.record.phase is Phase.FORMING and collateral and turn.member(entry) is not None:
+        _give_back_charge(turn, f"node {entry.info.node} {how}")
 
 
 # --- what agents say -------------------------------------------------------------------------------------------------
@@ -378,6 +379,8 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
         stored_sharded=ready.stored_sharded,
         refused=ready.refused,
     )
+    if ready.stopped_itself:
+        _give_back_if_collateral(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
@@ -402,6 +405,8 @@ def _preparing(turn: Turn, entry: NodeEntry, preparing: Preparing) -> None:
         due_s=turn.now_s + turn.spec.timeouts.warming_s,
         holdings=preparing.holdings,
     )
+    if preparing.stopped_itself:
+        _give_back_if_collateral(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
 
@@ -489,7 +494,7 @@ def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
         stop_world(turn, f"node {node} leaves: {reason}")
     else:
         interrupt(turn)
-        _give_back_if_collateral(turn, f"node {node} leaves: {reason}")
+        _give_back_if_collateral(turn, entry, f"leaves: {reason}")
 
 
 def _told(turn: Turn, event: Told) -> None:

@@ -193,7 +193,7 @@ class Attach(_message.Message):
     def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ..., uses: _Optional[_Iterable[int]] = ..., saving: bool = ..., unsaved: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "stored_sharded", "refused")
+    __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "stored_sharded", "refused", "stopped_itself")
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class Ready(_message.Message):
     STORED_FIELD_NUMBER: _ClassVar[int]
     STORED_SHARDED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_ITSELF_FIELD_NUMBER: _ClassVar[int]
     seen_round: int
     ports: _containers.RepeatedScalarFieldContainer[int]
     parked: bool
@@ -208,17 +209,20 @@ class Ready(_message.Message):
     stored: Version
     stored_sharded: bool
     refused: str
-    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., parked: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stored: _Optional[_Union[Version, _Mapping]] = ..., stored_sharded: bool = ..., refused: _Optional[str] = ...) -> None: ...
+    stopped_itself: bool
+    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., parked: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stored: _Optional[_Union[Version, _Mapping]] = ..., stored_sharded: bool = ..., refused: _Optional[str] = ..., stopped_itself: bool = ...) -> None: ...
 
 class Preparing(_message.Message):
-    __slots__ = ("seen_round", "reason", "holdings")
+    __slots__ = ("seen_round", "reason", "holdings", "stopped_itself")
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_ITSELF_FIELD_NUMBER: _ClassVar[int]
     seen_round: int
     reason: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
-    def __init__(self, seen_round: _Optional[int] = ..., reason: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ...) -> None: ...
+    stopped_itself: bool
+    def __init__(self, seen_round: _Optional[int] = ..., reason: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stopped_itself: bool = ...) -> None: ...
 
 class Underway(_message.Message):
     __slots__ = ("round", "how")

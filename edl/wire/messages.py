@@ -270,6 +270,9 @@ class Ready:
     """That one is read by the workers themselves (see ``World.stored``); ``LoadState`` only checks it."""
     refused: str = ""
     """Checkpoints lie there, and none of them can be used: why."""
+    stopped_itself: bool = False
+    """The workers of the last round were killed here before the Master asked for it, because their launcher was silent:
+    what other workers report of lost peers is a consequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +282,8 @@ class Preparing:
     seen_round: Round
     reason: str
     holdings: tuple[Holding, ...] = ()
+    stopped_itself: bool = False
+    """As in ``Ready``."""
 
 
 @dataclass(frozen=True, slots=True)

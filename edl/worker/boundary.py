@@ -35,9 +35,6 @@ class Turn(enum.Enum):
     """The round is over: park without a commit."""
 
 
-_AT_TARGET = {Purpose.SAVE: Turn.SAVE, Purpose.SWITCH: Turn.SWITCH, Purpose.KILL: Turn.KILL}
-
-
 class Boundary:
     """The step boundaries of successive rounds.
 
@@ -58,6 +55,8 @@ class Boundary:
         """Settings of the step after ``passed``."""
         self._due: list[tuple[int, Settings]] = []
         """Settings that apply from future commits on, in order."""
+        self._saves: list[int] = []
+        """Commits to come that are to be written."""
         self._late = ""
         self._begun = 0
         self._missed = 0
@@ -69,7 +68,7 @@ class Boundary:
     def begin(self, commit: int, settings: Settings = NO_SETTINGS) -> None:
         """Begin a round from this commit with these settings."""
         self.passed = self._begun = commit
-        self.settings, self._due, self._late = settings, [], ""
+        self.settings, self._due, self._saves, self._late = settings, [], [], ""
         self._missed = 0
         self._over = self.left = False
         self._forget()
@@ -81,14 +80,19 @@ class Boundary:
         return self.passed
 
     def set_target(self, hold: int, commit: int, purpose: Purpose, reason: str) -> bool:
-        """Continue to this commit and act there. Returns False if it belongs to another hold or is too late."""
+        """Continue to this commit and act there. Returns False if it belongs to another hold or is too late.
+
+        All workers write a commit that is to be saved, so a later hold does not cancel it.
+        """
         if hold != self._hold or not hold:
             return False
         if commit <= self.passed:
             self._forget()
             return False
         self.target, self._purpose = commit, purpose
-        if purpose is not Purpose.SAVE and not self._stopping:
+        if purpose is Purpose.SAVE:
+            self._saves.append(commit)
+        elif not self._stopping:
             self.leaving = reason or purpose.value
         return True
 
@@ -143,17 +147,21 @@ class Boundary:
             return Turn.OVER
         if self._stopping:
             return self._leave(commit, Turn.STOP)
-        if not self._hold or commit < self.target:
-            self.passed = commit
-            return Turn.PASS
-        if not self.target:
+        if self._hold and not self.target:
             return Turn.WAIT
-        turn = _AT_TARGET[self._purpose]
-        if turn is not Turn.SAVE:
-            return self._leave(commit, turn)
+        if self._hold and commit >= self.target:
+            if self._purpose is not Purpose.SAVE:
+                written = self._purpose is Purpose.KILL or self._is_saved(commit)
+                return self._leave(commit, Turn.KILL if written else Turn.SWITCH)
+            self._forget()
         self.passed = commit
-        self._forget()
-        return turn
+        return Turn.SAVE if self._is_saved(commit) else Turn.PASS
+
+    def _is_saved(self, commit: int) -> bool:
+        """Whether a commit up to this one is to be written; such commits are done with then."""
+        due = [one for one in self._saves if one <= commit]
+        del self._saves[: len(due)]
+        return bool(due)
 
     @property
     def held(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from ps.protocol.handshake import MASTER, TRAINER, Hello
 from ps.rows import Part
 from ps.server.server import Server, Setup
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
+from ps.threads import ThreadCondition
 
 SECRET = "0123456789abcdef"
 WAIT_S = 30.0
@@ -42,10 +44,12 @@ def tidy() -> None:
             one.stop()
 
 
-def until(condition: threading.Condition, true: Callable[[], Any], what: str = "it") -> Any:
-    """Wait for it under a condition that is notified; fails after long."""
+def until(condition: ThreadCondition, true: Callable[[], Any], what: str = "it") -> Any:
+    """Wait for it under a condition that is notified; fails after ``WAIT_S``."""
+    deadline_s = time.monotonic() + WAIT_S
     with condition:
-        found = condition.wait_for(true, WAIT_S)
+        while not (found := true()) and (left_s := deadline_s - time.monotonic()) > 0:
+            condition.wait(left_s)
     assert found, f"waited {WAIT_S:g} s for {what}"
     return found
 

@@ -376,6 +376,7 @@ def _logging_changed(turn: Turn, event: LoggingChanged) -> None:
 def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
     """This node killed its workers: the others continue without it, and no restart is charged."""
     turn.log(event.reason)
+    turn.set(stopped_itself=turn.state.unbroken)
     rounds.break_off(turn)
     turn.set(killed=True)
 

@@ -65,9 +65,9 @@ def begin(
     Workers in other slots are ended."""
     missing = tuple(w.slot for w in workers if w.born == world.round)
     outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
-    turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=(), killed=False)
+    turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=())
     turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
-    turn.set(flushed=False, unsaved="")
+    turn.set(flushed=False, unsaved="", killed=False, stopped_itself=False)
     turn.log(reason)
     shed(turn, outside)
     unfit = tuple(worker.slot for worker in workers if worker.anew)
@@ -245,7 +245,8 @@ def _rest(turn: Turn) -> None:
 
 def say_preparing(turn: Turn) -> None:
     """Tell the Master that this node is free but not ready yet."""
-    turn.say(Preparing(turn.state.seen_round, "starting workers ahead of the next world"))
+    reason = "starting workers ahead of the next world"
+    turn.say(Preparing(turn.state.seen_round, reason, stopped_itself=turn.state.stopped_itself))
 
 
 def _starting(turn: Turn) -> bool:

@@ -178,6 +178,8 @@ class AgentState:
     """Deadline after which workers in unused slots get SIGKILL."""
     killed: bool = False
     """SIGKILL has been sent to the stopping workers."""
+    stopped_itself: bool = False
+    """The fork server killed the workers of the last round, not yet told to stop; see ``Ready``."""
     flushed: bool = False
     """The saves of this round's workers are written, or known to be lost (``unsaved``). Only set once all have
     ended."""

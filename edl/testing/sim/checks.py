@@ -120,6 +120,8 @@ class Checks:
         self._held: dict[tuple[Round, int], Settings] = {}
         """Under which ones the step after a commit is taken."""
         self._placed: dict[tuple[int, int], Round] = defaultdict(lambda: Round(0))
+        self._token = ""
+        """Of the job that is looked at, once it has been founded."""
         self._next_port = 20_000
 
     def note(self, text: str) -> None:
@@ -169,6 +171,16 @@ class Checks:
             self._met(master_pair(before, event))
         for violation in step_violations(before, decision):
             self.fail(f"Master on {where}: {violation}")
+
+    def is_this_job(self, token: str) -> bool:
+        """Whether a launcher that has agreed on this token belongs to the job that is looked at, which is the first."""
+        self._token = self._token or token
+        return token == self._token
+
+    def job_founded(self, where: str) -> None:
+        """A launcher has written a new job's specification."""
+        if self._token and (self.record is None or self.record.outcome is None):
+            self.fail(f"{where} founds the job again, and it has not ended")
 
     def record_written(self, state: MasterState, decided_s: float, token: Token, real: Token, revision: int) -> None:
         """The store has taken a record."""

@@ -22,14 +22,14 @@ from edl.master.election import Ruler
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
 from edl.master.stored import record_in
-from edl.ports import Condition, Delete, Operation
+from edl.ports import Condition, Operation
 from edl.testing.sim.keepers import SimKeeper
 from edl.testing.sim.node import AgentKeeper, SimPorts, SimProcesses, SimSwitchFiles, SimWorkerLink, SimWorkers
 from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import Worker
-from edl.types import NodeId
+from edl.types import NodeId, Token
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
 from edl.wire.status import JournalEntry
 
@@ -65,6 +65,8 @@ class Launcher(SimProcess):
         self._decision: ev.Decision | None = None
         """The last one of the Master here, and when it was made."""
         self._decided_s = 0.0
+        self._token = Token(0)
+        """Of the Master that decided it: a write may take effect after that Master, or this process, is gone."""
         self._main = self.loop.create_task(self._run())
         self._main.add_done_callback(self._returned)
 
@@ -80,6 +82,9 @@ class Launcher(SimProcess):
         )
         try:
             await self._patiently(registration.agree)
+            if not deps.checks.is_this_job(registration.token):
+                self.say("belongs to another job of the same id, which is not looked at")
+                return
             self.info = await self._patiently(lambda: registration.join(self.info))
         except JobEnded as error:
             self.outcome = Outcome(error.outcome.exit_code, error.outcome.reason, error.outcome.failures)
@@ -187,18 +192,16 @@ class Launcher(SimProcess):
         if before is not None:
             self.deps.checks.master_stepped(before, events, decision, self.host)
         self._decision, self._decided_s = decision, self.deps.timeline.now_s
+        if self.candidate is not None and self.candidate.shell is not None:
+            self._token = self.candidate.shell.token
 
     def _wrote(self, operations: Sequence[Operation], conditions: Sequence[Condition]) -> None:
         """A write has taken effect. If it is one of a Master's record, that is what its last decision has led to."""
         deps, keys, decision = self.deps, self.deps.keys, self._decision
         written = {operation.key for operation in operations}
-        ended = deps.checks.record is not None and deps.checks.record.outcome is not None
-        if keys.spec in written and ended and self.candidate is None:
-            self.say("begins another job of the same id, which is not looked at")
-            deps.timeline.after(0.0, deps.store.do, lambda memory: memory.write_now([Delete(keys.spec)]))  # nor joined
-            self.end()
-        shell = self.candidate.shell if self.candidate is not None else None
-        if decision is None or shell is None or not written & {keys.record, keys.scale}:
+        if keys.spec in written and self.candidate is None:
+            deps.checks.job_founded(self.node)
+        if decision is None or not written & {keys.record, keys.scale}:
             return
         record = record_in(deps.store.values(keys.prefix), keys)
         if record is None:
@@ -208,7 +211,7 @@ class Launcher(SimProcess):
         changed = deps.checks.record != record
         ruling = deps.store.created(keys.master)
         revision = deps.store.modified(keys.scale)
-        deps.checks.record_written(decision.state, self._decided_s, shell.token, ruling, revision)
+        deps.checks.record_written(decision.state, self._decided_s, self._token, ruling, revision)
         if deps.kill_on_write and changed:
             deps.kill_on_write = False
             self.after(0.0, self.crash)

@@ -13,7 +13,7 @@ from data_service.manifest import Manifest, ManifestBuilder, ShardRef
 from data_service.protocol.file_list_messages import NOW
 from data_service.protocol.messages import INDEPENDENT, STEPS
 from edl.errors import DataError
-from edl.testing.sim.threads import ThreadedProcess, sleep
+from edl.testing.sim.data.threads import ThreadedProcess, sleep
 
 NAME = "train"
 FILE_RECORDS = 1000

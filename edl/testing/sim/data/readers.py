@@ -18,8 +18,8 @@ from data_service.protocol.messages import INDEPENDENT
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import DataError
 from edl.testing.sim.data.dataset import NAME, DataSet, SimSource, SimTable
+from edl.testing.sim.data.threads import SimSignal, SimThread, ThreadedProcess, sleep
 from edl.testing.sim.stepping import Stepper
-from edl.testing.sim.threads import SimSignal, SimThread, ThreadedProcess, sleep
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Worker
 from edl.types import Round

@@ -39,6 +39,36 @@ def test_it_does_not_join_another_job_of_the_same_id() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("another_began", [False, True])
+def test_a_slow_node_does_not_join_a_job_that_ended_after_it_agreed(another_began: bool) -> None:
+    async def scene(bench: Bench) -> None:
+        slow = bench.registration()
+        await slow.agree()
+        bench.store.write_now([Delete(KEYS.spec), Delete(KEYS.token)])
+        if another_began:
+            await bench.registration().agree()
+        with pytest.raises(JobConflict, match="ended while this node was joining it"):
+            await slow.join(info("a"))
+        names = bench.keys()
+        assert KEYS.node(NodeId("a")) not in names
+        assert slow.lease == 0
+
+    play(scene)
+
+
+def test_a_slow_node_ends_as_the_job_did_that_it_agreed_on() -> None:
+    async def scene(bench: Bench) -> None:
+        slow = bench.registration()
+        await slow.agree()
+        outcome = Finish(int(ExitCode.OK), "all workers ended with status 0")
+        bench.store.write_now([Delete(KEYS.spec), Delete(KEYS.token), Put(KEYS.farewell, plain.dumps(outcome))])
+        with pytest.raises(JobEnded) as ended:
+            await slow.join(info("a"))
+        assert ended.value.outcome == outcome
+
+    play(scene)
+
+
 def test_it_ends_as_its_job_did_while_the_outcome_is_there() -> None:
     async def scene(bench: Bench) -> None:
         joining = bench.registration()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, NodeRange, Timeouts
 from edl.exit_codes import ExitCode
 from edl.master import events as ev
@@ -20,6 +22,7 @@ from edl.wire.messages import (
     Leaving,
     MasterMessage,
     NodeInfo,
+    Preparing,
     Ready,
     StartRound,
     StopRound,
@@ -204,6 +207,27 @@ def test_failure_that_a_leaving_node_caused_is_given_back() -> None:
     rule.say("b", Leaving("SIGTERM"))
     assert rule.state.record.restarts == 0
     assert rule.state.record.reason == "node b leaves: SIGTERM"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(Round(1), (20_000,), stopped_itself=True),
+        Preparing(Round(1), "starting workers ahead of the next world", stopped_itself=True),
+    ],
+    ids=["ready", "preparing"],
+)
+@pytest.mark.parametrize("consequence", [True, False])
+def test_a_consequence_of_workers_that_a_node_killed_itself_is_given_back(
+    message: Ready | Preparing, consequence: bool
+) -> None:
+    rule = pair(restarts=1)
+    rule.fail("a", peer_loss=consequence)
+    assert rule.state.record.restarts == 1
+    rule.say("b", message)
+    assert rule.state.record.restarts == (0 if consequence else 1)
+    if consequence:
+        assert rule.state.record.reason == "node b had stopped its workers"
 
 
 def test_failure_of_its_own_is_not_given_back_to_a_leaving_node() -> None:

@@ -44,6 +44,37 @@ def test_save_and_go_on() -> None:
     assert [boundary.arrive(commit) for commit in (1, 2)] == [Turn.SAVE, Turn.PASS]
 
 
+def test_a_later_hold_does_not_cancel_a_save() -> None:
+    boundary = begun()
+    boundary.hold(1)
+    boundary.set_target(1, 3, Purpose.SAVE, "asked for")
+    assert boundary.arrive(1) is Turn.PASS
+    boundary.hold(2)
+    assert boundary.arrive(2) is Turn.WAIT
+    boundary.release(2)
+    assert [boundary.arrive(commit) for commit in (2, 3, 4)] == [Turn.PASS, Turn.SAVE, Turn.PASS]
+
+
+def test_a_save_is_not_due_in_the_next_round() -> None:
+    boundary = begun()
+    boundary.hold(1)
+    boundary.set_target(1, 3, Purpose.SAVE, "asked for")
+    boundary.end()
+    boundary.begin(0)
+    assert [boundary.arrive(commit) for commit in (1, 2, 3)] == [Turn.PASS] * 3
+
+
+def test_a_commit_that_is_saved_and_left_at_is_written() -> None:
+    boundary = begun()
+    boundary.hold(1)
+    boundary.set_target(1, 2, Purpose.SAVE, "asked for")
+    boundary.arrive(1)
+    boundary.hold(2)
+    boundary.set_target(2, 2, Purpose.SWITCH, "node b joins")
+    assert boundary.arrive(2) is Turn.KILL
+    assert boundary.leaving == "node b joins"
+
+
 def test_kill() -> None:
     boundary = begun()
     boundary.hold(1)
@@ -235,8 +266,8 @@ class Simulation:
     def pending(self) -> bool:
         """True if the Master waits for a worker that has not reached the settled boundary."""
         target, purpose = self.settled.get(self.hold, (0, Purpose.SAVE))
-        if purpose is Purpose.SET:
-            return False  # settings need nobody to wait: whatever comes next, they hold from there on
+        if purpose in (Purpose.SET, Purpose.SAVE):
+            return False  # neither ends the round: whatever comes next, every worker does it
         return bool(target) and any(worker.passed < target for worker in self.workers)
 
     def give_up(self) -> None:

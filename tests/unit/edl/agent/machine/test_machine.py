@@ -172,6 +172,13 @@ def test_workers_killed_for_the_nodes_sake_are_no_failure() -> None:
     assert [message for message in said if isinstance(message, WorkerFailed)] == []
     assert node.state.phase is AgentPhase.IDLE
     assert node.did(ev.Announce) == [ev.Announce()]
+    assert node.state.stopped_itself, "the Master is told so, because it may have heard of consequences first"
+
+
+def test_workers_killed_after_the_master_stopped_the_round_are_not_the_cause() -> None:
+    stop = ev.Heard(StopRound(Round(1), "a worker failed"))
+    node = running().feed(stop, ev.WorkersKilled("the launcher was silent for 3.1 s"))
+    assert not node.state.stopped_itself
 
 
 def test_a_failure_is_told_and_told_again() -> None:
