@@ -31,8 +31,8 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
     ),
     _row(
         *("--rdzv-backend", HONOURED, "static"),
-        why="static and c10d: the launchers serve the store themselves; etcd and etcd-v2: a running etcd, through its v3 "
-        "API; a plug-in of torchrun.handlers is refused: the store is etcd",
+        why="static and c10d: the launchers serve the store themselves; etcd and etcd-v2: a running etcd, through its "
+        "v3 API; a plug-in of torchrun.handlers is refused: the store is etcd",
         default_why="empty, with the same meaning as static: the launchers run the store themselves",
     ),
     _row("--rdzv-endpoint", HONOURED, "", why="it may name several members of the store, with commas between"),
@@ -61,7 +61,8 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
     _row(
         *("--event-log-handler", EXPLAINED, "null"),
         why="events are printed on the console, shown by edl events, and served at --http-port",
-        advice="Handlers that a program registers are not available, because the launcher does not import torch. See edl events",
+        advice="Handlers that a program registers are not available, because the launcher does not import torch. "
+        "See edl events",
         since="2.8",
     ),
     _row(
@@ -98,8 +99,8 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
         *("--master-addr", HONOURED, "127.0.0.1", "--rdzv-endpoint"),
         why="with more than one node it names the host of the store, with --master-port; workers find the address "
         "of rank 0's node in MASTER_ADDR, and a free port that changes with each round in MASTER_PORT",
-        default_why="none: 127.0.0.1 is every node's own address; it applies if only --master-port is given, for nodes on "
-        "one host",
+        default_why="none: 127.0.0.1 is every node's own address; it applies if only --master-port is given, for nodes "
+        "on one host",
     ),
     _row(
         *("--master-port", HONOURED, "", "--rdzv-endpoint"),
