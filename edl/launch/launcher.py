@@ -238,9 +238,8 @@ class Launcher:
             except (StoreError, OSError) as error:
                 parts.log(f"cannot start the embedded etcd: {error}")
             await asyncio.sleep(pauses.next())
-            settled_s = (
-                parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
-            )  # counted from now: it may have ended during the pause
+            # Counted from now: the member may have ended during the pause.
+            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
 
     def _renewed(self, asked_s: float) -> None:
         if self._store_away:

@@ -35,7 +35,8 @@ def choose(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
         )
     entries = listed(text)
     if not entries or len(set(entries)) < len(entries):
-        raise SettingError(origin, text, "must be a list of devices, each named once", "Write a list such as 0,1")
+        why = "must be a comma-separated list of devices, each named once"
+        raise SettingError(origin, text, why, "Write a list such as 0,1")
     variable = VARIABLE_OF.get(name) or next((one for one in _ORDER if one in env), paddle_devices()[0].variable)
     _check(origin, text, entries, variable, env)
     slots = resolved.values["nproc_per_node"] if resolved.given("nproc_per_node") else ""

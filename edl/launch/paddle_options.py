@@ -367,9 +367,8 @@ def _workers(resolved: ResolvedOptions) -> None:
         mode = _tuner_mode(said(resolved, "auto_parallel_config"), path)
         if mode != "run_only":
             why = f"its tuner_run_mode is {mode}, but edl has no tuner"
-            raise SettingError(
-                said(resolved, "auto_parallel_config"), path, why, "Run the tuner first, then set run_only"
-            )
+            advice = "Run the tuner first, then set tuner_run_mode to run_only"
+            raise SettingError(said(resolved, "auto_parallel_config"), path, why, advice)
         resolved.environment["PADDLE_AUTO_PARALLEL_CONFIG"] = path
         resolved.environment["PADDLE_AUTO_PARALLEL_STAGE"] = "run"
 

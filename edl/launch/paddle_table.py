@@ -70,7 +70,7 @@ BASE: tuple[Row, ...] = (
     Row("--legacy", EXPLAINED, default="False", why="options of both of Paddle's launchers are understood at once"),
     Row(
         *("--auto_parallel_config", HONOURED, "PADDLE_AUTO_PARALLEL_CONFIG"),
-        why="only files whose tuner_run_mode is run_only: there is no tuner to run first",
+        why="only files whose tuner_run_mode is run_only, because edl has no tuner",
         variables=("PADDLE_AUTO_PARALLEL_CONFIG",),
     ),
     Row(
@@ -149,8 +149,8 @@ LEGACY: tuple[Row, ...] = (
         default="auto",
         why="heter is refused",
     ),
-    Row("--cluster_topo_path", EXPLAINED, why="it says nothing without --enable_auto_mapping"),
-    Row("--rank_mapping_path", EXPLAINED, why="it says nothing without --enable_auto_mapping"),
+    Row("--cluster_topo_path", EXPLAINED, why="it has no effect without --enable_auto_mapping"),
+    Row("--rank_mapping_path", EXPLAINED, why="it has no effect without --enable_auto_mapping"),
     Row(
         *("--enable_auto_mapping", REFUSED),
         default="False",
@@ -168,7 +168,7 @@ LEGACY: tuple[Row, ...] = (
     ),
     Row(
         *("--elastic_server", HONOURED, "--rdzv-endpoint"),
-        why="needs --job_id and --np beside it, as there",
+        why="needs --job_id and --np as well, as there",
         variables=("PADDLE_ELASTIC_ETCD_SERVICE_HOST", "PADDLE_ELASTIC_ETCD_SERVICE_PORT", "PADDLE_ELASTIC_SERVER"),
     ),
     Row(
@@ -191,7 +191,7 @@ LEGACY: tuple[Row, ...] = (
     Row(
         *("--force", EXPLAINED),
         default="False",
-        why="it says nothing without --scale",
+        why="it has no effect without --scale",
         variables=("PADDLE_ELASTIC_FORCE",),
     ),
 )

@@ -223,7 +223,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PYTHON_EXEC",
         HONOURED,
         "",
-        "that interpreter must be able to import edl, at the latest from where this one has it",
+        "that interpreter must be able to import the launcher's own copy of edl, which its workers use",
     ),
     Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", HONOURED, "--shutdown-timeout"),
     Variable("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", HONOURED, "--log-prefix"),
