@@ -330,7 +330,7 @@ class TestVariables:
         settings = read("--standalone", env=env)
         assert (settings.spec.nodes, settings.store.endpoints, settings.node_rank) == (NodeRange(1, 1), (), -1)
         told = tell("--standalone", env=env)
-        assert [line for line in told.remarks if f"{next(iter(env))}=" in line and "beside --standalone" in line]
+        assert [line for line in told.remarks if f"{next(iter(env))}=" in line and "with --standalone" in line]
         legacy = {"PADDLE_ELASTIC_SERVER": "e:1", "PADDLE_ELASTIC_JOB_ID": "j", "PADDLE_ELASTIC_NP": "2"}
         assert read("--standalone", env=legacy).store.endpoints == ()
 
