@@ -280,7 +280,7 @@ async def _reach(
                 member = await serve()
             unknown = f" (no address yet for {', '.join(nameless)})" if nameless and member is None else ""
             if clock.now_s() >= deadline_s:
-                raise StoreUnavailable(f"no answer for {patience_s:g} s{unknown}: {error}") from error
+                raise StoreUnavailable(f"gave up after {patience_s:g} s{unknown}: {error}") from error
             if not said and clock.now_s() > deadline_s - patience_s + 3:
                 said = True
                 log(f"waiting for the store at {', '.join(endpoints)}{unknown}")

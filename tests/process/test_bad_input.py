@@ -165,7 +165,7 @@ def test_another_script_than_the_running_job(tmp_path: Path, etcd: OutsideEtcd) 
         running.start("first")
         before = running.wait_world(1)
         second.start("a")
-        told = ("script: ", str(other), "node first at", "another --rdzv-id", "--allow-differences=script")
+        told = ("script: ", str(other), "by node first on", "another --rdzv-id", "--allow-differences=script")
         refused(second, ExitCode.FOREIGN_JOB, *told)
         assert running.wait_steps(3) == before
 
