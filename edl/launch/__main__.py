@@ -1,4 +1,4 @@
-"""``python -m edl.launch`` and ``edl-run``."""
+"""The command line ``python -m edl.launch``, also installed as ``edl-run``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_
 from edl.launch.settings import FunctionLaunch, LaunchSettings, PserverSettings, ReaderSettings
 
 THREADS_S = 5.0
-"""How long threads may take to end when everything else is over."""
+"""How long threads may take to end after all other work is done."""
 
 
 @click.command(
@@ -39,7 +39,7 @@ THREADS_S = 5.0
     },
 )
 @launcher_options
-# Not from the environment: EDL_VERSION is what images call the version of edl in them.
+# Not from the environment: container images use EDL_VERSION for the version of edl that they contain.
 @click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 @click.argument("script", required=False, default="")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -63,9 +63,10 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
 
 
 def _start(resolved: ResolvedOptions, function: FunctionLaunch | None = None) -> None:
-    """Run what the options ask for, and exit with its status. ``function``: what is launched from Python."""
+    """Run the launcher that the options describe, and exit with its status. ``function``: set if it is started from
+    Python."""
     settings = settings_of(resolved, function, tuple(with_both_spellings(sys.argv[1:])))
-    # Imported only now: the network libraries are not needed to print the help.
+    # Imported late: printing the help does not need the network libraries.
     match settings:
         case PserverSettings():
             from edl.launch.pservers import serve_parameters
@@ -82,8 +83,8 @@ def _start(resolved: ResolvedOptions, function: FunctionLaunch | None = None) ->
 
 
 def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:
-    """Do this work and exit with its status. A signal that comes after that is too late to make it another one: the
-    interpreter takes a moment to end, and whoever sees a job end may take its host away at once."""
+    """Run the launcher and exit with its status. From then on signals are ignored, so that they cannot change the
+    status: the interpreter takes a moment to end, and the host of an ended job may be shut down at once."""
     with unblocked_console():
         status = asyncio.run(_ending_in_time(work))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -92,14 +93,17 @@ def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:
 
 
 async def _ending_in_time(work: Coroutine[Any, Any, int]) -> int:
-    """What is left when the work is done are threads. One that waits for a disk which hangs cannot be ended, and both
-    asyncio and the interpreter would wait for it."""
+    """Run the launcher, and limit the time that remaining threads may take to end.
+
+    A thread that is blocked on a hanging file system cannot be ended, and both asyncio and the interpreter would wait
+    for it.
+    """
     status = await work
 
     def give_up() -> None:
         with contextlib.suppress(OSError):
             os.write(
-                2, f"edl: a thread still waits, maybe for a file system that hangs: exit status {status}\n".encode()
+                2, f"edl: a thread is still blocked, possibly on a hanging file system: exit status {status}\n".encode()
             )
         os._exit(status)
 
@@ -110,7 +114,7 @@ async def _ending_in_time(work: Coroutine[Any, Any, int]) -> int:
 
 
 def settle(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Put what other launchers' options and variables say in terms of our own. Raises ``UsageError``."""
+    """Translate other launchers' options and variables into edl's own. Raises ``UsageError``."""
     torchrun_options.apply(resolved, env)
     paddle_options.apply(resolved, env)
     if not inside_worker(env):
@@ -118,9 +122,9 @@ def settle(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def main(dialect: str = "") -> None:
-    """Entry point. Every expected error ends in one message and its exit status, never in a traceback.
+    """Entry point. Every expected error ends with one message and its exit status, never with a traceback.
 
-    ``dialect``: the one that is spoken unless the line says otherwise; empty: it has to be found out.
+    ``dialect``: the default of ``--dialect``; empty: ``auto``.
     """
     open_console()
     if dialect:

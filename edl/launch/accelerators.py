@@ -1,4 +1,4 @@
-"""Which accelerators this node has, found out without importing a framework."""
+"""The accelerators of this node, found without importing a framework."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _nvidia() -> int:
 
 
 def _amd() -> int:
-    """Processors among the nodes of AMD's driver have a number of 0."""
+    """Count GPUs among the nodes of AMD's driver: those whose id is not 0, which is the id of processors."""
     found = 0
     for file in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id"):
-        with contextlib.suppress(OSError):  # of a card that this container may not use
+        with contextlib.suppress(OSError):  # the file of a card that this container may not use
             found += file.read_text().strip() not in ("", "0")
     return found
 
@@ -43,15 +43,15 @@ COUNTED: dict[str, Callable[[], int]] = {
     "XPU_VISIBLE_DEVICES": lambda: _device_files("xpu"),
     "ZE_AFFINITY_MASK": lambda: 0,
 }
-"""Each variable of ``edl.agent.workers.devices``, and how devices are counted where it is unset; Intel's are known only
-where it is set."""
+"""For each variable of ``edl.agent.workers.devices``: how devices are counted if it is not set. Intel's are not
+counted."""
 
 
 def visible_devices() -> Devices:
-    """This node's list of each kind of accelerator that it has, as the variable has it or would have it."""
-    told, found = environment(), {}
+    """The devices of this node by kind: as listed in the kind's variable, or else as counted."""
+    variables, found = environment(), {}
     for variable, count in COUNTED.items():
-        text = told.get(variable)
+        text = variables.get(variable)
         entries = listed(text) if text is not None else tuple(str(index) for index in range(count()))
         if entries:
             found[variable] = entries
@@ -59,17 +59,18 @@ def visible_devices() -> Devices:
 
 
 def count_accelerators() -> int:
-    """Number of accelerators that workers may use, of the first kind there is; 0 for none."""
+    """Number of accelerators that workers may use, of the first kind that is present; 0: none."""
     return next((len(entries) for entries in visible_devices().values()), 0)
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Ids of the NVIDIA GPUs workers may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Ids of the NVIDIA GPUs that workers may use, as in ``CUDA_VISIBLE_DEVICES``."""
     return visible_devices().get(CUDA, ())
 
 
 def paddle_devices() -> tuple[PaddleKind, int]:
-    """The kind of accelerator that the installed Paddle was built for, and how many it may use; 0: it runs on CPUs."""
+    """The kind of accelerator that the installed Paddle was built for, and the number of them that it may use; 0:
+    Paddle runs on CPUs."""
     for kind in KINDS:
         with contextlib.suppress(metadata.PackageNotFoundError):
             metadata.version(kind.package)
@@ -78,16 +79,16 @@ def paddle_devices() -> tuple[PaddleKind, int]:
 
 
 def count_gpus() -> int:
-    """Number of NVIDIA GPUs workers may use."""
+    """Number of NVIDIA GPUs that workers may use."""
     return len(visible_gpus())
 
 
-# --- which is which --------------------------------------------------------------------------------------------------
+# --- identities ------------------------------------------------------------------------------------------------------
 
 
 def slot_identities(devices: Devices, slots: int) -> tuple[str, ...]:
-    """What is in each slot, by UUIDs (several: with commas); empty text where that is not known, and an empty tuple
-    where nothing is. Only NVIDIA's devices tell."""
+    """The UUIDs of the devices in each slot, several separated by commas. Only NVIDIA's devices have them: a text is
+    empty if the UUIDs of a slot are not known, the tuple if none are."""
     entries = devices.get(CUDA, ())
     shares = [devices_of_slot(entries, slots, slot) for slot in range(slots)]
     if not all(shares):
@@ -109,8 +110,8 @@ def _is_uuid(entry: str) -> bool:
 
 
 def gpu_uuids() -> tuple[str, ...]:
-    """UUIDs of all GPUs of this node in the order of their places on the bus: by NVML, else by the driver's files;
-    empty where neither tells."""
+    """UUIDs of all GPUs of this node in bus order, from NVML or else from the driver's files; empty if neither has
+    them."""
     with contextlib.suppress(ImportError):
         found = _by_nvml(importlib.import_module("pynvml"))
         if found:
@@ -121,13 +122,13 @@ def gpu_uuids() -> tuple[str, ...]:
 def _by_nvml(nvml: Any) -> tuple[str, ...]:
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:  # no driver, or one of another version
+    except nvml.NVMLError:  # no driver, or a driver of another version
         return ()
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
         return tuple(text.decode() if isinstance(text, bytes) else str(text) for text in uuids)
-    except nvml.NVMLError:  # a card has fallen off the bus: then nobody can tell by number which is which
+    except nvml.NVMLError:  # a card has fallen off the bus: the numbers are no longer reliable
         return ()
     finally:
         with contextlib.suppress(nvml.NVMLError):

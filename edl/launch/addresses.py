@@ -1,4 +1,4 @@
-"""How this host reaches the job's store, and at which address others reach this host."""
+"""Connections from this host to the job's store, and the address at which other nodes reach this host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edl.wire.secret import Secret
 
 
 def identity_for(wanted: StoreSettings) -> Identity | None:
-    """By what this process proves that it belongs to the job; None: the job has no secret."""
+    """The identity with which this process proves that it belongs to the job; None: the job has no secret."""
     return None if wanted.secret is None else _identity(wanted.secret, wanted.endpoints)
 
 
@@ -29,14 +29,15 @@ def _identity(secret: Secret, endpoints: tuple[str, ...]) -> Identity:
 
 
 def store_identity(wanted: StoreSettings) -> Identity | None:
-    """The same for the store: an etcd that runs anyway has certificates of its own, and a socket needs none."""
+    """The identity for connections to the store; None for a socket, which needs none, and for an existing etcd, which
+    has its own certificates."""
     sockets = all(map(is_socket, wanted.endpoints))
     return None if sockets or wanted.backend is not Backend.EMBEDDED else identity_for(wanted)
 
 
 def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
-    """The store at these endpoints, with the credentials and time limits of the settings. Raises ``SettingError`` for
-    another user's socket."""
+    """A client of the store at these endpoints, with the credentials and time limits of the settings. Raises
+    ``SettingError`` if a socket belongs to another user."""
     for endpoint in filter(is_socket, endpoints):
         _check_may_connect(endpoint)
     return EtcdStore(
@@ -45,13 +46,13 @@ def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
         _tls(wanted),
         wanted.user or None,
         wanted.password or None,
-        # Launchers come and go with their members, and in between anybody may listen on those ports.
+        # Members start and end with their launchers; meanwhile any program may listen on their ports.
         one_cluster=wanted.backend is Backend.EMBEDDED,
     )
 
 
 def etcd_leases(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdLeases:
-    """The same for a thread that renews a lease."""
+    """The same for the thread that renews the lease while the event loop is busy."""
     return EtcdLeases(endpoints, wanted.request_timeout_s, _tls(wanted), wanted.user or None, wanted.password or None)
 
 
@@ -60,7 +61,8 @@ def _tls(wanted: StoreSettings) -> EtcdTls | Identity | None:
 
 
 def _check_may_connect(endpoint: str) -> None:
-    """A socket that is not there yet may come; one that is closed to this user stays so, however long one waits."""
+    """Raise ``SettingError`` if this user may not connect to the socket: waiting would not help. A socket that does not
+    exist yet may still appear."""
     path = endpoint.removeprefix(SOCKET)
     try:
         os.stat(path)
@@ -71,13 +73,16 @@ def _check_may_connect(endpoint: str) -> None:
         closed = False
     if closed:
         what = f"belongs to another user: user {os.geteuid()} may not connect to it"
-        raise SettingError("--rdzv-endpoint", endpoint, what, "A job on one machine is for the user who started it")
+        raise SettingError(
+            "--rdzv-endpoint", endpoint, what, "Only the user who started a job on one machine can use it"
+        )
 
 
 def address_towards(endpoint: str) -> str:
-    """The address of this host on the way to the store: where other nodes, which reach the store too, reach it.
+    """The address from which this host reaches the store; other nodes, which reach the store too, reach this host at
+    it.
 
-    A store at a unix socket is for this host alone.
+    A store at a unix socket serves this host only, so the address is 127.0.0.1. Raises ``SettingError``.
     """
     if is_socket(endpoint):
         return "127.0.0.1"

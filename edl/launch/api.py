@@ -1,8 +1,8 @@
-"""Starting a job from Python: ``elastic_launch(config, entrypoint)(*arguments)``, as in ``torch.distributed.launcher``.
+"""Jobs started from Python: ``elastic_launch(config, entrypoint)(*arguments)``, as in ``torch.distributed.launcher``.
 
-The words are torch's (``torch/distributed/launcher/api.py`` of torch 2.13), the launcher is ours: a process of its own
-with the same command line that a person would type, so that options mean the same and errors read the same. The
-calling process needs no framework, and its signals, environment and event loop are left alone.
+The names are torch's (``torch/distributed/launcher/api.py`` of torch 2.13). The launcher is a separate process with the
+same command line that a user would type, so options and errors are the same. The calling process needs no framework,
+and its signals, environment and event loop are not touched.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import multiprocessing  # noqa: F401 - makes __mp_main__, by which workers name what is from the caller's main module
+import multiprocessing  # noqa: F401 - defines __mp_main__, the workers' name for the caller's main module
 import os
 import pickle  # noqa: TID251 - to and from files of this user's own only, see edl/worker/call.py
 import shutil
@@ -37,10 +37,10 @@ __all__ = ["JobFailed", "LaunchConfig", "WorkerFailure", "elastic_launch", "laun
 
 @dataclass
 class LaunchConfig:
-    """What a job is to be. Names and meanings are those of torch's class of the same name, where that has them.
+    """The configuration of a job. Names and meanings are those of torch's ``LaunchConfig``, where it has them.
 
-    Nothing is checked here: the launcher does that, with the words of its command line (``--nnodes=0:1: …``). What is
-    left at its default can be said by ``EDL_*`` and ``PET_*`` in the environment.
+    Nothing is validated here: the launcher does that, and its errors name the options of its command line
+    (``--nnodes=0:1: …``). ``EDL_*`` and ``PET_*`` in the environment replace defaults.
     """
 
     min_nodes: int
@@ -48,41 +48,44 @@ class LaunchConfig:
     nproc_per_node: int | str
     """Workers on this node: a number, or ``auto``, ``gpu``, ``cpu``."""
     run_id: str = ""
-    """Name of the job, the same on every node; empty: one that is made up for each call, on one node only."""
+    """Name of the job, the same on every node; empty: a new name for each call, for a job on one node only."""
     role: str = ""
     rdzv_backend: str = ""
     rdzv_endpoint: str = ""
-    """Members of the store, ``HOST:PORT[,…]``; empty: a store of this launcher's own, for one node."""
+    """Members of the store, ``HOST:PORT[,…]``; empty: a private store of this launcher, for one node."""
     rdzv_configs: Mapping[str, Any] = field(default_factory=dict)
     max_restarts: int | None = None
     """Worker failures that the job survives; None: the launcher's default, 3."""
     monitor_interval: float | None = None
-    """Accepted for torch's sake: the end of a worker is noticed at once."""
+    """Accepted for compatibility with torch and not used: the end of a worker is noticed at once."""
     start_method: str = ""
-    """``spawn``, ``fork`` or ``forkserver``, accepted for torch's sake: what a function may rely on is the same for all
-    (a fresh interpreter, the caller's ``sys.path`` and ``sys.argv``, nothing of its memory)."""
+    """``spawn``, ``fork`` or ``forkserver``, accepted for compatibility with torch. A function runs under the same
+    conditions with each: a new interpreter with the caller's ``sys.path`` and ``sys.argv``, and nothing of its
+    memory."""
     log_dir: str = ""
     redirects: int | Mapping[int, int] | str = 0
     tee: int | Mapping[int, int] | str = 0
     local_addr: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Any other option of the launcher, by its name: ``{"standby": "none", "checkpoint_dir": "/ckpt"}``. True stands
-    for a flag, a list for an option that may be given more than once."""
+    """Other options of the launcher by name: ``{"standby": "none", "checkpoint_dir": "/ckpt"}``. True stands for a
+    flag, a list for an option that is given several times."""
 
     def words(self) -> list[str]:
-        """The same as words of a command line. Raises ``UsageError`` for what no option can say."""
+        """The configuration as command-line arguments. Raises ``UsageError`` for a value that no option can express."""
         return words_of(self)
 
 
 class elastic_launch:
-    """A function or a program, to be run by the workers of a job.
+    """A function or a program that the workers of a job run.
 
-    ``config``: a ``LaunchConfig``, or torch's own. ``entrypoint``: a function, which the workers call in interpreters
-    of their own; or a program, a Python file, or the interpreter followed by what it is to run, whose arguments follow.
+    ``config``: a ``LaunchConfig``, or torch's own. ``entrypoint``: a function, which each worker calls in an
+    interpreter of its own; or a program, a Python file, or the interpreter, which gets its script or module from the
+    arguments.
 
-    Calling it takes part in the job with this node and returns when the job has ended: what the function has returned
-    in each worker that this node had in the last world, by global rank; for a program nothing, ``{}``. May be called in
-    any thread. Raises ``JobFailed`` when the job fails, and other errors of ``edl.errors`` as the command would end.
+    A call takes part in the job with this node and returns when the job has ended. The result maps global ranks to
+    return values of the function, for the workers that this node had in the last world; for a program it is ``{}``.
+    Calls may be made in any thread. Raises ``JobFailed`` if the job fails, and other errors of ``edl.errors`` where the
+    command would end with them.
     """
 
     def __init__(self, config: Any, entrypoint: Callable[..., Any] | str | None) -> None:
@@ -90,12 +93,12 @@ class elastic_launch:
         self._entrypoint = entrypoint
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run it with these arguments."""
+        """Run the entrypoint with these arguments."""
         return launch_agent(self._config, self._entrypoint, list(args))
 
 
 def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]) -> dict[int, Any]:
-    """``elastic_launch(config, entrypoint)(*args)``, under torch's other name for it."""
+    """Equivalent to ``elastic_launch(config, entrypoint)(*args)``, under torch's name for it."""
     if call.importing_main:
         raise UsageError(
             "elastic_launch was called while a worker imports the caller's main module, which would start a job within "
@@ -103,7 +106,7 @@ def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args:
         )
     words = words_of(config)
     if not callable(entrypoint) and not isinstance(entrypoint, str):
-        raise UsageError(f"entrypoint={entrypoint!r}: must be a function, or the name of a program")
+        raise UsageError(f"entrypoint={entrypoint!r}: must be a function or the name of a program")
     folder = Path(tempfile.mkdtemp(prefix="edl-call-"))
     try:
         source = "-"
@@ -119,8 +122,8 @@ def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args:
 
 
 def command_words(entrypoint: str, args: Sequence[Any]) -> list[str]:
-    """What stands on the command line for a program: this interpreter's scripts and modules are told from others, so
-    that their workers are kept warm."""
+    """The command-line arguments for a program. Python scripts and modules are recognised, so that their workers are
+    kept warm."""
     rest = [str(one) for one in args]
     if entrypoint == sys.executable:
         while rest and rest[0] == "-u":  # workers are unbuffered
@@ -136,10 +139,11 @@ def command_words(entrypoint: str, args: Sequence[Any]) -> list[str]:
 
 
 def _leave(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Put the function where the workers find it; returns the file it is from, empty when it is from none."""
+    """Write the function into the folder from which workers load it; returns the file that defines it, or an empty
+    text."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None) or ""
-    path = os.path.abspath(path) if os.path.isfile(path) else ""  # at a prompt it may be "<stdin>"
+    path = os.path.abspath(path) if os.path.isfile(path) else ""  # at an interactive prompt it may be "<stdin>"
     pickled = _pickled(function, args, main_is_known=bool(spec or path))
     before = call.Before(tuple(one or os.getcwd() for one in sys.path), tuple(sys.argv))
     if _from_main(pickled):
@@ -152,8 +156,9 @@ def _leave(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 
 def _pickled(function: Callable[..., Any], args: tuple[Any, ...], *, main_is_known: bool) -> bytes:
-    """By reference where the workers can import what is referred to, otherwise by value, with ``cloudpickle``."""
-    problem = "it was defined at a prompt or in a notebook, which workers cannot import"
+    """Pickle a function and its arguments: by reference if the workers can import it, otherwise by value with
+    ``cloudpickle``. Raises ``UsageError``."""
+    problem = "it was defined at an interactive prompt or in a notebook, which workers cannot import"
     try:
         data = pickle.dumps((function, args))
         if main_is_known or not _from_main(data):
@@ -165,26 +170,26 @@ def _pickled(function: Callable[..., Any], args: tuple[Any, ...], *, main_is_kno
     except ImportError:
         name = getattr(function, "__qualname__", repr(function))
         raise UsageError(
-            f"{name} or an argument of it cannot be sent to the workers: {problem}. Define the function at the top of "
-            "a module, or install cloudpickle, which sends functions by value"
+            f"{name} or one of its arguments cannot be sent to the workers: {problem}. Define the function at the top "
+            "of a module, or install cloudpickle, which sends functions by value"
         ) from None
     try:
         return bytes(cloudpickle.dumps((function, args)))
     except Exception as error:
-        raise UsageError(f"the function or an argument of it cannot be sent to the workers: {error}") from error
+        raise UsageError(f"the function or one of its arguments cannot be sent to the workers: {error}") from error
 
 
 def _from_main(pickled: bytes) -> bool:
-    """Whether it may refer to the main module, which has its other name in workers that call a function of it."""
+    """Whether the pickle may refer to the main module, which has another name in the workers."""
     return b"__main__" in pickled or b"__mp_main__" in pickled
 
 
 def _run(folder: Path, source: str, words: Sequence[str]) -> int:
-    """A launcher from its start to its end; returns its status. It dies with this process."""
+    """Run a launcher until it ends; returns its status. It dies with this process."""
     call.write_private(folder / WORDS, json.dumps(list(words)).encode())
     launcher = helper_command(sys.executable, "edl.launch.function_launch", str(folder), source)
     command = [sys.executable, "-I", "-S", with_parent.__file__, str(os.getpid()), *launcher]
-    # In a group of its own: a signal from the keyboard comes to it once, from here.
+    # In its own session: a signal from the keyboard reaches it once, from here.
     process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return process.wait()
@@ -193,14 +198,14 @@ def _run(folder: Path, source: str, words: Sequence[str]) -> int:
         try:
             process.wait()
         except BaseException:
-            process.send_signal(signal.SIGINT)  # the second time: at once
+            process.send_signal(signal.SIGINT)  # the second signal ends it at once
             process.wait()
             raise
         raise
 
 
 def _raise_for(folder: Path, status: int) -> None:
-    """Raise what the launcher has ended with, if not with success."""
+    """Raise the error with which the launcher has ended, if any."""
     refusal, report = _read(folder / REFUSAL), _read(folder / REPORT)
     if refusal:
         kind = getattr(errors, refusal["kind"], None)
@@ -209,7 +214,7 @@ def _raise_for(folder: Path, status: int) -> None:
         raise (kind or UsageError)(refusal["message"])
     if status == 0:
         return
-    reason = str(report.get("reason") or "its launcher says why, in its output")
+    reason = str(report.get("reason") or "see the output of its launcher")
     raise JobFailed(reason, status, tuple(_failure(one) for one in report.get("failures", ())))
 
 

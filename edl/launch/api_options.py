@@ -1,4 +1,4 @@
-"""A config of ``edl.launch.api``, or torch's, as words of the launcher's command line."""
+"""Converts a configuration of ``edl.launch.api``, or torch's, to command-line arguments of the launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edl.config import environment
 from edl.errors import UsageError
 
 _TORCH_PATIENCE_S = 900
-"""What torch's config puts into ``rdzv_configs`` where nobody has said anything."""
+"""torch's default of ``timeout`` in ``rdzv_configs``."""
 
 _PLAIN: dict[str, str] = {
     "run_id": "rdzv_id",
@@ -27,7 +27,7 @@ _PLAIN: dict[str, str] = {
     "signals_to_handle": "signals_to_handle",
     "event_log_handler": "event_log_handler",
 }
-"""Fields and the options that they become."""
+"""Fields of the configuration, and the options that they become."""
 
 _DEFAULTS: dict[str, Any] = {
     "monitor_interval": 0.1,
@@ -35,13 +35,13 @@ _DEFAULTS: dict[str, Any] = {
     "event_log_handler": "null",
     "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
 }
-"""What torch's config holds where nobody has said anything, and means the launcher's own default."""
+"""torch's default values that stand for the launcher's own defaults."""
 
 
 def words_of(config: Any) -> list[str]:
-    """Options for what the config says. ``config``: ours or torch's ``LaunchConfig``, which is known by its fields.
+    """The command-line arguments for a configuration: edl's or torch's ``LaunchConfig``, recognised by its fields.
 
-    Raises ``UsageError`` for what is neither, and for what no option can say.
+    Raises ``UsageError`` for any other object, and for a value that no option can express.
     """
     missing = [name for name in ("min_nodes", "max_nodes", "nproc_per_node") if not hasattr(config, name)]
     if missing:
@@ -61,7 +61,7 @@ def words_of(config: Any) -> list[str]:
 
 
 def option_words(name: str, value: Any) -> list[str]:
-    """One option: True is a flag, False and None nothing, a list is given once for each of its values."""
+    """The arguments for one option: True gives a flag, False and None give nothing, a list repeats the option."""
     option = "--" + name.lstrip("-").replace("_", "-")
     if value is None or value is False:
         return []
@@ -73,13 +73,13 @@ def option_words(name: str, value: Any) -> list[str]:
 
 
 def _name_words(config: Any) -> list[str]:
-    """A name of its own for a call that has none and uses a store that others may use as well. On the command line such
-    jobs are all called ``default``; one call after another would take part in the same."""
+    """A new job name for a call that has none and uses a store that others may use as well. On the command line such
+    jobs are all called ``default``, so successive calls would join the same job. Raises ``UsageError``."""
     named = getattr(config, "run_id", "") or "rdzv_id" in (getattr(config, "options", None) or {})
     if named or not getattr(config, "rdzv_endpoint", "") or {"EDL_RDZV_ID", "PET_RDZV_ID"} & environment().keys():
         return []
     if config.max_nodes != 1:
-        raise UsageError("run_id='': nodes find their job by its name. Give the same run_id on every node")
+        raise UsageError("run_id='': a job of several nodes needs a name. Give the same run_id on every node")
     return [f"--rdzv-id=call-{secrets.token_hex(4)}"]
 
 
@@ -93,14 +93,14 @@ def _store_words(config: Any) -> list[str]:
 
 
 def _log_words(config: Any) -> list[str]:
-    """Where output goes: fields of our own, or torch's ``logs_specs``."""
+    """The options about output, from edl's fields or from torch's ``logs_specs``. Raises ``UsageError``."""
     specs = getattr(config, "logs_specs", None)
     if specs is None:
         found = {"redirects": getattr(config, "redirects", 0), "tee": getattr(config, "tee", 0)}
     else:
         if type(specs).__name__ != "DefaultLogsSpecs":
             raise UsageError(
-                f"logs_specs={specs!r}: only DefaultLogsSpecs is understood. Use log_dir, redirects and tee"
+                f"logs_specs={specs!r}: only DefaultLogsSpecs is supported. Use log_dir, redirects and tee"
             )
         found = {"redirects": specs._redirects, "tee": specs._tee}
         found["log_dir"] = specs._root_log_dir
@@ -115,10 +115,10 @@ def _log_words(config: Any) -> list[str]:
 
 
 def _torchs_words(config: Any) -> list[str]:
-    """What only torch's config has."""
+    """The options for fields that only torch's configuration has. Raises ``UsageError``."""
     if getattr(config, "metrics_cfg", None):
         raise UsageError(
-            f"metrics_cfg={config.metrics_cfg!r}: there are no such metrics here. Drop it; see edl status, --http-port"
+            f"metrics_cfg={config.metrics_cfg!r}: edl has no such metrics. Drop it; see edl status and --http-port"
         )
     words = []
     for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):

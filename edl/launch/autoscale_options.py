@@ -1,4 +1,4 @@
-"""The launcher's options for a job that sizes itself by what it measures."""
+"""The launcher's options for automatic sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edl.launch.options import record
 
 
 def autoscale_from(options: Mapping[str, Any], nodes: NodeRange) -> AutoscaleRules:
-    """What the options say. Raises ``SettingError``."""
+    """The rules of the autoscale policy. Raises ``SettingError``."""
     enabled = options["autoscale"] != "off"
     rules = record(AutoscaleRules, options, enabled=enabled)
     if enabled and nodes.lowest == nodes.highest:
         raise SettingError(
             "--autoscale",
             options["autoscale"],
-            f"--nnodes={nodes} leaves no choice of a size",
-            "Give a range such as --nnodes=1:8, or drop one of the two",
+            f"--nnodes={nodes} leaves no choice of size",
+            "Give a range such as --nnodes=1:8, or drop one of the two options",
         )
     return rules

@@ -1,4 +1,5 @@
-"""Where this host's GPUs and processor cores are, for ``--numa-binding``; the rules are in ``arithmetic.affinity``."""
+"""Finds the NUMA nodes of this host's GPUs and processor cores for ``--numa-binding``; the rules are in
+``arithmetic.affinity``."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where the kernel shows them."""
+    """The places where the kernel describes the host's hardware."""
 
     system: Path = Path("/sys/devices/system")
     pci: Path = Path("/sys/bus/pci/devices")
     gpus: Path = Path("/proc/driver/nvidia/gpus")
 
     def files(self) -> dict[str, str]:
-        """What ``arithmetic.affinity.topology`` reads."""
+        """The files that ``arithmetic.affinity.topology`` needs, by relative path."""
         found = {}
         for kind in _KINDS:
             for path in self.system.glob(kind):
@@ -42,13 +43,13 @@ class Host:
         return found
 
     def nodes(self) -> list[int]:
-        """The NUMA node of each GPU, in the order of their places on the bus, as torch counts them."""
+        """The NUMA node of each GPU in bus order, as torch counts them. Raises ``UsageError``."""
         found = []
         for place in sorted(path.name for path in self.gpus.glob("*")):
             try:
                 found.append(int((self.pci / place.lower() / "numa_node").read_text()))
             except (OSError, ValueError):
-                why = f"the kernel does not tell which NUMA node the GPU at {place} is at"
+                why = f"the kernel does not report the NUMA node of the GPU at {place}"
                 raise UsageError(f"--numa-binding: {why}. Drop --numa-binding") from None
         return found
 
@@ -56,18 +57,24 @@ class Host:
 def cores_of_slots(
     mode: str, devices: Devices, slots: int, host: Host | None = None, allowed: Sequence[int] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """The cores of each slot's worker; empty without ``--numa-binding``. ``slots``: spare ones included. As in torch
-    slot i goes with the i-th GPU that the launcher may use. Raises ``SettingError`` where the host cannot tell."""
+    """The cores of each slot's worker; empty without ``--numa-binding``.
+
+    ``slots``: spare ones included. As in torch, slot i gets the i-th GPU that the launcher may use. Raises
+    ``SettingError`` if the host does not have or describe the GPUs.
+    """
     if mode == "none":
         return ()
     host = host or Host()
     entries, everywhere = devices.get(CUDA, ()), host.nodes()
     if not entries or not everywhere:
         raise SettingError(
-            "--numa-binding", mode, "binds each worker next to its NVIDIA GPU, and none is found here", "Drop it"
+            "--numa-binding",
+            mode,
+            "binds each worker to cores near its NVIDIA GPU, and none was found on this node",
+            "Drop it",
         )
     if len(entries) < slots:
-        few = f"each worker needs a GPU of its own, and {slots} slots have {len(entries)}"
+        few = f"each of {slots} slots needs its own GPU, but only {len(entries)} may be used"
         raise SettingError("--numa-binding", mode, few, "Lower --nproc-per-node, or drop --numa-binding")
     near = [everywhere[_index(mode, entry, len(everywhere))] for entry in entries]
     plan = topology(host.files(), os.sched_getaffinity(0) if allowed is None else allowed)
@@ -75,11 +82,11 @@ def cores_of_slots(
 
 
 def _index(mode: str, entry: str, gpus: int) -> int:
-    """A GPU's number, of one that ``CUDA_VISIBLE_DEVICES`` names by number or by UUID."""
+    """The number of a GPU that ``CUDA_VISIBLE_DEVICES`` lists by number or by UUID. Raises ``SettingError``."""
     if re.fullmatch(r"\d+", entry) and int(entry) < gpus:
         return int(entry)
     fitting = [index for index, uuid in enumerate(gpu_uuids()) if entry and uuid.startswith(entry)]
     if len(fitting) != 1 or fitting[0] >= gpus:
-        why = f"which GPU is {entry!r} of {CUDA} cannot be told"
-        raise SettingError("--numa-binding", mode, why, "Name the GPUs by numbers, or drop --numa-binding")
+        why = f"cannot tell which GPU {entry!r} in {CUDA} is"
+        raise SettingError("--numa-binding", mode, why, "List the GPUs by number, or drop --numa-binding")
     return fitting[0]

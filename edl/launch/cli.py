@@ -1,4 +1,4 @@
-"""The launcher's command line: resolved options in, the settings of a launcher out."""
+"""The launcher's command line: turns resolved options into the settings of a launcher."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from edl.types import JobId
 def settings_of(
     resolved: ResolvedOptions, function: FunctionLaunch | None = None, arguments: tuple[str, ...] = ()
 ) -> LaunchSettings | ReaderSettings | PserverSettings:
-    """What this launcher is to do; checks everything that can be checked before anything is started.
+    """The settings of this launcher. Everything that can be checked before anything is started is checked here.
 
     ``arguments``: the command line, without the program. Raises ``UsageError``.
     """
@@ -77,7 +77,7 @@ def _launch_settings(
 ) -> LaunchSettings:
     options, env = resolved.values, environment()
     if function.report_file and options["scheduler"] == "process":
-        what = "a job that was started from Python has no command line by which more launchers could be started"
+        what = "a job started from Python has no command line with which more launchers could be started"
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
     if not resolved.script and function.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
@@ -116,7 +116,7 @@ def _launch_settings(
         ),
         arguments=arguments,
         remarks=(*resolved.remarks, here.remark) if here.remark else tuple(resolved.remarks),
-        # The last one: it makes a folder, and nothing is made before everything has been checked.
+        # Last, because it creates a folder: nothing is created before everything has been checked.
         logs=log_plan(options, job, node, here.workers, command, env, servers=sizes.scripts.servers),
     )
 
@@ -124,7 +124,7 @@ def _launch_settings(
 def _spec(
     options: Mapping[str, Any], job: JobId, sizes: Sizes, workers: int, scheduler: SchedulerChoice | None
 ) -> JobSpec:
-    """What all launchers of the job have to agree on. Raises ``SettingError``."""
+    """The settings that all launchers of the job must agree on. Raises ``SettingError``."""
     return record(
         *(JobSpec, options),
         job=job,
@@ -142,17 +142,17 @@ def _spec(
 
 
 def _job(options: Mapping[str, Any], nodes: NodeRange, state: StateSettings) -> JobId:
-    """The job's name. Raises ``UsageError`` where its nodes could not find each other."""
+    """The name of the job. Raises ``UsageError`` if its nodes could not find each other."""
     endpoints, standalone = endpoints_from(options), options["standalone"]
     if standalone and endpoints:
-        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a store of its own")
+        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a private store")
     private = standalone or not endpoints
     if backend_from(options) is Backend.EMBEDDED and private and nodes.minimum > 1:
         raise SettingError(
             "--rdzv-endpoint",
             "''",
-            f"--nnodes={nodes} needs a store that every node reaches",
-            "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
+            f"--nnodes={nodes} needs a store that every node can reach",
+            "Give the same --rdzv-endpoint=HOST:PORT on all nodes",
         )
     return JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
 
@@ -163,14 +163,16 @@ def _readers(options: Mapping[str, Any], data: Iterable[DataFiles]) -> ReaderPoo
 
 
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
-    """``--role=reader``: only options of the store, of readers, and the job's name count. Raises ``UsageError``."""
+    """The settings for ``--role=reader``: only options about the store, the readers and the job's name count. Raises
+    ``UsageError``."""
     helper = _helper_settings(options, "readers")
     readers = _readers(options, data_sets(options["data"]))
     return ReaderSettings(helper, dataclasses.replace(readers, count=readers.count or 1))
 
 
 def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSettings:
-    """``--role=pserver``: the same with options of pservers. Raises ``UsageError``."""
+    """The settings for ``--role=pserver``: only options about the store, the pservers and the job's name count. Raises
+    ``UsageError``."""
     helper = _helper_settings(options, "pservers")
     if not sizes.servers.count:
         raise SettingError("--servers-per-node", 0, "--role=pserver needs at least 1")
@@ -179,7 +181,8 @@ def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSe
 
 
 def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
-    """What launchers of helpers have in common. ``what``: helpers, for messages. Raises ``UsageError``."""
+    """The settings that all launchers of helpers have. ``what``: plural of the helpers, for messages. Raises
+    ``UsageError``."""
     role = what[:-1]
     if options["standalone"] or not endpoints_from(options):
         advice = "Name the store of the job: --rdzv-endpoint=HOST:PORT"
@@ -201,11 +204,11 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
 def _check_node_rank(rank: int, nodes: NodeRange) -> None:
     if not -1 <= rank < nodes.maximum:
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
-        raise SettingError("--node-rank", rank, allowed, "Or leave it out: places are given as nodes come")
+        raise SettingError("--node-rank", rank, allowed, "Or omit it: nodes get ranks in the order they join")
 
 
 def _node(options: Mapping[str, Any], scheduled: str = "") -> str:
-    """This node's name. ``scheduled``: the one that its scheduler has for it. Raises ``SettingError``."""
+    """The name of this node. ``scheduled``: its name in the scheduler; empty: none. Raises ``SettingError``."""
     node = options["node_id"] or scheduled or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", node):
         raise SettingError("--node-id", repr(node), "use 1 to 128 letters, digits, '.', '_' and '-'")
@@ -213,8 +216,8 @@ def _node(options: Mapping[str, Any], scheduled: str = "") -> str:
 
 
 def with_both_spellings(arguments: list[str]) -> list[str]:
-    """The command line with each option by its own name in full: see ``spelling``. Raises ``UsageError``."""
+    """The command line with each option spelled by its full name; see ``spelling``. Raises ``UsageError``."""
     options = [Spelling((option.flag, *option.others), not option.flag_only) for option in OPTIONS]
-    # Neither is among the launcher's own; torchrun has no --version.
+    # click adds these two.
     options += [Spelling((name,), False) for name in ("--help", "--version")]
     return one_spelling(arguments, options, NAMES)

@@ -1,14 +1,15 @@
-"""The main path, and the one place that picks adapters. Start reading here.
+"""The main path of a launcher, and the one module that chooses adapters. Start reading here.
 
 A launcher
-1. reaches the job's store, starting an embedded etcd member if it is meant to (``_open_store``);
+
+1. connects to the job's store, starting an embedded etcd member first if it should run one (``_open_store``);
 2. begins to warm its fork server, the process that will fork the workers (``ForkServerProcesses``);
-3. agrees with the others on the job's settings and takes a name on a lease (``Registration``);
-4. stands for election (``Candidate``); whoever wins runs the Master (``MasterShell`` around the pure
+3. agrees with the other launchers on the job's settings and takes a name under a lease (``Registration``);
+4. stands for election (``Candidate``); the winner runs the Master (``MasterShell`` around the pure
    ``edl.master.machine``);
-5. runs its agent (``AgentShell`` around the pure ``edl.agent.machine``), which attaches to the Master, says that it is
-   ready, and starts and stops workers on the Master's word;
-6. ends as the agent says, giving everything back (``farewell``).
+5. runs its agent (``AgentShell`` around the pure ``edl.agent.machine``), which attaches to the Master, reports that it
+   is ready, and starts and stops workers as the Master orders;
+6. ends when the agent does, and gives everything back (``_say_farewell``).
 """
 
 from __future__ import annotations
@@ -88,19 +89,19 @@ from edl.wire.messages import Kept, NodeInfo
 if TYPE_CHECKING:
     from edl.web.front import Web
 
-# What only some jobs use is imported by the functions that make it: a launcher's start is mostly imports.
+# Modules that only some jobs use are imported where they are needed: a launcher's start is mostly imports.
 
 T = TypeVar("T")
 
 STORE_RETRY_S = 0.1
 NAMES_RETRY_S = 1.0
-"""Between two looks at names of the store's hosts that have no address yet."""
+"""Seconds between two look-ups of store hosts whose names do not resolve yet."""
 READERS_GRACE_S = 5.0
-"""For streams under way when a launcher that trains as well ends."""
+"""Seconds that readers may take to finish open streams when a launcher with workers ends."""
 
 
 async def launch(settings: LaunchSettings) -> int:
-    """Take part in the job that ``settings`` describe; returns the exit status."""
+    """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
     log = console(settings.node)
     files_before = take_all(settings, log)
     readers.check_packages(settings.readers.count)
@@ -117,7 +118,7 @@ async def launch(settings: LaunchSettings) -> int:
         reporter = Reporter(
             settings.spec.job, settings.logs.folder, settings.report.error_file, log, settings.report.file
         )
-        cleanup.callback(reporter.close)  # among the first here, so among the last to be done
+        cleanup.callback(reporter.close)  # registered early, so it runs late
         for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
             log(remark)
         # The fork server's imports take longest, so they begin before anything else; the agent waits for them later.
@@ -164,7 +165,8 @@ async def launch(settings: LaunchSettings) -> int:
 async def _open_store(
     settings: LaunchSettings, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> tuple[Store, EtcdMember | None, tuple[str, ...]]:
-    """Connect to etcd, starting this launcher's member of an embedded cluster first."""
+    """Connect to etcd, starting this launcher's member of an embedded cluster first. Returns the store, the member
+    (None: no member runs here) and the endpoints."""
     wanted = settings.store
     endpoints, member, serve = wanted.endpoints, None, _serve_nothing
     if wanted.backend is Backend.EMBEDDED:
@@ -190,7 +192,7 @@ async def _serve_nothing() -> EtcdMember | None:
 async def _serve(
     settings: LaunchSettings, folder: Path, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> EtcdMember | None:
-    """Start this launcher's member of the embedded store, if there is one for it."""
+    """Start this launcher's member of the embedded store; None if it should not run one."""
     wanted = settings.store
     if wanted.endpoints:
         member = await start_local_member(
@@ -201,7 +203,7 @@ async def _serve(
             for left in await asyncio.to_thread(sweep, parent):
                 log(f"removed {left}: its launcher is gone")
         if folder.parent != runtime_folder() and not wanted.data_dir:
-            log(f"{tempfile.gettempdir()} has no room for the store, which is in {folder}")
+            log(f"{tempfile.gettempdir()} has no room for the store; using {folder}")
         sockets = socket_folder()
         own(sockets)
         cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
@@ -209,10 +211,14 @@ async def _serve(
     if member is not None:
         if not (wanted.endpoints or wanted.data_dir):
             cleanup.callback(member.discard)  # a private store is of no use without its launcher
-        # Time to hand the lead of the members to another; one without a majority would wait in vain.
+        # Time to transfer etcd's leadership to another member; without a majority a longer wait would be in vain.
         cleanup.push_async_callback(member.stop, 1.0)
         opened = wanted.endpoints and wanted.secret is None
-        advice = ", open to all who reach its ports: --secret-file closes it (docs/security.md)" if opened else ""
+        advice = (
+            ", open to anyone who can reach its ports; use --secret-file to close it (docs/security.md)"
+            if opened
+            else ""
+        )
         log(f"serving the store at {member.endpoint} (embedded etcd){advice}")
         if member.flaw:
             log(member.flaw)
@@ -220,8 +226,10 @@ async def _serve(
 
 
 def data_folder(wanted: StoreSettings, job: JobId) -> Path:
-    """Where this launcher's member of an embedded store has its data; it exists then. A private one has a folder of its
-    own, because jobs of the same name may run side by side on a host, each with a store that nobody else knows."""
+    """The data folder of this launcher's member of an embedded store; it is created.
+
+    A private store gets a new folder, because jobs of the same name may run on a host, each with a private store.
+    """
     if not (wanted.data_dir or wanted.endpoints):
         private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder(roomy_parent())))
         own(private)
@@ -245,10 +253,11 @@ async def _reach(
     serve: Callable[[], Awaitable[EtcdMember | None]],
     log: Callable[[str], None],
 ) -> EtcdMember | None:
-    """Wait for the store's first answer. A cluster that the launchers bring up themselves needs the others, too.
+    """Wait for the store's first answer, starting this launcher's member when possible.
 
-    A host of it that has no address yet may turn out to be this one: then its member is started (``serve``) as soon as
-    the name is known here. Returns the member that runs here.
+    A host of an embedded cluster that has no address yet may turn out to be this one: as soon as its name resolves to
+    this host, the member is started (``serve``). Returns the member that runs here. Raises ``StoreUnavailable`` or
+    ``StoreRefused``.
     """
     clock = SystemClock()
     patience_s = _patience_s(settings)
@@ -271,7 +280,7 @@ async def _reach(
                 member = await serve()
             unknown = f" (no address yet for {', '.join(nameless)})" if nameless and member is None else ""
             if clock.now_s() >= deadline_s:
-                raise StoreUnavailable(f"after {patience_s:g} s of trying{unknown}: {error}") from error
+                raise StoreUnavailable(f"gave up after {patience_s:g} s{unknown}: {error}") from error
             if not said and clock.now_s() > deadline_s - patience_s + 3:
                 said = True
                 log(f"waiting for the store at {', '.join(endpoints)}{unknown}")
@@ -282,37 +291,37 @@ async def _reach(
 
 @dataclass(slots=True)
 class _Place:
-    """Where this launcher stands in its job."""
+    """The parts of a launcher that its place in the job consists of."""
 
     registration: Registration
     endpoints: tuple[str, ...]
     files: Files | None
     """The checkpoint directory."""
     switches: Switches | None
-    """Its files by which somebody asks for something."""
+    """The switch files in the checkpoint directory (``SAVE``, ``KILL``); None without a directory."""
     reporter: Reporter
     beside: list[Beside] = field(default_factory=list)
-    """Processes that are not workers."""
+    """The processes of this launcher that are not workers."""
     web: Web | None = None
-    """The HTTP side, if this launcher has one."""
+    """The HTTP side; None without ``--http-port``."""
     members: int = 0
-    """Members of the embedded store, if one of them runs here."""
+    """Number of members of the embedded store if one of them runs here; otherwise 0."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     checkpoint_manager: CheckpointManager = field(init=False)
     kept: Callable[[Kept], None] = field(init=False, default=lambda message: None)
-    """Told of each commit that has been written, or could not be."""
+    """Called for each commit that has been written, or could not be."""
     room: Callable[[str], None] = field(init=False, default=lambda why: None)
-    """Told why commits find no memory, and when they do again."""
+    """Called with the reason when commits do not fit in memory, and again when they do."""
     copied: Callable[[], None] = field(init=False, default=lambda: None)
-    """Told when a part of another node's commit is here."""
+    """Called when a part of another node's commit has arrived."""
 
 
 async def _take_place(
     settings: LaunchSettings, place: _Place, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> None:
-    """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` where the last launcher
-    of this node was part of a job that has just ended."""
+    """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` if this node's previous launcher
+    belonged to a job that has just ended."""
     registration = place.registration
     await _patiently(registration.agree, settings)
     keeper = await _state_keeper(settings, place, log)
@@ -346,7 +355,7 @@ async def _take_place(
 
 
 async def _patiently(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:
-    """An action that may be done again, until the store answers in time or has not for as long as it may be away."""
+    """Run an action that may be repeated, until the store answers or has been unavailable for too long."""
     clock = SystemClock()
     deadline_s = clock.now_s() + _patience_s(settings)
     while True:
@@ -359,14 +368,15 @@ async def _patiently(action: Callable[[], Awaitable[T]], settings: LaunchSetting
 
 
 def _patience_s(settings: LaunchSettings) -> float:
-    """How long the store may be away at the start. Launchers that bring it up themselves wait for one another."""
+    """How long the store may be unavailable at the start, in seconds. Launchers that run the store themselves wait for
+    one another."""
     if settings.store.backend is Backend.EMBEDDED and settings.store.endpoints:
         return max(settings.store.connect_timeout_s, settings.spec.timeouts.recover_s)
     return settings.store.connect_timeout_s
 
 
 def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Web | None:
-    """The HTTP side, not yet listening."""
+    """The HTTP side, which does not listen yet; None without ``--http-port``."""
     if settings.http is None:
         return None
     from edl.web.front import Web, WebDeps
@@ -375,7 +385,7 @@ def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) ->
 
 
 async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Keeper:
-    """What keeps commits in this launcher's memory, gives them to other nodes, and writes them."""
+    """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
     wanted, checkpoint_storage = settings.state, None
     if place.files is not None:
         checkpoint_storage = CheckpointStorage(
@@ -409,11 +419,11 @@ def _kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str],
 
 
 def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
-    """Which processes run beside the workers."""
+    """The kinds of helper processes that run beside the workers."""
     kinds: list[Kind] = []
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers.count:
-        # Their time to finish comes after that of the workers, so it is short.
+        # They finish after the workers have, so their time is short.
         authority = readers.authority_of(settings.store.secret, spec.job)
         kinds.append(readers.Readers(settings.readers, READERS_GRACE_S, authority))
     if settings.servers.count:
@@ -433,7 +443,7 @@ def _put_together(
     warming: asyncio.Future[str],
     log: Callable[[str], None],
 ) -> Launcher:
-    """The candidate, the agent and the launcher, which know one another by callbacks only."""
+    """Build the candidate, the agent and the launcher, which are connected only by callbacks."""
     spec, clock, info = settings.spec, SystemClock(), place.info
     candidate = Candidate(
         MasterDeps(
@@ -492,14 +502,14 @@ def _begin_web(place: _Place, candidate: Candidate) -> None:
 
 
 def _rule(place: _Place, shell: MasterShell | None) -> None:
-    """This launcher rules with this shell, or not any more."""
+    """Called when this launcher becomes the Master (``shell``), or stops being the Master (None)."""
     place.server.serve(shell)
     if place.web is not None:
         place.web.rule(shell)
 
 
 def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
-    """What the Master hosts."""
+    """The services that the Master hosts."""
     leases = LeaseMachine(readers_authority)
     if not spec.servers:
         return (leases,)
@@ -511,10 +521,10 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
 
 
 def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:
-    """The Master's connections to pservers."""
+    """The factory of the Master's connections to pservers; None for a job without them."""
     if not spec.servers:
         return None
-    from ps.net import master_lines  # only now: it needs packages that other jobs do not
+    from ps.net import master_lines  # imported late: it needs packages that other jobs do not
 
     kit = master_lines.MasterLinesDeps(spec.timeouts.lease_ttl_s, log, name=node)
     return lambda token, listener: master_lines.HelperLines(kit, token, listener)

@@ -1,4 +1,4 @@
-"""What a launcher says to the person who started it."""
+"""The launcher's console output."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 WAITING_BYTES = 8 << 20
-"""Most that is kept for a console that takes nothing."""
+"""Limit in bytes for output that waits while the console accepts nothing."""
 FORMED = re.compile(r"round \d+: ")
-"""How a line about a new world begins; there is one for each."""
+"""Recognises the line about a new world; there is one for each."""
 
 
 def console(node: str) -> Callable[[str], None]:
-    """Plain lines on stderr, with the time and the node, so that the output of several nodes can be read together.
+    """A function that prints plain lines on stderr with the time and the node, so that the output of several nodes can
+    be merged.
 
-    What the Master decides comes twice to its own launcher, as a decision and as an order; it is said once. Between the
-    two other decisions may be said; the line about a new world is recognised beyond them.
+    A decision of the Master reaches its own launcher twice, as a decision and as an order; it is printed once. A line
+    is suppressed if it equals the previous line or the last line about a new world.
     """
     last = last_round = ""
 
@@ -44,19 +45,19 @@ def console(node: str) -> Callable[[str], None]:
 
 
 class ToConsole(logging.Handler):
-    """What edl's own modules log beside the launcher's work goes the same way."""
+    """Sends the log records of edl's modules to the launcher's console."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Any thread."""
+        """Print a record. Called from any thread."""
         self._log(self.format(record))
 
 
 def listen_to_modules(log: Callable[[str], None]) -> Callable[[], None]:
-    """Show what edl's modules log; returns what ends that."""
+    """Show the log records of edl's modules; returns a function that ends this."""
     source, handler = logging.getLogger("edl"), ToConsole(log)
     source.addHandler(handler)
     source.setLevel(logging.INFO)
@@ -70,23 +71,25 @@ def listen_to_modules(log: Callable[[str], None]) -> Callable[[], None]:
 
 
 def open_console() -> None:
-    """Right at the start: standard streams that whoever started this has closed lead nowhere. Otherwise the next files
-    that are opened get their numbers, and what is printed."""
+    """Open closed standard streams on the null device.
+
+    Called first: otherwise the next files that are opened would get these descriptors, and with them what is printed.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 - to the end
 
 
 @contextlib.contextmanager
 def unblocked_console() -> Iterator[None]:
-    """Meanwhile nothing that is written to stdout and stderr waits for the console: a terminal that was stopped with
-    Ctrl-S, a pager, a collector of logs that hangs. A launcher that waited for one could not renew its lease.
+    """A context in which no write to stdout and stderr waits for the console.
 
-    At the end everything is written, however long that takes.
+    A terminal that was stopped with Ctrl-S, a pager or a hanging log collector would block a launcher, which then could
+    not renew its lease. At the end all output is written, however long that takes.
     """
     writer, replaced = _Writer(), {}
     for name in ("stdout", "stderr"):
@@ -100,7 +103,7 @@ def unblocked_console() -> Iterator[None]:
                 line_buffering=True,
             )
         except (OSError, ValueError):
-            continue  # something without a descriptor has been put there, or its reader has gone away
+            continue  # it was replaced by an object without a descriptor, or its reader has gone
         replaced[name] = stream, into
         setattr(sys, name, into)
     try:
@@ -114,7 +117,7 @@ def unblocked_console() -> Iterator[None]:
 
 
 class _Queued(io.BufferedIOBase):
-    """A descriptor that takes everything at once. Errors come with a later write."""
+    """A stream that accepts every write at once. Errors are raised by a later write."""
 
     def __init__(self, writer: _Writer, descriptor: int, *, isatty: bool) -> None:
         super().__init__()
@@ -141,8 +144,8 @@ class _Queued(io.BufferedIOBase):
 
 
 class _Writer:
-    """Writes in a thread, in the order in which it is told to. Of more than ``WAITING_BYTES`` the oldest is left out,
-    and that is told in its place."""
+    """Writes in a thread, in order. If more than ``WAITING_BYTES`` are waiting, the oldest output is dropped and a line
+    takes its place."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, bytes]] = deque()
@@ -155,7 +158,7 @@ class _Writer:
         self._thread.start()
 
     def put(self, descriptor: int, data: bytes) -> None:
-        """Any thread. Raises the ``OSError`` of an earlier write to this descriptor, once."""
+        """Queue data. Called from any thread. Raises the ``OSError`` of an earlier write to this descriptor, once."""
         with self._changed:
             error = self._failed.pop(descriptor, None)
             if error is not None:
@@ -169,7 +172,7 @@ class _Writer:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until all queued data has been written."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -183,7 +186,7 @@ class _Writer:
                     return
                 descriptor, data = self._waiting.popleft()
                 lines = self._left_out.pop(descriptor, 0)
-            gap = f"[edl] {lines} lines are left out here: the console did not take them\n" if lines else ""
+            gap = f"[edl] {lines} lines are missing here: the console did not accept them in time\n" if lines else ""
             try:
                 _write_all(descriptor, gap.encode() + data)
             except OSError as error:
@@ -197,14 +200,14 @@ def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # somebody who has the same terminal does not want to wait for it
+        except BlockingIOError:  # another process has made the shared terminal non-blocking
             select.select([], [descriptor], [])
 
 
 def let_go_of_console() -> None:
-    """Before the end: a console that went away (``edl-run … | head``) must not decide the exit status.
+    """Flush the standard streams, and detach those whose console has gone away (``edl-run … | head``).
 
-    The interpreter writes what is left in the buffers when it ends, and ends with 120 when it cannot.
+    Otherwise the interpreter would fail to flush them when it ends, and exit with status 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

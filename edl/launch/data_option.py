@@ -13,21 +13,21 @@ _HOW = "Write NAME=PATTERN[,PATTERN…][;KEY=VALUE…], such as train=/data/*.pa
 
 
 def data_sets(texts: Sequence[str]) -> tuple[DataFiles, ...]:
-    """The data sets of all ``--data`` options. Raises ``SettingError``, also for what the workers would refuse."""
+    """Parse all ``--data`` options. Raises ``SettingError``, also for settings that the workers would refuse."""
     sets: dict[str, DataFiles] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         first, *others = rest.split(";")
         files = [_absolute(pattern.strip()) for pattern in first.split(",") if pattern.strip()]
         if not NAME.fullmatch(name) or not equals or not files:
-            raise SettingError("--data", repr(text), "names no data set with files", _HOW)
+            raise SettingError("--data", repr(text), "does not name a data set and its files", _HOW)
         if name in sets:
-            raise SettingError("--data", repr(text), f"{name} is there already", "Join the patterns with commas")
+            raise SettingError("--data", repr(text), f"data set {name} is given twice", "Join the patterns with commas")
         settings: dict[str, str] = {}
         for item in filter(None, (other.strip() for other in others)):
             key, equals, value = item.partition("=")
             if not equals or not key.isidentifier() or key == "files":
-                raise SettingError("--data", repr(text), f"{item!r} is no KEY=VALUE", _HOW)
+                raise SettingError("--data", repr(text), f"{item!r} is not KEY=VALUE", _HOW)
             settings[key] = value
         sets[name] = DataFiles(name, tuple(files), settings)
     for name, one in sets.items():
@@ -36,18 +36,20 @@ def data_sets(texts: Sequence[str]) -> tuple[DataFiles, ...]:
 
 
 def functions_from(listed: str, sets: Iterable[DataFiles]) -> tuple[str, ...]:
-    """Functions that readers may be asked to call: those of ``--reader-functions`` and those that data sets name.
+    """Functions that trainers may have readers call: those of ``--reader-functions`` and those that data sets name.
     Raises ``SettingError``."""
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:
         module, colon, function = name.partition(":")
         if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-            raise SettingError("--reader-functions", repr(name), "names no function", "Write package.module:function")
+            raise SettingError(
+                "--reader-functions", repr(name), "is not a function's name", "Write package.module:function"
+            )
     for one in sets:
         names += [one.settings[key] for key in ("decode", "read", "shards") if one.settings.get(key)]
     return tuple(dict.fromkeys(names))
 
 
 def _absolute(pattern: str) -> str:
-    """Workers may run in another folder."""
+    """Make a path absolute, because workers may run in another folder."""
     return pattern if "://" in pattern else str(Path(pattern).absolute())

@@ -1,7 +1,7 @@
-"""What becomes of another launcher's options here: the form of the tables in ``torchrun_table`` and ``paddle_table``.
+"""The form of the tables of other launchers' options, ``torchrun_table`` and ``paddle_table``.
 
-A table is the one source for the messages, the documentation, and the tests that hold it against the other launcher's
-own parser.
+Each table is the single source of the messages, the documentation, and the tests that compare it with the other
+launcher's own parser.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 
 class Fate(enum.Enum):
-    """What an option does here."""
+    """How edl treats an option of another launcher."""
 
     HONOURED = "honoured"
-    """It means what it means there; what differs is in ``Row.why``."""
+    """It has the same meaning; differences are in ``Row.why``."""
     EXPLAINED = "explained"
-    """It is accepted and changes nothing; a remark says why, if it was given."""
+    """It is accepted and has no effect; if it was given, a remark says why."""
     REFUSED = "refused"
-    """The launcher ends with one line."""
+    """The launcher ends with an error of one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +26,25 @@ class Row:
     """One option of another launcher."""
 
     option: str
-    """As it is spelt there, with its dashes: ``--elastic_level``."""
+    """Its spelling there, with dashes: ``--elastic_level``."""
     fate: Fate
     becomes: str = ""
-    """What it is here, such as ``--rdzv-endpoint``; empty: the same option, or none."""
+    """The corresponding option of edl, such as ``--rdzv-endpoint``; empty: the option of the same name, or none."""
     default: str = ""
     """Its default there, as text; empty: none."""
     why: str = ""
-    """What is different here and why: one sentence without its full stop, a remark or the reason of a refusal.
-    Empty: the same meaning."""
+    """The difference and its reason, or the reason of a refusal: one sentence without a full stop. Empty: the same
+    meaning."""
     default_why: str = ""
-    """Why the default is another one here; empty: it has the same effect."""
+    """The reason why edl's default differs; empty: it has the same effect."""
     aliases: tuple[str, ...] = ()
-    """Other spellings of it there."""
+    """Other spellings there."""
     variables: tuple[str, ...] = ()
-    """Variables that stand in for it, the strongest last."""
+    """Environment variables that set it, the strongest last."""
     advice: str = ""
-    """With a refusal: what to do instead."""
+    """For a refused option: what to do instead."""
     since: str = ""
-    """First release that has it; empty: all that edl supports."""
+    """First release of the other launcher that has it; empty: all that edl supports."""
 
     @property
     def name(self) -> str:
@@ -53,5 +53,5 @@ class Row:
 
     @property
     def exception(self) -> bool:
-        """Whether anything is different here."""
+        """Whether edl differs in any way."""
         return bool(self.why or self.default_why) or self.fate is not Fate.HONOURED

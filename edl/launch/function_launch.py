@@ -1,9 +1,9 @@
-"""The launcher that ``edl.launch.api`` starts: the same command line, with a function in place of a script.
+"""The launcher process that ``edl.launch.api`` starts: the usual command line, with a function in place of a script.
 
-``sys.argv``: the private folder of the call, and the file that the function is from (``-``: no function is called, the
-command line says what runs). Options and arguments are in the folder, as they would be on the command line: there may
-be a password among them, and a command line is shown to everybody on the host. A launcher of its own process leaves
-the caller's signals, environment and event loop alone, so a call works in any thread and in a notebook.
+``sys.argv``: the private folder of the call, and the file that defines the function (``-``: no function, the command
+line names a script). Options and arguments are in a file in the folder, because they may contain a password and command
+lines are visible to all users of the host. A process of its own does not touch the caller's signals, environment and
+event loop, so calls work in any thread and in notebooks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS, REPORT, REFUSAL = "words.json", "report.json", "refusal.json"
 
 
 def main() -> None:
-    """Take part in the job. Expected errors are left in the folder, for the caller to raise."""
+    """Take part in the job. Expected errors are written to the folder, for the caller to raise."""
     from edl.launch.__main__ import run
     from edl.launch.console import let_go_of_console, open_console
     from edl.launch.resolved_options import forget_exports

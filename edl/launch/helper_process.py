@@ -1,8 +1,8 @@
-"""One process that helps a job, a launcher's child: ``python -m data_service reader`` or ``python -m ps server``.
+"""One helper process, a child of the launcher: ``python -m data_service reader`` or ``python -m ps server``.
 
-The two talk in lines over pipes. The launcher writes an order, one line of JSON with the secret by which others are
-known, and then ``?`` now and then; the process writes one line of JSON once it listens, and answers each ``?`` with a
-line that begins with ``!``. ``!0`` says that no Master has been heard of lately.
+The two exchange lines over pipes. The launcher writes an order, one line of JSON with the secret by which clients are
+recognised, and then ``?`` now and then. The process writes one line of JSON once it listens, and answers each ``?``
+with a line that begins with ``!``. ``!0`` means that it has had no contact with a Master lately.
 """
 
 from __future__ import annotations
@@ -23,36 +23,38 @@ from edl.errors import WorkerStartError
 from edl.tasks import end
 
 START_S = 60.0
-"""From its start until it listens. Importing what it needs takes a second, much longer from a cold network disk."""
+"""Seconds from the start until it listens. Importing its packages takes a second, and much longer from a cold network
+disk."""
 ASK_S = 2.0
-"""Between two questions whether it still answers."""
+"""Seconds between two checks that it still answers."""
 FROZEN_S = 15.0
-"""One that does not answer for so long is killed. A user's function may hold Python's lock for a while."""
+"""A process that does not answer for this many seconds is killed. A user's function may hold Python's lock for a
+while."""
 
 
 class HelperProcess:
-    """Made by ``start``. It dies with this process."""
+    """A running helper process, made by ``start``. It dies with this process."""
 
     def __init__(self, process: asyncio.subprocess.Process, ready: Mapping[str, Any]) -> None:
         self._process = process
         self.ready = ready
-        """What it has said once it listened."""
+        """The line that it wrote once it listened."""
         self.masterless = False
-        """No Master has been in touch with it, it says."""
+        """Whether it reports no contact with a Master."""
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     @classmethod
     async def start(
         cls, what: str, module: Sequence[str], order: Mapping[str, Any], log_file: str = ""
     ) -> HelperProcess:
-        """``python -m MODULE``; returns once it listens, at a port of its choice. Only for the main thread. Raises
-        ``WorkerStartError``, which says ``what`` could not be started.
+        """Start ``python -m MODULE``; returns once it listens, on a port of its choice. Only for the main thread.
+        Raises ``WorkerStartError``, which names the kind of process (``what``).
 
-        ``log_file``: what it says is appended there; empty, or where that cannot be: the console.
+        ``log_file``: its output is appended there; empty, or if the file cannot be opened: to the console.
         """
         wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
         with _appending(log_file) as stderr:
@@ -63,7 +65,7 @@ class HelperProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
                 env=changed(environment(), dict.fromkeys(CREDENTIALS)),
-                start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends it in good order
+                start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process in good order
             )
         try:
             ready = json.loads(await asyncio.wait_for(_say(process, json.dumps(order)), START_S))
@@ -72,15 +74,15 @@ class HelperProcess:
         except (OSError, ValueError, TypeError, KeyError, asyncio.TimeoutError) as error:
             await _kill(process)
             status = f"ended with status {process.returncode}" if not isinstance(error, asyncio.TimeoutError) else ""
-            told = status or f"did not listen within {START_S:g} s"
+            problem = status or f"did not listen within {START_S:g} s"
             where = f"in {log_file}" if log_file else "above"
-            raise WorkerStartError(f"a {what} process {told}. What it says is {where}") from error
+            raise WorkerStartError(f"a {what} process {problem}. Its output is {where}") from error
         except BaseException:
             await _kill(process)
             raise
 
     async def ended(self) -> str:
-        """Until it has ended, killed by this method if it is frozen; how it ended, for people."""
+        """Wait until the process has ended, and kill it if it is frozen; returns how it ended, for messages."""
         frozen = asyncio.ensure_future(self._frozen())
         over = asyncio.ensure_future(self._process.wait())
         try:
@@ -95,7 +97,7 @@ class HelperProcess:
             await end(over)
 
     async def _frozen(self) -> bool:
-        """Ask now and then; True when no answer has come in time, False when its pipes are closed."""
+        """Check the process now and then; True if an answer is late, False if its pipes are closed."""
         while True:
             await asyncio.sleep(ASK_S)
             try:
@@ -109,19 +111,19 @@ class HelperProcess:
                 return False
 
     def kill(self) -> None:
-        """SIGKILL if it still runs."""
+        """Send SIGKILL if the process is still running."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     def ask_to_end(self) -> None:
-        """SIGTERM: it ends by itself when nothing is left to do."""
+        """Send SIGTERM: the process ends by itself when it has nothing left to do."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     async def stop(self, grace_s: float) -> None:
-        """Let it finish what it does, for so long; 0: not at all."""
+        """End the process; it may take ``grace_s`` seconds to finish its work. 0: kill it."""
         if self._process.returncode is None and grace_s > 0:
             self.ask_to_end()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -131,7 +133,7 @@ class HelperProcess:
 
 @contextlib.contextmanager
 def _appending(path: str) -> Iterator[int | None]:
-    """The descriptor of a file to append to; None where there is none."""
+    """The descriptor of a file to append to; None if there is none."""
     descriptor = None
     with contextlib.suppress(OSError):
         if path:
@@ -145,7 +147,7 @@ def _appending(path: str) -> Iterator[int | None]:
 
 
 async def _say(process: asyncio.subprocess.Process, line: str) -> bytes:
-    """Write a line, read the answer; empty when there will be none."""
+    """Write a line and read the answer; empty if there will be none."""
     assert process.stdin is not None and process.stdout is not None  # noqa: S101 - both are pipes
     process.stdin.write(f"{line}\n".encode())
     await process.stdin.drain()
@@ -153,7 +155,7 @@ async def _say(process: asyncio.subprocess.Process, line: str) -> bytes:
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """SIGKILL if it still runs, and reap it."""
+    """Send SIGKILL if the process is still running, and reap it."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -1,8 +1,8 @@
-"""Processes that help a job and are no nodes of it: readers of data, parameter servers.
+"""Helpers: processes that serve a job without being nodes of it, such as remote readers and pservers.
 
-A launcher keeps a number of them running. Each has a key in the job's store, all on one lease of that launcher; the
-Master's service that uses them hears of them by these keys. They come and go while training goes on. A launcher may
-have them beside its workers, or do nothing else (``--role``).
+A launcher keeps a number of them running, beside its workers or instead of them (``--role``). Each has a key in the
+job's store, all under one lease of that launcher; the Master's service that uses them learns of them from these keys.
+They may come and go while training continues.
 """
 
 from __future__ import annotations
@@ -35,56 +35,57 @@ from edl.wire.secret import Secret, described, own_words, token_of
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-"""Between the end of a process and the start of the next, doubled each time, unless it has lived for so long."""
+"""Longest pause in seconds between the end of a process and the start of the next one. The pause doubles each time,
+until a process has lived this long."""
 START_TRIES = 3
 RETRY_S = 0.2
 LOOK_S = 1.0
-"""How often a launcher that has nothing else looks whether the job has come or ended."""
+"""Seconds between two checks of a launcher without workers whether the job has begun or ended."""
 
 
 class Kind(Protocol):
-    """What kind of process it is."""
+    """One kind of helper process."""
 
     what: str
-    """For people."""
+    """Name of the kind, for messages."""
     service: str
-    """The Master's service that hears of them."""
+    """The Master's service that uses them."""
     folder: str
-    """Their keys lie in it, below the service's."""
+    """The folder of their keys, below the service's."""
     count: int
     grace_s: float
-    """For what is under way when one has to end, once its key is gone; 0: they are killed."""
+    """Seconds that a process may take to finish its work after its key has been deleted; 0: it is killed."""
     farewell_s: float
-    """How long the keys of those that leave are gone before they refuse: others hear of it meanwhile."""
+    """Seconds between deleting the keys of leaving processes and ending them, so that others learn of it first."""
     drain_s: float
-    """How long those that have been asked to end are waited for with their keys in place; 0: not at all."""
+    """Seconds to wait for processes that were asked to end, while their keys stay; 0: no wait."""
     fenced: bool
-    """Others take over what they hold once their keys are gone: they must not live then."""
+    """Others take over their data once the keys are gone, so the processes must not outlive their keys."""
 
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
-        """Start number ``index``. Raises ``WorkerStartError``."""
+        """Start process number ``index``. Raises ``WorkerStartError``."""
         ...
 
     def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
-        """What its key says."""
+        """The content of the key of a process."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What a group of them needs to know."""
+    """What a group of helpers needs from its launcher."""
 
     store: Store
     keys: JobKeys
     lease_ttl_s: float
     node: str
     host: str
-    """Where trainers reach them."""
+    """Address at which trainers reach the helpers."""
     log: Callable[[str], None]
 
 
 class Helpers:
-    """A number of processes, started again when they die, and their keys."""
+    """A group of helper processes, restarted when they die, and their keys."""
 
     def __init__(self, kit: Kit, kind: Kind) -> None:
         self._kit = kit
@@ -92,7 +93,7 @@ class Helpers:
         self._clock = SystemClock()
         self._numbers: Iterator[int] | None = None
         self._known = asyncio.Event()
-        """Which numbers are free."""
+        """Set once the free numbers for names are known."""
         self._running: dict[str, HelperProcess] = {}
         self._changed = asyncio.Event()
         self._lease = 0
@@ -104,7 +105,8 @@ class Helpers:
         self._alone = False
 
     async def run(self) -> None:
-        """Until cancelled. Raises ``WorkerStartError`` when not a single one can be started at all."""
+        """Run the processes until cancelled. Raises ``WorkerStartError`` if the first process cannot be started after
+        ``START_TRIES`` attempts."""
         tasks = [asyncio.ensure_future(self._keep_keys())]
         tasks += [asyncio.ensure_future(self._keep_one(index)) for index in range(self._kind.count)]
         try:
@@ -117,7 +119,7 @@ class Helpers:
                 await end(task)
 
     def drain(self) -> None:
-        """Have them end when others have what they hold. ``run`` has to go on meanwhile."""
+        """Ask the processes to end once others have taken over their data. ``run`` must continue meanwhile."""
         if self._kind.drain_s and self._drain_by_s is None:
             self._drain_by_s = self._clock.now_s() + self._kind.drain_s
             self._alone = False  # others may have come since the store was read
@@ -126,35 +128,36 @@ class Helpers:
             self._changed.set()
 
     async def drained(self) -> None:
-        """Until those that were asked to end have, or have had their time, or nobody is there to take over."""
+        """Wait until the processes that were asked to end have ended. Returns earlier if their time is over, or if
+        there is no other process to take over."""
         while self._running and self._drain_by_s is not None and self._clock.now_s() < self._drain_by_s:
             if self._alone:
-                self._kit.log(f"no other {self._kind.what} is there to take over what those here hold")
+                self._kit.log(f"there is no other {self._kind.what} to take over from those here")
                 return
             await asyncio.sleep(RETRY_S)
 
     async def leave(self) -> None:
-        """Take the keys back, then end the processes, which finish what they do."""
+        """Delete the keys, then end the processes, which may finish their work."""
         lease, self._lease = self._lease, 0
         if lease:
             with contextlib.suppress(StoreError):
                 await self._kit.store.revoke_lease(lease)
         if self._running:
             await asyncio.sleep(self._kind.farewell_s)
-            # It ends by itself when its time is over; killing it is for one that cannot.
+            # A process ends by itself when its time is over; only one that hangs is killed.
             grace_s = self._kind.grace_s + 1.0 if self._kind.grace_s else 0.0
             await asyncio.gather(*(process.stop(grace_s) for process in self._running.values()))
             self._running.clear()
 
     def hurry(self) -> None:
-        """End the processes at once."""
+        """Kill the processes at once."""
         for process in self._running.values():
             process.kill()
 
     # --- the processes ---------------------------------------------------------------------------------------------
 
     async def _keep_one(self, index: int) -> None:
-        """One process after the other."""
+        """Keep process number ``index`` running: start another one whenever it ends."""
         await self._known.wait()
         failures = 0
         while self._drain_by_s is None:
@@ -167,33 +170,33 @@ class Helpers:
                 self._kit.log(str(error))
             failures = 0 if self._clock.now_s() - started_s > LONGEST_PAUSE_S else failures + 1
             await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, failures - 1)))
-        await asyncio.Event().wait()  # it is over when ``run`` is
+        await asyncio.Event().wait()  # ends together with ``run``
 
     async def _live_one(self, index: int) -> None:
-        """One process from its start to its end, with its key while it lives."""
+        """Run one process from its start to its end, with its key while it lives."""
         kit, what = self._kit, self._kind.what
-        assert self._numbers is not None  # noqa: S101 - known by now
+        assert self._numbers is not None  # noqa: S101 - set before the event is
         name = f"{kit.node}-{next(self._numbers)}"
         process = await self._kind.start(index, name, kit.host)
         self._ever = True
         self._running[name] = process
         self._changed.set()
-        kit.log(f"{what} {name} (pid {process.pid}) serves at port {process.ready['port']}")
+        kit.log(f"{what} {name} (pid {process.pid}) serves on port {process.ready['port']}")
         if self._drain_by_s is not None:
             process.ask_to_end()
         try:
             how = await process.ended()
         finally:
-            if not self._leaving:  # else it is ended in good order
+            if not self._leaving:  # otherwise ``leave`` ends it in good order
                 self._running.pop(name, None)
                 self._changed.set()
-        more = "" if self._drain_by_s is not None else "; another one is started"
+        more = "" if self._drain_by_s is not None else "; starting another one"
         kit.log(f"{what} {name} (pid {process.pid}) {how}{more}")
 
     # --- their keys ------------------------------------------------------------------------------------------------
 
     async def _keep_keys(self) -> None:
-        """Keep the lease, and on it a key of each process that runs and of no other."""
+        """Renew the lease, and keep under it a key for each running process and no other."""
         what = self._kind.what
         while True:
             self._changed.clear()
@@ -205,31 +208,35 @@ class Helpers:
                     self._kit.log("the store answers again")
             except LeaseLost:
                 self._lease, pause_s = 0, 0.0
-                self._fence("its lease has ended, others take over")
+                self._fence("their lease has expired and others take over")
             except StoreUnavailable:
                 pause_s = RETRY_S
                 if not self._away:
                     self._away = True
-                    self._kit.log(f"the store does not answer: {what}s go on, trainers hear of new ones when it does")
+                    self._kit.log(
+                        f"the store does not answer: {what}s continue; trainers learn of new ones when it answers"
+                    )
                 self._look_around()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause_s)
 
     def _look_around(self) -> None:
-        """Without the store and without a Master for as long as the lease lasts: others may have taken over."""
+        """Fence the processes if neither the store nor a Master was reachable for the duration of the lease: others may
+        have taken over."""
         late = self._clock.now_s() - self._renewed_s >= self._kit.lease_ttl_s
         if late and self._running and all(process.masterless for process in self._running.values()):
-            self._fence(f"neither the store nor a Master has been in reach for {self._kit.lease_ttl_s:g} s")
+            self._fence(f"neither the store nor a Master could be reached for {self._kit.lease_ttl_s:g} s")
 
     def _fence(self, why: str) -> None:
         if self._kind.fenced and self._running:
             self._kit.log(f"killing {len(self._running)} {self._kind.what}s: {why}")
             self.hurry()
-            # Their keys must not come back, not even for the moment until their ends are seen.
+            # Their keys must not come back, not even until their ends are noticed.
             self._running.clear()
 
     async def _bring_up_to_date(self) -> None:
-        """The store is read each time, so a key that anybody has removed comes back."""
+        """Renew the lease and correct the keys in the store. It reads the store each time, so a key that was removed
+        comes back."""
         kit, folder = self._kit, self._kind.folder
         sent_s = self._clock.now_s()
         if self._lease:
@@ -242,21 +249,23 @@ class Helpers:
         self._alone = all(entry.key.startswith(here) or _drains(entry.value) for entry in snapshot.entries)
         mine = [entry for entry in snapshot.entries if entry.key.startswith(here)]
         if self._numbers is None:
-            # A launcher of the same name may have died a moment ago: its names are not used again.
+            # A launcher of the same name may have just died: do not reuse the names of its processes.
             self._numbers = itertools.count(1 + max((_number(entry.key) for entry in mine), default=0))
             self._known.set()
-        wanted = {kit.keys.helper(self._kind.service, f"{folder}/{n}"): self._told(p) for n, p in self._running.items()}
+        wanted = {
+            kit.keys.helper(self._kind.service, f"{folder}/{n}"): self._key_content(p) for n, p in self._running.items()
+        }
         there = {entry.key: entry.value for entry in mine if entry.lease == self._lease}
         operations: list[Operation] = [Delete(key) for key in there if key not in wanted]
         operations += [Put(key, value, self._lease) for key, value in wanted.items() if there.get(key) != value]
         for begin in range(0, len(operations), 100):  # etcd takes at most 128 in one transaction
             await kit.store.write(operations[begin : begin + 100])
 
-    def _told(self, process: HelperProcess) -> bytes:
-        told = dict(self._kind.told(process, self._kit.host))
+    def _key_content(self, process: HelperProcess) -> bytes:
+        content = dict(self._kind.told(process, self._kit.host))
         if self._drain_by_s is not None:
-            told["draining"] = True
-        return json.dumps(told).encode()
+            content["draining"] = True
+        return json.dumps(content).encode()
 
 
 def _number(key: str) -> int:
@@ -265,7 +274,7 @@ def _number(key: str) -> int:
 
 
 def _drains(value: bytes) -> bool:
-    """Whether what lies under a key says so."""
+    """Whether the content of a key says that its process is draining."""
     try:
         return bool(json.loads(value).get("draining"))
     except (ValueError, AttributeError):
@@ -273,7 +282,7 @@ def _drains(value: bytes) -> bool:
 
 
 class HelpersBeside:
-    """Those of a launcher that does something else. If they cannot be started, it goes on without them."""
+    """Helpers of a launcher that also runs workers. If they cannot be started, it continues without them."""
 
     def __init__(self, kit: Kit, kind: Kind) -> None:
         self._helpers = Helpers(kit, kind)
@@ -289,14 +298,14 @@ class HelpersBeside:
             self._log(f"no {self._what}s here: {error}")
 
     def interrupt(self) -> None:
-        """The launcher has been told to leave; the second time: at once."""
+        """Drain the helpers, because the launcher is leaving; the second call kills them."""
         if self._signalled:
             self._helpers.hurry()
         self._signalled = True
         self._helpers.drain()
 
     async def leave(self) -> None:
-        """End them. Doing it twice does nothing."""
+        """End the helpers. A second call does nothing."""
         if not self._task.done():
             await self._helpers.drained()
         await end(self._task)
@@ -307,26 +316,26 @@ class HelpersBeside:
 
 
 MakeKind = Callable[[JobSpec, str], Kind]
-"""What is to be run, for a job with these settings and this token."""
+"""Makes the kind of helpers for a job with these settings and this token."""
 
 
 async def serve_helpers(settings: HelperSettings, make: MakeKind, leaving_text: str) -> int:
-    """A launcher that does nothing else: wait for the job, have the processes while it runs; returns the exit
-    status."""
+    """Run a launcher that has only helpers: wait for the job, run them until it ends; returns the exit status."""
     log = console(settings.node)
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
     store = etcd_store(settings.store, settings.store.endpoints)
     party: list[Helpers] = []
 
     def interrupt() -> None:
         for helpers in party:
-            (helpers.hurry if told.is_set() else helpers.drain)()
-        told.set()
+            (helpers.hurry if interrupted.is_set() else helpers.drain)()
+        interrupted.set()
 
     for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
         loop.add_signal_handler(number, interrupt)
-    loop.add_signal_handler(signal.SIGUSR2, lambda: None if told.is_set() else interrupt())  # announces SIGTERM
-    leaving = asyncio.ensure_future(told.wait())
+    # SIGUSR2 announces SIGTERM.
+    loop.add_signal_handler(signal.SIGUSR2, lambda: None if interrupted.is_set() else interrupt())
+    leaving = asyncio.ensure_future(interrupted.wait())
     work = asyncio.ensure_future(_take_part(settings, store, party, make, log))
     try:
         await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -347,7 +356,7 @@ async def serve_helpers(settings: HelperSettings, make: MakeKind, leaving_text: 
 async def _take_part(
     settings: HelperSettings, store: Store, party: list[Helpers], make: MakeKind, log: Callable[[str], None]
 ) -> int:
-    """From the job's beginning to its end. What runs is added to ``party``; it still has to leave."""
+    """Run helpers from the beginning of the job to its end. They are added to ``party``; the caller ends them."""
     keys = JobKeys(settings.job)
     look = _Look(store, keys, settings.recover_s, settings.store.secret)
     found = await look.until_there(log)
@@ -373,7 +382,7 @@ async def _take_part(
 
 
 class _Look:
-    """Looks now and then whether the job is there."""
+    """Polls the store for the beginning and the end of the job."""
 
     def __init__(self, store: Store, keys: JobKeys, patience_s: float, secret: Secret | None) -> None:
         self._secret = secret
@@ -382,11 +391,11 @@ class _Look:
         self._patience_s = patience_s
         self._clock = SystemClock()
         self.reason = ""
-        """Why the launcher ends."""
+        """The reason why the launcher ends."""
 
     async def until_there(self, log: Callable[[str], None]) -> tuple[JobSpec, str] | None:
-        """Wait for the job: its settings and its token; None when it has just ended. Raises ``UsageError`` or
-        ``StoreUnavailable`` in the end."""
+        """Wait for the job; returns its settings and its token, or None if it has just ended. Raises ``UsageError`` or
+        ``StoreUnavailable`` when the time is over, and ``SettingError`` for another secret."""
         deadline_s, said, job = self._clock.now_s() + self._patience_s, False, self._keys.job
         while True:
             problem: StoreUnavailable | None = None
@@ -439,7 +448,7 @@ class _Look:
         token = token_of(stored, self._secret, self._keys.job)
         if token is None:
             what = f"job {self._keys.job} has {described(stored)}, and this launcher has {own_words(self._secret)}"
-            raise SettingError("--secret-file", "''", what, "Give all launchers of a job the same one")
+            raise SettingError("--secret-file", "''", what, "Give all launchers of a job the same secret")
         return token
 
     async def _value(self, key: str) -> bytes:

@@ -14,16 +14,16 @@ _FILES = ("http_token_file", "http_read_token_file", "http_cert", "http_key", "h
 
 
 def http_from(options: Mapping[str, Any]) -> HttpSettings | None:
-    """What the options say; None: no HTTP. Raises ``SettingError``."""
+    """The settings of the HTTP interface; None: no HTTP. Raises ``SettingError``."""
     text = options["http_port"].strip()
     given = {name: options[name].strip() for name in ("http_host", *_FILES)}
     if not text:
         for name, value in given.items():
             if value:
-                raise SettingError(_flag(name), value, "has no use without --http-port", "Add --http-port=PORT")
+                raise SettingError(_flag(name), value, "has no effect without --http-port", "Add --http-port=PORT")
         return None
     if not text.isascii() or not text.isdecimal() or int(text) > 65535:
-        raise SettingError("--http-port", text, "must be a port from 0 to 65535", "Write 0 for any that is free")
+        raise SettingError("--http-port", text, "must be a port from 0 to 65535", "Write 0 for any free port")
     for name in _FILES:
         if given[name] and not Path(given[name]).is_file():
             raise SettingError(_flag(name), given[name], "no such file")
@@ -42,8 +42,8 @@ def http_from(options: Mapping[str, Any]) -> HttpSettings | None:
 
 
 def _check_tokens(settings: HttpSettings) -> None:
-    """Each file holds at least one, and no token stands in both."""
-    from edl.web.access import tokens_in  # here and below: for jobs that serve HTTP
+    """Check that each file holds at least one token, and that no token is in both. Raises ``SettingError``."""
+    from edl.web.access import tokens_in  # imported late: only for jobs that serve HTTP
 
     found = {}
     for flag, path in (
@@ -57,18 +57,18 @@ def _check_tokens(settings: HttpSettings) -> None:
         except OSError as error:
             raise SettingError(flag, path, f"cannot be read ({error.strerror})") from error
         except ValueError as error:
-            raise SettingError(flag, path, str(error), "Write one token a line") from None
+            raise SettingError(flag, path, str(error), "Write one token per line") from None
         if not found[flag]:
             raise SettingError(
-                flag, path, "holds no token", "Write one a line, such as the output of: openssl rand -hex 32"
+                flag, path, "holds no token", "Write one per line, such as the output of: openssl rand -hex 32"
             )
     both = set(found.get("--http-token-file", ())) & set(found.get("--http-read-token-file", ()))
     if both:
         raise SettingError(
             "--http-read-token-file",
             settings.read_token_file,
-            f"{len(both)} of its tokens stand in --http-token-file as well",
-            "Who may only look needs a token of their own",
+            f"{len(both)} of its tokens are also in --http-token-file",
+            "Give read-only clients tokens of their own",
         )
 
 

@@ -11,7 +11,7 @@ from edl.launch.options import record
 
 
 def policy_from(options: Mapping[str, Any], nodes: NodeRange, slots: int) -> HyperPolicy:
-    """What the options say, for nodes with so many workers each. Raises ``SettingError``."""
+    """The policy for batch and learning rate, for nodes with ``slots`` workers each. Raises ``SettingError``."""
     policy = record(HyperPolicy, options)
     most = nodes.highest * slots
     if policy.logical_ranks and most > policy.logical_ranks:

@@ -1,4 +1,4 @@
-"""One launcher, from its first word to its exit status: store, place in the job, election, agent, farewell."""
+"""One launcher, from its start to its exit status: store, place in the job, election, agent, farewell."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from edl.wire.status import JournalEntry
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
-"""How long a Master whose job has ended, or the host of the store, waits for the others to go first."""
+"""How long a Master whose job has ended, or the host of the store, waits for the other launchers to leave first."""
 
 REPORT_S = 5.0
-"""How long the end of a launcher waits for the disk of its report."""
+"""How long an ending launcher waits for its report to be written to disk."""
 
 AT_ONCE = 3
-"""Signals to leave by: the first is obeyed in good order, the second one sooner, this one at once."""
+"""The third signal ends the launcher at once; the first makes it leave in good order, the second kills the workers."""
 
 MEMBER_PAUSE_S = 1.0
 LONGEST_MEMBER_PAUSE_S = 30.0
-"""Between two starts of a store member that keeps ending: each pause twice the last one."""
+"""Longest pause between two starts of a store member that keeps ending; each pause is twice the previous one."""
 
 
 class Beside(Protocol):
     """Processes of a launcher that are not its workers."""
 
     def interrupt(self) -> None:
-        """The launcher has been told to leave; the second time: at once."""
+        """Called when the launcher has to leave; the second call means at once."""
         ...
 
     async def leave(self) -> None:
-        """End them."""
+        """End the processes."""
         ...
 
 
 class Server(Protocol):
-    """What this launcher listens with."""
+    """The server on which this launcher listens."""
 
     async def stop(self) -> None:
         """Stop listening; open streams end."""
@@ -66,27 +66,27 @@ class Server(Protocol):
 
 
 class Note(Protocol):
-    """Tells ``edl status`` on this host where the job is."""
+    """A note that tells ``edl status`` on this host where the job is."""
 
     def write(self) -> None:
-        """Leave it."""
+        """Create the note."""
         ...
 
     def remove(self) -> None:
-        """Take it away."""
+        """Delete the note."""
         ...
 
 
 class ReportFiles(Protocol):
-    """Keeps how the job has ended. See ``edl.launch.reporting.Reporter``."""
+    """Records how the job has ended. See ``edl.launch.reporting.Reporter``."""
 
     @property
     def folder(self) -> str:
-        """Where the files are."""
+        """The folder of the files."""
         ...
 
     def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry]) -> None:
-        """Write them. Blocks."""
+        """Write the files. Blocks."""
         ...
 
 
@@ -94,17 +94,18 @@ class LeaseRenewer(Protocol):
     """Renews the lease while the event loop is busy. See ``LeaseGuard``."""
 
     def holds(self, lease: int, asked_s: float) -> None:
-        """The launcher has this lease now, granted or renewed when asked at ``asked_s``; 0: it has none."""
+        """Called when the launcher's lease was granted or renewed, as requested at ``asked_s``. ``lease`` 0: it has
+        none."""
         ...
 
     def end(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         ...
 
 
 @dataclass(slots=True)
 class Parts:
-    """What compose.py has put together."""
+    """The parts of a launcher, as built by ``edl.launch.compose``."""
 
     job: JobId
     lease_ttl_s: float
@@ -120,19 +121,19 @@ class Parts:
     log: Callable[[str], None]
     reporter: ReportFiles
     guard: Callable[[Callable[[float], None]], LeaseRenewer]
-    """Begins to renew the lease beside the event loop; its argument hears on the loop of each such renewal, with the
-    time of the request."""
+    """Starts renewing the lease beside the event loop. Its argument is called on the loop after each such renewal, with
+    the time of the request."""
     beside: Sequence[Beside] = ()
-    """What else this launcher has, such as readers of data."""
+    """Other processes of this launcher, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
     notices: Poller | None = None
-    """Looks whether this host is about to be taken away."""
+    """Polls for notices that this host will be taken away; None: no polling."""
     worker_status: bool = False
-    """End a failed job with the status of the worker that failed first."""
+    """Whether the launcher of a failed job exits with the status of the worker that failed first."""
     kill_workers: Callable[[], None] = lambda: None
-    """SIGKILL every worker, and what starts them, without waiting for anything."""
+    """Sends SIGKILL to every worker and to the fork server, without waiting for anything."""
     exit_now: Callable[[int], object] = os._exit
-    """End this process with a status, whatever still runs in it."""
+    """Ends this process with a status at once, whatever is still running in it."""
 
 
 class Launcher:
@@ -141,7 +142,7 @@ class Launcher:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._signals = 0
-        """How many have come that mean to leave."""
+        """Number of signals received that ask this launcher to leave."""
         self._touched_s = 0.0
         self._store_away = False
         self._renewing = asyncio.Event()
@@ -151,7 +152,7 @@ class Launcher:
         """Take part in the job; returns the exit status."""
         parts = self._parts
         loop = asyncio.get_running_loop()
-        # Under nohup SIGHUP comes ignored, and has to stay so.
+        # Under nohup SIGHUP is ignored, and must stay ignored.
         for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
             loop.add_signal_handler(number, self._interrupt, number)
         for announced in set(parts.leave.signals) - set(SIGNALS):
@@ -189,7 +190,7 @@ class Launcher:
         return status
 
     async def _report(self, status: int, outcome: Outcome) -> None:
-        """In a thread, and not for ever: the files may lie on a disk that hangs."""
+        """Write the report in a thread, with a time limit: its disk may hang."""
         parts, shell = self._parts, self._parts.candidate.shell
         history = shell.journal.last(KEPT) if shell is not None and shell.ended else ()
         keep = parts.reporter.keep
@@ -198,10 +199,10 @@ class Launcher:
         if writing.done():
             writing.result()
         else:
-            parts.log(f"{parts.reporter.folder} does not answer: not waiting for the report that goes there")
+            parts.log(f"{parts.reporter.folder} does not respond: not waiting for the report to be written there")
 
     async def register_again(self) -> NodeInfo:
-        """A new lease after the last one was lost."""
+        """Register again under a new lease after the previous one was lost."""
         parts = self._parts
         parts.info = await parts.registration.rejoin(parts.info)
         parts.candidate.registered(parts.registration.lease)
@@ -222,22 +223,23 @@ class Launcher:
             await self._renewing.wait()
 
     async def _keep_member(self) -> None:
-        """If the store's process dies and this one does not: again, with its data. Until then training goes on."""
+        """Restart the store member with its data if its process dies. Training continues meanwhile."""
         parts, pauses = self._parts, Backoff(MEMBER_PAUSE_S, LONGEST_MEMBER_PAUSE_S)
         member, settled_s = parts.member, 0.0
         while member is not None:
             code = await member.wait_exit()
             if parts.clock.now_s() >= settled_s:
                 pauses.reset()
-                parts.log(f"the embedded etcd has ended with status {code}: starting it again with its data")
+                parts.log(f"the embedded etcd has ended with status {code}: restarting it with its data")
             else:
                 parts.log(f"the embedded etcd keeps ending: {member.failure()}")
             try:
                 member.start()
             except (StoreError, OSError) as error:
-                parts.log(f"the embedded etcd does not start: {error}")
+                parts.log(f"cannot start the embedded etcd: {error}")
             await asyncio.sleep(pauses.next())
-            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S  # from now on: it may have ended in the pause
+            # Counted from now: the member may have ended during the pause.
+            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
 
     def _renewed(self, asked_s: float) -> None:
         if self._store_away:
@@ -250,7 +252,7 @@ class Launcher:
     def _missed(self) -> None:
         if not self._store_away:
             self._store_away = True
-            self._parts.log("the store does not answer: training goes on, changes of the world wait for it")
+            self._parts.log("the store does not answer: training continues, changes of the world wait")
         if self._parts.clock.now_s() - self._touched_s >= self._parts.lease_ttl_s:
             self._parts.candidate.out_of_touch()
 
@@ -263,8 +265,8 @@ class Launcher:
             one.interrupt()
 
     def _drop_everything(self, number: int) -> None:
-        """Somebody has had enough of waiting, whatever for. What this launcher leaves undone others find out by its
-        port, which refuses, and by its lease, which ends."""
+        """Kill everything and exit at once, whatever this launcher is waiting for. Other launchers notice because its
+        port refuses connections and its lease expires."""
         parts = self._parts
         name = signal.Signals(number).name
         parts.log(f"{name}, the third signal: killing everything and ending at once; nothing more is saved")
@@ -273,8 +275,8 @@ class Launcher:
         parts.exit_now(128 + number)
 
     def _announced(self, number: int) -> None:
-        """A signal that announces the end, such as Slurm's before its time limit. SIGTERM may follow, and is the first
-        then."""
+        """Handle a signal that announces the end, such as Slurm's before its time limit. A later SIGTERM counts as the
+        first signal."""
         self._parts.agent.post(Noticed(signal.Signals(number).name))
 
     async def _look_for_notices(self) -> None:
@@ -282,13 +284,13 @@ class Launcher:
             await self._parts.notices.run(lambda notice: self._parts.agent.post(Noticed(notice.reason, notice.lead_s)))
 
     async def _let_master_finish(self, shell: MasterShell | None) -> None:
-        """If the job has ended under this Master, stay until the others have heard."""
+        """If the job has ended under this Master, stay until the other nodes have been informed."""
         if shell is not None and shell.ended:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(shell.concluded.wait(), FAREWELL_S)
 
     async def _say_farewell(self, *, ended: bool) -> None:
-        """Give the place back; others may still need the store member here, so it goes last."""
+        """Give back the place in the job. The store member ends last, because others may still need it."""
         parts = self._parts
         await asyncio.gather(*(one.leave() for one in parts.beside))
         with contextlib.suppress(StoreError):
@@ -296,14 +298,13 @@ class Launcher:
         await parts.server.stop()
         if parts.member is not None and ended:
             await _others_gone(parts.store, JobKeys(parts.job))
-            await parts.member.stop(
-                0
-            )  # its data goes; a member without a majority would take long to stop in good order
+            # No grace: its data is deleted anyway, and without a majority a clean stop would take long.
+            await parts.member.stop(0)
             parts.member.discard()
 
 
 async def _others_gone(store: Store, keys: JobKeys) -> None:
-    """Wait until no other node or helper of the ended job needs the store, or until it has taken too long."""
+    """Wait, with a time limit, until no other node or helper of the ended job needs the store."""
     with contextlib.suppress(StoreError, asyncio.TimeoutError):
         snapshot = await store.read(keys.prefix)
         left = {entry.key for entry in snapshot.entries if entry.key.startswith((keys.nodes, keys.helpers))}
@@ -315,8 +316,8 @@ async def _others_gone(store: Store, keys: JobKeys) -> None:
 
 
 def status_of_worker(exit_code: int, failures: Sequence[Failure]) -> int:
-    """The status to end with where that of the first failure counts, as with paddle.distributed.launch: the worker's
-    own, or 128 plus the signal that has ended it, as a shell has it. ``exit_code``: the launcher's."""
+    """The exit status of a launcher with ``--exit-code=worker``, as under paddle.distributed.launch: that of the worker
+    that failed first, or 128 plus its signal, as a shell reports it. ``exit_code``: the launcher's own."""
     if exit_code != ExitCode.WORKER_FAILED or not failures:
         return exit_code
     status = failures[0].exit_code
@@ -324,7 +325,7 @@ def status_of_worker(exit_code: int, failures: Sequence[Failure]) -> int:
 
 
 def ended_before(error: JobEnded, log: Callable[[str], None], *, worker_status: bool = False) -> int:
-    """A launcher in place of one that the end of its job did not reach: say so, and end as the job did."""
-    log(f"{error}. To run it again, start the same command once more")
+    """Log that the job of this node's previous launcher has ended; returns the exit status that the job ended with."""
+    log(f"{error}. To start a new job, run the same command again")
     outcome = error.outcome
     return status_of_worker(outcome.exit_code, outcome.failures) if worker_status else outcome.exit_code

@@ -1,8 +1,8 @@
-"""Keeps a launcher's lease while its event loop is busy, so that a computation costs no node and no Master.
+"""Keeps a launcher's lease while its event loop is busy, so that a long computation does not cost a node or the Master.
 
-The event loop renews the lease as long as it can. This thread asks the loop again and again whether it runs, and renews
-in its place while it does not answer; for two leases at most, since a loop that is dead must not keep its node in the
-job. A process that is frozen renews nothing: its threads are frozen, too.
+Usually the event loop renews the lease. A thread checks whether the loop responds, and renews in its place while it
+does not, for at most two lease times: a dead loop must not keep its node in the job. A frozen process renews nothing,
+because its threads are frozen as well.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from edl.adapters.clock import SystemClock
 from edl.agent.entitlement import LEASE_SHARE
 
 LOOK_SHARE = 0.1
-"""Of a lease, between two looks,"""
+"""Interval between two checks, as a share of the lease time."""
 DUE_SHARE = 0.4
-"""after which it is to be renewed: the event loop does so after a third,"""
+"""Age of the last renewal, as a share of the lease time, from which the thread renews: the event loop does so after a
+third."""
 DEAD_SHARE = 2.0
-"""and for which the event loop may be silent before it counts as dead."""
+"""Time without a response of the event loop, as a share of the lease time, after which it is considered dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look shows. Times in seconds of one monotonic clock."""
+    """The result of a check. Times are in seconds on one monotonic clock."""
 
     now_s: float
     renewed_s: float
-    """When the last renewal was asked for that was answered."""
+    """Time of the request of the last successful renewal."""
     asked_s: float | None
-    """Since when the event loop owes an answer; None: it owes none."""
+    """Time since which the event loop owes a response; None: it owes none."""
 
 
 def is_due(seen: Seen, ttl_s: float) -> bool:
-    """Whether to renew a lease of so many seconds in place of the event loop."""
+    """Whether to renew a lease of ``ttl_s`` seconds in place of the event loop."""
     if seen.asked_s is None:
         return False
     late, silent_s = seen.now_s - seen.renewed_s >= DUE_SHARE * ttl_s, seen.now_s - seen.asked_s
@@ -45,20 +46,23 @@ def is_due(seen: Seen, ttl_s: float) -> bool:
 
 
 class Leases(Protocol):
-    """Renews leases. It blocks, and is called from one thread."""
+    """Renews leases. Calls block, and come from one thread."""
 
     def renew(self, lease: int) -> bool:
-        """Keep a lease alive; whether it worked."""
+        """Renew a lease; returns whether that succeeded."""
         ...
 
     def close(self) -> None:
-        """There is nothing to do for a while."""
+        """Release resources: no renewal is needed for a while."""
         ...
 
 
 class LeaseGuard:
-    """The thread. ``entitle`` tells the fork server until when workers may run; ``renewed`` is called on the event loop
-    with the time of the newest renewal made here. ``entitle`` and ``log`` are called from the thread."""
+    """The thread that checks and renews.
+
+    ``entitle`` tells the fork server until when workers may run; ``renewed`` is called on the event loop with the time
+    of the newest renewal made here. ``entitle`` and ``log`` are called from the thread.
+    """
 
     def __init__(
         self,
@@ -82,11 +86,12 @@ class LeaseGuard:
         threading.Thread(target=self._run, name="edl-lease", daemon=True).start()
 
     def holds(self, lease: int, asked_s: float) -> None:
-        """The event loop has this lease; it was granted, or renewed, when asked at ``asked_s``. 0: it has none."""
+        """Called by the event loop when it has this lease, granted or renewed as requested at ``asked_s``. ``lease`` 0:
+        it has none."""
         self._lease, self._renewed_s = lease, asked_s
 
     def end(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._over.set()
 
     def _run(self) -> None:
@@ -105,11 +110,11 @@ class LeaseGuard:
             self._renewed_s = now_s
             self._entitle(now_s + LEASE_SHARE * self._ttl_s)
             self._loop.call_soon_threadsafe(self._tell)
-            self._log("this launcher's event loop is busy: its lease has been renewed beside it")
+            self._log("this launcher's event loop is busy: a thread has renewed its lease")
 
     def _answered(self) -> None:
         self._asked_s = None
 
     def _tell(self) -> None:
-        """Of several renewals the event loop hears of the last one alone: what an earlier one allows may be over."""
+        """Report only the newest renewal to the event loop: the time that an older one allowed may be over."""
         self._renewed(self._renewed_s)

@@ -1,4 +1,4 @@
-"""The launcher's options about how this node leaves, and which exit status says that it did so in good order."""
+"""The launcher's options about how this node leaves, and its exit status if it has left in good order."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edl.launch.preemption_notices import PROVIDERS
 from edl.launch.settings import LeaveSettings, NoticeSettings
 
 ALLOWED = ("TERM", "USR1", "USR2", "HUP", "QUIT", "XCPU")
-"""Signals that batch systems announce an end with."""
+"""Signals with which batch systems announce the end of a job."""
 ALWAYS = ("TERM", "INT", "HUP", "QUIT")
-"""On these a launcher leaves whatever is said."""
+"""Signals on which a launcher always leaves."""
 FORWARDABLE = ("USR1", "USR2", "ALRM", "XCPU", "URG", "WINCH")
-"""Signals that a launcher has no use for itself."""
+"""Signals that a launcher itself does not use."""
 
 
 def leave_from(options: Mapping[str, Any]) -> LeaveSettings:
-    """What the options say. Raises ``SettingError``."""
+    """The settings about leaving. Raises ``SettingError``."""
     drained, passed = _signals(options["drain_signals"]), _passed(options["signals_to_handle"])
     return record(
         LeaveSettings,
@@ -34,7 +34,7 @@ def leave_from(options: Mapping[str, Any]) -> LeaveSettings:
 
 
 def _passed(text: str) -> tuple[int, ...]:
-    """Signals of torchrun's list beside those on which a launcher always leaves."""
+    """Signals of ``--signals-to-handle``, except those on which a launcher always leaves. Raises ``SettingError``."""
     names = _names(text)
     allowed = tuple(dict.fromkeys((*ALWAYS, *ALLOWED)))
     for name in names:
@@ -45,7 +45,8 @@ def _passed(text: str) -> tuple[int, ...]:
 
 
 def _forwarded(text: str, drained: tuple[int, ...], passed: tuple[int, ...]) -> tuple[int, ...]:
-    """What workers get passed on. A signal cannot both be theirs and make this node leave."""
+    """Signals that are passed to the workers. A signal cannot both be passed on and make this node leave. Raises
+    ``SettingError``."""
     if text.lower() == "none":
         return ()
     if not text:
@@ -56,7 +57,9 @@ def _forwarded(text: str, drained: tuple[int, ...], passed: tuple[int, ...]) -> 
         if number in drained or number in passed or name in ALWAYS:
             option = "--signals-to-handle" if number in passed else "--drain-signals"
             why = f"on SIG{name} this node leaves" + ("" if name in ALWAYS else f" ({option})")
-            raise SettingError("--forward-signals", text, why, "Drop it" if name in ALWAYS else "Drop one of the two")
+            raise SettingError(
+                "--forward-signals", text, why, "Drop it" if name in ALWAYS else "Drop it from one of the two options"
+            )
         if name not in FORWARDABLE:
             why = f"{name!r} cannot be passed on"
             raise SettingError("--forward-signals", text, why, f"Possible: {', '.join(FORWARDABLE)}, or none")
@@ -65,18 +68,21 @@ def _forwarded(text: str, drained: tuple[int, ...], passed: tuple[int, ...]) -> 
 
 
 def _names(text: str) -> list[str]:
-    """``USR1,SIGUSR2`` as USR1 and USR2."""
+    """Parse signal names: ``USR1,SIGUSR2`` gives USR1 and USR2."""
     return [part.strip().upper().removeprefix("SIG") for part in text.split(",") if part.strip()]
 
 
 def _signals(text: str) -> tuple[int, ...]:
-    """``TERM,USR2`` or ``SIGTERM,SIGUSR2``. SIGTERM is always among them."""
+    """Parse ``--drain-signals``, such as ``TERM,USR2`` or ``SIGTERM,SIGUSR2``. SIGTERM is always included. Raises
+    ``SettingError``."""
     names = _names(text)
     for name in names:
         if name == "INT":
-            raise SettingError("--drain-signals", text, "SIGINT is Ctrl-C, and ends the launcher with 130", "Drop INT")
+            raise SettingError(
+                "--drain-signals", text, "SIGINT is Ctrl-C, which ends the launcher with status 130", "Drop INT"
+            )
         if name not in ALLOWED:
-            raise SettingError("--drain-signals", text, f"{name!r} is not possible", f"Possible: {', '.join(ALLOWED)}")
+            raise SettingError("--drain-signals", text, f"{name!r} cannot be used", f"Possible: {', '.join(ALLOWED)}")
     return tuple(int(signal.Signals[f"SIG{name}"]) for name in dict.fromkeys(["TERM", *names]))
 
 
@@ -87,7 +93,7 @@ def _notice(text: str) -> NoticeSettings | None:
     if name not in PROVIDERS:
         raise SettingError("--preemption-notice", text, f"{name!r} is not known", f"Known: {', '.join(PROVIDERS)}")
     if colon and not _is_base(base):
-        raise SettingError("--preemption-notice", text, "is no base URL", f"Write {name}:http://HOST[:PORT]")
+        raise SettingError("--preemption-notice", text, "is not a base URL", f"Write {name}:http://HOST[:PORT]")
     return NoticeSettings(name, base.rstrip("/") if colon else PROVIDERS[name].base)
 
 

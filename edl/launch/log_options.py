@@ -1,4 +1,4 @@
-"""The launcher's options for what workers write."""
+"""The launcher's options for the workers' output."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edl.launch.options import fields, is_default
 from edl.ports import CommandKind, WorkerCommand
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-"""torchrun's; ``--log-prefix`` is ours and wins."""
+"""torchrun's variable for the prefix; ``--log-prefix`` takes precedence."""
 _TORCHRUNS = ("redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters")
-"""Options by which torchrun is told where output goes; Paddle's launcher has none of them."""
+"""torchrun's options about output, which Paddle's launcher does not have."""
 KEPT_LAUNCHES = 100
-"""Launches that are over and whose temporary folders of logs stay."""
+"""Number of ended launches whose temporary log folders are kept."""
 _ESCAPED = "\0"
 
 
@@ -35,10 +35,10 @@ def log_plan(
     *,
     servers: int = 0,
 ) -> LogPlan:
-    """What the options say for the launcher of this job and node. Raises ``SettingError``.
+    """The log plan for the launcher of this job and node. Raises ``SettingError``.
 
-    ``slots``: workers of this node; 0 when that is not known. ``servers``: how many of them, the first ones, are
-    pservers. A temporary folder is made when none is given.
+    ``slots``: workers of this node; 0 if not known. ``servers``: number of slots, the first ones, that are pservers. A
+    temporary folder is created if no folder is given.
     """
     chosen = fields(LogPlan, options)
     redirect_all, redirects = stream_map("--redirects", options["redirects"], slots)
@@ -48,8 +48,8 @@ def log_plan(
         raise SettingError(
             "--logs-specs",
             options["logs_specs"],
-            "plug-ins of torchrun need torch in the launcher, which this one does without",
-            "Say it with --log-dir, --redirects, --tee, --local-ranks-filter and --log-prefix",
+            "torchrun's plug-ins need torch in the launcher, which edl does not import",
+            "Use --log-dir, --redirects, --tee, --local-ranks-filter and --log-prefix",
         )
     layout = _layout(options, command)
     said = options["log_layout"] == layout.value
@@ -74,13 +74,13 @@ def log_plan(
 
 
 def server_folder(options: Mapping[str, Any]) -> str:
-    """Where pservers of a launcher that has nothing else write; empty: to the console."""
+    """The log folder for pservers of a launcher without workers; empty: they write to the console."""
     base = _base(options["log_dir"], LogLayout.PADDLE, "") if options["log_layout"] == LogLayout.PADDLE.value else None
     return str(base) if base is not None else ""
 
 
 def stream_map(option: str, text: str, slots: int = 0) -> tuple[int, dict[int, int]]:
-    """``3`` or ``0:3,12:1`` as a default and a map by local rank. Raises ``SettingError``, also for a rank that
+    """Parse ``3`` or ``0:3,12:1`` to a default and a map by local rank. Raises ``SettingError``, also for a rank that
     ``slots`` workers do not have."""
     if re.fullmatch(r"[0-3]", text):
         return int(text), {}
@@ -92,25 +92,27 @@ def stream_map(option: str, text: str, slots: int = 0) -> tuple[int, dict[int, i
 
 
 def texts(text: str) -> tuple[str, ...]:
-    """Comma-separated texts, ``,,`` being a comma in one; empty ones, which every line would hold, are left out."""
+    """Split comma-separated texts, in which ``,,`` is a literal comma. Empty texts are left out, because every line
+    contains them."""
     items = text.replace(",,", _ESCAPED).split(",")
     return tuple(item.replace(_ESCAPED, ",") for item in items if item)
 
 
 def remarks(plan: LogPlan) -> list[str]:
-    """What the person who gave the options should know, a line each."""
+    """Remarks about the log options for the user, one line each."""
     said = []
     if plan.folder and (plan.redirects or plan.tee or plan.redirect_all or plan.tee_all or plan.links):
-        said.append(f"what workers write is kept in {plan.folder}")
+        said.append(f"the workers' output is kept in {plan.folder}")
     teed = plan.tee_all | (max(plan.tee.values()) if plan.tee else 0)
     for option, filters in (("stdout", plan.stdout_filters), ("stderr", plan.stderr_filters)):
         if filters and not teed and plan.layout is LogLayout.TORCHRUN:
-            said.append(f"--duplicate-{option}-filters looks at streams with --tee only, and there is none")
+            said.append(f"--duplicate-{option}-filters applies only to streams with --tee, and there are none")
     return said
 
 
 def _layout(options: Mapping[str, Any], command: WorkerCommand) -> LogLayout:
-    """``auto``: Paddle's for a script that uses Paddle, where a folder is named and nothing in torchrun's words."""
+    """The layout; ``auto`` is Paddle's for a script that uses Paddle, if a folder is given and no option of torchrun's
+    about output."""
     if options["log_layout"] != "auto":
         return LogLayout(options["log_layout"])
     if not options["log_dir"] or not all(is_default(name, options) for name in _TORCHRUNS):
@@ -119,10 +121,10 @@ def _layout(options: Mapping[str, Any], command: WorkerCommand) -> LogLayout:
 
 
 def _framework(command: WorkerCommand) -> str:
-    """The one framework that the script imports, as far as can be seen without running it; empty for none or both."""
+    """The framework that the script imports, as far as can be seen without running it; empty for none or several."""
     if command.kind is CommandKind.PROGRAM:
         return ""
-    from edl.worker.warm import ImportFailed, find_plan  # only now: most launchers need not look
+    from edl.worker.warm import ImportFailed, find_plan  # imported late: most launchers do not need it
 
     try:
         found = find_plan(command.kind.value, command.target, ())
@@ -133,7 +135,7 @@ def _framework(command: WorkerCommand) -> str:
 
 
 def _base(log_dir: str, layout: LogLayout, job: str) -> Path | None:
-    """Folder of all launches; None: keep nothing. Absolute: scripts change their directory."""
+    """Base folder of all launches; None: no files. Absolute, because scripts change their directory."""
     if log_dir == os.devnull:
         return None
     if not log_dir and layout is LogLayout.PADDLE:
@@ -142,7 +144,7 @@ def _base(log_dir: str, layout: LogLayout, job: str) -> Path | None:
 
 
 def _temporary(job: str) -> Path:
-    """A new folder. Those of launches that are long over go: nobody else would remove them."""
+    """Create a temporary folder, and delete those of old launches, which nothing else removes."""
     sweep(Path(tempfile.gettempdir()), "edl-*", keep=KEPT_LAUNCHES)
     folder = Path(tempfile.mkdtemp(prefix=f"edl-{job}-"))
     own(folder)

@@ -1,4 +1,4 @@
-"""The ``Origin`` of a node: whose this launcher is and what its workers run, looked up on this host."""
+"""Determines the ``Origin`` of a node: the user of this launcher, and the program and versions that its workers run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ FRAMEWORKS = ("torch", "paddlepaddle", "paddlepaddle-gpu")
 
 
 def origin_of(command: WorkerCommand, node: str, python: str) -> Origin:
-    """Of this process. ``python``: the workers' interpreter, empty for this one; of another nothing is known."""
+    """The origin of this process. ``python``: the workers' interpreter, empty for this one. The versions in another
+    interpreter are not known."""
     path = _source(command)
     return Origin(
         node,
@@ -52,7 +53,8 @@ def _versions() -> list[str]:
 
 
 def _source(command: WorkerCommand) -> Path | None:
-    """The file that workers begin with. A function is not compared: each caller may make it anew."""
+    """The file that workers run first; None for a function, which is not compared because each caller may define it
+    again."""
     if command.kind is CommandKind.CALL:
         return None
     if command.kind is not CommandKind.MODULE:
@@ -64,7 +66,8 @@ def _source(command: WorkerCommand) -> Path | None:
 
 
 def _digest(path: Path, kind: CommandKind) -> str:
-    """Empty where there is nothing to read, and for programs that are no scripts: hosts build those differently."""
+    """SHA-256 of a file; empty if it cannot be read, and for programs other than scripts, which may differ between
+    hosts."""
     try:
         text = path.read_bytes()
     except OSError:

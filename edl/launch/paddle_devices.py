@@ -1,5 +1,5 @@
-"""``--devices`` of paddle.distributed.launch: which of the node's accelerators the workers use, and so how many they
-are."""
+"""``--devices`` of paddle.distributed.launch: the accelerators of the node that workers use, and so the number of
+workers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from edl.launch.resolved_options import ResolvedOptions
 CUDA = "CUDA_VISIBLE_DEVICES"
 VARIABLE_OF = {"gpus": CUDA, "selected_gpus": CUDA, "npus": "ASCEND_RT_VISIBLE_DEVICES", "xpus": "XPU_VISIBLE_DEVICES"}
 _ORDER = ("ASCEND_RT_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", CUDA)
-"""Which kind ``--devices`` means where several lists are set: as Paddle looks for them. Without any it is the kind that
-the installed Paddle is made for."""
+"""The order in which Paddle looks for lists of devices: if several of these variables are set, ``--devices`` refers to
+the first of them. Without any it refers to the kind that the installed Paddle was built for."""
 
 
 def choose(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Have workers see these devices only. Raises ``SettingError`` for one that this node does not have."""
+    """Restrict workers to the devices that the options name. Raises ``SettingError`` for a device that this node does
+    not have."""
     _pass_over(resolved, env)
     given = [name for name in ("devices", *VARIABLE_OF) if resolved.values[name]]
     if not given:
@@ -27,11 +28,15 @@ def choose(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     origin, text = _said(resolved, name), resolved.values[name]
     if others:
         raise SettingError(
-            _said(resolved, others[0]), resolved.values[others[0]], f"{origin}={text} is given, too", "Give one of them"
+            _said(resolved, others[0]),
+            resolved.values[others[0]],
+            f"{origin}={text} is given as well",
+            "Give only one of them",
         )
     entries = listed(text)
     if not entries or len(set(entries)) < len(entries):
-        raise SettingError(origin, text, "must be devices separated by commas, each once", "Such as 0,1")
+        why = "must be a comma-separated list of devices, each named once"
+        raise SettingError(origin, text, why, "Write a list such as 0,1")
     variable = VARIABLE_OF.get(name) or next((one for one in _ORDER if one in env), paddle_devices()[0].variable)
     _check(origin, text, entries, variable, env)
     slots = resolved.values["nproc_per_node"] if resolved.given("nproc_per_node") else ""
@@ -40,9 +45,11 @@ def choose(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     elif not slots:
         resolved.offer("nproc_per_node", str(len(entries)), resolved.source(name), origin)
     if slots.isdecimal() and int(slots) > len(entries):
-        raise SettingError(origin, text, f"{slots} workers cannot have a device each", "Name more, or start fewer")
+        raise SettingError(
+            origin, text, f"not enough devices for {slots} workers", "Name more devices, or start fewer workers"
+        )
     if slots.isdecimal() and int(slots) > 1:
-        entries = entries[: int(slots)]  # as there: the rest stay unused
+        entries = entries[: int(slots)]  # as under Paddle's launcher, the others are not used
     resolved.environment[variable] = ",".join(entries)
 
 
@@ -51,7 +58,7 @@ def _said(resolved: ResolvedOptions, name: str) -> str:
 
 
 def _pass_over(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """The legacy launcher's option, which a Paddle without GPUs does not know and so leaves out."""
+    """Ignore ``--selected_gpus``, an option of the legacy launcher, on a node without GPUs, as Paddle does."""
     text = resolved.values["selected_gpus"]
     if text and CUDA not in env and not count_gpus():
         resolved.remark(f"{_said(resolved, 'selected_gpus')}={text} is not used: this node has no GPUs")
@@ -66,7 +73,9 @@ def _check(origin: str, text: str, entries: tuple[str, ...], variable: str, env:
         known = tuple(str(index) for index in range(count_gpus()))
         where = f"this node has {len(known)} GPUs"
     else:
-        return  # nobody has listed them, and there is no way to count them without the framework
+        return  # they are not listed, and cannot be counted without the framework
     missing = [entry for entry in entries if entry not in known]
     if missing:
-        raise SettingError(origin, text, f"there is no {missing[0]}: {where}", "Name devices that workers may use")
+        raise SettingError(
+            origin, text, f"there is no device {missing[0]}: {where}", "Name devices that workers may use"
+        )

@@ -1,8 +1,8 @@
-"""Options and variables of paddle.distributed.launch, in terms of our own options.
+"""Translates options and variables of paddle.distributed.launch to edl's own options.
 
-What each of them becomes is in ``paddle_table``. Variables come first, since Paddle's launcher lets them win over its
-command line; then each option is offered as one of ours, with the strength and under the name of who said it; what is
-left of Paddle's ways (folder of logs, status of the launcher, number of workers) holds where nobody says otherwise.
+``paddle_table`` lists what each of them becomes. Variables are read first, because in Paddle's launcher they override
+the command line. Then each option is offered as one of edl's own, with its source and origin. Finally, Paddle's other
+conventions (log folder, exit status, number of workers) become defaults.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from edl.launch.resolved_options import ResolvedOptions, Source, inside_worker
 from edl.wire.address import address
 
 DEFAULT_MASTER_PORT = "6768"
-"""Paddle's, of an endpoint in a variable that has none."""
+"""Paddle's default port for an endpoint in a variable that has none."""
 TIMES_WHEN_FIXED = 10
-"""So much longer Paddle waits for the nodes of a job whose number is fixed."""
+"""Factor by which Paddle waits longer for nodes if their number is fixed."""
 
 SHARED = {row.name: entry_of(row.option).name for row in PADDLE_ROWS if entry_of(row.option).variable}
-"""Paddle's options that are ours as well: they say nothing about the dialect."""
+"""Paddle's options that edl has as well: they do not reveal the dialect."""
 ABBREVIATIONS = ("max_restart",)
-"""Paddle's options by which torchrun's users may mean one of torchrun's: nor do they."""
+"""Paddle's options that may be abbreviations of torchrun's: they do not reveal the dialect either."""
 LISTS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
-"""Variables that list all trainers, the strongest last."""
+"""Variables that list all trainers, the one with the highest precedence last."""
 MEETING = ("master", "nnodes", "ips", "rank")
-"""Options about several nodes."""
+"""Options about the nodes of a job and where they meet."""
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _NOTHING = ("", "0", "False", "INFO")
 _SIZES_OF_SERVERS = ("servers", "trainers", "server_nnodes")
 
 
 def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
+    """Apply Paddle's options and variables. Raises ``UsageError`` for what cannot be honoured."""
     script_servers.take_words(resolved)
     closed = resolved.values["dialect"] in ("edl", TORCH_LAUNCH) or inside_worker(env)
     variables = {} if closed else {name: value for name, value in env.items() if value}
@@ -51,7 +51,7 @@ def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     telling = _telling(resolved, variables) if resolved.values["dialect"] == "auto" else []
     if telling and not spoken:
         some = ", ".join(telling[:3])
-        resolved.remark(f"{some} in the environment: done as by Paddle's launcher; --dialect=edl to leave them unread")
+        resolved.remark(f"{some} in the environment: using Paddle's dialect; --dialect=edl ignores these variables")
     paddle = spoken or bool(telling)
     if paddle:
         _take_variables(resolved, variables)
@@ -66,7 +66,7 @@ def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def _is_spoken(resolved: ResolvedOptions) -> bool:
-    """Whether the command line speaks Paddle's dialect: by an option that only Paddle has."""
+    """Whether the command line is in Paddle's dialect, that is, has an option that only Paddle has."""
     if resolved.values["dialect"] != "auto":
         return bool(resolved.values["dialect"] == "paddle")
     only_paddles = any(resolved.given(name) for name in _names() if name not in SHARED and name not in ABBREVIATIONS)
@@ -74,19 +74,19 @@ def _is_spoken(resolved: ResolvedOptions) -> bool:
 
 
 def _telling(resolved: ResolvedOptions, env: Mapping[str, str]) -> list[str]:
-    """Variables that are there, and that only Paddle's launcher would read."""
+    """Variables that are set and that only Paddle's launcher reads."""
     of_options = [variable for row in PADDLE_ROWS for variable in row.variables]
     found = [name for name in (*of_options, *LISTS) if env.get(name) and name not in WEAK_VARIABLES | {"POD_IP"}]
     return found or (["PADDLE_ELASTIC_JOB_ID"] if _elastic(resolved, env) is not None else [])
 
 
 def _names() -> list[str]:
-    """Values of all of Paddle's options, as far as they are options of their own."""
+    """Names of the values of all options that only Paddle has."""
     return [row.name for row in PADDLE_ROWS if row.name not in ("devices", "http_port")] + ["devices", *VARIABLE_OF]
 
 
 def said(resolved: ResolvedOptions, name: str) -> str:
-    """Where an option of Paddle's was said: the variable, or the option as Paddle spells it."""
+    """The origin of an option of Paddle's: the variable, or the option in Paddle's spelling."""
     return resolved.origin(name) or f"--{name}"
 
 
@@ -100,27 +100,27 @@ def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
             if variable in WEAK_VARIABLES or variable not in env or variable == "POD_IP":
                 continue
             if variable == "PADDLE_TRAINER_ID" and env[variable].strip().startswith("-"):
-                continue  # as there: no rank
+                continue  # as in Paddle: no rank
             if row.name in MEETING and _left_alone(resolved, env, variable):
                 continue
             resolved.offer(name, env[variable], Source.PADDLE, variable)
     if "POD_IP" in env and not resolved.given("local_addr"):
-        # Many a pod has it for purposes of its own, so it says no more than that it is this node's address.
+        # Many pods set POD_IP for their own purposes, so it only gives this node's address.
         resolved.offer("host", env["POD_IP"], Source.PADDLE, "POD_IP")
     _take_endpoints(resolved, env)
     _take_elastic(resolved, env)
 
 
 def _left_alone(resolved: ResolvedOptions, env: Mapping[str, str], variable: str) -> bool:
-    """Whether a variable about several nodes says nothing here: Paddle knows no --standalone that it could override."""
+    """Whether a variable about several nodes is ignored: --standalone, which Paddle does not have, takes precedence."""
     if resolved.values["standalone"]:
-        resolved.remark(f"{variable}={env[variable]} is not used beside --standalone, a job of one node")
+        resolved.remark(f"{variable}={env[variable]} is not used with --standalone, a job of one node")
     return bool(resolved.values["standalone"])
 
 
 def _take_endpoints(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """The lists of all trainers that an operator hands to each pod: they describe it. Who names a store in our words
-    means that one, and the size beside it."""
+    """Read the lists of all trainers that an operator passes to each pod, which describe the job. A store that was
+    given as ``--rdzv-endpoint`` takes precedence, together with the size given beside it."""
     if resolved.given("rdzv_endpoint"):
         return
     for variable in LISTS:
@@ -135,11 +135,11 @@ def _take_endpoints(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def _elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Server, job and number of nodes for the legacy launcher; as there, they count only together."""
+    """Server, job and number of nodes for the legacy launcher; as in Paddle, they count only together."""
     if resolved.values["standalone"]:
         return None
     if resolved.values["scheduler"].startswith("paddlecloud") and not resolved.values["elastic_server"]:
-        return None  # they are about that scheduler's own etcd
+        return None  # the variables describe the etcd of that scheduler
     host, port = env.get("PADDLE_ELASTIC_ETCD_SERVICE_HOST", ""), env.get("PADDLE_ELASTIC_ETCD_SERVICE_PORT", "")
     service = f"{host}:{port}" if host and port else ""
     server = resolved.values["elastic_server"] or env.get("PADDLE_ELASTIC_SERVER", "") or service
@@ -149,7 +149,7 @@ def _elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> tuple[str, st
 
 
 def _take_elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Variables of the legacy launcher: weaker than its options."""
+    """Read the variables of the legacy launcher, which its options override."""
     found = _elastic(resolved, env)
     if found is None:
         return
@@ -175,27 +175,27 @@ def _take_elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def _answer(resolved: ResolvedOptions) -> None:
-    """Refuse, or explain, what says nothing here."""
+    """Refuse or explain the options that have no effect here."""
     for row in PADDLE_ROWS:
         if row.fate is Fate.HONOURED or not resolved.given(row.name):
             continue
         value = resolved.values[row.name]
         if row.name == "log_level" and str(value).upper() not in LEVELS:
-            raise SettingError(said(resolved, row.name), value, "is no level", f"Write {', '.join(LEVELS)}")
+            raise SettingError(said(resolved, row.name), value, "is not a log level", f"Use one of {', '.join(LEVELS)}")
         if str(value) in _NOTHING:
-            continue  # it says no more than what holds here anyway
+            continue  # the same as edl's behaviour
         if row.fate is Fate.REFUSED:
             raise SettingError(said(resolved, row.name), value, row.why, row.advice)
         resolved.remark(f"{said(resolved, row.name)}={value}: {row.why}")
 
 
 def _means(resolved: ResolvedOptions, name: str, ours: str, value: Any) -> None:
-    """Offer an option of Paddle's as ours. Raises ``SettingError`` when both are given and say different things."""
+    """Offer an option of Paddle's as edl's own. Raises ``SettingError`` if both are given with different values."""
     source, origin = resolved.source(name), said(resolved, name)
     if source <= Source.COMMAND_LINE and resolved.source(ours) == source and str(resolved.values[ours]) != str(value):
         other = said(resolved, ours).replace("_", "-")
         raise SettingError(
-            origin, resolved.values[name], f"{other}={resolved.values[ours]} says otherwise", "Give only one of them"
+            origin, resolved.values[name], f"{other}={resolved.values[ours]} contradicts it", "Give only one of them"
         )
     resolved.offer(ours, value, source, origin)
 
@@ -206,7 +206,7 @@ def _mode(resolved: ResolvedOptions) -> None:
         row = row_of("heter_workers")
         raise SettingError(said(resolved, "run_mode"), mode, row.why, "Use --run_mode=ps")
     if mode == "rpc":
-        resolved.values["run_mode"] = "collective"  # every worker has the variables for it
+        resolved.values["run_mode"] = "collective"  # all workers have the variables for RPC
 
 
 def _elastic_server(resolved: ResolvedOptions) -> None:
@@ -217,34 +217,37 @@ def _elastic_server(resolved: ResolvedOptions) -> None:
         raise SettingError(
             said(resolved, "elastic_server"),
             server,
-            "needs --job_id and --np beside it",
+            "needs --job_id and --np as well",
             "Or use --master=etcd://HOST:PORT",
         )
     _means(resolved, "elastic_server", "rdzv_endpoint", f"etcd://{server.removeprefix('etcd://')}")
 
 
 def _other_names(resolved: ResolvedOptions) -> None:
-    """Options that are only Paddle's names of ours."""
+    """Offer the options that are other names of edl's own."""
     for option in PADDLE:
         if option.same_as and resolved.given(option.name) and resolved.values[option.name] != "":
             _means(resolved, option.name, entry_of(option.same_as).name, resolved.values[option.name])
 
 
 def _ips(resolved: ResolvedOptions) -> None:
-    """Nodes that are named one by one: who they are, where they meet, and which of them this is."""
+    """Read a list of all nodes: their number, where they meet, and which of them this is."""
     hosts = [one.strip() for one in resolved.values["ips"].split(",") if one.strip()]
     if not hosts:
         return
     origin = said(resolved, "ips")
     if resolved.values["master"]:
-        resolved.remark(f"{origin}={resolved.values['ips']} is not used beside --master, as in Paddle's launcher")
+        resolved.remark(f"{origin}={resolved.values['ips']} is not used with --master, as in Paddle's launcher")
         return
     if len(hosts) > 1 and any(one in ("127.0.0.1", "localhost", "::1") for one in hosts):
         raise SettingError(
-            origin, resolved.values["ips"], "127.0.0.1 is every node's own address", "Name those of a network"
+            origin,
+            resolved.values["ips"],
+            "127.0.0.1 is every node's own address",
+            "Name addresses that all nodes can reach",
         )
     if len(set(hosts)) < len(hosts):
-        raise SettingError(origin, resolved.values["ips"], "names an address twice")
+        raise SettingError(origin, resolved.values["ips"], "names an address twice; name each node once")
     _means(resolved, "ips", "nnodes", str(len(hosts)))
     if len(hosts) == 1:
         return
@@ -256,11 +259,11 @@ def _ips(resolved: ResolvedOptions) -> None:
 
 
 def _this_one(resolved: ResolvedOptions, hosts: list[str]) -> str:
-    """Which of these addresses is this node's."""
+    """The address of this node among ``hosts``. Raises ``SettingError``."""
     known = resolved.values["local_addr"] if resolved.given("local_addr") else resolved.values["host"]
     if known in hosts:
         return str(known)
-    from edl.adapters.etcd_cluster import can_bind  # only now: the network libraries are not needed to print the help
+    from edl.adapters.etcd_cluster import can_bind  # imported late: printing the help does not need it
 
     mine = [one for one in hosts if can_bind(one, 0)]
     if not mine:
@@ -268,23 +271,21 @@ def _this_one(resolved: ResolvedOptions, hosts: list[str]) -> str:
             said(resolved, "ips"),
             resolved.values["ips"],
             "none of these is an address of this host",
-            "Or name it with --host",
+            "Name this node's address, or give it with --host",
         )
     return mine[0]
 
 
 def _rank(resolved: ResolvedOptions) -> None:
     if resolved.source("rank") is Source.PADDLE and resolved.values["rank"] > 0 and _alone(resolved):
-        # As there: a variable that is left over from another job does not keep a single node from starting.
-        resolved.remark(
-            f"{said(resolved, 'rank')}={resolved.values['rank']} is not used: nothing says that there are more nodes"
-        )
+        # As in Paddle: a variable left over from another job must not keep a single node from starting.
+        resolved.remark(f"{said(resolved, 'rank')}={resolved.values['rank']} is not used: the job has only one node")
     elif resolved.given("rank") and resolved.values["rank"] != -1:
         _means(resolved, "rank", "node_rank", resolved.values["rank"])
 
 
 def _endpoint_lists(resolved: ResolvedOptions) -> None:
-    """Lists of all pservers and trainers need no further address: the first pserver's host keeps the store."""
+    """Use the first pserver's host as the host of the store, if all pservers and trainers are listed."""
     listed = [resolved.values[name].strip() for name in ("servers", "trainers")]
     parts = [[one.strip().rpartition(":")[0] for one in text.split(",") if one.strip()] for text in listed]
     hosts = {host for part in parts for host in part}
@@ -296,18 +297,18 @@ def _endpoint_lists(resolved: ResolvedOptions) -> None:
 
 
 def _ports(resolved: ResolvedOptions) -> None:
-    """Ports of a store that the job does not have."""
+    """Report port options that are not used, because the job's store is elsewhere."""
     for name, needed in (("start_port", "--ips of several nodes"), ("gloo_port", "lists of --servers and --trainers")):
         store = str(resolved.values["rdzv_endpoint"])
         if resolved.given(name) and not store.endswith(f":{resolved.values[name]}"):
             resolved.remark(
-                f"{said(resolved, name)}={resolved.values[name]} is not used: it is the store's port with {needed}"
+                f"{said(resolved, name)}={resolved.values[name]} is not used: it is the port of the store with {needed}"
             )
 
 
 def _master(resolved: ResolvedOptions) -> None:
-    """Where nodes meet: an etcd, or a store of our own at that address."""
-    text = resolved.values["master"].strip().removeprefix("http://")  # as its help has it
+    """Read ``--master``: an existing etcd, or the address of a store that the launchers run."""
+    text = resolved.values["master"].strip().removeprefix("http://")  # the form in Paddle's help
     if not text:
         return
     origin = said(resolved, "master")
@@ -316,15 +317,15 @@ def _master(resolved: ResolvedOptions) -> None:
     for one in bare.split(","):
         host, _, port = one.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SettingError(origin, text, f"{one!r} is not HOST:PORT", "Such as 10.0.0.1:6379, or etcd://HOST:PORT")
+            raise SettingError(origin, text, f"{one!r} is not HOST:PORT", "Write 10.0.0.1:6379 or etcd://HOST:PORT")
     if not external and _alone(resolved):
-        resolved.remark(f"{origin}={text} is not used: a job of one node has a store of its own")
+        resolved.remark(f"{origin}={text} is not used: a job of one node has a private store")
         return
     _means(resolved, "master", "rdzv_endpoint", text)
 
 
 def _alone(resolved: ResolvedOptions) -> bool:
-    """Whether the job has one node for good."""
+    """Whether the job always has exactly one node."""
     if any(resolved.values[name] for name in _SIZES_OF_SERVERS) or resolved.values["role"] in (
         "reader",
         "pserver",
@@ -335,13 +336,13 @@ def _alone(resolved: ResolvedOptions) -> bool:
 
 
 def _faults(resolved: ResolvedOptions) -> None:
-    """Restarts and how long to wait."""
+    """Translate the options about restarts and time-outs."""
     level, origin = resolved.values["elastic_level"], said(resolved, "elastic_level")
     if resolved.given("elastic_level") and level == -1:
         resolved.offer("max_restarts", 0, resolved.source("elastic_level"), origin)
-        resolved.remark(f"{origin}=-1: the first failure of a worker ends the job; a lost node is waited for as ever")
+        resolved.remark(f"{origin}=-1: the first worker failure ends the job; lost nodes are still waited for")
     elif resolved.given("elastic_level"):
-        resolved.remark(f"{origin}={level}: a failed worker is started again on its node, up to --max-restarts in all")
+        resolved.remark(f"{origin}={level}: a failed worker is restarted on its node, up to --max-restarts in total")
     if resolved.given("elastic_timeout"):
         seconds = float(resolved.values["elastic_timeout"])
         nodes = parse_nnodes(resolved.values["nnodes"])
@@ -352,11 +353,11 @@ def _faults(resolved: ResolvedOptions) -> None:
 
 
 def _workers(resolved: ResolvedOptions) -> None:
-    """What workers find in their environment."""
+    """Set the variables that Paddle's launcher passes to its workers. Raises ``SettingError``."""
     backend = resolved.values["backend"]
     if backend not in ("auto", "gloo", "nccl", "bkcl"):
-        why = "trainers of several kinds are not supported" if backend == "heter" else "is no backend of Paddle's"
-        raise SettingError(said(resolved, "backend"), backend, why, "Write gloo, nccl, bkcl or auto")
+        why = "trainers of several kinds are not supported" if backend == "heter" else "is not one of Paddle's backends"
+        raise SettingError(said(resolved, "backend"), backend, why, "Use gloo, nccl, bkcl or auto")
     if backend != "auto":
         resolved.environment["PADDLE_DISTRI_BACKEND"] = backend
     if resolved.given("auto_cluster_config"):
@@ -365,10 +366,9 @@ def _workers(resolved: ResolvedOptions) -> None:
     if path:
         mode = _tuner_mode(said(resolved, "auto_parallel_config"), path)
         if mode != "run_only":
-            why = f"its tuner_run_mode is {mode}, and there is no tuner to run first"
-            raise SettingError(
-                said(resolved, "auto_parallel_config"), path, why, "Tune before, and write run_only there"
-            )
+            why = f"its tuner_run_mode is {mode}, but edl has no tuner"
+            advice = "Run the tuner first, then set tuner_run_mode to run_only"
+            raise SettingError(said(resolved, "auto_parallel_config"), path, why, advice)
         resolved.environment["PADDLE_AUTO_PARALLEL_CONFIG"] = path
         resolved.environment["PADDLE_AUTO_PARALLEL_STAGE"] = "run"
 
@@ -384,24 +384,26 @@ def _tuner_mode(origin: str, path: str) -> str:
     return str(content.get("tuner_run_mode", "tuner_and_run"))
 
 
-# --- ways ------------------------------------------------------------------------------------------------------------
+# --- defaults --------------------------------------------------------------------------------------------------------
 
 
 def _keep_to_paddles_ways(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Paddle's defaults, where nobody has said anything."""
+    """Apply Paddle's defaults to options that were not given."""
     wanted: dict[str, Any] = {"log_layout": "paddle", "exit_code": "worker"}
     if resolved.values["run_mode"] != "ps" and not any(
         resolved.values[name] for name in (*_SIZES_OF_SERVERS, "trainer_num")
     ):
         wanted["nproc_per_node"] = str(paddle_devices()[1] or 1)
     if resolved.script and not resolved.script.endswith((".py", ".pyxes")) and not resolved.values["module"]:
-        wanted["no_python"] = True  # as there: anything else is a program
+        wanted["no_python"] = True  # as in Paddle: anything else is a program
     for name, value in wanted.items():
         if not resolved.given(name):
             resolved.values[name] = value
     for name in ("http_proxy", "https_proxy"):
         if env.get(name):
-            # Not from this launcher, which may need it for its checkpoints.
+            # Only from the workers: this launcher may need it for its checkpoints.
             resolved.for_workers[name] = None
             resolved.for_workers[f"{name}_original"] = env[name]
-            resolved.remark(f"{name} is taken from the workers, as Paddle does; they find it as {name}_original")
+            resolved.remark(
+                f"{name} is removed from the workers' environment, as Paddle does; they find it as {name}_original"
+            )

@@ -1,8 +1,8 @@
-"""Every option and variable of ``paddle.distributed.launch``, and what becomes of each here.
+"""All options and variables of ``paddle.distributed.launch``, and what edl does with each.
 
-From PaddlePaddle 3.3: ``launch/context/args_envs.py``, ``launch/plugins``, and the launcher before it, in
-``fleet/launch.py`` and ``fleet/elastic/manager.py``. The defaults are Paddle's. A test holds this table against the
-installed parsers, and docs/paddle.md against this table.
+From PaddlePaddle 3.3: ``launch/context/args_envs.py``, ``launch/plugins``, and the legacy launcher in
+``fleet/launch.py`` and ``fleet/elastic/manager.py``. The defaults are Paddle's. Tests compare this table with the
+installed parsers, and docs/paddle.md with this table.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ BASE: tuple[Row, ...] = (
     Row("--legacy", EXPLAINED, default="False", why="options of both of Paddle's launchers are understood at once"),
     Row(
         *("--auto_parallel_config", HONOURED, "PADDLE_AUTO_PARALLEL_CONFIG"),
-        why="only files whose tuner_run_mode is run_only: there is no tuner to run first",
+        why="only files whose tuner_run_mode is run_only, because edl has no tuner",
         variables=("PADDLE_AUTO_PARALLEL_CONFIG",),
     ),
     Row(
@@ -149,8 +149,8 @@ LEGACY: tuple[Row, ...] = (
         default="auto",
         why="heter is refused",
     ),
-    Row("--cluster_topo_path", EXPLAINED, why="it says nothing without --enable_auto_mapping"),
-    Row("--rank_mapping_path", EXPLAINED, why="it says nothing without --enable_auto_mapping"),
+    Row("--cluster_topo_path", EXPLAINED, why="it has no effect without --enable_auto_mapping"),
+    Row("--rank_mapping_path", EXPLAINED, why="it has no effect without --enable_auto_mapping"),
     Row(
         *("--enable_auto_mapping", REFUSED),
         default="False",
@@ -168,7 +168,7 @@ LEGACY: tuple[Row, ...] = (
     ),
     Row(
         *("--elastic_server", HONOURED, "--rdzv-endpoint"),
-        why="needs --job_id and --np beside it, as there",
+        why="needs --job_id and --np as well, as there",
         variables=("PADDLE_ELASTIC_ETCD_SERVICE_HOST", "PADDLE_ELASTIC_ETCD_SERVICE_PORT", "PADDLE_ELASTIC_SERVER"),
     ),
     Row(
@@ -191,7 +191,7 @@ LEGACY: tuple[Row, ...] = (
     Row(
         *("--force", EXPLAINED),
         default="False",
-        why="it says nothing without --scale",
+        why="it has no effect without --scale",
         variables=("PADDLE_ELASTIC_FORCE",),
     ),
 )
@@ -208,7 +208,8 @@ WEAK_VARIABLES = frozenset(
         "PADDLE_ELASTIC_FORCE",
     }
 )
-"""Those of the legacy launcher, where the command line wins. They count only together: see ``paddle_options``."""
+"""Variables of the legacy launcher, which its command line overrides. They count only together: see
+``paddle_options``."""
 
 OTHER_VARIABLES: dict[str, str] = {
     "PADDLE_TRAINER_ENDPOINTS": "the first one is `--master` (port 6768 if it has none), their hosts are `--nnodes`",
@@ -228,7 +229,7 @@ OTHER_VARIABLES: dict[str, str] = {
     "PADDLE_PORT": "not read: the endpoints have their ports",
     "TRAINER_PORTS_NUM": "not read",
 }
-"""Further variables that Paddle's launchers read, and what they are here."""
+"""Other variables that Paddle's launchers read, and what edl does with each."""
 
 
 def row_of(name: str) -> Row:

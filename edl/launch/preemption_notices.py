@@ -1,7 +1,7 @@
-"""Notices of preemption: what a cloud's metadata service says about the end of this host.
+"""Preemption notices: what a cloud's metadata service says about the end of this host.
 
-What an answer means is decided in functions of its text, one for each provider. The poller asks again and again in a
-thread of its own, and whatever it waits for holds nothing else up.
+The meaning of an answer is decided by functions of its text, one for each provider. The poller asks repeatedly in a
+thread of its own, so nothing else waits for the service.
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ from edl.adapters.clock import wall_clock_s
 from edl.launch.settings import NoticeSettings
 
 ANSWER_S = 2.0
-"""Time limit of a call; these services are on the host itself."""
+"""Time limit of a call in seconds; these services run on the host itself."""
 LARGEST_BYTES = 1 << 16
 MOST_PAUSE_S = 15.0
-"""Between two looks at a service that does not answer."""
+"""Longest pause between two calls to a service that does not answer."""
 TOKEN_LIFE_S = 21600
 GCE_PREEMPTION_S = 30.0
 GCE_MAINTENANCE_S = 60.0
-"""What Google promises; neither answer says when."""
+"""Seconds of notice that Google promises; the answers contain no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """This host is going to be taken away."""
+    """This host is about to be taken away."""
 
     reason: str
     at_s: float
-    """When, in seconds since the epoch; 0: unknown."""
+    """Time of the end, in seconds since the epoch; 0: unknown."""
     lead_s: float
-    """Seconds until then as it was read, at least 1; 0: unknown."""
+    """Seconds from reading the notice until then, at least 1; 0: unknown."""
 
 
 class BadAnswer(Exception):
-    """A metadata service said something else than its documents do, or nothing."""
+    """A metadata service gave an answer that its documentation does not describe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer over HTTP, whatever its status."""
+    """An HTTP response of any status."""
 
     status: int
     body: str
 
 
 Ask = Callable[[str, str, Mapping[str, str]], Reply]
-"""Method, path, headers. Raises ``OSError``."""
+"""A function that sends a request, given method, path and headers. Raises ``OSError`` or ``BadAnswer``."""
 
 
 # --- what answers mean -----------------------------------------------------------------------------------------------
 
 
 def read_aws(reply: Reply, now_s: float) -> Notice | None:
-    """``/latest/meta-data/spot/instance-action``; 404 is the usual answer. Advice to rebalance is not asked for: such
-    an instance may run for days. Raises ``BadAnswer``."""
+    """Interpret ``/latest/meta-data/spot/instance-action``; 404 is the usual answer. Rebalance recommendations are not
+    read, because such an instance may run for days. Raises ``BadAnswer``."""
     if reply.status == 404:
         return None
-    told = _json(_ok(reply))
-    action, at = told.get("action"), told.get("time")
+    content = _json(_ok(reply))
+    action, at = content.get("action"), content.get("time")
     if not isinstance(action, str) or not isinstance(at, str):
-        raise BadAnswer(f"no action and time in {reply.body[:200]!r}")
+        raise BadAnswer(f"no action and time in the answer {reply.body[:200]!r}")
     return _notice(f"AWS: spot instance-action {action} at {at}", _iso(at), now_s)
 
 
 def read_gce_preempted(reply: Reply, now_s: float) -> Notice | None:
-    """``instance/preempted``. Raises ``BadAnswer``."""
+    """Interpret ``instance/preempted``. Raises ``BadAnswer``."""
     text = _ok(reply).strip()
     if text not in ("TRUE", "FALSE"):
         raise BadAnswer(f"neither TRUE nor FALSE: {text[:200]!r}")
@@ -84,7 +84,7 @@ def read_gce_preempted(reply: Reply, now_s: float) -> Notice | None:
 
 
 def read_gce_maintenance(reply: Reply, now_s: float) -> Notice | None:
-    """``instance/maintenance-event``. An instance that is migrated goes on. Raises ``BadAnswer``."""
+    """Interpret ``instance/maintenance-event``. An instance that is migrated keeps running. Raises ``BadAnswer``."""
     text = _ok(reply).strip()
     if not text.startswith("TERMINATE"):
         return None
@@ -92,15 +92,15 @@ def read_gce_maintenance(reply: Reply, now_s: float) -> Notice | None:
 
 
 AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
-"""Events that no process of the host survives; ``Freeze`` is a pause of seconds."""
+"""Events that end all processes of the host; ``Freeze`` is only a pause of seconds."""
 
 
 def read_azure(reply: Reply, machine: str, now_s: float) -> Notice | None:
-    """``/metadata/scheduledevents``: it names events of all machines of a scale set, of which one is this. The earliest
-    counts. Raises ``BadAnswer``."""
+    """Interpret ``/metadata/scheduledevents``, which lists the events of all machines of a scale set, for the machine
+    of this name. The earliest event counts. Raises ``BadAnswer``."""
     events = _json(_ok(reply)).get("Events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise BadAnswer(f"no list of Events in {reply.body[:200]!r}")
+        raise BadAnswer(f"no list of Events in the answer {reply.body[:200]!r}")
     found = []
     for event in events:
         kind, names, at = event.get("EventType"), event.get("Resources"), event.get("NotBefore") or ""
@@ -125,24 +125,25 @@ def _ok(reply: Reply) -> str:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        told = json.loads(text)
+        content = json.loads(text)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        raise BadAnswer(f"no JSON object: {text[:200]!r}")
-    return told
+        content = None
+    if not isinstance(content, dict):
+        raise BadAnswer(f"not a JSON object: {text[:200]!r}")
+    return content
 
 
 def _iso(text: str) -> float:
-    """``2017-09-18T08:22:00Z``."""
+    """Seconds since the epoch of a time such as ``2017-09-18T08:22:00Z``. Raises ``BadAnswer``."""
     with contextlib.suppress(ValueError):
         at = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)).timestamp()
-    raise BadAnswer(f"no time: {text[:80]!r}")
+    raise BadAnswer(f"not a time: {text[:80]!r}")
 
 
 def _http_date(text: str) -> float:
-    """``Mon, 19 Sep 2016 18:29:47 GMT``; newer versions write it as AWS does. 0 for none: it has begun."""
+    """Seconds since the epoch of a time such as ``Mon, 19 Sep 2016 18:29:47 GMT``, or in the format of AWS, which newer
+    versions use. 0 for an empty text: the event has begun. Raises ``BadAnswer``."""
     if not text:
         return 0.0
     with contextlib.suppress(ValueError, TypeError, IndexError):
@@ -151,17 +152,17 @@ def _http_date(text: str) -> float:
     return _iso(text)
 
 
-# --- who is asked what -----------------------------------------------------------------------------------------------
+# --- providers -------------------------------------------------------------------------------------------------------
 
 
 class Aws:
-    """IMDSv2: a token first."""
+    """AWS with IMDSv2, which requires a token."""
 
     def __init__(self) -> None:
         self._token = ""
 
     def look(self, ask: Ask, now_s: float) -> Notice | None:
-        """Raises ``BadAnswer`` and ``OSError``."""
+        """Poll once; returns a notice, or None. Raises ``BadAnswer`` and ``OSError``."""
         reply = self._ask(ask)
         if reply.status == 401:  # the token has expired
             self._token = ""
@@ -176,23 +177,23 @@ class Aws:
 
 
 class Gce:
-    """Two questions."""
+    """Google Compute Engine, with one call about preemption and one about maintenance."""
 
     def look(self, ask: Ask, now_s: float) -> Notice | None:
-        """Raises ``BadAnswer`` and ``OSError``."""
+        """Poll once; returns a notice, or None. Raises ``BadAnswer`` and ``OSError``."""
         folder, headers = "/computeMetadata/v1/instance", {"Metadata-Flavor": "Google"}
         found = read_gce_preempted(ask("GET", f"{folder}/preempted", headers), now_s)
         return found or read_gce_maintenance(ask("GET", f"{folder}/maintenance-event", headers), now_s)
 
 
 class Azure:
-    """Which machine this is, once, and its events."""
+    """Azure: the name of this machine, read once, and its scheduled events."""
 
     def __init__(self) -> None:
         self._machine = ""
 
     def look(self, ask: Ask, now_s: float) -> Notice | None:
-        """Raises ``BadAnswer`` and ``OSError``."""
+        """Poll once; returns a notice, or None. Raises ``BadAnswer`` and ``OSError``."""
         headers = {"Metadata": "true"}
         if not self._machine:
             path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -206,7 +207,7 @@ Looker = Aws | Gce | Azure
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """One cloud."""
+    """A cloud provider: the URL of its metadata service, the polling interval in seconds, and how answers are read."""
 
     base: str
     every_s: float
@@ -220,19 +221,19 @@ PROVIDERS: dict[str, Provider] = {
 }
 
 
-# --- asking ----------------------------------------------------------------------------------------------------------
+# --- polling ---------------------------------------------------------------------------------------------------------
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A metadata service redirects nobody."""
+    """Ignores redirects: a metadata service sends none."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Take the answer as it is."""
+        """Follow nothing: the response is used as it is."""
         return
 
 
 def asker(base: str) -> Ask:
-    """Asks over HTTP, past any proxy."""
+    """A function that sends requests over HTTP, without any proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def ask(method: str, path: str, headers: Mapping[str, str]) -> Reply:
@@ -244,13 +245,13 @@ def asker(base: str) -> Ask:
             with error:
                 return Reply(error.code, error.read(LARGEST_BYTES).decode(errors="replace"))
         except http.client.HTTPException as error:
-            raise BadAnswer(f"no HTTP: {error!r}") from error
+            raise BadAnswer(f"not HTTP: {error!r}") from error
 
     return ask
 
 
 class Poller:
-    """Asks for ever. A service that fails is named once, until it answers again."""
+    """Polls until it is cancelled. Failures of the service are logged once, until it answers again."""
 
     def __init__(
         self,
@@ -271,7 +272,7 @@ class Poller:
         self._told: tuple[str, float] | None = None
 
     async def run(self, tell: Callable[[Notice], None]) -> None:
-        """Until cancelled. ``tell``: called on the event loop, for each notice once."""
+        """Poll until cancelled. ``tell``: called on the event loop, once for each notice."""
         loop, ended = asyncio.get_running_loop(), threading.Event()
 
         def hand_on(notice: Notice | None, trouble: str) -> None:
@@ -292,7 +293,7 @@ class Poller:
                         return
                 ended.wait(min(MOST_PAUSE_S, self._every_s * (1 + self._failures)))
 
-        # Not from a pool: the interpreter would wait at its end for a name that is being looked up.
+        # Not in a thread pool: at exit, the interpreter would wait for a pending name look-up.
         threading.Thread(target=work, name="edl-notices", daemon=True).start()
         try:
             await asyncio.Event().wait()
@@ -300,13 +301,14 @@ class Poller:
             ended.set()
 
     def look(self) -> tuple[Notice | None, str]:
-        """Look once: a notice that has not been told, and what is to be said about the service. Blocks."""
+        """Poll once; returns a notice that has not been reported yet, and a line for the log about the service.
+        Blocks."""
         try:
             notice = self._looker.look(self._ask, self._wall_clock_s())
         except (BadAnswer, OSError, ValueError) as error:
             self._failures += 1
             why = f"the {self._name} metadata service gives no notices: {str(error) or type(error).__name__}"
-            return None, f"{why} (asking on; training goes on)" if self._failures == 1 else ""
+            return None, f"{why} (polling and training continue)" if self._failures == 1 else ""
         said = f"the {self._name} metadata service answers again" if self._failures else ""
         self._failures = 0
         key = (notice.reason, notice.at_s) if notice is not None else None
@@ -317,7 +319,7 @@ class Poller:
 
 
 def poller_of(wanted: NoticeSettings | None, log: Callable[[str], None]) -> Poller | None:
-    """The one that was asked for, if any."""
+    """The poller for these settings; None without them."""
     if wanted is None:
         return None
     provider = PROVIDERS[wanted.provider]

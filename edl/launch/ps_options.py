@@ -1,6 +1,6 @@
 """The launcher's options for parameter servers, with the spellings of ``paddle.distributed.launch``.
 
-What all launchers of a job must agree on becomes ``JobSpec.servers``.
+The settings that all launchers of a job must agree on become ``JobSpec.servers``.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ from edl.launch.settings import ServerSettings
 from edl.wire.address import address
 
 MOST_SERVERS_HERE = 256
-"""Pservers of one launcher."""
+"""Largest number of pservers of one launcher."""
 
 ONLY_OURS = ("pserver_memory", *(option.name for option in of_record(Training)))
-"""Options that say nothing without parameter servers."""
+"""Options that have no meaning without edl's own parameter servers."""
 _SIZES = ("servers", "trainers", "server_nnodes", "servers_per_node", "trainer_num")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many trainers and pservers there are, and how many of them are here."""
+    """The nodes with trainers, and the trainers and pservers of this launcher."""
 
     nodes: NodeRange
-    """Nodes with trainers."""
+    """Number of nodes with trainers."""
     slots: int
-    """Trainers here; 0: none."""
+    """Number of trainers here; 0: none."""
     here: ServerSettings
 
 
 def wants_servers(options: Mapping[str, Any]) -> bool:
-    """Whether the job has parameter servers. Raises ``SettingError`` for an option that has no meaning then."""
+    """Whether the job has parameter servers. Raises ``SettingError`` for an option that has no meaning in such a job,
+    or without them."""
     wanted = options["run_mode"] == "ps" or any(options[name] for name in _SIZES)
-    # A trainer alone is a job's that knows no pservers: torchrun takes any name for the role.
+    # The role "trainer" does not imply pservers: torchrun accepts any name as the role.
     wanted = wanted or options["role"] == "pserver"
     if not wanted:
         for name in ONLY_OURS:
             if not is_default(name, options):
                 flag = "--" + name.replace("_", "-")
-                raise SettingError(flag, options[name], "is for parameter servers", "Add --run-mode=ps, or drop it")
+                raise SettingError(
+                    flag, options[name], "applies to parameter servers only", "Add --run-mode=ps, or drop it"
+                )
     elif options["hang_timeout"]:
         raise SettingError(
             "--hang-timeout",
@@ -57,7 +60,8 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
 
 
 def places_from(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Places:
-    """Who is here, and how many there may be. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
+    """The trainers and pservers of this launcher, and the range of nodes. ``slots_of`` reads ``--nproc-per-node``.
+    Raises ``SettingError``."""
     trainers, servers = options["trainers"].strip(), options["servers"].strip()
     slots = slots_of_trainers(options, slots_of)
     nodes = parse_nnodes(options["nnodes"], options["node_unit"])
@@ -80,13 +84,13 @@ def places_from(options: Mapping[str, Any], slots_of: Callable[[str], int], memo
             "--trainers",
             trainers,
             "neither it nor --servers names an address of this host",
-            "Name one, or --local-addr",
+            "Name an address of this host, or give --local-addr",
         )
     return Places(nodes, slots, here)
 
 
 def training_from(options: Mapping[str, Any]) -> Training:
-    """How the job trains, as all its launchers agree. Raises ``SettingError``."""
+    """The training settings, on which all launchers must agree. Raises ``SettingError``."""
     return record(Training, options, servers=_bounds(options))
 
 
@@ -94,14 +98,14 @@ def training_from(options: Mapping[str, Any]) -> Training:
 
 
 def slots_of_trainers(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> int:
-    """Trainers of this node. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
+    """Number of trainers of this node. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
     slots = slots_of(options["nproc_per_node"])
     if options["trainer_num"]:
         number = count_from("--trainer-num", options["trainer_num"], least=1)
         if not is_default("nproc_per_node", options) and options["nproc_per_node"] != str(number):
             raise SettingError(
-                *("--trainer-num", number, f"--nproc-per-node={options['nproc_per_node']} says the same otherwise"),
-                "Give one of them",
+                *("--trainer-num", number, f"--nproc-per-node={options['nproc_per_node']} contradicts it"),
+                "Give only one of them",
             )
         return number
     return slots
@@ -119,13 +123,13 @@ def _nodes_of(text: str, slots: int, options: Mapping[str, Any]) -> NodeRange:
     given = parse_nnodes(options["nnodes"], options["node_unit"])
     if not is_default("nnodes", options) and given != nodes:
         raise SettingError(
-            "--trainers", text, f"is {nodes} nodes, and --nnodes={given} says otherwise", "Give one of them"
+            "--trainers", text, f"means {nodes} nodes, but --nnodes={given} is given", "Give only one of them"
         )
     return nodes
 
 
 def _bounds(options: Mapping[str, Any]) -> tuple[int, int]:
-    """Least and most pservers of the job."""
+    """Minimum and maximum number of pservers of the job. Raises ``SettingError``."""
     text, nodes = options["servers"].strip(), options["server_nnodes"].strip()
     if is_list(text):
         count = len(endpoints_of("--servers", text))
@@ -146,17 +150,17 @@ def _range(option: str, text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high:
-        raise SettingError(option, text, "must be N or MIN:MAX with 1 <= MIN <= MAX", "Such as 2 or 1:4")
+        raise SettingError(option, text, "must be N or MIN:MAX with 1 <= MIN <= MAX", "Write 2 or 1:4, for example")
     return low, high
 
 
 def is_list(text: str) -> bool:
-    """Whether it names addresses, and does not count."""
+    """Whether the text is a list of addresses, not a count."""
     return bool(text) and re.fullmatch(r"[\d:]*", text) is None
 
 
 def endpoints_of(option: str, text: str) -> list[tuple[str, int]]:
-    """``host:port,…``"""
+    """Parse ``host:port,…``. Raises ``SettingError``."""
     found: list[tuple[str, int]] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         host, _, port = item.rpartition(":")
@@ -164,22 +168,22 @@ def endpoints_of(option: str, text: str) -> list[tuple[str, int]]:
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise SettingError(option, item, "is neither MIN:MAX nor a list of addresses", "Write HOST:PORT,HOST:PORT…")
         if (host, int(port)) in found:
-            raise SettingError(option, item, "is named twice")
+            raise SettingError(option, item, "is listed twice; list each address once")
         found.append((host, int(port)))
     return found
 
 
 def of_this_host(endpoints: list[tuple[str, int]], local_addr: str) -> list[tuple[str, int]]:
-    """Those that this launcher is meant by."""
+    """The addresses in the list that are of this host."""
     if local_addr:
         return [one for one in endpoints if one[0] == local_addr]
-    from edl.adapters.etcd_cluster import can_bind  # only now: the network libraries are not needed to print the help
+    from edl.adapters.etcd_cluster import can_bind  # imported late: printing the help does not need it
 
     return [one for one in endpoints if can_bind(one[0], 0)]
 
 
 def count_from(option: str, text: str, least: int = 0) -> int:
-    """A number of processes of one launcher. Raises ``SettingError``."""
+    """Parse a number of processes of one launcher. Raises ``SettingError``."""
     if not text.isdecimal() or not least <= int(text) <= MOST_SERVERS_HERE:
         raise SettingError(option, text, f"must be a number from {least} to {MOST_SERVERS_HERE}")
     return int(text)

@@ -1,7 +1,7 @@
-"""Parameter servers: processes that hold a job's parameters, kept running and known to the job.
+"""Parameter servers: processes that hold a job's parameters, kept running and registered in the store.
 
-A launcher with ``--role=pserver`` does nothing else; in a job with ``--run-mode=ps`` those that train have some as well
-(``--servers-per-node``). The Master's placement machine says which of them holds what.
+A launcher with ``--role=pserver`` runs nothing else; in a job with ``--run-mode=ps``, launchers with workers run some
+as well (``--servers-per-node``). The Master's placement machine decides which of them holds what.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from edl.launch.settings import PserverSettings, ServerSettings
 from edl.types import JobId
 
 NEEDED = ("numpy", "xxhash")
-"""Packages without which no pserver runs. Without numba it does, slowly."""
+"""Packages that a pserver needs. Without numba it works, slowly."""
 DRAIN_SHARE = 0.5
-"""Of ``--shutdown-timeout``: how long pservers that leave may take to hand over what they hold."""
+"""Share of ``--shutdown-timeout`` that leaving pservers may take to hand over their data."""
 
 
 def check_packages() -> None:
-    """Raises ``SettingError`` when something is missing that every launcher of such a job needs."""
+    """Check the packages that every launcher of such a job needs. Raises ``SettingError``."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise SettingError("--run-mode", "ps", f"needs {' and '.join(missing)}", "Run: pip install 'edl[ps]'")
 
 
 def secret_of(token: str) -> str:
-    """By which pservers, trainers and the Master of a job know one another, out of the job's token."""
+    """The secret that pservers, trainers and the Master of a job share, derived from the job's token."""
     return hmac.new(token.encode(), b"pservers", hashlib.sha256).hexdigest()
 
 
 def environment_of(servers: ServerSettings) -> dict[str, str]:
-    """What workers are told of pservers that were named one by one."""
+    """The worker variables about pservers that were listed one by one."""
     return {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers.listed)} if servers.listed else {}
 
 
 class Pservers:
-    """A ``helpers.Kind``."""
+    """The kind of helpers that are pservers; see ``helpers.Kind``."""
 
     what, service, folder = "pserver", "ps", "servers"
-    grace_s = 0.0  # what one holds is of no use once its key is gone
+    grace_s = 0.0  # its data are useless once its key is gone
     farewell_s = 0.0
     fenced = True
 
@@ -68,7 +68,7 @@ class Pservers:
         self._lease_s = lease_s
 
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
-        """See ``Kind``."""
+        """Start pserver number ``index`` of this launcher. Raises ``WorkerStartError``."""
         options = [
             f"--host={self._host or host}",
             f"--port={self._ports[index] if self._ports else 0}",
@@ -84,7 +84,7 @@ class Pservers:
         return await HelperProcess.start(self.what, ("ps", "server", *options), {"secret": self._secret}, log_file)
 
     def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
-        """See ``Kind``."""
+        """The address, secret and memory limit of a pserver, which its key contains."""
         return {
             "host": self._host or host,
             "port": process.ready["port"],
@@ -96,7 +96,7 @@ class Pservers:
 
 
 async def serve_parameters(settings: PserverSettings) -> int:
-    """``--role=pserver``; returns the exit status."""
+    """Run a launcher with ``--role=pserver``; returns the exit status."""
     check_packages()
 
     def make(spec: JobSpec, token: str) -> Pservers:
@@ -111,4 +111,4 @@ async def serve_parameters(settings: PserverSettings) -> int:
             lease_s=spec.timeouts.lease_ttl_s,
         )
 
-    return await serve_helpers(settings.helper, make, "leaving: the other pservers take over what is held here")
+    return await serve_helpers(settings.helper, make, "leaving: the other pservers are taking over from those here")

@@ -1,7 +1,7 @@
-"""Readers: processes that read and decode data for a job's trainers, kept running and known to the job.
+"""Remote readers: processes that read and decode data for a job's trainers, kept running and registered in the store.
 
-A launcher with ``--role=reader`` does nothing else; one that trains may have some as well (``--readers=N``). The Master
-tells the trainers which there are. Nobody waits for readers.
+A launcher with ``--role=reader`` runs nothing else; a launcher with workers may run some as well (``--readers=N``). The
+Master tells the trainers about them. Nothing waits for readers.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ FAREWELL_S = 0.5
 
 
 def check_packages(count: int) -> None:
-    """Raises ``SettingError`` when readers are asked for that could not run here."""
+    """Check the packages that readers need, if ``count`` is not 0. Raises ``SettingError``."""
     if count and importlib.util.find_spec("pyarrow") is None:
         raise SettingError("--readers", count, "readers need pyarrow", "Run: pip install 'edl[data]'")
 
 
 def authority_of(secret: Secret | None, job: JobId) -> str:
-    """By what readers and workers of this job make certificates for one another; empty: it has no secret."""
+    """The key from which readers and workers of this job make certificates for one another; empty: the job has no
+    secret."""
     return "" if secret is None else secret.of_readers(job)
 
 
 class Readers:
-    """A ``helpers.Kind``."""
+    """The kind of helpers that are remote readers; see ``helpers.Kind``."""
 
     what, service, folder = "reader", "data", "readers"
     drain_s = 0.0
     fenced = False
 
     def __init__(self, wanted: ReaderPool, grace_s: float, authority: str) -> None:
-        """``authority``: see ``authority_of``."""
+        """``grace_s``: seconds to finish open streams. ``authority``: see ``authority_of``."""
         self.count = wanted.count
         self._authority = authority
         self._capacity = wanted.capacity
@@ -48,10 +49,10 @@ class Readers:
         self.grace_s = grace_s
         self.farewell_s = min(FAREWELL_S, grace_s)
         self._secrets: dict[int, str] = {}
-        """By process; whoever knows one is served."""
+        """Secrets by process id; a reader serves clients that know its secret."""
 
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
-        """See ``Kind``."""
+        """Start one reader. Raises ``WorkerStartError``."""
         secret = secrets.token_hex(16)
         functions = [f"--function={name}" for name in self._functions]
         options = (f"--host={host}", f"--capacity={self._capacity}", f"--grace={self.grace_s:g}", *functions)
@@ -61,14 +62,14 @@ class Readers:
         return process
 
     def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
-        """See ``Kind``."""
+        """The address, capacity and secret of a reader, which its key contains."""
         secret = self._secrets[process.pid]
         return {"host": host, "port": process.ready["port"], "capacity": self._capacity, "secret": secret}
 
 
 async def serve_readers(settings: ReaderSettings) -> int:
-    """``--role=reader``; returns the exit status."""
+    """Run a launcher with ``--role=reader``; returns the exit status."""
     check_packages(settings.readers.count)
     helper = settings.helper
     kind = Readers(settings.readers, helper.grace_s, authority_of(helper.store.secret, helper.job))
-    return await serve_helpers(helper, lambda spec, token: kind, "leaving: streams under way end first")
+    return await serve_helpers(helper, lambda spec, token: kind, "leaving: waiting for open streams to finish")

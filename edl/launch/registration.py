@@ -1,4 +1,4 @@
-"""A launcher's place in the job: agrees on the settings, takes a name, and keeps the lease that both stand on."""
+"""A launcher's place in the job: agrees on the settings, takes a name, and keeps the lease that the name is under."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from edl.wire.secret import Secret, described, own_words, stored_token, token_of
 
 RETRY_S = 0.2
 SILENT_PAUSE_S = 0.5
-"""Between two looks at a launcher that is in the way and does not answer."""
+"""Seconds between two checks of a launcher that holds what this one needs and does not answer."""
 LEASES = 2
 SLACK_S = 5.0
-"""After so many leases, and so much more, one that is still there renews its lease."""
+"""A launcher that is still present after this many lease times plus ``SLACK_S`` is renewing its lease."""
 
 
 class JobEnded(JobConflict):
-    """The job to which this node's launcher belonged has just ended; carries its outcome."""
+    """The job that this node's previous launcher belonged to has just ended; carries its outcome."""
 
     def __init__(self, outcome: Finish) -> None:
         self.outcome = outcome
-        self.exit_code = ExitCode(outcome.exit_code)  # a node that was cut off ends as the job did
+        self.exit_code = ExitCode(outcome.exit_code)  # a node that was cut off exits with the status of the job
         super().__init__(f"the job has already ended: {outcome.reason}")
 
 
 class _Silent(Exception):
-    """A launcher is in the way that neither refuses connections nor answers."""
+    """Another launcher holds what this one needs, and neither refuses connections nor answers."""
 
 
 class Registration:
-    """One launcher's membership. ``join`` may be called again after the lease was lost."""
+    """One launcher's membership in the job. ``join`` may be called again after the lease was lost."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class Registration:
         origin: Origin | None = None,
         allowed: Collection[str] = (),
     ) -> None:
-        """``refuses``: nobody listens there, so whoever did is dead. ``answers``: a launcher there lives. ``origin``:
-        compared with that of the job's founder, but for what is ``allowed``; None: nothing is."""
+        """``refuses``: whether an address refuses connections, so that its launcher is dead. ``answers``: whether a
+        living launcher answers there. ``origin``: compared with that of the job's founder, except for the aspects in
+        ``allowed``; None: no comparison."""
         self._origin = origin
         self._allowed = allowed
         self._secret = secret
@@ -69,18 +70,18 @@ class Registration:
         self._answers = answers
         self._log = log
         self._silent = ""
-        """Whose end is being waited for."""
+        """The last reported reason to wait for a silent launcher."""
         self._token_revision = 0
-        """Revision of the store at which the token that we agreed on was written: it names the job."""
+        """Revision of the store at which the token that was agreed on was written: it identifies the job."""
         self.token = ""
         self.lease = Incarnation(0)
 
     async def agree(self) -> None:
-        """Settle the job's specification and its secret with the other launchers.
+        """Agree with the other launchers on the job's specification and its secret.
 
-        Raises ``JobConflict`` when a living job of this id has other settings, and ``JobEnded`` when the last launcher
-        of this node was part of a job that has just ended and was gone before it heard. Any other launcher that comes
-        then begins a new job, once the launchers of the ended one are gone.
+        Raises ``JobConflict`` if a living job of this id has other settings, and ``JobEnded`` if this node's previous
+        launcher belonged to a job that has just ended and did not learn of the end. Any other launcher then begins a
+        new job, once the launchers of the ended one are gone.
         """
         mine = self._keys.launcher(self._node)
         belonged = any(entry.key == mine for entry in (await self._store.read(mine)).entries)
@@ -106,7 +107,7 @@ class Registration:
         return {entry.key: entry for entry in (await self._store.read(self._keys.prefix)).entries}
 
     def _in_use(self, entries: Iterable[str]) -> bool:
-        """Whether some launcher of the job lives."""
+        """Whether any launcher of the job is registered."""
         return any(key.startswith(self._keys.nodes) or key == self._keys.master for key in entries)
 
     async def _raise_if_ended(self) -> None:
@@ -115,7 +116,8 @@ class Registration:
                 raise JobEnded(plain.loads(Finish, entry.value))
 
     def _conflict(self, entries: dict[str, KeyValue]) -> JobConflict | None:
-        """In what the stored job is another one than ours; None: in nothing, or there is none."""
+        """The differences between the stored job and this launcher's, as an error; None if there are none or no job is
+        stored."""
         stored = entries.get(self._keys.spec)
         if stored is None:
             return None
@@ -129,28 +131,29 @@ class Registration:
         if foreign:
             listed = "; ".join(f"{aspect}: {text}" for aspect, text in foreign.items())
             return ForeignJob(
-                f"job {self._spec.job} runs already and is another one than this launcher's: {listed}. "
-                "Give this one another --rdzv-id (and --rdzv-endpoint), or end the other. If they do belong together: "
+                f"job {self._spec.job} is already running and differs from this launcher's: {listed}. "
+                "Use another --rdzv-id (and --rdzv-endpoint), or end the other job. If they do belong together: "
                 f"--allow-differences={','.join(foreign)}"
             )
         if found:
             listed = "; ".join(found)
             return JobConflict(
                 f"job {self._spec.job} is running with other settings: {listed}. "
-                "Start this launcher with the same ones, or give it another --rdzv-id"
+                "Start this launcher with the same settings, or with another --rdzv-id"
             )
         return None
 
     @property
     def _leases_end_s(self) -> float:
-        """Seconds after which a lease that is still there is one that its launcher renews."""
+        """Seconds after which a lease that still exists must have been renewed by its launcher."""
         return LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S
 
     async def _until_gone(self, conflict: JobConflict) -> dict[str, KeyValue]:
-        """Returns the job's keys once no launcher of it holds a lease. Raises the conflict when one lives.
+        """Wait until no launcher of the job holds a lease; returns the job's keys. Raises the conflict if a launcher is
+        alive.
 
-        Leases outlive their launchers: a store that starts again gives each its full time once more. So those of
-        launchers that are proven dead are ended, and silent ones get the time in which theirs end by themselves.
+        Leases may outlive their launchers: a restarted store extends each by its full time. So the leases of launchers
+        that are proven dead are revoked, and silent launchers get the time in which their leases expire.
         """
         looks = 0
         while self._in_use(entries := await self._entries()):
@@ -164,24 +167,24 @@ class Registration:
             if looks * SILENT_PAUSE_S > self._leases_end_s:
                 raise conflict
             if looks == 2:
-                self._log(f"job {self._spec.job} has launchers that do not answer: waiting for the end of their leases")
+                self._log(f"job {self._spec.job} has launchers that do not answer: waiting for their leases to expire")
             if looks:
                 await asyncio.sleep(SILENT_PAUSE_S)
             looks += 1
         return entries
 
     def _foreign(self, entries: dict[str, KeyValue]) -> dict[str, str]:
-        """In what the job's founder was another one, as far as that is not allowed."""
+        """The aspects in which the job's founder differs, except those that are allowed, with a text about each."""
         if self._origin is None:
             return {}
         stored = entries.get(self._keys.origin)
         founder = plain.loads(Origin, stored.value) if stored is not None else None
         found = refused(self._origin.differences(founder, proved=self._secret is not None), self._allowed)
-        where = f" (node {founder.node} at {founder.host} has begun it)" if founder is not None else ""
+        where = f" (the job was started by node {founder.node} on {founder.host})" if founder is not None else ""
         return {aspect: text + where for aspect, text in found.items()}
 
     async def _found(self, entries: dict[str, KeyValue]) -> None:
-        """Write our settings and a new secret, in place of nothing or of what a dead job left behind."""
+        """Found the job: write this launcher's settings and a new secret, in place of what a dead job left behind."""
         stored = entries.get(self._keys.spec)
         condition = ModifiedAt(self._keys.spec, stored.mod_revision if stored else 0)
         operations: list[Operation] = [Delete(self._keys.farewell), Delete(self._keys.launchers, prefix=True)]
@@ -199,8 +202,8 @@ class Registration:
         await self._store.write(operations, [condition])
 
     async def rejoin(self, info: NodeInfo) -> NodeInfo:
-        """``join`` again after the lease was lost. Raises ``JobEnded`` or ``JobConflict`` when the job has ended, also
-        if another one of its id has begun."""
+        """Call ``join`` again after the lease was lost. Raises ``JobEnded`` or ``JobConflict`` if the job has ended,
+        even if another job of the same id has begun."""
         token = await self._stored_token()
         if token is None or token_of(token.value, self._secret, self._spec.job) != self.token:
             await self._raise_if_ended()
@@ -223,10 +226,10 @@ class Registration:
             )
 
     async def join(self, info: NodeInfo) -> NodeInfo:
-        """Take the node's name under a new lease; returns the info with its incarnation.
+        """Register the node's name under a new lease; returns the info with its incarnation.
 
-        One that is silent is waited for until its lease ends. Raises ``JobConflict`` when a living launcher holds the
-        name or the node rank asked for, and ``JobEnded`` or ``JobConflict`` when the job has ended since ``agree``.
+        Waits for the lease of a silent launcher to expire. Raises ``JobConflict`` if a living launcher holds the name
+        or the requested node rank, and ``JobEnded`` or ``JobConflict`` if the job has ended since ``agree``.
         """
         looks = 0
         while True:
@@ -256,14 +259,16 @@ class Registration:
             await self._clear_dead_namesake(key, named)
 
     async def _wait_for(self, silent: _Silent, looks: int) -> None:
-        """Give a launcher that does not answer the time in which its lease ends. One that renews it lives, wherever the
-        way to it is cut."""
+        """Wait a while for the lease of a silent launcher to expire. Raises ``JobConflict`` if the launcher keeps
+        renewing it: then it is alive, even if this host cannot reach it."""
         limit_s = self._leases_end_s
         if looks * SILENT_PAUSE_S > limit_s:
-            raise JobConflict(f"{silent}. It has not answered for {limit_s:g} s, but it keeps its lease: it lives")
+            raise JobConflict(
+                f"{silent}. It has not answered for {limit_s:g} s, but it is alive, because it renews its lease"
+            )
         if str(silent) != self._silent:
             self._silent = str(silent)
-            self._log(f"{silent}, which does not answer: waiting for the end of its lease")
+            self._log(f"{silent}, which does not answer: waiting for its lease to expire")
         await asyncio.sleep(SILENT_PAUSE_S)
 
     async def _refuse_same_rank(self, info: NodeInfo) -> None:
@@ -277,11 +282,12 @@ class Registration:
                 if not await self._answers(other.host, other.port):
                     raise _Silent(f"--node-rank={info.node_rank} is taken {where}")
                 raise JobConflict(
-                    f"--node-rank={info.node_rank} is taken {where}. Give each node its own rank, or none"
+                    f"--node-rank={info.node_rank} is taken {where}. Give each node its own rank, or no rank"
                 )
 
     async def _clear_dead_namesake(self, key: str, mine: NodeInfo) -> None:
-        """Our name is taken: by a launcher that lives (an error) or by what it left (ended here)."""
+        """Clear a name that is taken: revoke the lease of a dead launcher. Raises ``JobConflict`` if a living launcher
+        has the name, ``_Silent`` if it does not answer."""
         for entry in (await self._store.read(key)).entries:
             if entry.key != key:
                 continue
@@ -292,16 +298,16 @@ class Registration:
             elif await self._answers(other.host, other.port):
                 raise JobConflict(
                     f"node id {other.node} is in use in job {self._spec.job} by a living launcher at "
-                    f"{other.host}:{other.port}. Give this one another --node-id"
+                    f"{other.host}:{other.port}. Use another --node-id"
                 )
             else:
                 place = f"{other.host}:{other.port}"
                 raise _Silent(f"node id {other.node} is in use in job {self._spec.job} by the launcher at {place}")
 
     async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:
-        """Renew the lease three times in its life until it is lost; then return.
+        """Renew the lease three times per lease time until it is lost; then return.
 
-        ``renewed`` is called after each success with the time of the request by the event loop's clock, ``missed`` each
+        ``renewed`` is called after each success with the time of the request on the event loop's clock, ``missed`` each
         time the store did not answer.
         """
         pause_s, loop, said = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop(), ""
@@ -312,11 +318,11 @@ class Registration:
             except LeaseLost:
                 if lease == self.lease:
                     return
-                continue  # the node has registered anew meanwhile
-            except StoreError as error:  # also one that refuses, where it did not before: no reason to end what runs
+                continue  # the node has registered again meanwhile
+            except StoreError as error:  # even if the store now refuses: running workers need not end
                 if not isinstance(error, StoreUnavailable) and str(error) != said:
                     said = str(error)
-                    self._log(f"the lease is not renewed: {error}")
+                    self._log(f"cannot renew the lease: {error}")
                 missed()
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -325,7 +331,8 @@ class Registration:
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:
-        """End the lease, and with it every key of this launcher. Who is started here next is no part of this job."""
+        """End the lease, which deletes every key of this launcher. A launcher that is started here next does not belong
+        to this job."""
         if self.lease:
             with contextlib.suppress(StoreError):
                 await self._store.write([Delete(self._keys.launcher(self._node))])

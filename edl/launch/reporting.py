@@ -1,4 +1,5 @@
-"""What a launcher leaves behind of a job that has ended: files for tools at once, and at the very end how it failed."""
+"""The reports about a job that has ended: files for programs, written at once, and a text about the failure, printed
+last."""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ from edl.wire.status import JournalEntry
 
 @dataclass(slots=True)
 class Reporter:
-    """Knows where reports go. ``folder``: this launcher's for logs, ``outer_error_file``: the file that whoever started
-    the launcher looks at; either may be empty."""
+    """Writes the reports. ``folder``: the launcher's log folder. ``outer_error_file``: the error file of the program
+    that started the launcher. Either may be empty."""
 
     job: str
     folder: str
     outer_error_file: str
     log: Callable[[str], None]
     report_file: str = ""
-    """Gets the report of any end; empty: nobody asks for it."""
+    """File for a report about every end of the job, also success; empty: none."""
     _text: str = field(default="", init=False)
 
     def keep(
         self, exit_code: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry] = ()
     ) -> None:
-        """The job has ended like this: write the files. One that cannot be written costs a line.
+        """Write the files about the end of the job. A file that cannot be written is reported in the log.
 
-        ``history``: what the Master leaves of it, which goes from the store with the job.
+        ``history``: the Master's history of the job, which is deleted from the store at the end.
         """
         self._text = text_report(self.job, reason, failures, self.folder) if failures else ""
         if history and self.folder:
@@ -51,7 +52,7 @@ class Reporter:
             self._write(Path(self.outer_error_file), error_file(failures[0], _read(failures[0].error_file)))
 
     def close(self) -> None:
-        """Show the report. Nothing may be said after this, so that the root cause is where people look first."""
+        """Print the report. Nothing may be printed after it, so that the root cause comes last."""
         if self._text:
             self.log(f"the job has failed\n{self._text}")
 
@@ -64,7 +65,7 @@ class Reporter:
 
 
 def _read(path: str) -> str:
-    """Of a worker on this node; one of another node has its file where that node has it."""
+    """The content of a worker's error file; empty if it cannot be read, as for workers of other nodes."""
     try:
         return Path(path).read_text(errors="replace") if path else ""
     except OSError:

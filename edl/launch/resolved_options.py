@@ -1,8 +1,8 @@
-"""Options after all sources have been read: command line, ``EDL_*``, other launchers' variables, the cluster's.
+"""The options after all sources have been read: command line, ``EDL_*``, other launchers' variables, the cluster's.
 
-The same thing can be said in several places. Who counts is a matter of strength (``Source``), never of the order in
-which the places are read, so each place is read in a file of its own (``torchrun_options``, ``paddle_options``,
-``cluster_env``) that only makes offers. What was overridden, renamed or means nothing here is said in remarks.
+The same setting can come from several sources. Precedence is decided by ``Source``, not by the order in which sources
+are read. So each source has a module of its own (``torchrun_options``, ``paddle_options``, ``cluster_env``) that only
+offers values. Overridden, renamed and meaningless settings are reported in remarks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl.errors import SettingError
 
 
 class Source(enum.IntEnum):
-    """Who has said a value, the weakest first."""
+    """The source of a value, in order of precedence, the lowest first."""
 
     DEFAULT = 0
     CLUSTER = 1
@@ -31,7 +31,7 @@ class Source(enum.IntEnum):
     """``EDL_*``."""
     COMMAND_LINE = 4
     PADDLE = 5
-    """``PADDLE_*``: Paddle's launcher lets them win over its command line, and its operators rely on it."""
+    """``PADDLE_*``: in Paddle's launcher they override the command line, and its operators rely on that."""
 
 
 _SOURCES = {
@@ -41,40 +41,42 @@ _SOURCES = {
 
 
 def inside_worker(env: Mapping[str, str]) -> bool:
-    """Whether a worker of ours has started this launcher: what other launchers' variables say there, we have said."""
+    """Whether a worker of edl started this launcher. Then other launchers' variables were set by edl itself and are
+    ignored."""
     return "EDL_ROUND" in env or "EDL_AGENT" in env
 
 
 EXPORTED = ("EDL_NODE_ID", "EDL_GLOBAL_BATCH", "EDL_LOCAL_BATCH", "EDL_LOGICAL_RANKS")
-"""What workers are told under the names that options of ours have as variables."""
+"""Variables of workers that have the names of option variables."""
 
 
 def forget_exports() -> None:
-    """Before the command line is read: a launcher in a worker is another node than its own, of another job."""
+    """Remove the exported variables inside a worker, before the command line is read: the new launcher is another node
+    of another job."""
     if inside_worker(environment()):
         adopt(dict.fromkeys(EXPORTED))
 
 
 @dataclass(slots=True)
 class ResolvedOptions:
-    """Each option's value with its source. ``script`` and ``arguments``: what the workers run."""
+    """The value of each option with its source. ``script`` and ``arguments``: the workers' command."""
 
     values: dict[str, Any]
     script: str = ""
     arguments: tuple[str, ...] = ()
     remarks: list[str] = field(default_factory=list)
-    """Said once at the start, a line each."""
+    """Lines that are printed once at the start."""
     environment: dict[str, str | None] = field(default_factory=dict)
-    """Variables that hold for this launcher and its workers, over those it was started with; None: taken away."""
+    """Changes of the environment for this launcher and its workers; None removes a variable."""
     for_workers: dict[str, str | None] = field(default_factory=dict)
-    """The same for the workers alone."""
+    """Changes of the environment for the workers only."""
     _sources: dict[str, Source] = field(default_factory=dict)
     _origins: dict[str, str] = field(default_factory=dict)
     _options: Mapping[str, click.Parameter] = field(default_factory=dict)
 
     @classmethod
     def by(cls, context: click.Context, script: str = "", arguments: tuple[str, ...] = ()) -> ResolvedOptions:
-        """What click has read from the command line and from ``EDL_*``."""
+        """The options that click has read from the command line and from ``EDL_*``."""
         options = {param.name: param for param in context.command.params if param.name}
         sources = {
             name: _SOURCES.get(context.get_parameter_source(name) or ParameterSource.DEFAULT, Source.DEFAULT)
@@ -84,18 +86,18 @@ class ResolvedOptions:
         return cls(values, script, arguments, _sources=sources, _options=options)
 
     def source(self, name: str) -> Source:
-        """Who has said the value that holds now. ``name``: as in ``values``, with underscores."""
+        """The source of the current value. ``name``: as in ``values``, with underscores."""
         return self._sources.get(name, Source.DEFAULT)
 
     def given(self, name: str) -> bool:
-        """Whether anybody has said it at all."""
+        """Whether the option was given by any source."""
         return self.source(name) > Source.DEFAULT
 
     def offer(self, name: str, value: Any, source: Source, origin: str) -> bool:
-        """Let ``value`` hold unless somebody stronger has said another one; returns whether it holds.
+        """Set a value unless a source of higher precedence has set one; returns whether it was set.
 
-        ``value``: text is read as the option's own would be. ``origin``: where it was said, such as ``PADDLE_NNODES``.
-        Raises ``SettingError`` that names the origin when it cannot be read.
+        ``value``: a text is parsed like the option's own. ``origin``: the place for messages, such as
+        ``PADDLE_NNODES``. Raises ``SettingError`` that names the origin if the value is invalid.
         """
         if name not in self.values:
             raise KeyError(f"no such option: {name}")
@@ -110,20 +112,20 @@ class ResolvedOptions:
         return True
 
     def origin(self, name: str) -> str:
-        """Where the value that holds was said, in the words of who said it; empty: as the option itself."""
+        """The place where the current value was given, for messages; empty: the option itself."""
         return f"EDL_{name.upper()}" if self.source(name) is Source.EDL else self._origins.get(name, "")
 
     def said(self, name: str) -> str:
-        """The same, and the option where it was said as that."""
+        """The same, or the option's name if the option itself was given."""
         return self.origin(name) or "--" + name.replace("_", "-")
 
     def named(self, error: SettingError) -> SettingError:
-        """The same error about what was really said: ``PADDLE_RANK`` where ``--node-rank`` is wrong."""
+        """The same error with the name that the user gave: ``PADDLE_RANK`` instead of ``--node-rank``."""
         origin = self.origin(error.setting.removeprefix("--").replace("-", "_"))
         return error.renamed(origin) if origin and error.setting.startswith("--") else error
 
     def remark(self, line: str) -> None:
-        """Have this said at the start, once."""
+        """Add a line to print at the start, unless it is there already."""
         if line not in self.remarks:
             self.remarks.append(line)
 

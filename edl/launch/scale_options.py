@@ -1,6 +1,6 @@
-"""The launcher's options about where its nodes come from, and the one table of schedulers.
+"""The launcher's options about where its nodes come from, and the table of schedulers.
 
-What all launchers of a job must agree on becomes ``JobSpec.scheduler``.
+The settings that all launchers of a job must agree on become ``JobSpec.scheduler``.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from edl.schedulers.order import Order
 from edl.schedulers.port import Scheduler
 
 MOST_INDEX = 1_000_000
-"""Limit of ``--node-index``: a typing slip shows."""
+"""Limit of ``--node-index``, to catch typing mistakes."""
 INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SLURM_ARRAY_TASK_ID")
-"""By these schedulers number what they start."""
+"""Variables in which schedulers number the processes that they start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of scheduler. Its module is imported only where it is used."""
+    """One kind of scheduler. Its module is imported only when it is used."""
 
     shape: str
-    """How it is written."""
+    """The form of ``--scheduler``."""
     module: str
     owners: tuple[SizeOwner, ...] = (SizeOwner.MASTER, SizeOwner.EXTERNAL)
-    """Who may decide on the size; the first is the default."""
+    """The possible owners of the size; the first is the default."""
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Keys of ``--scheduler-conf``, and what they are."""
+    """The keys of ``--scheduler-conf`` with their meanings."""
     ordinal: bool = False
-    """Its pods' names end in their index."""
+    """The names of its pods end in their index."""
 
 
 _BOTH = (SizeOwner.EXTERNAL, SizeOwner.MASTER)
@@ -88,21 +88,23 @@ KINDS: dict[str, Kind] = {
     ),
     "slurm": Kind("slurm", "edl.schedulers.slurm", conf=_SLURM),
 }
-"""One line each; ``edl.schedulers.order`` says what its module has to offer."""
+"""One entry per kind; ``edl.schedulers.order`` describes what its module must provide."""
 
 
 def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
-    """The scheduler that is named, checked as far as this host can; None: none is. Raises ``SettingError``."""
+    """The chosen scheduler, checked as far as possible on this host; None: none is chosen. Raises ``SettingError``."""
     text = options["scheduler"].strip()
     if not text:
         for name in ("scheduler_conf", "scale_owner"):
             if options[name]:
                 flag = "--" + name.replace("_", "-")
-                raise SettingError(flag, options[name], "says nothing without --scheduler", "Add it, or drop this one")
+                raise SettingError(
+                    flag, options[name], "has no effect without --scheduler", "Add --scheduler, or drop this option"
+                )
         return None
     name, kind, target = _kind_of(text)
     if options["standalone"]:
-        raise SettingError("--scheduler", text, "--standalone is one node for good", "Drop one of the two")
+        raise SettingError("--scheduler", text, "--standalone means exactly one node", "Drop one of the two options")
     said = options["scale_owner"].strip() or kind.owners[0].value
     if said not in {owner.value for owner in kind.owners}:
         allowed = " or ".join(owner.value for owner in kind.owners)
@@ -113,7 +115,8 @@ def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
 
 
 def make_scheduler(order: Order) -> Scheduler:
-    """The adapter. Raises ``SettingError``, or ``SchedulerError`` where it cannot be reached at all."""
+    """Make the adapter of the scheduler. Raises ``SettingError``, or ``SchedulerError`` if the scheduler cannot be
+    reached."""
     kind = KINDS.get(order.wanted.kind)
     if kind is None:  # another version of edl wrote the job's specification
         raise _unknown_kind(order.wanted.text)
@@ -122,7 +125,7 @@ def make_scheduler(order: Order) -> Scheduler:
 
 
 def node_index(options: Mapping[str, Any], wanted: SchedulerChoice | None, environment: Mapping[str, str]) -> int:
-    """The number that the scheduler gave this node; -1: none is known. Raises ``SettingError``."""
+    """The scheduler's number for this node; -1: not known. Raises ``SettingError``."""
     text = options["node_index"].strip()
     if text:
         if not text.isdecimal() or int(text) > MOST_INDEX:
@@ -131,14 +134,14 @@ def node_index(options: Mapping[str, Any], wanted: SchedulerChoice | None, envir
     found = [environment[name] for name in INDEX_VARIABLES if environment.get(name, "").isdecimal()]
     if not found and wanted is not None and KINDS[wanted.kind].ordinal:
         pod = environment.get("POD_NAME") or environment.get("HOSTNAME", "")
-        stem = re.escape(wanted.target.rpartition("/")[2])  # with hostNetwork it is the host's name that is found here
+        stem = re.escape(wanted.target.rpartition("/")[2])  # with hostNetwork this is the host's name
         found = re.findall(rf"^{stem}-(?:.+-)?(\d+)$", pod)
     return int(found[0]) if found and int(found[0]) <= MOST_INDEX else -1
 
 
 def node_name(wanted: SchedulerChoice | None, environment: Mapping[str, str]) -> str:
-    """What this node is called when nothing is said: by Slurm's number of its job, so that the adapter knows it; empty:
-    the scheduler has no name for it."""
+    """The default name of this node: derived from Slurm's job number, so that the adapter recognises it; empty for
+    other schedulers."""
     if wanted is None or wanted.kind != "slurm":
         return ""
     return str(_module(KINDS[wanted.kind]).node_name(environment))
@@ -149,14 +152,17 @@ def launcher_again(
     arguments: Sequence[str],
     takes_value: Mapping[str, bool],
     endpoints: Sequence[str],
-    told: Mapping[str, str],
+    fixed: Mapping[str, str],
     *,
     elsewhere: bool = False,
 ) -> tuple[str, ...]:
-    """This launcher's own command line for one more of the same job: what is meant for this node alone is left out, and
-    the store is named. ``arguments``: without the program, in one spelling (see ``with_both_spellings``).
-    ``elsewhere``: it is going to run on another host, where this one's addresses are none."""
-    left_out = {"--node-id", "--node-index", "--node-rank", "--rank", "--standalone", "--http-port", *told}
+    """The command line for another launcher of the same job: without what applies to this node only, and with the
+    store's address.
+
+    ``arguments``: this launcher's arguments, without the program, in one spelling (see ``with_both_spellings``).
+    ``elsewhere``: it will run on another host, so this host's addresses are left out.
+    """
+    left_out = {"--node-id", "--node-index", "--node-rank", "--rank", "--standalone", "--http-port", *fixed}
     if elsewhere:
         left_out |= {"--local-addr", "--host", "--http-host"}
     if endpoints:
@@ -168,16 +174,16 @@ def launcher_again(
         width = 2 if takes_value.get(name, False) and not equals else 1
         taken, rest = rest[:width], rest[width:]
         kept += [] if name in left_out else taken
-    added = [f"{name}={value}" for name, value in told.items()]
+    added = [f"{name}={value}" for name, value in fixed.items()]
     if endpoints:
         added += ["--rdzv-backend=etcd", f"--rdzv-endpoint={','.join(endpoints)}"]
     if any(argument.partition("=")[0] == "--http-port" for argument in arguments):
-        added.append("--http-port=0")  # the one that was asked for is in use
+        added.append("--http-port=0")  # this launcher uses the given port
     return (python, "-m", "edl.launch", *kept, *added, *rest)
 
 
 def _kind_of(text: str) -> tuple[str, Kind, str]:
-    """Its name, the kind, and the target."""
+    """Split ``--scheduler`` into name, kind and target. Raises ``SettingError``."""
     match = re.match(r"[a-z]+", text)
     name = match[0] if match else ""
     kind = KINDS.get(name)
@@ -186,13 +192,13 @@ def _kind_of(text: str) -> tuple[str, Kind, str]:
     separator, target = text[len(name) : len(name) + 1], text[len(name) + 1 :].strip()
     wants = "" if kind.shape == name else ":" if name in WITH_COLON else "/"
     if separator != wants or bool(target) != bool(wants):
-        raise SettingError("--scheduler", text, "is not complete, or too much", f"Write {kind.shape}")
+        raise SettingError("--scheduler", text, "does not have the form of this kind", f"Write {kind.shape}")
     return name, kind, target
 
 
 def _unknown_kind(text: str) -> SettingError:
     known = ", ".join(one.shape for one in KINDS.values())
-    return SettingError("--scheduler", text, "there is no such kind", f"Known: {known}")
+    return SettingError("--scheduler", text, "unknown kind of scheduler", f"Known: {known}")
 
 
 def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:
@@ -201,15 +207,15 @@ def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:
         key, separator, value = item.partition("=")
         if key not in kind.conf:
             known = ", ".join(f"{one} ({what})" for one, what in kind.conf.items()) or "none"
-            raise SettingError("--scheduler-conf", item, f"--scheduler={name} knows no {key!r}", f"Known: {known}")
+            raise SettingError("--scheduler-conf", item, f"--scheduler={name} has no key {key!r}", f"Known: {known}")
         if not separator or not value:
             raise SettingError("--scheduler-conf", item, "needs a value", f"Write {key}=VALUE")
         if key in values:
-            raise SettingError("--scheduler-conf", item, "is given twice")
+            raise SettingError("--scheduler-conf", item, "is given twice; give each key once")
         values[key] = value
     return values
 
 
 def _module(kind: Kind) -> Any:
-    """With ``check`` and ``make``."""
+    """Import the module of a kind, which provides ``check`` and ``make``."""
     return importlib.import_module(kind.module)

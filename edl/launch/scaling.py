@@ -1,4 +1,4 @@
-"""What the ruling Master has beside it to get nodes from a scheduler."""
+"""The companion of the Master that gets nodes from a scheduler."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _THIS_NODE_ALONE = (
     *("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_STANDALONE", "EDL_HTTP_PORT", "PET_STANDALONE"),
     *row_of("rank").variables,
 )
-"""Options given in the environment that another launcher must not get."""
+"""Option variables of this node that other launchers must not get."""
 _THIS_HOST_ALONE = ("EDL_LOCAL_ADDR", "EDL_HTTP_HOST", "PET_LOCAL_ADDR", *row_of("host").variables)
-"""The same for one on another host."""
+"""The same for launchers on other hosts."""
 _NO_PLACE = {"EDL_NODE_RANK": "-1"}
-"""It takes the place that is free. This is stronger than ``PET_*`` and than what a launch world says of this node."""
+"""Makes the new launcher take any free rank. Takes precedence over ``PET_*`` and over the cluster environment of this
+node."""
 
 
 def companions(
     settings: LaunchSettings, store: Store, endpoints: Sequence[str], log: Callable[[str], None]
 ) -> Companions:
-    """For ``MasterDeps``: one that looks after the scheduler, if the job has any."""
+    """The companions for ``MasterDeps``: one that manages the scheduler, if the job has one."""
     wanted = settings.spec.scheduler
     if wanted is None:
         return lambda ruling: ()
-    from edl.schedulers.shell import Reconciler  # for jobs that have a scheduler: a launcher's start is mostly imports
+    from edl.schedulers.shell import Reconciler  # imported late: only for jobs with a scheduler
 
-    told = order(settings, wanted, store, endpoints, log)
-    return lambda ruling: (Reconciler(lambda: make_scheduler(told), ruling, told.clock, wanted.owner, log).run(),)
+    deps = order(settings, wanted, store, endpoints, log)
+    return lambda ruling: (Reconciler(lambda: make_scheduler(deps), ruling, deps.clock, wanted.owner, log).run(),)
 
 
 def order(
@@ -53,10 +54,10 @@ def order(
     endpoints: Sequence[str],
     log: Callable[[str], None],
 ) -> Order:
-    """All that an adapter may use."""
+    """Everything that an adapter of a scheduler may use."""
     spec, logs = settings.spec, Path(settings.logs.folder).parent if settings.logs.folder else runtime_folder()
-    named = () if settings.store.endpoints else endpoints  # a private store's address is not on the command line
-    told = {"--rdzv-id": spec.job, "--log-dir": str(logs) if settings.logs.folder else os.devnull}
+    named = () if settings.store.endpoints else endpoints  # the address of a private store is not on the command line
+    fixed = {"--rdzv-id": spec.job, "--log-dir": str(logs) if settings.logs.folder else os.devnull}
     elsewhere = wanted.kind != "process"
     left_out = (*_THIS_NODE_ALONE, *(_THIS_HOST_ALONE if elsewhere else ()))
     return Order(
@@ -66,7 +67,7 @@ def order(
         node=settings.node,
         clock=SystemClock(),
         log=log,
-        launcher=launcher_again(sys.executable, settings.arguments, value_options(), named, told, elsewhere=elsewhere),
+        launcher=launcher_again(sys.executable, settings.arguments, value_options(), named, fixed, elsewhere=elsewhere),
         environment={name: value for name, value in environment().items() if name not in left_out} | _NO_PLACE,
         runtime_folder=runtime_folder() / f"{spec.job}.nodes",
         log_folder=logs,

@@ -1,4 +1,4 @@
-"""What the workers run, and whether it could run at all: checked before anything is started."""
+"""Checks the workers' command before anything is started."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from edl.ports import CommandKind, WorkerCommand
 
 
 def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:
-    """What the workers run. Raises ``UsageError`` when it is plain now that they could not."""
+    """The workers' command. Raises ``UsageError`` if it certainly cannot run."""
     if module and no_python:
         raise UsageError("--module and --no-python exclude each other: only Python has modules. Drop one of them")
     if module:
-        if not python_from(environment()):  # another interpreter may have it
+        if not python_from(environment()):  # another interpreter may have the module
             _check_module(script)
         return WorkerCommand(CommandKind.MODULE, script, arguments)
     if no_python:
         if shutil.which(script) is None:
-            raise ScriptError(f"{script}: no such program on the PATH, or not executable. Check the name and its mode")
+            raise ScriptError(
+                f"{script}: no such program on the PATH, or not executable. Check the name and the file mode"
+            )
         return WorkerCommand(CommandKind.PROGRAM, script, arguments)
     _check_script(script)
     return WorkerCommand(CommandKind.SCRIPT, script, arguments)
 
 
 def _check_module(name: str) -> None:
-    """Look for the outermost package only: to look further would import it."""
+    """Check that the outermost package of a module exists. Raises ``ScriptError``. Looking further would import it."""
     if name.endswith(".py") and os.path.isfile(name):
-        raise ScriptError(f"-m {name}: this is a file, and -m takes the name of a module. Write {name} without -m")
+        raise ScriptError(f"-m {name}: this is a file, but -m takes a module name. Write {name} without -m")
     top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())
     try:
@@ -60,10 +62,10 @@ def _check_script(script: str) -> None:
             "for a module use -m, for a program --no-python"
         ) from error
     if python_from(environment()):
-        return  # another interpreter may read it otherwise
+        return  # another Python version may accept it
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the workers say them
+            warnings.simplefilter("ignore")  # the workers show them
             compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
         if error.lineno is None:  # null bytes

@@ -1,7 +1,7 @@
-"""Pservers that run the script, as under paddle.distributed.launch: when a command line means them, and how many.
+"""Pservers that run the script, as under paddle.distributed.launch: when a command line means them, and their number.
 
-They are slots of a node, like its trainers: all of them step into a world together, and a failure of one restarts all,
-as it does there. What they hold is the script's own business.
+They occupy slots of a node, as trainers do: all of them join a world together, and a failure of one restarts all, as
+under Paddle's launcher. What they hold is up to the script.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ WORDS = {
     "paddles_server_num": ("servers_per_node", "--server_num"),
     "paddles_trainer_num": ("trainer_num", "--trainer_num"),
 }
-"""Options in the spelling that only Paddle has: ours of the same meaning, and what to call them."""
+"""Options in Paddle's own spelling: the corresponding option of edl, and the name for messages."""
 CLIENTS = ("edl.torch.ps", "edl.paddle.ps", "ps")
-"""Modules by which a script uses pservers of edl's own."""
+"""Modules with which a script uses edl's own pservers."""
 _GLOO = ("0", "1", "2")
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who is here and in the whole job."""
+    """The workers of this node and of the whole job, pservers among them."""
 
     nodes: NodeRange
     slots: int
@@ -41,51 +41,53 @@ class Roles:
 
 
 def take_words(resolved: ResolvedOptions) -> None:
-    """Offer them as options of ours."""
+    """Offer options in Paddle's own spelling as edl's options."""
     for word, (ours, name) in WORDS.items():
         if resolved.given(word):
             resolved.offer(ours, resolved.values[word], resolved.source(word), name)
 
 
 def named_in_paddles_words(resolved: ResolvedOptions) -> bool:
-    """Whether the line says in a way that is only Paddle's which pservers or trainers there are."""
+    """Whether the command line describes pservers or trainers in a form that only Paddle has."""
     lists = all(is_list(resolved.values[name].strip()) for name in ("servers", "trainers"))
     return lists or any(resolved.given(word) for word in WORDS)
 
 
 def settle(resolved: ResolvedOptions, paddle: bool, imported: Callable[[ResolvedOptions], frozenset[str]]) -> None:
-    """Decide what ``--pservers=auto`` is. ``paddle``: its dialect is spoken. ``imported``: see ``imports_of``."""
+    """Resolve ``--pservers=auto``. ``paddle``: whether Paddle's dialect is used. ``imported``: see ``imports_of``."""
     chosen = resolved.values["pservers"]
     if chosen == "auto":
         meant = paddle and _wanted(resolved) and bool(resolved.script) and not _needs_ours(resolved)
         chosen = "script" if meant and not _uses_ours(imported(resolved)) else "edl"
         if chosen == "script":
-            resolved.remark(f"pservers run {resolved.script}, as Paddle's do; --pservers=edl for edl's own")
+            resolved.remark(f"pservers run {resolved.script}, as Paddle's do; use --pservers=edl for edl's own")
     resolved.values["pservers"] = chosen
     if chosen == "edl" and resolved.given("with_gloo") and str(resolved.values["with_gloo"]) != "0":
         gloo = f"{resolved.origin('with_gloo') or '--with_gloo'}={resolved.values['with_gloo']}"
-        resolved.remark(f"{gloo}: no pserver runs the script, so none would serve gloo")
+        resolved.remark(f"{gloo}: no pserver runs the script, so none can serve gloo")
     if chosen == "script" and not resolved.given("slot_strikes"):
-        resolved.values["slot_strikes"] = 0  # a job without one of its pservers is another one
+        resolved.values["slot_strikes"] = 0  # the job cannot continue without one of its pservers
 
 
 def imports_of(resolved: ResolvedOptions) -> frozenset[str]:
-    """Modules that the script imports, as far as can be seen without running it."""
+    """The modules that the script imports, as far as can be seen without running it."""
     if resolved.values["no_python"]:
         return frozenset()
-    from edl.worker.warm import imported_by  # only now: most launchers need not look
+    from edl.worker.warm import imported_by  # imported late: most launchers do not need it
 
     return imported_by("module" if resolved.values["module"] else "script", resolved.script)
 
 
 def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Roles | None:
-    """None where pservers, if there are any, are edl's own. Raises ``SettingError``."""
+    """The roles in a job whose pservers run the script; None for any other job. Raises ``SettingError``."""
     if options["pservers"] != "script":
         return None
     for name in ONLY_OURS:
         if not is_default(name, options):
             flag = "--" + name.replace("_", "-")
-            raise SettingError(flag, options[name], "is for edl's own pservers", "Drop it, or say --pservers=edl")
+            raise SettingError(
+                flag, options[name], "applies to edl's own pservers only", "Drop it, or add --pservers=edl"
+            )
     gloo = str(options["with_gloo"])
     if gloo not in _GLOO:
         raise SettingError("--with_gloo", gloo, f"must be {', '.join(_GLOO)}")
@@ -102,12 +104,12 @@ def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
     for option, text in (("--servers", servers), ("--trainers", trainers)):
         if not is_list(text):
             why = "must be a list of HOST:PORT where pservers run the script"
-            raise SettingError(option, text or "''", why, "Or count them: --server_num=N --trainer_num=N")
+            raise SettingError(option, text or "''", why, "Write HOST:PORT,…, or use --server_num=N --trainer_num=N")
     named = endpoints_of("--servers", servers), endpoints_of("--trainers", trainers)
     here = [[address(*one) for one in of_this_host(part, local_addr)] for part in named]
     if not any(here):
         why = "neither it nor --servers names an address of this host"
-        raise SettingError("--trainers", trainers, why, "Name one, or --local-addr")
+        raise SettingError("--trainers", trainers, why, "Name an address of this host, or give --local-addr")
     total = len({host for part in named for host, _ in part})
     all_servers, all_trainers = (tuple(address(*one) for one in part) for part in named)
     job = ScriptServers(0, all_servers, all_trainers, gloo)
@@ -120,7 +122,7 @@ def _wanted(resolved: ResolvedOptions) -> bool:
 
 
 def _needs_ours(resolved: ResolvedOptions) -> bool:
-    """Whether something is said that only edl's own pservers understand."""
+    """Whether an option is given that only edl's own pservers support."""
     texts = [resolved.values[name].strip() for name in ("servers", "trainers")]
     counted = any(texts) and not all(map(is_list, texts))
     ours = any(resolved.given(name) for name in (*ONLY_OURS, "server_nnodes"))

@@ -304,7 +304,7 @@ class Server:
             raise Refusal(400, "the body cannot be read") from None
         return bytes(data)
 
-    # --- operations --- ------------------------------------------------------------------------------------------
+    # --- operations --------------------------------------------------------------------------------------------------
 
     async def _job(self, call: Call) -> web.Response:
         history = [entry async for entry in call.authority.events(EventsRequest())]

@@ -65,7 +65,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         (["--node-id=a/b"], ["--node-id='a/b'", "use 1 to 128 letters"]),
         (["--node-rank=1"], ["--node-rank=1", "below the maximum of --nnodes=1"]),
         (["--tee=7"], ["--tee=7"]),
-        (["--nnodes=2"], ["--rdzv-endpoint", "--nnodes=2 needs a store that every node reaches"]),
+        (["--nnodes=2"], ["--rdzv-endpoint", "--nnodes=2 needs a store that every node can reach"]),
         (["--fault-tolerance=heroic"], ["--fault-tolerance", "heroic", "elastic"]),
         (["--no-such-option"], ["--no-such-option"]),
     ],
@@ -165,7 +165,7 @@ def test_another_script_than_the_running_job(tmp_path: Path, etcd: OutsideEtcd) 
         running.start("first")
         before = running.wait_world(1)
         second.start("a")
-        told = ("script: ", str(other), "node first at", "another --rdzv-id", "--allow-differences=script")
+        told = ("script: ", str(other), "by node first on", "another --rdzv-id", "--allow-differences=script")
         refused(second, ExitCode.FOREIGN_JOB, *told)
         assert running.wait_steps(3) == before
 

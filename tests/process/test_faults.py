@@ -329,7 +329,7 @@ def test_a_launcher_that_computes_for_longer_than_its_lease_loses_nothing(job: J
     master = job.status()["master"]
     busy = master if which == "the Master's node" else next(node for node in job.nodes if node != master)
     job.nodes[busy].process.send_signal(signal.SIGRTMIN)
-    job.nodes[busy].says("its lease has been renewed beside it")
+    job.nodes[busy].says("a thread has renewed its lease")
     job.nodes[busy].says("this launcher was busy for")
     assert job.wait_steps(3) == before
     assert job.status()["master"] == master

@@ -198,7 +198,7 @@ def test_pservers_beside_trainers_are_kept_running(tmp_path: Path, etcd: Outside
         keys.revoke("a-2")
         again = keys.wait("a-4", "a-5")
         until(lambda: len(pids_of_pservers(node)) == 2, "the old ones are gone")
-        assert "killing 2 pservers: its lease has ended, others take over" in node.text
+        assert "killing 2 pservers: their lease has expired and others take over" in node.text
         undisturbed(job, trainer)
 
         pids = pids_of_pservers(node)

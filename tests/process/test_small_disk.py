@@ -79,7 +79,7 @@ def test_a_private_store_goes_where_there_is_room(tmp_path: Path, disk: Path) ->
         launch = [sys.executable, "-m", "edl.launch", str(WORKERS / "plain.py"), f"--folder={job.steps_folder}"]
         node = job.start("a", command=[*launch, "--steps=5"])
         assert node.exit_code() == 0, node.text
-        assert f"{disk} has no room for the store, which is in " in node.text
+        assert f"{disk} has no room for the store; using " in node.text
         assert job.steps()[-1].step == 5
 
 

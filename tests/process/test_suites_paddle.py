@@ -114,7 +114,7 @@ def test_a_configuration_of_auto_parallel_is_handed_on_and_no_tuner_runs_first(l
     config.write_text('{"tuner_run_mode": "tuner_and_run"}')
     done = lines.run(*words, *ranked(lines), **EIGHT)
     assert done.returncode == ExitCode.USAGE
-    assert "its tuner_run_mode is tuner_and_run, and there is no tuner to run first" in done.stderr
+    assert "its tuner_run_mode is tuner_and_run, but edl has no tuner" in done.stderr
     config.write_text('{"tuner_run_mode": "run_only"}')
     lines.succeeds(*words, *ranked(lines), **EIGHT)
     assert files(lines.folder / "logs", "test4") == {"workerlog.0", "workerlog.1"}
@@ -239,7 +239,7 @@ def test_workers_on_cpus_add_up_over_gloo(lines: Lines) -> None:
 def test_an_unknown_backend_is_refused_in_a_line(lines: Lines) -> None:
     done = lines.run("--nproc_per_node=4", "--backend=random_str", *ranked(lines))
     assert done.returncode == ExitCode.USAGE
-    assert "--backend=random_str: is no backend of Paddle's. Write gloo, nccl, bkcl or auto" in done.stderr
+    assert "--backend=random_str: is not one of Paddle's backends. Use gloo, nccl, bkcl or auto" in done.stderr
     assert not list(lines.out.iterdir())
 
 

@@ -77,7 +77,9 @@ def test_a_second_user_with_the_same_id_is_refused_and_nothing_is_touched() -> N
             await registration(bench, BOB).agree()
         text = str(caught.value)
         assert caught.value.exit_code is ExitCode.FOREIGN_JOB
-        assert "bob (uid 2000) at h1 here, alice (uid 1000) at h1 in the job (node a at h1 has begun it)" in text
+        assert (
+            "bob (uid 2000) at h1 here, alice (uid 1000) at h1 in the job (the job was started by node a on h1)" in text
+        )
         assert "script: train.py (sha256 d2d2" in text and "--allow-differences=owner,script" in text
         assert bench.store.revision == revision
 

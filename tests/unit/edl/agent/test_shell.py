@@ -241,4 +241,4 @@ def test_a_thread_that_hangs_does_not_keep_the_launcher() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 7
-    assert done.stderr == "edl: a thread still waits, maybe for a file system that hangs: exit status 7\n"
+    assert done.stderr == "edl: a thread is still blocked, possibly on a hanging file system: exit status 7\n"

@@ -179,11 +179,11 @@ def test_nothing_is_looked_at_unless_it_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("entries", "slots", "words"),
     [
-        ((), 1, "none is found here"),
-        (("0",), 2, "each worker needs a GPU of its own, and 2 slots have 1"),
-        (("7",), 1, "which GPU is '7' of CUDA_VISIBLE_DEVICES cannot be told"),
-        (("GPU-",), 1, "which GPU is 'GPU-'"),
-        (("MIG-1",), 1, "which GPU is 'MIG-1'"),
+        ((), 1, "none was found on this node"),
+        (("0",), 2, "each of 2 slots needs its own GPU, but only 1 may be used"),
+        (("7",), 1, "cannot tell which GPU '7' in CUDA_VISIBLE_DEVICES is"),
+        (("GPU-",), 1, "cannot tell which GPU 'GPU-'"),
+        (("MIG-1",), 1, "cannot tell which GPU 'MIG-1'"),
     ],
 )
 def test_gpus_that_cannot_be_found_are_named(here: Host, entries: tuple[str, ...], slots: int, words: str) -> None:
@@ -194,7 +194,7 @@ def test_gpus_that_cannot_be_found_are_named(here: Host, entries: tuple[str, ...
 
 def test_a_kernel_without_places_on_the_bus(here: Host) -> None:
     (here.pci / "0000:dc:00.0" / "numa_node").unlink()
-    with pytest.raises(UsageError, match=r"does not tell which NUMA node the GPU at 0000:dc:00\.0 is at"):
+    with pytest.raises(UsageError, match=r"does not report the NUMA node of the GPU at 0000:dc:00\.0"):
         cores_of_slots("node", {"CUDA_VISIBLE_DEVICES": ("0", "1")}, 2, here, range(4))
 
 

@@ -274,7 +274,7 @@ def test_a_worker_may_start_a_job_of_its_own_with_a_function_of_the_callers_main
 def test_functions_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert api._pickled(os.path.join, (), main_is_known=False) == pickle.dumps((os.path.join, ()))
     monkeypatch.setitem(sys.modules, "cloudpickle", None)  # not installed
-    with pytest.raises(UsageError, match=r"<lambda> or an argument of it cannot be sent.*install cloudpickle"):
+    with pytest.raises(UsageError, match=r"<lambda> or one of its arguments cannot be sent.*install cloudpickle"):
         api._pickled(lambda: 1, (), main_is_known=True)
 
     def at_a_prompt() -> None: ...
@@ -282,7 +282,7 @@ def test_functions_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> N
     at_a_prompt.__module__, at_a_prompt.__qualname__ = "__main__", "at_a_prompt"
     monkeypatch.setattr(sys.modules["__main__"], "at_a_prompt", at_a_prompt, raising=False)
     assert b"at_a_prompt" in api._pickled(at_a_prompt, (), main_is_known=True)
-    with pytest.raises(UsageError, match="at a prompt or in a notebook"):
+    with pytest.raises(UsageError, match="at an interactive prompt or in a notebook"):
         api._pickled(at_a_prompt, (), main_is_known=False)
 
 
@@ -315,7 +315,7 @@ def test_what_the_config_says_is_not_shown_to_everybody_on_the_host(
 
 def test_how_the_launcher_has_ended_is_raised(tmp_path: Path) -> None:
     api._raise_for(tmp_path, 0)
-    with pytest.raises(JobFailed, match="its launcher says why") as killed:
+    with pytest.raises(JobFailed, match="see the output of its launcher") as killed:
         api._raise_for(tmp_path, -9)
     assert (killed.value.exit_code, killed.value.failures) == (-9, ())
     for error, raised in (

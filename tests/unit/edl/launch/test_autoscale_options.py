@@ -38,7 +38,7 @@ def test_launchers_that_differ_are_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--autoscale=throughput",), "leaves no choice of a size"),
+        (("--autoscale=throughput",), "leaves no choice of size"),
         (("--nnodes=1:2", "--autoscale-efficiency=0"), "more than 0, and at most 1"),
         (("--nnodes=1:2", "--autoscale-efficiency=1.5"), "more than 0, and at most 1"),
         (("--nnodes=1:2", "--autoscale-efficiency=nan"), "more than 0, and at most 1"),

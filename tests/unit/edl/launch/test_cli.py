@@ -202,7 +202,7 @@ class TestRefusals:
             (["--nnodes=2", "--rdzv-endpoint=,"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store"]),
             (
                 ["--standalone", "--rdzv-endpoint=h:1"],
-                ["--standalone and --rdzv-endpoint", "exclude", "store of its own"],
+                ["--standalone and --rdzv-endpoint", "exclude", "private store"],
             ),
             (["--rdzv-backend=redis"], ["--rdzv-backend=redis", "etcd-embedded", "c10d"]),
             (["--rdzv-backend=etcd"], ["--rdzv-endpoint=''", "needs an address", "HOST:PORT"]),
@@ -212,7 +212,7 @@ class TestRefusals:
             (["--rdzv-endpoint=h:70000"], ["--rdzv-endpoint=h:70000", "from 1 to 65535"]),
             (["--rdzv-id=a/b"], ["--rdzv-id='a/b'", "'/' not allowed", "Use letters"]),
             (["--node-id=a/b"], ["--node-id='a/b'", "letters, digits"]),
-            (["--node-rank=1"], ["--node-rank=1", "from 0 to 0", "--nnodes=1", "leave it out"]),
+            (["--node-rank=1"], ["--node-rank=1", "from 0 to 0", "--nnodes=1", "omit it"]),
             (["--node-rank=-2"], ["--node-rank=-2", "from 0 to 0"]),
             (["--max-restarts=-1"], ["--max-restarts=-1", "0 or more"]),
             (["--recover-timeout=0"], ["--recover-timeout=0", "more than 0"]),

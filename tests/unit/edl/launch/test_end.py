@@ -53,7 +53,7 @@ def test_a_report_on_a_disk_that_hangs_is_not_waited_for(monkeypatch: pytest.Mon
         thawed.set()
 
     asyncio.run(scenario())
-    assert said == ["/logs does not answer: not waiting for the report that goes there"]
+    assert said == ["/logs does not respond: not waiting for the report to be written there"]
 
 
 class Ending:
@@ -77,7 +77,7 @@ class Ending:
     ("starts", "said"),
     [
         (True, "the embedded etcd keeps ending: etcd member a"),
-        (False, "the embedded etcd does not start: cannot find etcd"),
+        (False, "cannot start the embedded etcd: cannot find etcd"),
     ],
 )
 def test_a_store_that_keeps_ending_is_started_at_growing_pauses_and_says_why(

@@ -60,16 +60,16 @@ def test_notices(text: str, notice: NoticeSettings) -> None:
     ("options", "words"),
     [
         ({"drain_signals": "INT"}, "SIGINT is Ctrl-C"),
-        ({"drain_signals": "TERM,KILL"}, "'KILL' is not possible"),
-        ({"drain_signals": "15"}, "'15' is not possible"),
+        ({"drain_signals": "TERM,KILL"}, "'KILL' cannot be used"),
+        ({"drain_signals": "15"}, "'15' cannot be used"),
         ({"drained_exit_code": 126}, "--drained-exit-code=126: must be from 0 to 125"),
         ({"drained_exit_code": -1}, "must be from 0"),
         ({"preemption_notice": "oracle"}, "'oracle' is not known"),
-        ({"preemption_notice": "aws:"}, "is no base URL"),
-        ({"preemption_notice": "aws:localhost:1"}, "is no base URL"),
-        ({"preemption_notice": "gce:file:///etc/passwd"}, "is no base URL"),
-        ({"preemption_notice": "gce:http://h/?q"}, "is no base URL"),
-        ({"preemption_notice": "gce:http://[::1"}, "is no base URL"),
+        ({"preemption_notice": "aws:"}, "is not a base URL"),
+        ({"preemption_notice": "aws:localhost:1"}, "is not a base URL"),
+        ({"preemption_notice": "gce:file:///etc/passwd"}, "is not a base URL"),
+        ({"preemption_notice": "gce:http://h/?q"}, "is not a base URL"),
+        ({"preemption_notice": "gce:http://[::1"}, "is not a base URL"),
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], words: str) -> None:

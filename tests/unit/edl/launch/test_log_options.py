@@ -156,7 +156,7 @@ class TestTexts:
         (said,) = remarks(plan("--duplicate-stdout-filters=x"))
         assert "--duplicate-stdout-filters" in said and "--tee" in said
         teed = plan("--duplicate-stdout-filters=x", "--tee=1:1")
-        assert remarks(teed) == [f"what workers write is kept in {teed.folder}"]
+        assert remarks(teed) == [f"the workers' output is kept in {teed.folder}"]
 
 
 def test_the_prefix_is_ours_before_torchruns() -> None:
@@ -197,7 +197,7 @@ class TestLayout:
         assert (logs.stdout(0), logs.stderr(0)) == (StreamTarget.BOTH, StreamTarget.BOTH)
         assert (logs.stdout(1), logs.stderr(3)) == (StreamTarget.FILE, StreamTarget.FILE)
         assert not logs.prefixed(0, stderr=False)
-        assert remarks(logs) == [f"what workers write is kept in {logs.folder}"]
+        assert remarks(logs) == [f"the workers' output is kept in {logs.folder}"]
 
     def test_of_paddle_shows_others_where_that_is_asked_for(self) -> None:
         logs = plan("--log-layout=paddle", "--tee=2:3", "-r", "0:1")

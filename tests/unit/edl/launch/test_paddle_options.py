@@ -134,7 +134,7 @@ class TestOptions:
     def test_one_node_needs_none(self) -> None:
         told = tell("--master=127.0.0.1:8765", "--nnodes=1", "--rank=0", "--nproc_per_node=2", "--run_mode=rpc")
         assert told.values["rdzv_endpoint"] == ""
-        assert told.remarks == ["--master=127.0.0.1:8765 is not used: a job of one node has a store of its own"]
+        assert told.remarks == ["--master=127.0.0.1:8765 is not used: a job of one node has a private store"]
         assert read("--master=h:1", "--run_mode=rpc").spec.servers is None
         assert read("--master=h:1", "--trainers=1:2").store.endpoints == ("h:1",)
         assert read("--master=http://h:1", "--nnodes=2").store.endpoints == ("h:1",)
@@ -151,7 +151,7 @@ class TestOptions:
         assert read("--ips=127.0.0.1").store.endpoints == ()
         told = tell("--ips=203.0.113.1,203.0.113.2", "--master=203.0.113.9:1", "--nnodes=2")
         assert told.values["rdzv_endpoint"] == "203.0.113.9:1"
-        assert "not used beside --master" in told.remarks[0]
+        assert "not used with --master" in told.remarks[0]
 
     def test_lists_of_pservers_and_trainers_need_no_further_address(self) -> None:
         lists = ["--servers=203.0.113.1:6170,203.0.113.2:6170", "--workers=203.0.113.1:6171,203.0.113.2:6171"]
@@ -218,7 +218,7 @@ class TestOptions:
     @pytest.mark.parametrize("given", ["--start_port=7000", "--gloo_port=7000"])
     def test_ports_of_a_store_that_is_not_there_are_explained(self, given: str) -> None:
         (line,) = tell(given).remarks
-        assert line.startswith(f"{given} is not used: it is the store's port with ")
+        assert line.startswith(f"{given} is not used: it is the port of the store with ")
 
     def test_those_that_ask_for_what_holds_anyway_need_no_word(self) -> None:
         assert (
@@ -250,7 +250,7 @@ class TestDevices:
     def test_are_counted_where_nobody_has_listed_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paddle_devices, "count_gpus", lambda: 2)
         assert tell("--gpus=1").environment == {"CUDA_VISIBLE_DEVICES": "1"}
-        with pytest.raises(SettingError, match="--gpus=1,2: there is no 2: this node has 2 GPUs"):
+        with pytest.raises(SettingError, match="--gpus=1,2: there is no device 2: this node has 2 GPUs"):
             tell("--gpus=1,2")
 
     def test_are_of_the_kind_that_paddle_is_made_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ class TestVariables:
         settings = read("--standalone", env=env)
         assert (settings.spec.nodes, settings.store.endpoints, settings.node_rank) == (NodeRange(1, 1), (), -1)
         told = tell("--standalone", env=env)
-        assert [line for line in told.remarks if f"{next(iter(env))}=" in line and "beside --standalone" in line]
+        assert [line for line in told.remarks if f"{next(iter(env))}=" in line and "with --standalone" in line]
         legacy = {"PADDLE_ELASTIC_SERVER": "e:1", "PADDLE_ELASTIC_JOB_ID": "j", "PADDLE_ELASTIC_NP": "2"}
         assert read("--standalone", env=legacy).store.endpoints == ()
 
@@ -415,8 +415,8 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     (["--master=h:x"], {}, "--master=h:x: 'h:x' is not HOST:PORT"),
     (["--master=etcd://h:0"], {}, "--master=etcd://h:0: 'h:0' is not HOST:PORT"),
     ([], {"PADDLE_MASTER": "h:99999"}, "PADDLE_MASTER=h:99999: 'h:99999' is not HOST:PORT"),
-    (["--master=h:1", "--rdzv-endpoint=g:1", "--nnodes=2"], {}, "--master=h:1: --rdzv-endpoint=g:1 says otherwise"),
-    (["--rank=0", "--node-rank=1", "--nnodes=2"], {}, "--rank=0: --node-rank=1 says otherwise"),
+    (["--master=h:1", "--rdzv-endpoint=g:1", "--nnodes=2"], {}, "--master=h:1: --rdzv-endpoint=g:1 contradicts it"),
+    (["--rank=0", "--node-rank=1", "--nnodes=2"], {}, "--rank=0: --node-rank=1 contradicts it"),
     (["--rank=5", "--nnodes=2", "--master=h:1"], {}, "--rank=5: must be from 0 to 1, below the maximum of --nnodes=2"),
     (["--nnodes=2", "--master=h:1"], {"PADDLE_RANK": "7"}, "PADDLE_RANK=7: must be from 0 to 1"),
     ([], {"PADDLE_RANK": "first"}, "PADDLE_RANK=first: 'first' is not a valid integer"),
@@ -427,29 +427,29 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     ([], {"PADDLE_RUN_MODE": "magic"}, "PADDLE_RUN_MODE=magic: 'magic' is not one of"),
     (["--run_mode=ps-heter"], {}, "--run_mode=ps-heter: trainers of several kinds are not supported"),
     (["--job_id=a/b"], {}, "--job_id='a/b': '/' not allowed"),
-    (["--job_id=a", "--rdzv-id=b"], {}, "--job_id=a: --rdzv-id=b says otherwise"),
-    (["--host=a", "--local-addr=b"], {}, "--host=a: --local-addr=b says otherwise"),
+    (["--job_id=a", "--rdzv-id=b"], {}, "--job_id=a: --rdzv-id=b contradicts it"),
+    (["--host=a", "--local-addr=b"], {}, "--host=a: --local-addr=b contradicts it"),
     (["--max_restart=-1"], {}, "--max_restart=-1: must be 0 or more"),
-    (["--max_restart=1", "--max-restarts=2"], {}, "--max_restart=1: --max-restarts=2 says otherwise"),
+    (["--max_restart=1", "--max-restarts=2"], {}, "--max_restart=1: --max-restarts=2 contradicts it"),
     ([], {"PADDLE_MAX_RESTART": "x"}, "PADDLE_MAX_RESTART=x: 'x' is not a valid integer"),
     ([], {"PADDLE_ELASTIC_LEVEL": "4"}, "PADDLE_ELASTIC_LEVEL=4: 4 is not in the range -1<=x<=1"),
     ([], {"PADDLE_ELASTIC_TIMEOUT": "0"}, "PADDLE_ELASTIC_TIMEOUT=0: 0 is not in the range x>=1"),
     ([], {"PADDLE_START_PORT": "70000"}, "PADDLE_START_PORT=70000: 70000 is not in the range 1<=x<=65535"),
     ([], {"PADDLE_LOG_OVERWRITE": "maybe"}, "PADDLE_LOG_OVERWRITE=maybe: 'maybe' is not a valid boolean"),
-    ([], {"PADDLE_LOG_LEVEL": "LOUD"}, "PADDLE_LOG_LEVEL=LOUD: is no level"),
-    (["--gpus=0"], {}, "--gpus=0: there is no 0: this node has 0 GPUs"),
-    (["--gpus=2"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "--gpus=2: there is no 2: CUDA_VISIBLE_DEVICES=0,1"),
-    (["--gpus=,"], {}, "--gpus=,: must be devices separated by commas"),
-    (["--npus=1,1"], {}, "--npus=1,1: must be devices separated by commas, each once"),
-    (["--npus=1", "--xpus=1"], {}, "--xpus=1: --npus=1 is given, too"),
-    (["--npus=0,1", "--nproc_per_node=3"], {}, "--npus=0,1: 3 workers cannot have a device each"),
-    ([], {"PADDLE_DEVICES": "9", "CUDA_VISIBLE_DEVICES": "0"}, "PADDLE_DEVICES=9: there is no 9"),
+    ([], {"PADDLE_LOG_LEVEL": "LOUD"}, "PADDLE_LOG_LEVEL=LOUD: is not a log level"),
+    (["--gpus=0"], {}, "--gpus=0: there is no device 0: this node has 0 GPUs"),
+    (["--gpus=2"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "--gpus=2: there is no device 2: CUDA_VISIBLE_DEVICES=0,1"),
+    (["--gpus=,"], {}, "--gpus=,: must be a comma-separated list of devices"),
+    (["--npus=1,1"], {}, "--npus=1,1: must be a comma-separated list of devices, each named once"),
+    (["--npus=1", "--xpus=1"], {}, "--xpus=1: --npus=1 is given as well"),
+    (["--npus=0,1", "--nproc_per_node=3"], {}, "--npus=0,1: not enough devices for 3 workers"),
+    ([], {"PADDLE_DEVICES": "9", "CUDA_VISIBLE_DEVICES": "0"}, "PADDLE_DEVICES=9: there is no device 9"),
     (["--ips=127.0.0.1,10.0.0.1"], {}, "--ips=127.0.0.1,10.0.0.1: 127.0.0.1 is every node's own address"),
     (["--ips=a,a"], {}, "--ips=a,a: names an address twice"),
     (["--ips=203.0.113.1,203.0.113.2"], {}, "none of these is an address of this host"),
-    (["--ips=203.0.113.1,203.0.113.2", "--nnodes=3"], {}, "--ips=.*--nnodes=3 says otherwise"),
-    (["--elastic_server=e:1"], {}, "--elastic_server=e:1: needs --job_id and --np beside it"),
-    (["--np=2", "--nnodes=3", "--master=h:1"], {}, "--np=2: --nnodes=3 says otherwise"),
+    (["--ips=203.0.113.1,203.0.113.2", "--nnodes=3"], {}, "--ips=.*--nnodes=3 contradicts it"),
+    (["--elastic_server=e:1"], {}, "--elastic_server=e:1: needs --job_id and --np as well"),
+    (["--np=2", "--nnodes=3", "--master=h:1"], {}, "--np=2: --nnodes=3 contradicts it"),
     (["--np=many"], {}, "--np=many: not a number of nodes"),
     (["--scale=2"], {}, "--scale=2: a launcher that starts does not change the size of the job. Use edl scale"),
     (["--elastic_pre_hook=x"], {}, "--elastic_pre_hook=x: no command is run before a round"),
@@ -462,8 +462,8 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     (["--heter_devices=cpu"], {}, "--heter_devices=cpu: trainers of several kinds"),
     (["--heter_worker_num=2"], {}, "--heter_worker_num=2: trainers of several kinds"),
     (["--backend=heter"], {}, "--backend=heter: trainers of several kinds"),
-    (["--backend=mpi"], {}, "--backend=mpi: is no backend of Paddle's"),
-    (["--nnodes=2"], {"PADDLE_JOB_ID": "j"}, "--rdzv-endpoint='': --nnodes=2 needs a store that every node reaches"),
+    (["--backend=mpi"], {}, "--backend=mpi: is not one of Paddle's backends"),
+    (["--nnodes=2"], {"PADDLE_JOB_ID": "j"}, "--rdzv-endpoint='': --nnodes=2 needs a store that every node can reach"),
     ([], {"PADDLE_SERVER_NUM": "x", "PADDLE_RUN_MODE": "ps"}, "PADDLE_SERVER_NUM=x: must be a number"),
     ([], {"PADDLE_TRAINER_NUM": "0"}, "PADDLE_TRAINER_NUM=0: must be a number"),
     ([], {"PADDLE_SERVERS_ENDPOINTS": "h:x"}, "PADDLE_SERVERS_ENDPOINTS=h:x: is neither"),

@@ -185,7 +185,7 @@ def test_aws_gets_a_token_first_and_another_when_it_has_expired(service: Service
     assert looks.look() == (None, ""), "told once"
     assert not any("rebalance" in path for _, path, _ in service.asked)
     service.answers[ACTION] = (401, "")
-    assert looks.look()[1] == "the aws metadata service gives no notices: status 401 (asking on; training goes on)"
+    assert looks.look()[1] == "the aws metadata service gives no notices: status 401 (polling and training continue)"
 
 
 def test_gce_and_azure_want_their_headers(service: Service) -> None:
@@ -212,7 +212,7 @@ def test_a_service_that_fails_is_named_once(service: Service) -> None:
     folder, said = "/computeMetadata/v1/instance", list[str]()
     looks = poller("gce", service, said)
     texts = [looks.look()[1] for _ in range(3)]
-    assert texts == ["the gce metadata service gives no notices: status 404 (asking on; training goes on)", "", ""]
+    assert texts == ["the gce metadata service gives no notices: status 404 (polling and training continue)", "", ""]
     service.answers[f"{folder}/preempted"] = (302, "")
     assert looks.look() == (None, ""), "nobody is followed"
     assert not any(path == "/elsewhere" for _, path, _ in service.asked)

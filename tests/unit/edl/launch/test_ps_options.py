@@ -136,19 +136,19 @@ def test_a_launcher_with_only_pservers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--staleness=3"], "--staleness=3: is for parameter servers. Add --run-mode=ps"),
-        (["--pserver-memory=3G"], "--pserver-memory=3G: is for parameter servers"),
+        (["--staleness=3"], "--staleness=3: applies to parameter servers only. Add --run-mode=ps"),
+        (["--pserver-memory=3G"], "--pserver-memory=3G: applies to parameter servers only"),
         (["--run-mode=ps", "--hang-timeout=9"], "--hang-timeout=9: trainers of --run-mode=ps do not wait"),
         (["--servers=0"], "--servers=0: must be N or MIN:MAX with 1 <= MIN <= MAX"),
         (["--servers=4:2"], "--servers=4:2: must be N or MIN:MAX"),
         (["--servers=1:2000"], "--servers=1:2000: at most 1000 pservers"),
         (["--servers=here"], "--servers=here: is neither MIN:MAX nor a list of addresses"),
         (["--servers=h:99999999"], "is neither MIN:MAX nor a list"),
-        (["--servers=h:1,h:1"], "--servers=h:1: is named twice"),
+        (["--servers=h:1,h:1"], "--servers=h:1: is listed twice"),
         (["--trainers=1:3", "--nproc-per-node=2"], "cannot be split into nodes of 2 trainers each .* --trainers=2:2"),
-        (["--trainers=2:4", "--nnodes=1:2"], "is 2:4 nodes, and --nnodes=1:2 says otherwise"),
+        (["--trainers=2:4", "--nnodes=1:2"], "means 2:4 nodes, but --nnodes=1:2 is given"),
         (["--trainer_num=0"], "--trainer_num=0: must be a number from 1 to 256"),
-        (["--trainer_num=2", "--nproc-per-node=3"], "--trainer_num=2: --nproc-per-node=3 says the same otherwise"),
+        (["--trainer_num=2", "--nproc-per-node=3"], "--trainer_num=2: --nproc-per-node=3 contradicts it"),
         (["--servers-per-node=x"], "--servers-per-node=x: must be a number from 0 to 256"),
         (["--trainers=192.0.2.1:1", "--servers=192.0.2.1:2"], "names an address of this host"),
         (["--run-mode=ps", "--staleness=-1"], "--staleness=-1: must be a whole number"),
@@ -242,7 +242,7 @@ class FakePservers(Pservers):
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
         if self.failures:
             self.failures -= 1
-            raise WorkerStartError("a pserver process ended with status 1. What it says is above")
+            raise WorkerStartError("a pserver process ended with status 1. Its output is above")
         self.started[name] = FakeProcess(len(self.started) + 1)
         return self.started[name]  # type: ignore[return-value]
 
@@ -318,7 +318,7 @@ async def test_one_that_dies_is_replaced_under_a_new_name(bench: Bench) -> None:
     bench.kind.failures = 2
     bench.kind.started["a-1"].end("was killed by signal 9")
     await bench.until(lambda: sorted(bench.keys()) == ["a-2", "a-5"], "the next one, after two that did not start")
-    assert any("a-1 (pid 1) was killed by signal 9; another one is started" in line for line in bench.lines)
+    assert any("a-1 (pid 1) was killed by signal 9; starting another one" in line for line in bench.lines)
 
 
 @on_bench(1)
@@ -405,7 +405,7 @@ def test_those_that_never_start_are_an_error() -> None:
         kind = FakePservers(1)
         kind.failures = helping.START_TRIES
         bench = Bench(kind, MemoryStore(SystemClock()))
-        with pytest.raises(WorkerStartError, match="What it says is above"):
+        with pytest.raises(WorkerStartError, match="Its output is above"):
             await bench.task
         await bench.close()
 

@@ -191,7 +191,7 @@ class TestAgree:
             new = bench.registration(OTHER_SPEC)
             await new.agree()
             assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
-            assert bench.said == ["job my-job has launchers that do not answer: waiting for the end of their leases"]
+            assert bench.said == ["job my-job has launchers that do not answer: waiting for their leases to expire"]
 
         play(scenario)
 
@@ -384,7 +384,7 @@ class TestJoin:
             assert plain.loads(NodeInfo, entry.value) == named
             assert list(bench.store._leases) == [named.incarnation]
             (said,) = bench.said
-            assert said.endswith(", which does not answer: waiting for the end of its lease")
+            assert said.endswith(", which does not answer: waiting for its lease to expire")
 
         play(scenario)
 
@@ -399,7 +399,7 @@ class TestJoin:
 
             monkeypatch.setattr(asyncio, "sleep", pass_time)
             message = await refused(bench.registration().join(info("a", port=6000)))
-            assert message.endswith("It has not answered for 11 s, but it keeps its lease: it lives")
+            assert message.endswith("It has not answered for 11 s, but it is alive, because it renews its lease")
             assert list(bench.store._leases) == [first.incarnation]
 
         play(scenario)
@@ -449,7 +449,7 @@ class TestJoin:
             late = bench.registration()
             message = await refused(late.join(info("b", port=6000, node_rank=2)))
             assert "--node-rank=2 is taken in job my-job by node a" in message
-            assert "its own rank, or none" in message
+            assert "its own rank, or no rank" in message
             assert list(bench.store._leases) == [1]
 
         play(scenario)
@@ -563,7 +563,7 @@ class TestKeep:
                 await missed.acquire()
             assert not keeping.done()
             await end(keeping)
-            assert bench.said == ["the lease is not renewed: wrong password"]
+            assert bench.said == ["cannot renew the lease: wrong password"]
 
         play(scenario)
 

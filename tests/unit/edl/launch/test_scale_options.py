@@ -81,9 +81,9 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--scheduler=nomad",), "there is no such kind. Known: process, exec:COMMAND"),
-            (("--scheduler=Process",), "there is no such kind"),
-            (("--scheduler=process/here",), "is not complete, or too much. Write process"),
+            (("--scheduler=nomad",), "unknown kind of scheduler. Known: process, exec:COMMAND"),
+            (("--scheduler=Process",), "unknown kind of scheduler"),
+            (("--scheduler=process/here",), "does not have the form of this kind. Write process"),
             (("--scheduler=exec",), "Write exec:COMMAND"),
             (("--scheduler=exec:",), "Write exec:COMMAND"),
             (("--scheduler=exec/true",), "Write exec:COMMAND"),
@@ -94,14 +94,14 @@ class TestRefused:
             (("--scheduler=process", "--scale-owner=external"), "only master is possible"),
             (("--scheduler=discovery:sh", "--scale-owner=master"), "only external is possible"),
             (("--scheduler=process", "--scale-owner=me"), "only master is possible"),
-            (("--scale-owner=master",), "says nothing without --scheduler"),
-            (("--scheduler-conf=poll=1",), "says nothing without --scheduler"),
-            (("--scheduler=process", "--scheduler-conf=poll=1"), "--scheduler=process knows no 'poll'. Known: none"),
+            (("--scale-owner=master",), "has no effect without --scheduler"),
+            (("--scheduler-conf=poll=1",), "has no effect without --scheduler"),
+            (("--scheduler=process", "--scheduler-conf=poll=1"), "--scheduler=process has no key 'poll'. Known: none"),
             (("--scheduler=discovery:sh", "--scheduler-conf=poll"), "Write poll=VALUE"),
             (("--scheduler=discovery:sh", "--scheduler-conf=poll=1,poll=2"), "is given twice"),
             (("--scheduler=discovery:sh", "--scheduler-conf=poll=soon"), "must be from 0.01 to 86400 seconds"),
             (("--scheduler=discovery:sh", "--scheduler-conf=timeout=nan"), "must be from 0.1 to 86400 seconds"),
-            (("--scheduler=process", "--standalone"), "--standalone is one node for good"),
+            (("--scheduler=process", "--standalone"), "--standalone means exactly one node"),
             (("--scale-cooldown=-1",), "must be 0 or more"),
             (("--scale-cooldown=nan",), "must be 0 or more"),
             (("--node-index=-1",), "must be a whole number"),
@@ -218,5 +218,5 @@ class TestAnotherLauncher:
 
     def test_an_unknown_kind_in_the_store_is_an_error_in_words(self) -> None:
         order = scaling.order(read("train.py"), SchedulerChoice("newer"), cast(Store, None), (), print)
-        with pytest.raises(SettingError, match="there is no such kind"):
+        with pytest.raises(SettingError, match="unknown kind of scheduler"):
             make_scheduler(order)

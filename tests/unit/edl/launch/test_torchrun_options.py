@@ -200,7 +200,7 @@ def test_what_is_explained_changes_nothing_and_says_why(name: str) -> None:
 
 def test_what_is_refused_says_why() -> None:
     assert row_names(Fate.REFUSED) == ["logs_specs"]
-    with pytest.raises(SettingError, match="--logs-specs=mine: plug-ins of torchrun need torch in the launcher"):
+    with pytest.raises(SettingError, match="--logs-specs=mine: torchrun's plug-ins need torch in the launcher"):
         read("--logs-specs=mine")
     read("--logs-specs=default")
 
@@ -455,7 +455,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--nnodes=0"], "the minimum must be at least 1"),
     (["--nnodes=3:2"], "the maximum 2 is below the minimum 3"),
     (["--nnodes=1:2:3"], "--nnodes=1:2:3: not a number of nodes"),
-    (["--nnodes=2"], "needs a store that every node reaches"),
+    (["--nnodes=2"], "needs a store that every node can reach"),
     (["--nproc-per-node=x"], "--nproc-per-node=x: must be a number"),
     (["--nproc-per-node=0"], "--nproc-per-node=0: must be a number of at least 1"),
     (["--rdzv-backend=mine"], "--rdzv-backend=mine: not one of"),

@@ -47,7 +47,7 @@ def test_what_the_workers_would_refuse_is_refused_at_once(text: str, named: str)
 
 
 def test_the_same_name_twice() -> None:
-    with pytest.raises(SettingError, match="train is there already"):
+    with pytest.raises(SettingError, match="data set train is given twice"):
         data_sets(("train=a", "train=b"))
 
 

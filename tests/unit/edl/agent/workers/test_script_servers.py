@@ -137,7 +137,7 @@ class TestSizes:
             (["--trainer_num=0"], "--trainer_num=0: must be a number from 1 to 256"),
             (["--run_mode=ps", "--with_gloo=9"], "--with_gloo=9: must be 0, 1, 2"),
             (["--pservers=script", "--servers=2:4"], "--servers=2:4: must be a list of HOST:PORT"),
-            (["--pservers=script", "--ps-mode=sync"], "--ps-mode=sync: is for edl's own pservers"),
+            (["--pservers=script", "--ps-mode=sync"], "--ps-mode=sync: applies to edl's own pservers only"),
             (["--servers=203.0.113.1:1", "--trainers=203.0.113.1:2"], "names an address of this host"),
         ],
     )
