@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import multiprocessing
 import sys
 from collections import Counter
@@ -13,12 +14,12 @@ from rich.console import Console
 from rich.progress import track
 
 from edl.testing.sim.pairs import Pair, every_pair, why_impossible
-from edl.testing.sim.schedules import Result, Schedule, play, play_seed, shrink
+from edl.testing.sim.schedules import KINDS, Result, play, play_seed, shrink
 
 
-def replay(seed: int, *, shorten: bool, trace: bool) -> Result:
+def replay(kind: str, seed: int, *, shorten: bool, trace: bool) -> Result:
     """Run one schedule and tell about it."""
-    schedule = Schedule.draw(seed)
+    schedule = KINDS[kind](seed)
     if shorten:
         schedule = shrink(schedule)
     result = play(schedule, click.echo if trace else None)
@@ -28,14 +29,15 @@ def replay(seed: int, *, shorten: bool, trace: bool) -> Result:
     return result
 
 
-def results(seeds: range, jobs: int) -> Iterator[Result]:
+def results(kind: str, seeds: range, jobs: int) -> Iterator[Result]:
     """Run schedules, on several processes if asked."""
+    run = functools.partial(play_seed, kind=kind)
     if jobs == 1:
-        yield from map(play_seed, seeds)
+        yield from map(run, seeds)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(play_seed, seeds, chunksize=20)
+        yield from pool.map(run, seeds, chunksize=20)
 
 
 def unseen(done: Iterable[Result]) -> str:
@@ -73,6 +75,7 @@ def summary(done: Iterable[Result]) -> str:
 
 
 @click.command()
+@click.option("--kind", type=click.Choice(list(KINDS)), default="plain", show_default=True, help="Kind of job.")
 @click.option("--seed", type=int, help="Replay this one schedule.")
 @click.option("--shrink", "shorten", is_flag=True, help="With --seed: leave out the faults that do not matter.")
 @click.option("--trace", is_flag=True, help="With --seed: show everything that happens.")
@@ -80,21 +83,24 @@ def summary(done: Iterable[Result]) -> str:
 @click.option("--first-seed", type=int, default=0, show_default=True, help="Seed of the first one.")
 @click.option("--pairs", is_flag=True, help="List the pairs of state and event that were not reached.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes to use.")
-def main(seed: int | None, shorten: bool, trace: bool, runs: int, first_seed: int, pairs: bool, jobs: int) -> None:
+def main(
+    kind: str, seed: int | None, shorten: bool, trace: bool, runs: int, first_seed: int, pairs: bool, jobs: int
+) -> None:
     """Run random schedules of faults against the real machines, in virtual time.
 
     Ends with status 1 when something that must hold did not; each such schedule is printed as a line to replay.
     """
     if seed is not None:
-        result = replay(seed, shorten=shorten, trace=trace)
+        result = replay(kind, seed, shorten=shorten, trace=trace)
         click.echo(result.violation or summary([result]))
         sys.exit(bool(result.violation))
     console = Console(stderr=True)
     done = []
-    for result in track(results(range(first_seed, first_seed + runs), jobs), "schedules", runs, console=console):
+    for result in track(results(kind, range(first_seed, first_seed + runs), jobs), "schedules", runs, console=console):
         done.append(result)
         if result.violation:
-            click.echo(f"python -m edl.testing --seed={result.seed} --trace    # {result.violation.splitlines()[0]}")
+            again = f"python -m edl.testing --kind={kind} --seed={result.seed} --trace"
+            click.echo(f"{again}    # {result.violation.splitlines()[0]}")
     click.echo(summary(done))
     if pairs:
         click.echo(unseen(done))

@@ -105,4 +105,4 @@ def test_command_line_says_how_to_replay_what_it_found() -> None:
     with BUGS["world_above_maximum"].plant():
         ran = CliRunner().invoke(main, ["--runs=3"])
     assert ran.exit_code == 1
-    assert "python -m edl.testing --seed=1 --trace    # at " in ran.stdout
+    assert "python -m edl.testing --kind=plain --seed=1 --trace    # at " in ran.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, SlotRules, Timeouts
@@ -262,9 +262,20 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
     return result
 
 
-def play_seed(seed: int) -> Result:
+KINDS: Mapping[str, Callable[[int], Schedule]] = {
+    "plain": Schedule.draw,
+    "independent": Schedule.independent,
+    "reading": Schedule.reading,
+    "resized": Schedule.resized,
+    "slotted": Schedule.slotted,
+    "bursting": Schedule.bursting,
+}
+"""What a seed is the seed of."""
+
+
+def play_seed(seed: int, kind: str = "plain") -> Result:
     """Run the schedule of a seed."""
-    return play(Schedule.draw(seed))
+    return play(KINDS[kind](seed))
 
 
 def play_resized(seed: int) -> Result:
