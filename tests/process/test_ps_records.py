@@ -12,7 +12,9 @@ pytest.importorskip("numba")
 pytest.importorskip("pyarrow")
 
 
-@pytest.mark.parametrize(("mode", "kills"), [("async", 6), ("sync", 3)])
+@pytest.mark.parametrize(
+    ("mode", "kills"), [("async", 2), ("sync", 2), pytest.param("async", 6, marks=pytest.mark.soak)]
+)
 def test_records_are_counted_once(tmp_path: Path, mode: str, kills: int) -> None:
     ledger = run(tmp_path, kills, seed=1, records=2000 * kills, kinds={STALLED: 1}, options=(f"--ps-mode={mode}",))
     assert ledger.exact, ledger

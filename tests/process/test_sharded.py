@@ -69,7 +69,7 @@ def ended(job: Sharded, code: int = 0) -> dict[int, dict[str, Any]]:
     return job.began()
 
 
-@pytest.mark.parametrize("size", [2, 1])
+@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_launchers_have_when_a_job_fails_is_a_checkpoint(tmp_path: Path, size: int) -> None:
     """At the size that it had, and at half of it."""
     with run(tmp_path, 1, "--fail-at=9", options=("--max-restarts=0",)) as first:
@@ -145,8 +145,10 @@ def pickle_instead(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damages", "size"),
-    [((flip, truncate, lose), 2), ((pickle_instead, flip_header, mix), 1)],
-    ids=["damaged files", "other content"],
+    [
+        pytest.param((flip, truncate, lose), 2, id="damaged files"),
+        pytest.param((pickle_instead, flip_header, mix), 1, id="other content", marks=pytest.mark.soak),
+    ],
 )
 def test_a_restart_begins_from_the_newest_that_is_whole(
     tmp_path: Path, damages: tuple[Callable[[Path], None], ...], size: int

@@ -17,9 +17,9 @@ STEPS = 40
     ("framework", "way"),
     [
         pytest.param("torch", "call", marks=pytest.mark.torch),
-        pytest.param("torch", "backward", marks=pytest.mark.torch),
-        pytest.param("torch", "subgroup", marks=pytest.mark.torch),
-        pytest.param("paddle", "call", marks=pytest.mark.paddle),
+        pytest.param("torch", "backward", marks=[pytest.mark.torch, pytest.mark.soak]),
+        pytest.param("torch", "subgroup", marks=[pytest.mark.torch, pytest.mark.soak]),
+        pytest.param("paddle", "call", marks=[pytest.mark.paddle, pytest.mark.soak]),
         pytest.param("paddle", "backward", marks=pytest.mark.paddle),
     ],
 )
