@@ -73,18 +73,31 @@ def lines(*folders: Path) -> list[Any]:
     return found
 
 
-def committed(*folders: Path) -> dict[int, list[int]]:
-    """Records by epoch, along the line of commits that leads to the last one."""
-    told = lines(*folders)
+def _run(folder: Path) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], list[Any]]]:
+    """Where each era of a run began, and what was written down for each commit."""
+    told = lines(folder)
     began = {line["era"]: (line["from_era"], line["from_commit"]) for line in told if "from_era" in line}
     steps: dict[tuple[int, int], list[Any]] = collections.defaultdict(list)
     for line in told:
         if "commit" in line:
             steps[line["era"], line["commit"]].append(line)
+    return began, steps
+
+
+def committed(*folders: Path) -> dict[int, list[int]]:
+    """Records by epoch, along the line of commits that leads to the last one.
+
+    ``folders``: of the run, then of the run before it, from whose checkpoint it began, and so on. A run counts eras
+    from that of the checkpoint, so two runs may use the same numbers.
+    """
+    runs = iter(folders)
+    began, steps = _run(next(runs))
     era = max(era for era, _ in steps)
     commit = max(commit for one, commit in steps if one == era)
     found: dict[int, list[int]] = collections.defaultdict(list)
     while commit:
+        if era not in began:
+            began, steps = _run(next(runs))
         first = began[era][1]
         for number in range(first + 1, commit + 1):
             assert steps[era, number], f"nobody has written down commit {number} of era {era}"
