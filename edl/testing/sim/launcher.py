@@ -154,6 +154,7 @@ class Launcher(SimProcess):
                 log=self.log,
                 reporter=_NoReport(),
                 guard=lambda renewed: _NoGuard(),
+                exit_now=lambda code: self.crash(),  # at the third signal
             )
         )
         self.candidate, self.shell = candidate, agent
