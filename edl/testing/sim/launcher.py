@@ -33,8 +33,6 @@ from edl.types import NodeId, Token
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
 from edl.wire.status import JournalEntry
 
-BESIDE_S = 0.05
-"""A launcher counts from its last renewal; a request beside that one may have been made a moment later."""
 T = TypeVar("T")
 RETRY_S = 0.1
 MISTAKE = "a mistake in edl"
@@ -239,7 +237,9 @@ class Launcher(SimProcess):
 
     def _leaves(self, outcome: Outcome) -> None:
         alone_s = self.now_s() - self.store.answered_s
-        early = alone_s < self.deps.spec.timeouts.recover_s - BESIDE_S
+        timeouts = self.deps.spec.timeouts
+        # It counts from its last renewal; other requests may have been answered until the next one was due.
+        early = alone_s < timeouts.recover_s - timeouts.lease_ttl_s / 3
         if outcome.exit_code == ExitCode.STORE_UNREACHABLE and early:
             self.deps.checks.fail(f"{self.node} gives up although the store answered {alone_s:g} s ago")
         self.outcome = outcome
