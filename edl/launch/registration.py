@@ -89,7 +89,7 @@ class Registration:
             await self._raise_if_ended()
         for _ in range(100):
             entries = await self._entries()
-            while (over := not belonged and self._keys.over in entries) and self._in_use(entries):
+            while (over := self._is_over(entries, belonged)) and self._in_use(entries):
                 await asyncio.sleep(RETRY_S)
                 entries = await self._entries()
             token = entries.get(self._keys.token)
@@ -105,6 +105,11 @@ class Registration:
 
     async def _entries(self) -> dict[str, KeyValue]:
         return {entry.key: entry for entry in (await self._store.read(self._keys.prefix)).entries}
+
+    def _is_over(self, entries: Collection[str], belonged: bool) -> bool:
+        """Whether the job has ended: its launchers, if any are left, have not heard of it yet. Its keys go at the end,
+        and a new job would be taken for theirs: one of them would become its Master."""
+        return self._keys.spec not in entries or (not belonged and self._keys.over in entries)
 
     def _in_use(self, entries: Iterable[str]) -> bool:
         """Whether any launcher of the job is registered."""

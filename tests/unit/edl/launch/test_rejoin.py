@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from edl.errors import JobConflict
 from edl.exit_codes import ExitCode
-from edl.launch.registration import JobEnded
+from edl.launch.registration import RETRY_S, JobEnded
 from edl.ports import Delete, Put
 from edl.types import NodeId
 from edl.wire import plain
@@ -52,6 +54,27 @@ def test_a_slow_node_does_not_join_a_job_that_ended_after_it_agreed(another_bega
         names = bench.keys()
         assert KEYS.node(NodeId("a")) not in names
         assert slow.lease == 0
+
+    play(scene)
+
+
+def test_a_new_job_waits_for_launchers_that_have_not_heard_of_the_end() -> None:
+    """One of them would become its Master, with the settings of the job that has ended."""
+
+    async def scene(bench: Bench) -> None:
+        old = bench.registration()
+        await old.agree()
+        lease = bench.leave_key("b", 5000)
+        farewell = Put(KEYS.farewell, plain.dumps(Finish(int(ExitCode.OK), "done")))
+        bench.store.write_now([Delete(KEYS.spec), Delete(KEYS.token), farewell])
+        new = bench.registration()
+        founding = asyncio.ensure_future(new.agree())
+        done, _ = await asyncio.wait({founding}, timeout=3 * RETRY_S)
+        names = bench.keys()
+        assert not done and KEYS.farewell in names and KEYS.token not in names, "the end is there to be heard of"
+        bench.store.revoke_now(lease)
+        await founding
+        assert new.token not in ("", old.token)
 
     play(scene)
 
