@@ -442,6 +442,8 @@ class MasterShell:
         info: NodeInfo | None = None
         try:
             async for message in said:
+                if self._over:  # a first message that took longer than the rule: the agent calls the next Master
+                    return
                 if isinstance(message, Attach):
                     if info is not None:
                         self._detach(info, outgoing)

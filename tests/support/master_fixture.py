@@ -142,6 +142,7 @@ class Agent:
 
     def __init__(self, bench: Bench, shell: MasterShell, info: NodeInfo) -> None:
         self.info = info
+        self.shell = shell
         self.heard: list[MasterMessage] = []
         self._outgoing: asyncio.Queue[AgentMessage | Exception | None] = asyncio.Queue()
         self.stream = bench.start(self._listen(shell))

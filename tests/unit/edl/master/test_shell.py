@@ -312,6 +312,23 @@ class TestStreams:
 
         play(scenario)
 
+    def test_a_stream_whose_first_message_comes_after_the_rule_is_closed(self) -> None:
+        """Otherwise its node would wait for ever, connected to a Master that is no more."""
+
+        async def scenario(bench: Bench) -> None:
+            _, run, agent = await running(bench)
+            late = Agent(bench, agent.shell, bench.register("b"))
+            bench.crown()
+            agent.say(failure())
+            await until(run.done)
+            assert isinstance(run.exception(), FencedOut)
+            assert not late.stream.done(), "it has said nothing yet"
+            late.attach()
+            await until(late.stream.done)
+            assert late.heard == []
+
+        play(scenario)
+
     def test_a_second_stream_of_a_node_takes_over_from_the_first(self) -> None:
         async def scenario(bench: Bench) -> None:
             shell, _, first = await running(bench)
