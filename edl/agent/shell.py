@@ -156,8 +156,8 @@ class AgentShell:
         self._timer.set(min(wakes, default=None))
 
     async def _save(self, outcome: Outcome) -> Outcome:
-        """Save the newest commit where it survives, if required, in the time left. The returned reason names a save that
-        could not be written."""
+        """Save the newest commit where it survives, if required, in the time left. The returned reason
+        names a save that could not be written."""
         keeper, limit_s = self._deps.keeper, self._deps.save_timeout_s
         left_s = saving_time_s(outcome, self._state.gone_by_s, self._deps.clock.now_s(), limit_s)
         if left_s == 0:

@@ -75,7 +75,7 @@ MOST_TOGETHER = 500
 """Events processed together; this many take some hundredths of a second."""
 RESTS = 4.0
 SHORTEST_REST_S, LONGEST_REST_S = 0.002, 0.05
-"""Pause before a decision, as a multiple of the last decision's duration, and its bounds; a shorter pause is skipped."""
+"""Pause before a decision, as a multiple of the last decision's duration, and its bounds; shorter ones are skipped."""
 TURN_S = 0.02
 """Seconds of event processing before other tasks on the event loop run."""
 READ_AT_ONCE = 100
@@ -115,7 +115,7 @@ class MasterDeps:
 
 
 class MasterShell:
-    """One term of office, from election to stepping down. ``run`` ends when the job has concluded or the office is lost."""
+    """One term of office, from election to stepping down. ``run`` ends with the job or the term."""
 
     def __init__(self, deps: MasterDeps, token: Token, before: NodeId | None = None) -> None:
         """``before``: the previous Master's node, as far as this launcher knows."""
@@ -251,7 +251,7 @@ class MasterShell:
         return found
 
     async def _just_ended(self) -> Record | None:
-        """The outcome that the last Master left when it cleared the job, so that a late launcher does not run it again."""
+        """The outcome that the last Master left when it cleared the job, so that a late launcher does not rerun it."""
         farewell = self._deps.keys.farewell
         for entry in (await self._store.read(farewell)).entries:
             if entry.key == farewell:

@@ -20,7 +20,7 @@ class Version:
     """
 
     era: int = 0
-    """Counts worlds over the whole life of a state, across restarts of the job; unlike the round, it never starts over."""
+    """Counts the worlds in the whole life of a state, across restarts of the job; unlike the round."""
     commit: int = 0
     """Calls of ``commit()`` since the state was first created."""
 
