@@ -26,7 +26,7 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleReque
 
 def wished(turn: Turn, event: ScaleRequested) -> None:
     """Accept a request, or answer why not."""
-    request, record = event.wish, turn.record
+    request, record = event.request, turn.record
     judged = judge(record.sizing, request, _facts(turn, event))
     seen = remember(record.seen, request, judged)
     if judged.sizing != record.sizing or seen != record.seen:

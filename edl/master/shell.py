@@ -217,7 +217,7 @@ class MasterShell:
         if not isinstance(event, Asking):
             return event
         self._asking = event
-        return ev.ScaleRequested(event.wish, self._scaled, saves=self._deps.checkpoint_dir != "")
+        return ev.ScaleRequested(event.request, self._scaled, saves=self._deps.checkpoint_dir != "")
 
     async def _take_over(self) -> None:
         keys = self._deps.keys

@@ -61,7 +61,7 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.RUNNING: frozenset({Phase.FORMING, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-"""Allowed transitions between phases. ``tests/sim/test_transitions.py`` holds the machine to this table and the next one."""
+"""Allowed transitions between phases. ``tests/sim/test_transitions.py`` checks this table and the next one."""
 
 _S = NodeStatus
 NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {

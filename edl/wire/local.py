@@ -79,7 +79,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The worker needs a part of the commit that its world starts from. ``stream`` "own": its slot's own values, if any."""
+    """The worker needs a part of the commit that its world starts from. ``stream`` "own": the slot's own values."""
 
     stream: str
     era: int

@@ -48,7 +48,7 @@ def check_batch_size(batch_size: Any) -> None:
 def course_of(
     place: Place, length: int, batch_size: int, *, tail: str, whole: bool, blocks: bool, grouped: bool = False
 ) -> Course:
-    """Order in which this world consumes an epoch, as the job prescribes. Groups of samples vary in size, so each worker takes
+    """Order in which this world consumes an epoch, as the job prescribes. Groups vary in size, so each worker takes
     ``batch_size`` groups. Raises ``StateError`` when that is impossible."""
     now = settings()
     if grouped:
