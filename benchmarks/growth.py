@@ -281,7 +281,7 @@ class Masters:
         await self._store.write([Delete(JobKeys(JOB).master)])
 
     def _heard(self, text: str) -> None:
-        self.deposed += "no longer the Master" in text or "giving the Master's place up" in text
+        self.deposed += "no longer the Master" in text or "stepping down as Master" in text
 
     def _rule(self, shell: MasterShell | None) -> None:
         self.shell = shell

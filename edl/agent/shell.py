@@ -1,4 +1,4 @@
-"""The agent's shell: one queue, one consumer; each event is stepped and its effects are run in order."""
+"""Shell of the agent: one queue, one consumer; each event is stepped, then its effects run in order."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from edl.wire.messages import (
 
 RECONNECT_PAUSE_S = 0.05
 LONGEST_RECONNECT_PAUSE_S = 2.0
-"""Between two calls to one Master: each pause twice the last one, until a call has lasted for so long. A new Master is
-called at once."""
+"""Bounds of the pause between two connections to one Master. It doubles until a connection has lasted the longest
+pause. A new Master is contacted at once."""
 REGISTER_PAUSE_S = 0.5
 STACKS_S = 10.0
-"""How long the agent waits for the stacks of its workers, all together."""
+"""Time limit for dumping the stacks of all workers."""
 LOGS_S = 2.0
-"""How long the end of a launcher waits for the disk of the logs."""
+"""Time that a launcher waits for the logs' disk before it exits."""
 LET_GO_S = 1.0
-"""How long it waits for a save that it has given up."""
+"""Time that the agent waits for a cancelled save to end."""
 
 
 class AgentShell:
-    """One node's agent. ``run`` returns how the launcher is to end."""
+    """Agent of one node. ``run`` returns the outcome with which the launcher exits."""
 
     def __init__(self, deps: AgentDeps, state: AgentState) -> None:
         self._deps = deps
@@ -82,18 +82,18 @@ class AgentShell:
         self._entitlement = Entitlement(state.timeouts.lease_ttl_s, deps.clock.now_s())
         self._outcome: Outcome | None = None
         self._hurry: asyncio.Event | None = None
-        """While the agent waits for something; set when somebody cannot wait for it."""
+        """Exists while the agent waits; set when a second interrupt demands that it stop waiting."""
         self._saving_last = False
-        """The newest commit is being written before the launcher ends."""
+        """The newest commit is being written before the launcher exits."""
         self._warming: Awaitable[str] | None = deps.warming
 
     @property
     def state(self) -> AgentState:
-        """What the agent knows now."""
+        """Current state of the machine."""
         return self._state
 
     def post(self, event: ev.Event) -> None:
-        """Something happened."""
+        """Queue an event for the machine."""
         if self._hurry is not None and isinstance(event, ev.Interrupted) and event.again:
             self._hurry.set()
         if isinstance(event, ev.LeaseGone):
@@ -101,13 +101,13 @@ class AgentShell:
         self._events.put_nowait(event)
 
     def leased(self, asked_s: float) -> None:
-        """The store has renewed the lease; it was asked at ``asked_s``."""
+        """Report a lease renewal that was requested at ``asked_s``."""
         self._entitlement.leased(asked_s)
         self._entitle()
         self.post(ev.LeaseRenewed(self._deps.clock.now_s() - asked_s))
 
     async def run(self) -> Outcome:
-        """Live until the machine says how to exit."""
+        """Run the agent until the machine decides on an outcome."""
         self._worker_server.open()
         self._background.begin(self._watch_processes())
         self._background.begin(self._stay_attached())
@@ -156,8 +156,8 @@ class AgentShell:
         self._timer.set(min(wakes, default=None))
 
     async def _save(self, outcome: Outcome) -> Outcome:
-        """Bring the newest commit where it survives, if that is called for, in the time that is left. The reason tells
-        of what was saved and could not be written."""
+        """Save the newest commit where it survives, if required, in the time left. The returned reason
+        names a save that could not be written."""
         keeper, limit_s = self._deps.keeper, self._deps.save_timeout_s
         left_s = saving_time_s(outcome, self._state.gone_by_s, self._deps.clock.now_s(), limit_s)
         if left_s == 0:
@@ -165,15 +165,15 @@ class AgentShell:
         self._saving_last = True
         why = await self._patiently(keeper.save_what_is_left(outcome.reason), left_s)
         if why:
-            self._deps.log(f"{why}: the newest commit may not have come to the checkpoint directory")
+            self._deps.log(f"{why}: the newest commit may not be in the checkpoint directory")
         if not keeper.unsaved:
             return outcome
         self._deps.log(keeper.unsaved)
         return replace(outcome, reason=f"{outcome.reason}; {keeper.unsaved}")
 
     async def _patiently(self, work: Coroutine[Any, Any, object], limit_s: float | None = None) -> str:
-        """Wait for this, until it is done or nobody can wait for it any more; returns why it was given up. Raises what
-        it raises."""
+        """Wait until ``work`` is done, times out or is interrupted; return why it was given up, or "". Raises the
+        exceptions of ``work``."""
         self._hurry = asyncio.Event()
         working = asyncio.ensure_future(work)
         hurry = asyncio.ensure_future(self._hurry.wait())
@@ -182,15 +182,15 @@ class AgentShell:
             if working.done():
                 working.result()
                 return ""
-            return "told to leave at once" if hurry.done() else "the time is up"
+            return "interrupted again" if hurry.done() else "the time limit was reached"
         finally:
             self._hurry = None
             await end(working, LET_GO_S)
             await end(hurry)
 
     async def _start(self, starting: Coroutine[Any, Any, list[ev.WorkerEnded]]) -> None:
-        """Wait until workers are started: as long as the fork server takes, which is replaced when it does not answer.
-        What it starts after somebody could not wait for it ends with it."""
+        """Wait until workers are started, without a limit: a fork server that does not answer is replaced. Workers
+        that it starts after the wait was interrupted end with it."""
 
         async def start() -> None:
             for ended in await starting:
@@ -198,10 +198,10 @@ class AgentShell:
 
         why = await self._patiently(start())
         if why:
-            self._deps.log(f"{why}: not waiting until the workers are started")
+            self._deps.log(f"{why}: no longer waiting for the workers to start")
 
     async def _flush_saves(self, round: Round) -> None:
-        """Wait, within a limit, until what the workers of this round have saved is written."""
+        """Wait until the saves of this round's workers are written, at most ``--save-timeout``."""
         keeper, limit_s = self._deps.keeper, self._deps.save_timeout_s
         unsaved = ""
         if keeper.saving:
@@ -231,7 +231,7 @@ class AgentShell:
             case ev.DumpStacks():
                 why = await self._patiently(workers.dump_stacks(), STACKS_S)
                 if why:
-                    self._deps.log(f"{why}: not waiting for stacks that are not written yet")
+                    self._deps.log(f"{why}: no longer waiting for the remaining stacks")
             case ev.Keep(peer):
                 self._deps.keeper.keep_with(peer)
             case ev.Load():
@@ -252,8 +252,8 @@ class AgentShell:
             self._worker_server.reattached(self._ruler[2])
 
     def _relay(self, said: ServiceSaid) -> None:
-        """A worker's word to a service of the Master, who knows this node by ``Attach`` only. Else it is lost: the
-        worker is told when there is a Master again."""
+        """Pass a worker's message to a service of the Master if this node is attached. Otherwise drop it: the worker
+        is notified when a Master is available again."""
         if self._stream is not None and self._introduced is self._stream:
             self._stream.send(said)
 
@@ -270,7 +270,7 @@ class AgentShell:
         self.post(ev.StateChanged())
 
     def _enter(self, world: World) -> None:
-        """This node has a part in a world from now on."""
+        """Prepare for this node's membership in a world."""
         self._ports.use()
         self._worker_server.newest = None  # the world may begin from an earlier commit
         self._deps.keeper.enter(world)
@@ -280,7 +280,7 @@ class AgentShell:
             # The next world may begin from it.
             self._background.begin(self._announce_later())
             return
-        # A world may have been made from ports that were announced on an earlier stream, or before the last order.
+        # Ports announced on an earlier stream or before the last ``StopRound`` may be in use by a world.
         good_for = (self._stream, self._state.seen_round)
         if good_for != self._ports_good_for:
             self._ports.use()
@@ -309,16 +309,16 @@ class AgentShell:
     # --- what feeds it ---------------------------------------------------------------------------------------------
 
     def follow(self, host: str, port: int, token: Token) -> None:
-        """Attach to this Master instead of the last one."""
+        """Attach to this Master instead of the previous one."""
         self._ruler = (host, port, token)
         self._dial()
 
     def _dial(self) -> None:
-        """Have the link hang up, if it talks, and call whoever rules now."""
+        """Close the current connection, if any, and connect to the current Master."""
         self._redial.set()
 
     async def _stay_attached(self) -> None:
-        """One link, one call at a time; a call ends by itself, or when there is somebody else to call."""
+        """Keep one connection to the Master; it ends by itself, or when another Master is elected."""
         while True:
             await self._redial.wait()
             self._redial.clear()
@@ -328,12 +328,12 @@ class AgentShell:
                 hang_up = asyncio.ensure_future(self._redial.wait())
                 try:
                     await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
-                finally:  # also when the agent lets go: the Master waits for the end of the stream
+                finally:  # also on cancellation: the Master waits for the end of the stream
                     await end(call)
                     await end(hang_up)
 
     async def _call(self, host: str, port: int, token: Token, pauses: Backoff) -> None:
-        """Attach to a Master until the stream ends, and find out whether that Master is dead."""
+        """Attach to a Master until the stream ends, then check whether that Master is dead."""
         stream, now_s = self._deps.connect(host, port), self._deps.clock.now_s
         attached, opened_s = False, 0.0
 
@@ -362,31 +362,31 @@ class AgentShell:
             self.post(ev.Heard(message))
 
     def forward(self, number: int) -> None:
-        """Pass a signal on to the workers. No decision: whatever becomes of them is seen as ever."""
+        """Forward a signal to the workers. The machine is not involved; it sees how they end as usual."""
         self._deps.log(f"{signal.Signals(number).name}: passed to the workers")
         self._background.begin(self._deps.workers.forward(number))
 
     def kept(self, message: Kept) -> None:
-        """A commit has been written to the checkpoint directory, or could not be."""
+        """Report that a commit was written to the checkpoint directory, or that the write failed."""
         if self._switches is not None and not message.error:
             self._switches.kept(message.version)
         if not self._saving_last:
             self.post(ev.Report(message))
             return
-        if message.error:  # nobody steps the machine any more, and the Master may be gone
+        if message.error:  # the machine has stopped, and the Master may be gone
             self._deps.log(f"commit {message.version.commit} could not be written: {message.error}")
         self._say(message)
 
     def copied(self) -> None:
-        """A part of another node's commit is here: the next world may begin from it."""
+        """Report the arrival of a part of another node's commit: the next world may start from it."""
         self.post(ev.StateChanged())
 
     def room(self, why: str) -> None:
-        """Commits find no memory any more, or find it again (empty)."""
+        """Report why commits find no memory; empty: memory is available again."""
         self.post(ev.KeepingChanged(why))
 
     def _mark(self) -> Mark | None:
-        """Where the workers of this node are, if they train in a world."""
+        """Position of this node's workers if they train in a world."""
         newest, state = self._worker_server.newest, self._state
         return Mark(state.running_round, *newest) if newest is not None and state.underway else None
 
@@ -403,7 +403,7 @@ class AgentShell:
         )
 
     async def _stay_entitled(self) -> None:
-        """Have the fork server know that this launcher lives, also while the agent waits for something."""
+        """Tell the fork server that this launcher is alive, even while the agent waits."""
         while True:
             self._entitle()
             await asyncio.sleep(self._entitlement.interval_s)
@@ -461,7 +461,7 @@ class AgentShell:
                 return
 
     def _task_failed(self, error: Exception) -> None:
-        """Without it this node would stand still, or be blind, and say nothing."""
+        """Exit on a failed background task: without it this node would silently stall or miss events."""
         text = "".join(traceback.format_exception(error))
         self._deps.log(f"a mistake in edl, please report it: {text}")
         self.post(ev.Fatal(Outcome(int(ExitCode.INTERNAL), f"a mistake in edl's agent: {error!r}")))

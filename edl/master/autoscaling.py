@@ -85,16 +85,16 @@ def _lacking(turn: Turn, world: World) -> str:
         return "the state is sharded and only in memory: no other size fits it"
     if turn.record.observed < sizing.generation:
         return f"a resize is under way: {resizing.standing(turn).waiting or 'nearly done'}"
-    wished = sizing.wished(turn.spec.nodes)
-    if wished > nodes:
-        return f"{count(wished - nodes, 'more node')} to come"
+    wanted = sizing.wished(turn.spec.nodes)
+    if wanted > nodes:
+        return f"{count(wanted - nodes, 'more node')} to come"
     if not turn.bounds.lowest <= nodes <= turn.bounds.highest:
         return "the size is outside the bounds"
     return ""
 
 
 def _advice(turn: Turn) -> str:
-    """Who decides instead of the policy; empty if the policy decides."""
+    """Authority that decides instead of the policy; empty if the policy decides."""
     if turn.spec.sized_outside:
         return f"{turn.spec.size_owner} decides"
     sizing = turn.record.sizing

@@ -1,4 +1,4 @@
-"""The election's shell: watches the election key, campaigns, and runs a ``MasterShell`` while this launcher rules."""
+"""Shell of the election: watches the election key, campaigns, and runs a ``MasterShell`` while this node is Master."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from edl.wire.messages import Finish
 
 CAMPAIGN_PAUSE_S = 0.05
 LONGEST_CAMPAIGN_PAUSE_S = 5.0
-"""Between two campaigns of one launcher, so that a store that is away is not hammered; longer and longer while it
-refuses them, or while each Master here loses its thread as soon as it rules."""
+"""Pause between two campaigns of one launcher, which spares a store that is unavailable. It grows while the store
+refuses campaigns, or while each Master on this node steps down soon after its election."""
 SETTLED_S = 10.0
-"""A Master that has ruled for so long has begun well."""
+"""A Master that stayed in office this long resets the pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Whom a candidate tells."""
+    """Callbacks through which a candidate reports the election's outcome."""
 
     follow: Callable[[el.Ruler, Token], None]
-    """Attach to this Master."""
+    """Called with the Master to attach to."""
     rule: Callable[[MasterShell | None], None]
-    """This launcher rules with this shell, or (None) not any more."""
+    """Called with the shell when this launcher becomes Master, and with None when it no longer is."""
     concluded: Callable[[Finish], None]
-    """The job has ended under this launcher's rule; its own agent may not have been there to hear."""
+    """Called when the job ends while this launcher is Master; its own agent may not have been attached."""
 
 
 class Candidate:
-    """Stands for election as long as this launcher is registered."""
+    """Takes part in elections while this launcher is registered."""
 
     def __init__(self, deps: MasterDeps, ruler: el.Ruler, callbacks: Callbacks) -> None:
         self._deps = deps
@@ -47,51 +47,51 @@ class Candidate:
         self._state = el.ElectionState()
         self._lease = Incarnation(0)
         self._before: NodeId | None = None
-        """The last Master's node."""
+        """Node of the previous Master."""
         self._rule: asyncio.Task[None] | None = None
         self._campaigns = BackgroundTasks(self._failed)
         self._campaign = 0
-        """Number of the one under way; what an earlier one finds out comes too late."""
+        """Number of the current campaign; results of earlier ones are ignored."""
         self._uncertain = False
-        """The election key may be this launcher's without its knowledge: a write had no answer, or a key stayed."""
+        """The election key may belong to this launcher unnoticed: a write had no answer, or a delete failed."""
         self._pauses = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
         self._rests = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
         self._rest_s = 0.0
-        """What the next campaign waits for: others may do better."""
+        """Delay before the next campaign, which gives other candidates precedence."""
         self._said = ""
-        """Why the store refuses campaigns."""
+        """Last logged reason for which the store refuses campaigns."""
         self._known = False
-        """The store has shown the election key once: it accepts this launcher."""
+        """The election key was read once, so the store accepts this launcher."""
         self._broken: asyncio.Future[None]
-        """What the Master here did not expect."""
+        """Receives an unexpected exception of the Master on this node."""
         self.shell: MasterShell | None = None
 
     def registered(self, lease: Incarnation) -> None:
-        """A (new) lease is there to stand on."""
+        """Report a new lease, with which this launcher can campaign."""
         self._lease, self._uncertain = lease, False
         self._events.put_nowait(el.Registered())
 
     def unregistered(self) -> None:
-        """The lease is gone."""
+        """Report that the lease is lost."""
         self._events.put_nowait(el.Unregistered())
 
     def ruler_refused(self, token: Token) -> None:
-        """The Master's host refuses connections."""
+        """Report that the Master's host refuses connections."""
         self._events.put_nowait(el.RulerRefused(token))
 
     def out_of_touch(self) -> None:
-        """The store has been silent for as long as a lease lasts. A Master that misses a node gives its place up."""
+        """Report that the store was silent for a whole lease. A Master that misses nodes then steps down."""
         if self.shell is not None and self.shell.misses_nodes:
             self._events.put_nowait(el.OutOfTouch())
 
     @property
     def ruler(self) -> el.Ruler | None:
-        """Who rules, as far as this launcher knows; None while it does not."""
+        """The current Master as far as this launcher knows; None if unknown."""
         return None if self._state.role is el.Role.CANDIDATE else self._state.ruler
 
     async def run(self) -> None:
-        """Take part in elections until cancelled. A mistake in the Master ends it with that exception: the others can
-        do without this launcher, and nobody without a Master."""
+        """Take part in elections until cancelled. Raises an unexpected exception of the Master: the job can do without
+        this launcher, but not without a working Master."""
         self._broken = asyncio.get_running_loop().create_future()
         watch = asyncio.ensure_future(self._watch())
         getter: asyncio.Future[el.ElectionEvent] | None = None
@@ -139,8 +139,8 @@ class Candidate:
         except FencedOut:
             self._events.put_nowait(el.FencedOff())
         except StoreError as error:
-            # It lost the thread of the store (a compacted watch, say): make room for a Master with a fresh view.
-            self._deps.log(f"giving the Master's place up: {error}")
+            # It lost track of the store, for example by a compacted watch: let a Master with a fresh view take over.
+            self._deps.log(f"stepping down as Master: {error}")
             key = self._deps.keys.master
             try:
                 await self._deps.store.write([Delete(key)], [CreatedAt(key, token)])
@@ -150,7 +150,7 @@ class Candidate:
                 self._rests.reset()
             self._rest_s = self._rests.next()
             self._events.put_nowait(el.FencedOff())
-        except Exception as error:  # noqa: BLE001 - a defect: said by who runs this, instead of a job that stands still
+        except Exception as error:  # noqa: BLE001 - a defect: reported by the caller, so that the job does not stall
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
@@ -164,7 +164,7 @@ class Candidate:
             await end(rule)
 
     async def _stand(self, number: int, depose: Token) -> None:
-        """Two transactions; whoever is faster between them wins, and either way exactly one rules."""
+        """Campaign once. Another candidate may win between the two transactions; exactly one wins in any case."""
         rest_s, self._rest_s = self._rest_s, 0.0
         await asyncio.sleep(rest_s)
         token = await self._create(depose)
@@ -176,7 +176,7 @@ class Candidate:
             self._events.put_nowait(el.CampaignEnded(bool(token), token))
 
     async def _create(self, depose: Token) -> Token:
-        """Create the election key; 0 if that did not work, or is not known to have worked."""
+        """Create the election key and return its token; 0 if the write failed or its outcome is unknown."""
         key, store = self._deps.keys.master, self._deps.store
         put = Put(key, plain.dumps(self._ruler), self._lease)
         try:
@@ -187,14 +187,14 @@ class Candidate:
             self._uncertain = self._uncertain or not error.definite
             said, self._said = self._said, str(error) if error.definite else ""
             if self._said and self._said != said:
-                self._deps.log(f"cannot stand for Master: {error}")
+                self._deps.log(f"cannot run for Master: {error}")
             return Token(0)
         self._pauses.reset()
         self._said = ""
         return Token(revision or 0)
 
     async def _find_out(self) -> Token:
-        """A write had no answer, and the key may have been created all the same. Look until the store says."""
+        """Read the key until the store answers, because a write without an answer may have created it."""
         while True:
             try:
                 snapshot = await self._deps.store.read(self._deps.keys.master)
@@ -210,15 +210,15 @@ class Candidate:
         return entry.lease == self._lease and self._ruler_in(entry) == self._ruler
 
     def _ruler_in(self, entry: KeyValue) -> el.Ruler | None:
-        """None for what no edl has written there: whoever did so has to take it away."""
+        """None if the value was not written by edl; an operator has to delete it."""
         try:
             return plain.loads(el.Ruler, entry.value)
         except ProtocolError as error:
-            self._deps.log(f"passing over {entry.key}: {error}")
+            self._deps.log(f"ignoring {entry.key}: {error}; delete this key if edl did not write it")
             return None
 
     async def _watch(self) -> None:
-        """Show the election key's changes, beginning with what is there."""
+        """Queue an event for the current election key and for each change."""
         key = self._deps.keys.master
         while True:
             try:
@@ -236,8 +236,8 @@ class Candidate:
             except StoreRefused:
                 if not self._known:
                     raise
-                await asyncio.sleep(LONGEST_CAMPAIGN_PAUSE_S)  # a password has changed: no reason to end what runs
-            except StoreError:  # it is away, or no longer keeps the changes missed: begin again with what is there
+                await asyncio.sleep(LONGEST_CAMPAIGN_PAUSE_S)  # a changed password is no reason to end a running job
+            except StoreError:  # unavailable, or the missed changes were compacted: read again
                 await asyncio.sleep(CAMPAIGN_PAUSE_S)
 
     def _show(self, entry: KeyValue) -> None:

@@ -201,8 +201,8 @@ def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecis
         return ElectionDecision(master, (Rule(event.token),), "elected")
     follower = dataclasses.replace(state, role=Role.FOLLOWER)
     if not state.token and state.registered:
-        # The store was unreachable, or the winner's key (possibly our own) has not been seen yet, or has come and gone:
-        # try again.
+        # The store was unreachable, or the winner's key (possibly our own) has not been seen yet, or is already
+        # deleted again: retry.
         return _stand(follower, Token(0), "no Master is known: trying again")
     return ElectionDecision(follower, (), "another launcher was faster")
 

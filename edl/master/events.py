@@ -74,7 +74,7 @@ class Told:
 class ScaleRequested:
     """A request for another size, or for other nodes to take part."""
 
-    wish: ScaleRequest
+    request: ScaleRequest
     held: int = 0
     """Store revision of the current size; the shell fills it in."""
     saves: bool = True

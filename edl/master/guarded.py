@@ -33,7 +33,7 @@ class GuardedStore:
         self._since_s = 0.0
 
     def trouble(self) -> str:
-        """What the Master is waiting for; empty for nothing."""
+        """Description of the store problem that the Master waits for; empty: none."""
         if not self._why:
             return ""
         waited_s = self._clock.now_s() - self._since_s

@@ -64,10 +64,10 @@ NAMES: dict[str, tuple[str, Callable[[str, str], object]]] = {
 """Settings that can be changed manually: the field of the policy, and the parser."""
 
 
-def wished(policy: HyperPolicy, wish: str) -> HyperPolicy:
+def wished(policy: HyperPolicy, request: str) -> HyperPolicy:
     """The policy with changes such as ``global-batch=512 lr-scale=0.5``. Raises ``SettingError``."""
     changes: dict[str, object] = {}
-    for item in wish.split():
+    for item in request.split():
         name, _, text = item.partition("=")
         if name == "logical-ranks":
             raise SettingError(name, text, "cannot be changed in a running job", "Start a new job with another value")
@@ -169,12 +169,12 @@ def _later(record: Record) -> str:
     return f"{LATER}, or once this one is in training" if soon else LATER
 
 
-def reply(state: MasterState, underway: bool, wish: str) -> Answer:
+def reply(state: MasterState, underway: bool, request: str) -> Answer:
     """The answer to a request to change settings."""
     if state.record.kill:
         return Answer(f"the job is being stopped ({state.record.kill})", ok=False)
     try:
-        wished(policy_of(state), wish)
+        wished(policy_of(state), request)
     except SettingError as error:
         return Answer(str(error), ok=False)
     if underway:

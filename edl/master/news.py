@@ -18,7 +18,7 @@ OVER = "this launcher is no longer the Master; ask the next one"
 class Asking:
     """A request in the shell's queue, with the future for its answer."""
 
-    wish: ScaleRequest
+    request: ScaleRequest
     answer: asyncio.Future[Granted]
 
     def settle(self, granted: Granted) -> None:

@@ -21,64 +21,64 @@ from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Depart, Purpose, Version
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
-# --- wishes ----------------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 def wished(turn: Turn, event: ScaleRequested) -> None:
     """Accept a request, or answer why not."""
-    wish, record = event.wish, turn.record
-    judged = judge(record.sizing, wish, _facts(turn, event))
-    seen = remember(record.seen, wish, judged)
+    request, record = event.request, turn.record
+    judged = judge(record.sizing, request, _facts(turn, event))
+    seen = remember(record.seen, request, judged)
     if judged.sizing != record.sizing or seen != record.seen:
         turn.write(sizing=judged.sizing, seen=seen)
     if judged.verdict is Verdict.ACCEPTED:
-        _take_on(turn, wish)
+        _take_on(turn, request)
     if judged.said:
-        turn.note(Kind.SCALE, _line(wish, judged))
+        turn.note(Kind.SCALE, _line(request, judged))
     turn.effects.append(Grant(judged.verdict, judged.text))
 
 
-def decide(turn: Turn, wish: Resize) -> None:
+def decide(turn: Turn, request: Resize) -> None:
     """Accept a request of the Master itself; it is dropped if it is against the rules."""
-    judged = judge(turn.record.sizing, wish, _facts(turn, ScaleRequested(wish)))
+    judged = judge(turn.record.sizing, request, _facts(turn, ScaleRequested(request)))
     if judged.verdict is Verdict.ACCEPTED:
         turn.write(sizing=dataclasses.replace(judged.sizing, automatic=True))
-        _take_on(turn, wish)
-        turn.note(Kind.SCALE, _line(wish, judged))
+        _take_on(turn, request)
+        turn.note(Kind.SCALE, _line(request, judged))
 
 
-def _take_on(turn: Turn, wish: ScaleRequest) -> None:
-    match wish:
+def _take_on(turn: Turn, request: ScaleRequest) -> None:
+    match request:
         case Resize() | SetBounds():
             turn.resizing = True
         case Drain():
-            _send_away(turn, wish)
+            _send_away(turn, request)
         case Cordon():
-            slots.wished(turn, wish)
+            slots.wished(turn, request)
         case Suspend(suspended=False):
             turn.forming_since_s = turn.now_s
 
 
-def _send_away(turn: Turn, wish: Drain) -> None:
+def _send_away(turn: Turn, request: Drain) -> None:
     """Order nodes to leave. Of several requests about one node the newest counts, also for deadline and checkpoint; the
     node is then told again."""
     reason = turn.record.sizing.reason
-    why = f"{wish.by}: {reason}" if reason else wish.by
+    why = f"{request.by}: {reason}" if reason else request.by
     departing = {(one.node, one.incarnation): one for one in turn.record.departing}
-    for name in wish.nodes:
+    for name in request.nodes:
         entry = turn.update(turn.nodes[NodeId(name)], departing=False)
         node, incarnation = entry.info.node, entry.info.incarnation
         before = departing.get((node, incarnation))
         era, commit = (before.era, before.commit) if before is not None else (0, 0)
-        departing[node, incarnation] = Departing(node, incarnation, why, wish.deadline_s, wish.care, era, commit)
+        departing[node, incarnation] = Departing(node, incarnation, why, request.deadline_s, request.care, era, commit)
     turn.write(departing=tuple(departing.values()))
 
 
-def _line(wish: ScaleRequest, judged: Judged) -> str:
+def _line(request: ScaleRequest, judged: Judged) -> str:
     if judged.verdict is not Verdict.ACCEPTED:
         return judged.said
     why = f": {judged.sizing.reason}" if judged.sizing.reason else ""
-    return f"{judged.said} by {wish.by}{why}"
+    return f"{judged.said} by {request.by}{why}"
 
 
 def _facts(turn: Turn, event: ScaleRequested) -> Facts:
@@ -281,16 +281,16 @@ def _why(turn: Turn, best: Fit, now: int) -> str:
     return f"{step}, as requested by {turn.record.sizing.by}"
 
 
-# --- how far it has come ---------------------------------------------------------------------------------------------
+# --- progress --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far the world conforms to what is wanted."""
+    """Comparison of the world with the requested size."""
 
     conforms: bool
     waiting: str
-    """What is still missing, as text."""
+    """Description of what is still missing."""
 
 
 def observe(turn: Turn) -> None:
@@ -334,8 +334,8 @@ def standing(turn: Turn) -> Standing:
         return Standing(False, _obstacle(turn, best, now))
     if record.rejoins and not turn.underway:
         return Standing(False, f"workers of round {world.round} are on their way")
-    wished = max(record.sizing.wished(turn.spec.nodes), turn.bounds.lowest)
-    lacking = f"{count(wished - now, 'more node')} to come: {now} of {wished} train" if wished > now else ""
+    wanted = max(record.sizing.wished(turn.spec.nodes), turn.bounds.lowest)
+    lacking = f"{count(wanted - now, 'more node')} to come: {now} of {wanted} train" if wanted > now else ""
     return Standing(True, lacking)
 
 

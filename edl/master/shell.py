@@ -1,7 +1,7 @@
-"""The ruling Master's shell: pop an event, step, write, and only then send.
+"""Shell of the Master in office: take an event, step, write, and only then send.
 
-One queue, one consumer. While the store is away the consumer waits with the write and nothing is sent; training does
-not notice. A write refused because of the token ends this Master.
+One queue, one consumer. While the store is unavailable, the consumer waits with the write and sends nothing; training
+is not affected. A write that is refused because of the fencing token ends this Master.
 """
 
 from __future__ import annotations
@@ -72,25 +72,25 @@ T = TypeVar("T")
 _Incoming = ev.Event | Hosted | Asking | Exception
 
 MOST_TOGETHER = 500
-"""Events that are taken at once: so many are worked on for some hundredths of a second."""
+"""Events processed together; this many take some hundredths of a second."""
 RESTS = 4.0
 SHORTEST_REST_S, LONGEST_REST_S = 0.002, 0.05
-"""Pause before a decision, as a multiple of what the last one took, and its bounds: below, there is none."""
+"""Pause before a decision, as a multiple of the last decision's duration, and its bounds; shorter ones are skipped."""
 TURN_S = 0.02
-"""How long events are worked on before others on the event loop have a turn."""
+"""Seconds of event processing before other tasks on the event loop run."""
 READ_AT_ONCE = 100
-"""Keys of what a Master inherits, before others have a turn."""
+"""Inherited keys decoded before other tasks on the event loop run."""
 FAREWELL_TTL_S = 10.0
 COMPANIONS_S = 15.0
-"""How long those beside the Master may take for what they do at the end of a job."""
+"""Time limit for the companions at the end of a job."""
 _order_numbers = itertools.count(1)
 MOST_GATHERED = 256
-"""Effects of services that may wait for one another before they are carried out."""
+"""Most effects of services that are collected for one write."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterDeps:
-    """What a Master needs from its launcher."""
+    """Dependencies of a Master."""
 
     store: Store
     clock: Clock
@@ -101,31 +101,31 @@ class MasterDeps:
     log: Callable[[str], None]
     wall_clock_s: Callable[[], float]
     checkpoint_dir: str | None = None
-    """Empty when the job has none, None when that is not known here."""
+    """Empty: the job has none. None: not known on this node."""
     services: Callable[[], Sequence[Service]] = tuple
-    """Makes the services that this Master hosts, anew for each rule."""
+    """Creates the hosted services, once per term of office."""
     lines: Callable[[Token, LineListener], Lines] | None = None
-    """Makes the lines to helper processes, for one rule; None: services of this job want none."""
+    """Creates the connections to helper processes for one term of office; None: the job's services need none."""
     companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
-    """What runs beside the Master while it rules; see ``Ruling``."""
+    """Coroutines that run while this Master is in office; see ``Ruling``."""
     decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda before, events, decision: (
         None
     )
-    """Observes each decision before it is carried out, and the events that led to it: none for the take-over."""
+    """Observes each decision before it is carried out, with its events; the take-over has none."""
 
 
 class MasterShell:
-    """One rule, from election to stepping down. ``run`` ends when the job has concluded or the rule is lost."""
+    """One term of office, from election to stepping down. ``run`` ends with the job or the term."""
 
     def __init__(self, deps: MasterDeps, token: Token, before: NodeId | None = None) -> None:
-        """``before``: the node that ruled last, as far as this launcher knows."""
+        """``before``: the previous Master's node, as far as this launcher knows."""
         self._deps = deps
         self.token = token
         self._guard = Guard(deps.keys.master, token)
         self._store = GuardedStore(deps.store, self._guard, deps.clock, deps.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
         self._held: _Incoming | None = None
-        """Taken from the queue, and to be looked at after what is under way."""
+        """Taken from the queue, to be processed after the current events."""
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._probing = Probing(deps.refuses, deps.clock, before)
         self._background = BackgroundTasks(self._events.put_nowait)
@@ -141,26 +141,26 @@ class MasterShell:
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
         self._scaled = 0
-        """Store revision of the size; 0: it has not been written yet."""
+        """Store revision of the size; 0: not written yet."""
         self._asking: Asking | None = None
-        """The wish that the step under way is about."""
+        """The request that the current step decides."""
         self._orders: dict[int, asyncio.Future[Answer]] = {}
-        """Who waits for the answer of a service."""
+        """Callers that wait for the answer of a service, by order number."""
         self._explanation = ""
         self._over = False
         self.concluded = asyncio.Event()
 
     @property
     def state(self) -> MasterState | None:
-        """What this Master knows; None until it has taken over."""
+        """Current state of the machine; None until the take-over is done."""
         return self._state
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self) -> Finish:
-        """Rule until the job has concluded; returns its outcome.
+        """Act as Master until the job has concluded; return its outcome.
 
-        Raises ``FencedOut`` when another Master has been elected, ``StoreError`` when the watch is lost.
+        Raises ``FencedOut`` if another Master was elected, ``StoreError`` if the watch is lost.
         """
         try:
             await self._take_over()
@@ -168,7 +168,7 @@ class MasterShell:
             let_others_s = self._deps.clock.now_s()
             while not self.concluded.is_set():
                 if self._deps.clock.now_s() - let_others_s > TURN_S:
-                    await asyncio.sleep(0)  # a queue with something in it does not wait, and leases need renewing
+                    await asyncio.sleep(0)  # a non-empty queue never yields, and leases need renewal
                     let_others_s = self._deps.clock.now_s()
                 event = await self._next()
                 if isinstance(event, Exception):
@@ -192,9 +192,8 @@ class MasterShell:
         return event if event is not None else await self._events.get()
 
     def _decide(self, event: ev.Event | Asking) -> tuple[Sequence[ev.Event], ev.Decision]:
-        """What this event leads to, and those that have come meanwhile: one decision and one write are enough for all,
-        since nobody hears of any before. A wish is taken by itself: its answer tells the revision it was written with.
-        """
+        """Decide on this event together with those queued since: one decision and one write serve all, because
+        nothing is sent in between. A request is decided alone: its answer contains the revision of its own write."""
         assert self._state is not None  # noqa: S101 - set by _take_over
         events = [self._opened(event)]
         while self._asking is None and len(events) < MOST_TOGETHER and not self._events.empty():
@@ -209,16 +208,16 @@ class MasterShell:
         return events, decision
 
     async def _rest(self) -> None:
-        """Let events gather where deciding is costly: in a job of a thousand nodes, when all of them come at once."""
+        """Let events accumulate while decisions are slow, as when a thousand nodes arrive at once."""
         if self._rest_s >= SHORTEST_REST_S:
             await asyncio.sleep(min(self._rest_s, LONGEST_REST_S))
 
     def _opened(self, event: ev.Event | Asking) -> ev.Event:
-        """A wish is judged by what the store holds when its turn comes."""
+        """Turn a request into an event, judged by the stored size at the time it is processed."""
         if not isinstance(event, Asking):
             return event
         self._asking = event
-        return ev.ScaleRequested(event.wish, self._scaled, saves=self._deps.checkpoint_dir != "")
+        return ev.ScaleRequested(event.request, self._scaled, saves=self._deps.checkpoint_dir != "")
 
     async def _take_over(self) -> None:
         keys = self._deps.keys
@@ -243,7 +242,7 @@ class MasterShell:
         await self._serve()
 
     async def _readable(self, kind: type[T], values: Mapping[str, bytes], prefix: str) -> list[T]:
-        """See ``readable``. In pieces: a thousand nodes' keys take longer than others on the event loop should wait."""
+        """Decode values (see ``readable``) in pieces: a thousand keys at once would block the event loop too long."""
         found: list[T] = []
         below = iter([(key, value) for key, value in values.items() if key.startswith(prefix)])
         while piece := dict(itertools.islice(below, READ_AT_ONCE)):
@@ -252,7 +251,7 @@ class MasterShell:
         return found
 
     async def _just_ended(self) -> Record | None:
-        """The end that the last Master left when it cleared the job, so that a straggler does not run it again."""
+        """The outcome that the last Master left when it cleared the job, so that a late launcher does not rerun it."""
         farewell = self._deps.keys.farewell
         for entry in (await self._store.read(farewell)).entries:
             if entry.key == farewell:
@@ -301,7 +300,7 @@ class MasterShell:
                 await self._conclude()
 
     async def _serve(self) -> None:
-        """Write what the services want kept, then send their words."""
+        """Write what the services persist, then send their messages."""
         self._services_timer.set(self._hosting.due_s)
         if not self._hosting.pending:
             return
@@ -342,7 +341,7 @@ class MasterShell:
     async def _write(self, record: Record, added: list[JournalEntry]) -> None:
         keys = self._deps.keys
         *earlier, last = list(transactions(journal_operations(keys, self.journal, added))) or [[]]
-        for operations in earlier:  # history, which may come before what it tells of
+        for operations in earlier:  # history may be written before the changes it describes
             await self._store.write(operations)
         last += record_operations(keys, self._stored, record)
         before = self._stored.sizing if self._stored is not None else Sizing()
@@ -354,7 +353,7 @@ class MasterShell:
             self._scaled = revision
 
     async def _conclude(self) -> None:
-        """The job is over: leave its outcome for latecomers and clear its keys."""
+        """End the job: leave its outcome for late launchers and clear its keys."""
         keys = self._deps.keys
         with contextlib.suppress(StoreError):
             lease = await self._deps.store.grant_lease(FAREWELL_TTL_S)
@@ -370,8 +369,8 @@ class MasterShell:
         self.concluded.set()
 
     async def _leave_names(self, lease: int, still_over: Condition) -> None:
-        """Those of the launchers that have not heard of the end stay in the store for as long as the outcome: who is
-        started in the place of one inherits it. They leave meanwhile, so a name that has gone must not come back."""
+        """Keep the names of launchers that have not heard of the end for as long as the outcome, so that replacements
+        inherit them. Launchers leave meanwhile, so a deleted name must not be written again."""
         keys = self._deps.keys
         while left := [one for one in (await self._deps.store.read(keys.launchers)).entries if one.lease != lease]:
             batch = left[:MOST_OPERATIONS]
@@ -397,7 +396,7 @@ class MasterShell:
                 elif node in known:
                     self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
         except StoreError as error:
-            self._events.put_nowait(error)  # a Master that does not see who comes and goes must not go on
+            self._events.put_nowait(error)  # a Master that no longer sees nodes join and leave must step down
 
     async def _watch_helpers(self, revision: int) -> None:
         prefix = self._deps.keys.helpers
@@ -423,7 +422,7 @@ class MasterShell:
             self._events.put_nowait(ev.NodeRefused(*key))
 
     async def _revoke(self, incarnation: Incarnation) -> None:
-        with contextlib.suppress(StoreError):  # the lease ends by itself a little later
+        with contextlib.suppress(StoreError):  # the lease expires by itself a little later
             await self._deps.store.revoke_lease(incarnation)
 
     # --- what the server calls -------------------------------------------------------------------------------------
@@ -450,7 +449,7 @@ class MasterShell:
                     info = message.info
                     before = self._streams.get((info.node, info.incarnation))
                     self._streams[info.node, info.incarnation] = outgoing
-                    if before is not None:  # which of the two the agent listens to is not known: it calls again
+                    if before is not None:  # unknown which of the two the agent reads: it reconnects
                         before.put_nowait(None)
                     self._events.put_nowait(ev.NodeAttached(message))
                 elif info is not None and isinstance(message, ServiceSaid):
@@ -467,7 +466,7 @@ class MasterShell:
             outgoing.put_nowait(None)
 
     def _is_current(self, info: NodeInfo) -> bool:
-        """Whether this incarnation of a node is the one that counts, or may become it."""
+        """Whether this incarnation of a node is the current one, or may become it."""
         entry = self._state.nodes.get(info.node) if self._state is not None else None
         return entry is None or entry.info.incarnation == info.incarnation
 
@@ -478,7 +477,7 @@ class MasterShell:
             self._events.put_nowait(ev.NodeDetached(*key))
 
     def status(self) -> JobStatus:
-        """The job at this moment."""
+        """Return the current status of the job."""
         assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
         now_s = self._deps.clock.now_s()
         status = job_status(self._state, self._deps.node, self.journal.last(KEPT), self._scaled, now_s)
@@ -489,27 +488,27 @@ class MasterShell:
             status, services=self._hosting.views(), scale=scale, warnings=(*warnings, *status.warnings)
         )
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
-        """Ask for another size or other members, in order with all that happens; returns when it is in the store.
+    async def wish(self, request: ScaleRequest) -> Granted:
+        """Request another size or other members, in order with all events; return once the request is in the store.
 
-        Raises ``FencedOut`` when the rule ends before: it may be in the store or not, so ask the next Master.
+        Raises ``FencedOut`` if this Master steps down first. The request may or may not be stored: ask the next Master.
         """
-        asking = Asking(wish, asyncio.get_running_loop().create_future())
+        asking = Asking(request, asyncio.get_running_loop().create_future())
         if self._over:
             asking.fail()
         self._events.put_nowait(asking)
         return await asking.answer
 
     async def changed(self) -> None:
-        """See ``Ruling``. Raises ``FencedOut`` when the rule is over."""
+        """Wait for the next change; see ``Ruling``. Raises ``FencedOut`` if this Master has stepped down."""
         await self._news.changed()
 
     def explain(self, text: str) -> None:
-        """See ``Ruling``."""
+        """Set the explanation shown in the status; see ``Ruling``."""
         self._explanation = text
 
     def ask(self, asked: Asked) -> Answer:
-        """Somebody uses a switch. What comes of it is history to come."""
+        """Handle a switch request. Its effect appears in the history."""
         assert self._state is not None  # noqa: S101 - as above
         answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.wish)
         if answer.ok:
@@ -517,9 +516,9 @@ class MasterShell:
         return answer
 
     async def order(self, asked: Asked) -> Answer:
-        """Somebody asks a service for something (``Purpose.DATA``); returns when what follows from it is in the store.
+        """Pass a request to a service (``Purpose.DATA``); return once its result is in the store.
 
-        Raises ``FencedOut`` when the rule ends before.
+        Raises ``FencedOut`` if this Master steps down first.
         """
         assert self._state is not None  # noqa: S101 - as above
         if self._over or self.ended:
@@ -538,16 +537,16 @@ class MasterShell:
 
     @property
     def misses_nodes(self) -> bool:
-        """Whether a node that lives, as far as the store has said, is not attached."""
+        """Whether a node that is alive according to the store is not attached."""
         return self._state is not None and bool(absent(self._state))
 
     @property
     def serving(self) -> bool:
-        """Whether the take-over is done and the rule is not over: streams and questions are taken."""
+        """Whether this Master accepts streams and calls: the take-over is done, and it has not stepped down."""
         return self._state is not None and not self._over
 
     def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
-        """History, and with ``follow`` what comes."""
+        """Read the history; with ``follow``, also future entries."""
         return self.journal.read(request.after, request.follow)
 
     # --- helpers ---------------------------------------------------------------------------------------------------
@@ -577,23 +576,23 @@ class MasterShell:
 
 
 class _Listener:
-    """Puts what lines have to say before the service whose helper it is."""
+    """Passes events of helper connections to the service that owns the helper."""
 
     def __init__(self, events: asyncio.Queue[_Incoming]) -> None:
         self._events = events
 
     def up(self, name: str) -> None:
-        """See ``LineListener``."""
+        """Report an open line; see ``LineListener``."""
         service, _, key = name.partition("/")
         self._events.put_nowait(Hosted(service, sv.LineUp(key)))
 
     def down(self, name: str, refused: bool) -> None:
-        """See ``LineListener``."""
+        """Report a broken line; see ``LineListener``."""
         service, _, key = name.partition("/")
         self._events.put_nowait(Hosted(service, sv.LineDown(key, refused)))
 
     def heard(self, name: str, body: str) -> None:
-        """See ``LineListener``."""
+        """Pass on a helper's message; see ``LineListener``."""
         service, _, key = name.partition("/")
         self._events.put_nowait(Hosted(service, sv.Heard(key, body)))
 

@@ -37,7 +37,7 @@ class Cordoned:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What is wanted. Also stored under a key of its own, whose revision detects stale requests."""
+    """The requested size. Also stored under a key of its own, whose revision detects stale requests."""
 
     minimum: int = 0
     """Bounds set while the job ran; 0: the spec's apply."""
@@ -150,7 +150,7 @@ class Judged:
     text: str
     sizing: Sizing
     said: str = ""
-    """What is wanted from now on, as text for the history."""
+    """The new request, as text for the history."""
 
     @property
     def ok(self) -> bool:
@@ -158,32 +158,32 @@ class Judged:
         return self.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
 
 
-def judge(sizing: Sizing, wish: ScaleRequest, facts: Facts) -> Judged:
+def judge(sizing: Sizing, request: ScaleRequest, facts: Facts) -> Judged:
     """Judge a request, without changing anything."""
-    key = getattr(wish, "key", "")
+    key = getattr(request, "key", "")
     before = next((seen for seen in facts.seen if key and seen.key == key), None)
     if before is not None:
         return Judged(before.verdict, before.text, sizing)
     if facts.over:
         return _refused(sizing, facts.over)
-    revision = getattr(wish, "revision", 0)
+    revision = getattr(request, "revision", 0)
     if revision and revision != facts.held:
         last = f" by {sizing.by}" if sizing.by else ""
         text = f"stale: the size was changed{last} since revision {revision} (it is {facts.held} now). Look, ask again"
         return Judged(Verdict.STALE, text, sizing)
-    rule: Callable[[Sizing, Any, Facts], Judged] = _RULES[type(wish)]
-    judged = rule(sizing, wish, facts)
+    rule: Callable[[Sizing, Any, Facts], Judged] = _RULES[type(request)]
+    judged = rule(sizing, request, facts)
     if judged.verdict is not Verdict.ACCEPTED:
         return judged
     changed = dataclasses.replace(
-        judged.sizing, generation=sizing.generation + 1, by=wish.by, reason=" ".join(wish.reason.split())
+        judged.sizing, generation=sizing.generation + 1, by=request.by, reason=" ".join(request.reason.split())
     )
     return dataclasses.replace(judged, sizing=changed)
 
 
-def remember(seen: Sequence[Seen], wish: ScaleRequest, judged: Judged) -> tuple[Seen, ...]:
+def remember(seen: Sequence[Seen], request: ScaleRequest, judged: Judged) -> tuple[Seen, ...]:
     """Update the remembered answers. A refused request changed nothing, and may be repeated under its key."""
-    key = getattr(wish, "key", "")
+    key = getattr(request, "key", "")
     if not key or not judged.ok or any(one.key == key for one in seen):
         return tuple(seen)
     return (*seen, Seen(key, judged.verdict, judged.text))[-KEYS_KEPT:]
@@ -202,27 +202,27 @@ def _refused(sizing: Sizing, text: str) -> Judged:
     return Judged(Verdict.REFUSED, text, sizing)
 
 
-def _resize(sizing: Sizing, wish: Resize, facts: Facts) -> Judged:
+def _resize(sizing: Sizing, request: Resize, facts: Facts) -> Judged:
     bounds = sizing.bounds(facts.spec)
-    if wish.external:
-        return _fact(sizing, wish, bounds)
-    if wish.auto and not facts.scales:
+    if request.external:
+        return _fact(sizing, request, bounds)
+    if request.auto and not facts.scales:
         return _refused(sizing, "the job has no policy that could decide: its launchers need --autoscale=throughput")
     if facts.owner:
         return _refused(
             sizing, f"the size belongs to {facts.owner}: change it there, or start with --scale-owner=master"
         )
-    if wish.auto:
+    if request.auto:
         return _to_policy(sizing)
-    problem = _misfit(wish.nodes, bounds)
+    problem = _misfit(request.nodes, bounds)
     if problem:
         return _refused(sizing, problem)
-    by_hand = dataclasses.replace(sizing, desired=wish.nodes, automatic=False)
+    by_hand = dataclasses.replace(sizing, desired=request.nodes, automatic=False)
     if sizing == by_hand:
-        return _known(sizing, f"{count(wish.nodes)} asked for")
-    if facts.cut and wish.nodes != facts.cut:
+        return _known(sizing, f"{count(request.nodes)} asked for")
+    if facts.cut and request.nodes != facts.cut:
         return _refused(sizing, f"{_only_fits(facts)}: any other size needs a --checkpoint-dir")
-    return _accepted(by_hand, f"{count(wish.nodes)} asked for")
+    return _accepted(by_hand, f"{count(request.nodes)} asked for")
 
 
 def _only_fits(facts: Facts) -> str:
@@ -248,49 +248,49 @@ def _misfit(nodes: int, bounds: NodeRange) -> str:
     return ""
 
 
-def _fact(sizing: Sizing, wish: Resize, bounds: NodeRange) -> Judged:
+def _fact(sizing: Sizing, request: Resize, bounds: NodeRange) -> Judged:
     """An owning scheduler reports how many nodes it provides. That is a fact, whatever the bounds."""
-    news = wish.nodes != sizing.fact
-    told = dataclasses.replace(sizing, fact=wish.nodes)
-    if wish.nodes <= 0:
-        text = f"{wish.by} gives {wish.nodes} nodes: ignored, a job that trains has at least {bounds.lowest}"
+    news = request.nodes != sizing.fact
+    told = dataclasses.replace(sizing, fact=request.nodes)
+    if request.nodes <= 0:
+        text = f"{request.by} gives {request.nodes} nodes: ignored, a job that trains has at least {bounds.lowest}"
         return Judged(Verdict.KNOWN, text, told, text if news else "")
-    size = within(bounds, wish.nodes)
-    outside = f" ({wish.nodes} is not a size within {bounds})" if size != wish.nodes else ""
+    size = within(bounds, request.nodes)
+    outside = f" ({request.nodes} is not a size within {bounds})" if size != request.nodes else ""
     text = f"{count(size)} given{outside}"
     if told.desired == size:
         return Judged(Verdict.KNOWN, f"{text}: nothing changes", told, text if news and outside else "")
     return _accepted(dataclasses.replace(told, desired=size), text)
 
 
-def _set_bounds(sizing: Sizing, wish: SetBounds, facts: Facts) -> Judged:
+def _set_bounds(sizing: Sizing, request: SetBounds, facts: Facts) -> Judged:
     try:
-        bounds = NodeRange(wish.minimum, wish.maximum, facts.spec.unit)
+        bounds = NodeRange(request.minimum, request.maximum, facts.spec.unit)
     except SettingError as error:
         return _refused(sizing, str(error.renamed("bounds") if error.setting == "--nnodes" else error))
     if bounds == sizing.bounds(facts.spec):
         return _known(sizing, f"the bounds are {bounds}")
-    changed = dataclasses.replace(sizing, minimum=wish.minimum, maximum=wish.maximum)
+    changed = dataclasses.replace(sizing, minimum=request.minimum, maximum=request.maximum)
     return _accepted(changed, f"bounds set to {bounds}")
 
 
-def _drain(sizing: Sizing, wish: Drain, facts: Facts) -> Judged:
-    if not wish.nodes:
+def _drain(sizing: Sizing, request: Drain, facts: Facts) -> Judged:
+    if not request.nodes:
         return _refused(sizing, "no node named")
-    strangers = [node for node in wish.nodes if node not in facts.nodes]
+    strangers = [node for node in request.nodes if node not in facts.nodes]
     if strangers:
         return Judged(Verdict.UNKNOWN, _unknown(strangers, facts), sizing)
-    if not math.isfinite(wish.deadline_s) or wish.deadline_s < 0:
-        return _refused(sizing, f"a deadline of {wish.deadline_s:g} s: not a time. Leave it out, or give seconds")
-    if wish.care is DrainMode.MUST and not facts.saves:
+    if not math.isfinite(request.deadline_s) or request.deadline_s < 0:
+        return _refused(sizing, f"a deadline of {request.deadline_s:g} s: not a time. Leave it out, or give seconds")
+    if request.care is DrainMode.MUST and not facts.saves:
         return _refused(sizing, "no checkpoint can be written first: the job has no --checkpoint-dir")
-    if wish.care is DrainMode.MUST and not facts.aware:
+    if request.care is DrainMode.MUST and not facts.aware:
         return _refused(sizing, "no checkpoint can be written first: the script does not use edl.State")
-    going = frozenset(wish.nodes)
+    going = frozenset(request.nodes)
     short = _short(sizing, facts, going) or _storeless(facts, going)
     if short:
-        return _refused(sizing, f"draining {', '.join(wish.nodes)} {short}")
-    return _accepted(sizing, f"{', '.join(wish.nodes)} sent away")
+        return _refused(sizing, f"draining {', '.join(request.nodes)} {short}")
+    return _accepted(sizing, f"{', '.join(request.nodes)} sent away")
 
 
 def _unknown(strangers: Sequence[str], facts: Facts) -> str:
@@ -323,41 +323,41 @@ def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
     return f"leaves {count(len(left))} able to take part, at least {lowest} needed{whole}"
 
 
-def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
-    node = NodeId(wish.node)
+def _cordon(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
+    node = NodeId(request.node)
     info = facts.infos.get(node)
     bare = info is not None and not slots.places(facts.dropped, info)
-    if wish.device or (bare and not wish.cordoned and not sizing.excludes(node)):
-        return (_cordon_slot if wish.cordoned else _uncordon_slots)(sizing, wish, facts)
+    if request.device or (bare and not request.cordoned and not sizing.excludes(node)):
+        return (_cordon_slot if request.cordoned else _uncordon_slots)(sizing, request, facts)
     excluded = sizing.excludes(node)
     if node not in facts.nodes and not excluded:
         return Judged(Verdict.UNKNOWN, _unknown((node,), facts), sizing)
-    if excluded == wish.cordoned:
+    if excluded == request.cordoned:
         return _known(sizing, f"{node} is {'' if excluded else 'not '}cordoned")
     others = tuple(one for one in sizing.cordoned if one.node != node)
-    if not wish.cordoned:
+    if not request.cordoned:
         return _accepted(dataclasses.replace(sizing, cordoned=others), f"{node} no longer cordoned")
     short = _short(sizing, facts, frozenset((node,)))
     if short:
         return _refused(sizing, f"cordoning {node} {short}")
-    why = ": ".join(part for part in (wish.by, " ".join(wish.reason.split())) if part)
+    why = ": ".join(part for part in (request.by, " ".join(request.reason.split())) if part)
     return _accepted(dataclasses.replace(sizing, cordoned=(*others, Cordoned(node, why))), f"{node} cordoned")
 
 
-def _cordon_slot(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
-    info = facts.infos.get(NodeId(wish.node))
+def _cordon_slot(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
+    info = facts.infos.get(NodeId(request.node))
     if info is None:
-        return Judged(Verdict.UNKNOWN, _unknown((wish.node,), facts), sizing)
-    slot = slots.named(info, wish.device)
+        return Judged(Verdict.UNKNOWN, _unknown((request.node,), facts), sizing)
+    slot = slots.named(info, request.device)
     if slot is None:
-        text = f"{wish.node} has no slot or device {wish.device}: it has {slots.known_slots(info)}"
+        text = f"{request.node} has no slot or device {request.device}: it has {slots.known_slots(info)}"
         return Judged(Verdict.UNKNOWN, text, sizing)
     left = slots.usable(facts.dropped, info)
-    name = f"slot {slot} of {wish.node}"
+    name = f"slot {slot} of {request.node}"
     if slot not in left:
         return _known(sizing, f"{name} is dropped")
     if len(left) == 1:
-        advice = f"Cordon the node instead: edl cordon {wish.node}"
+        advice = f"Cordon the node instead: edl cordon {request.node}"
         return _refused(sizing, f"{name} is the only one left there that takes part. {advice}")
     if facts.cut and len(left) <= info.slots:
         text = f"dropping {name} leaves one worker less, and the state is sharded and only in memory"
@@ -365,26 +365,26 @@ def _cordon_slot(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
     return _accepted(sizing, f"{name} dropped")
 
 
-def _uncordon_slots(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
-    info = facts.infos.get(NodeId(wish.node))
-    back = slots.meant(facts.dropped, info, wish.node, wish.device)
+def _uncordon_slots(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
+    info = facts.infos.get(NodeId(request.node))
+    back = slots.meant(facts.dropped, info, request.node, request.device)
     if back:
         numbers = ", ".join(str(one.slot) for one in back)
-        return _accepted(sizing, f"slot{'s' if len(back) > 1 else ''} {numbers} of {wish.node} may take part again")
+        return _accepted(sizing, f"slot{'s' if len(back) > 1 else ''} {numbers} of {request.node} may take part again")
     if info is None:
-        return Judged(Verdict.UNKNOWN, f"no such node: {wish.node}, and no slot of it is dropped", sizing)
-    slot = slots.named(info, wish.device)
+        return Judged(Verdict.UNKNOWN, f"no such node: {request.node}, and no slot of it is dropped", sizing)
+    slot = slots.named(info, request.device)
     if slot is None:
-        text = f"{wish.node} has no slot or device {wish.device}: it has {slots.known_slots(info)}"
+        text = f"{request.node} has no slot or device {request.device}: it has {slots.known_slots(info)}"
         return Judged(Verdict.UNKNOWN, text, sizing)
-    return _known(sizing, f"slot {slot} of {wish.node} is not dropped")
+    return _known(sizing, f"slot {slot} of {request.node} is not dropped")
 
 
-def _suspend(sizing: Sizing, wish: Suspend, facts: Facts) -> Judged:
-    if bool(sizing.suspended) == wish.suspended:
-        return _known(sizing, f"the job is {'' if wish.suspended else 'not '}suspended")
-    changed = dataclasses.replace(sizing, suspended=wish.by or "somebody" if wish.suspended else "")
-    if not wish.suspended:
+def _suspend(sizing: Sizing, request: Suspend, facts: Facts) -> Judged:
+    if bool(sizing.suspended) == request.suspended:
+        return _known(sizing, f"the job is {'' if request.suspended else 'not '}suspended")
+    changed = dataclasses.replace(sizing, suspended=request.by or "somebody" if request.suspended else "")
+    if not request.suspended:
         needed, there = facts.lowest or sizing.bounds(facts.spec).lowest, len(facts.able)
         lacking = f": it waits for {count(needed - there, 'more node')}, {there} of at least {needed} are there"
         return _accepted(changed, "job resumed", f"job resumed{lacking if there < needed else ''}")

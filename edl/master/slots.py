@@ -143,16 +143,16 @@ def _forget(turn: Turn, back: Sequence[Dropped]) -> None:
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def wished(turn: Turn, wish: Cordon) -> None:
+def wished(turn: Turn, request: Cordon) -> None:
     """Carry out a request that ``edl.master.sizing`` has accepted."""
-    entry = turn.nodes.get(NodeId(wish.node))
+    entry = turn.nodes.get(NodeId(request.node))
     info = entry.info if entry is not None else None
-    if not wish.cordoned:
-        _forget(turn, rules.meant(turn.record.dropped, info, wish.node, wish.device))
-    elif wish.device and info is not None:
-        slot = rules.named(info, wish.device)
+    if not request.cordoned:
+        _forget(turn, rules.meant(turn.record.dropped, info, request.node, request.device))
+    elif request.device and info is not None:
+        slot = rules.named(info, request.device)
         assert slot is not None  # noqa: S101 - otherwise the request would have been refused
-        why = ": ".join(part for part in (wish.by, " ".join(wish.reason.split())) if part)
+        why = ": ".join(part for part in (request.by, " ".join(request.reason.split())) if part)
         _drop(turn, info, slot, f"by hand ({why})", by_hand=True)
 
 

@@ -61,7 +61,7 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.RUNNING: frozenset({Phase.FORMING, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-"""Which phase may follow which. ``tests/sim/test_transitions.py`` holds the machine to this table and the next one."""
+"""Allowed transitions between phases. ``tests/sim/test_transitions.py`` checks this table and the next one."""
 
 _S = NodeStatus
 NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {
@@ -77,7 +77,7 @@ NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {
     _S.LOADING: frozenset({_S.READY, _S.PREPARING, _S.LEAVING}),
     _S.LEAVING: frozenset(),
 }
-"""Which status of a node may follow which. A node that is lost has no status: its entry goes."""
+"""Allowed transitions between node statuses. A lost node has no status: its entry is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class NodeEntry:
     underway: bool = False
     """All its workers of the current round train and can be held at a step boundary."""
     how: str = ""
-    """How its workers came into the current round."""
+    """How its workers entered the current round."""
     draining: bool = False
     """It wants to leave, and trains until the others have a world without it."""
     keeper: NodeId = NodeId("")

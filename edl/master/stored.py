@@ -35,7 +35,7 @@ def readable(kind: type[T], values: Mapping[str, bytes], prefix: str, log: Calla
             try:
                 found.append(plain.loads(kind, value))
             except ProtocolError as error:
-                log(f"passing over {key}: {error}")
+                log(f"ignoring {key}: {error}")
     return found
 
 

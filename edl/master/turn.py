@@ -107,8 +107,8 @@ class Turn:
         """The size of the world after the recorded one, if ``available`` nodes can take part."""
         world = self.record.world
         previous = len(world.members) if world is not None else 0
-        wished = self.record.sizing.wished(self.spec.nodes)
-        return next_size(self.bounds, self.spec.fault_tolerance, previous, available, wished)
+        wanted = self.record.sizing.wished(self.spec.nodes)
+        return next_size(self.bounds, self.spec.fault_tolerance, previous, available, wanted)
 
     def free(self) -> list[NodeEntry]:
         """Nodes that run no worker and stay."""

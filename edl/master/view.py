@@ -152,7 +152,7 @@ def _boundary(agreement: Agreement | None, world: World | None) -> str:
 
 
 def _place(saved: Version, journal: Sequence[JournalEntry]) -> str:
-    """Where the newest commit with this number was written; empty if unknown."""
+    """Location of the newest commit with this number; empty if unknown."""
     for entry in reversed(journal) if saved.commit else ():
         found = complete(entry)
         if found is not None and found[0] == saved.commit:
@@ -166,8 +166,8 @@ _BY_SCRIPT = "with parameter servers it is the script that saves (ps.save()), or
 # --- switches --------------------------------------------------------------------------------------------------------
 
 
-def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, wish: str = "") -> Answer:
-    """The answer to a use of a switch. ``checkpoint_dir``: None if unknown. ``wish``: for ``SET``."""
+def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, request: str = "") -> Answer:
+    """The answer to a use of a switch. ``checkpoint_dir``: None if unknown. ``request``: for ``SET``."""
     record = state.record
     underway = Turn(state, now_s=0.0).underway
     keep = "and nothing could be written: it has no --checkpoint-dir"
@@ -184,7 +184,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, wish
             return Answer("the job ends without a new checkpoint: no world with edl.State is in training", ok=True)
         return Answer("the job ends at the next step boundary, with a checkpoint", ok=True)
     if purpose is Purpose.SET:
-        return hyper.reply(state, underway, wish)
+        return hyper.reply(state, underway, request)
     if purpose is not Purpose.SAVE:
         return Answer(f"{purpose.value} is not for the asking", ok=False)
     if record.kill:

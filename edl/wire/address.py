@@ -1,4 +1,4 @@
-"""Host and port as one text."""
+"""Text form of a host and a port."""
 
 from __future__ import annotations
 

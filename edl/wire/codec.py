@@ -61,7 +61,7 @@ _MASTER_KINDS = {name: kind for kind, name in _MASTER_BODIES.items()}
 
 
 def encode_agent(message: AgentMessage) -> bytes:
-    """An agent's message in its envelope."""
+    """Encode an agent's message in its envelope."""
     envelope = edl_pb2.FromAgent()
     body = getattr(envelope, _AGENT_BODIES[type(message)])
     body.SetInParent()
@@ -75,8 +75,8 @@ def decode_agent(data: bytes) -> AgentMessage:
 
 
 def encode_master(message: MasterMessage) -> bytes:
-    """A Master's message in its envelope. One that goes to all nodes of a world names them all, so it is kept for the
-    others: encoding it for each would be work for the square of their number."""
+    """Encode a Master's message in its envelope. A message to all nodes of a world names all of them, so its bytes are
+    cached: encoding it once per node would be quadratic in the number of nodes."""
     if not isinstance(message, messages.StartRound):
         return _encode_master(message)
     for kept, data in _start:
@@ -88,7 +88,7 @@ def encode_master(message: MasterMessage) -> bytes:
 
 
 _start: list[tuple[messages.StartRound, bytes]] = []
-"""The last one, if there was one, and its bytes."""
+"""The last message of that kind, if any, and its bytes."""
 
 
 def _encode_master(message: MasterMessage) -> bytes:
@@ -114,11 +114,11 @@ Loose = (
     | ScaleRequest
     | Granted
 )
-"""What is sent by itself."""
+"""Messages that are sent without an envelope."""
 
 
 def encode(value: Loose) -> bytes:
-    """A message that needs no envelope."""
+    """Encode a message that needs no envelope."""
     message = getattr(edl_pb2, type(value).__name__)()
     _fill(message, value)
     return typing.cast(bytes, message.SerializeToString())
@@ -186,8 +186,8 @@ _Reader = Callable[[Any], Any]
 
 @functools.cache
 def _plan(kind: Any) -> tuple[Callable[[Any], Any], tuple[tuple[int, _Reader], ...]]:
-    """How a dataclass comes out of a message: what takes all its fields out, in order, and what is made of some of
-    them. Looked up once for each kind: a world of a thousand nodes has as many members."""
+    """Decoder of a dataclass: the getter of all its fields, in order, and the conversions of some. Built once per
+    kind, because a world of a thousand nodes has as many members."""
     names = [field.name for field in dataclasses.fields(kind)]
     known = typing.get_type_hints(kind)
     found = [(index, read) for index, name in enumerate(names) if (read := _reader(known[name])) is not None]

@@ -1,8 +1,8 @@
-"""What an agent and its fork server say to each other.
+"""Messages between an agent and its fork server.
 
 The fork server is the helper process that creates workers (``edl.worker.fork_server``); the agent's end is
 ``edl.adapters.processes``. They share an ``AF_UNIX`` ``SOCK_SEQPACKET`` pair: one JSON object per datagram,
-descriptors beside it. A worker's order can be large (an environment naming thousands of endpoints), so it travels
+with descriptors attached. A worker's order can be large (an environment naming thousands of endpoints), so it travels
 in a memory file whose descriptor accompanies the ``Spawn``.
 """
 
@@ -37,15 +37,15 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Have a worker write the stacks of its threads to its stderr. Its children are left alone: what is no worker would
-    die of the signal. Why it cannot be done comes back as a ``Note``."""
+    """Make a worker dump the stacks of its threads to its stderr. Its children are spared, because the signal would
+    kill a process that is no worker. If it fails, a ``Note`` says why."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Send a signal to a worker alone, provided that it handles it; why it was not sent comes back as a ``Note``."""
+    """Send a signal to a worker only, if it handles that signal; else a ``Note`` says why it was not sent."""
 
     pid: int
     number: int
@@ -53,26 +53,26 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Entitled:
-    """The launcher lives, and workers may run until then by this host's monotonic clock, if nothing more is heard."""
+    """The launcher is alive. Unless extended, workers may run until this time on the host's monotonic clock."""
 
     until_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The answer to ``Entitled``: the fork server lives."""
+    """Answer to ``Entitled``: the fork server is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """That time was over: the workers have been killed. Their ends follow."""
+    """The entitlement expired, and the workers were killed. Their exits follow."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """The fork server is ready; ``text`` says what it did."""
+    """The fork server is ready; ``text`` describes how workers are started."""
 
     text: str
 
@@ -89,7 +89,7 @@ class WarmFailed:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """Answer to ``Spawn``."""
+    """Answer to ``Spawn``: the worker was started."""
 
     id: int
     pid: int
@@ -97,7 +97,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """Answer to ``Spawn``: no process came to be."""
+    """Answer to ``Spawn``: no process was created."""
 
     id: int
     error: str
@@ -105,7 +105,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker was reaped and its group is gone. ``code`` is its status, or minus a signal number."""
+    """A worker was reaped and its group is gone. ``code`` is its exit status, or the negative signal number."""
 
     pid: int
     code: int
@@ -120,7 +120,7 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A stopped worker goes on."""
+    """A stopped worker was continued."""
 
     pid: int
 
@@ -145,7 +145,7 @@ _UNION: TaggedUnion[Message] = TaggedUnion(
 
 
 def encode(message: Message) -> bytes:
-    """One datagram."""
+    """Encode a message as one datagram."""
     return _UNION.encode(message)
 
 
@@ -156,22 +156,22 @@ def decode(datagram: bytes) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Everything a new worker needs to know."""
+    """Everything that a new worker needs to start."""
 
     kind: str
     """A ``CommandKind`` value: script, module, program or call."""
     target: str
     arguments: tuple[str, ...]
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Complete: the worker has no variable besides these."""
+    """Complete environment: the worker has no other variables."""
     directory: str = ""
-    """Working directory, empty for the fork server's own."""
+    """Working directory; empty: the fork server's own."""
     cores: tuple[int, ...] = ()
-    """Processor cores that it is bound to; empty: those of the fork server."""
+    """CPU cores that the worker is bound to; empty: those of the fork server."""
 
 
 def write_order(order: Order) -> int:
-    """A memory file that holds the order; returns its descriptor, which the caller closes."""
+    """Write the order to a memory file; return its descriptor, which the caller closes."""
     return write_memory("edl-order", json_messages.encode(order))
 
 

@@ -1,4 +1,4 @@
-"""Dataclasses to JSON and back: the one codec of everything edl writes or sends as JSON.
+"""Dataclasses to JSON and back: the only codec for JSON that edl writes or sends.
 
 The types are the schema (``msgspec`` reads their annotations): enums, ``NewType``, optional values, tuples, nested
 dataclasses and ``typing.Annotated`` bounds. Unknown keys are ignored, so that an older program can read what a newer
@@ -46,7 +46,7 @@ def decode(kind: type[T], text: bytes | str, *, what: str = "", advice: str = AD
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass as a dict of what JSON has; sequences may be tuples."""
+    """Convert a dataclass to a dict of JSON types; sequences may be tuples."""
     return msgspec.to_builtins(value, enc_hook=_exact)
 
 
@@ -74,8 +74,8 @@ class TaggedUnion(Generic[T]):
         advice: str = ADVICE,
         name: Callable[[type[Any]], str] = name_of,
     ) -> None:
-        """``tag``: a key that is no field of any kind. ``what``, ``advice``: for errors, see ``decode``. ``name``: what
-        the tag says for a kind."""
+        """``tag``: a key that is no field of any kind. ``what``, ``advice``: for errors, see ``decode``. ``name``: the
+        tag's value for a kind."""
         self._kinds = {name(kind): kind for kind in kinds}
         self._heads = {
             kind: json.dumps({tag: name}, separators=(",", ":"))[:-1].encode() for name, kind in self._kinds.items()
@@ -86,7 +86,7 @@ class TaggedUnion(Generic[T]):
         )
 
     def encode(self, message: T) -> bytes:
-        """One message. Raises ``KeyError`` for a kind that is not in the union."""
+        """Encode one message. Raises ``KeyError`` for a kind that is not in the union."""
         head, fields = self._heads[type(message)], encode(message)
         return head + b"}" if fields == b"{}" else b",".join((head, memoryview(fields)[1:]))
 
@@ -106,7 +106,7 @@ class TaggedUnion(Generic[T]):
 
 
 def problem(error: Exception, value: Any) -> str:
-    """What is wrong with a value, for people: the place, what is there, and what belongs there."""
+    """Describe a decoding error: the place, the value there, and what is expected."""
     text, _, path = str(error).partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
     found = _at(value, place)

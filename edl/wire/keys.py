@@ -9,53 +9,53 @@ from edl.types import JobId, NodeId
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
-    """All keys of one job lie under ``prefix``; only ``farewell`` and ``launchers`` outlive it for a moment."""
+    """Keys of one job, all under ``prefix``; only ``farewell`` and ``launchers`` outlive it briefly."""
 
     job: JobId
 
     @property
     def prefix(self) -> str:
-        """Everything a running job owns."""
+        """Prefix of all keys of a running job."""
         return f"/edl/{self.job}/"
 
     @property
     def spec(self) -> str:
-        """The ``JobSpec`` all launchers must agree on."""
+        """The ``JobSpec`` that all launchers must agree on."""
         return f"{self.prefix}spec"
 
     @property
     def origin(self) -> str:
-        """The ``Origin`` of the launcher that has founded the job."""
+        """The ``Origin`` of the launcher that founded the job."""
         return f"{self.prefix}origin"
 
     @property
     def token(self) -> str:
-        """The secret that every call carries."""
+        """The job token that every call carries."""
         return f"{self.prefix}token"
 
     @property
     def master(self) -> str:
-        """The election key, on the Master's lease."""
+        """The election key, attached to the Master's lease."""
         return f"{self.prefix}master"
 
     @property
     def record(self) -> str:
-        """The ``Record`` the next Master continues from, without its world."""
+        """The ``Record`` from which the next Master continues, without its world."""
         return f"{self.prefix}record"
 
     @property
     def world(self) -> str:
-        """The world of the record: it names every node, so it is written only when it is another one."""
+        """The record's world. It names every node, so it is written only when it changes."""
         return f"{self.prefix}world"
 
     @property
     def over(self) -> str:
-        """There once the job has ended, until the last of its launchers has heard."""
+        """Exists once the job has ended, until the last launcher knows."""
         return f"{self.prefix}over"
 
     @property
     def scale(self) -> str:
-        """The size that is wanted (``Sizing``), also part of the record; its revision tells stale wishes."""
+        """The desired size (``Sizing``), also part of the record; its revision detects stale requests."""
         return f"{self.prefix}scale"
 
     @property
@@ -64,7 +64,7 @@ class JobKeys:
         return f"{self.prefix}nodes/"
 
     def node(self, node: NodeId) -> str:
-        """One node's leased key."""
+        """Leased key of one node."""
         return f"{self.nodes}{node}"
 
     @property
@@ -78,32 +78,32 @@ class JobKeys:
 
     @property
     def services(self) -> str:
-        """Prefix of what the Master's services keep."""
+        """Prefix of the stored values of the Master's services."""
         return f"{self.prefix}services/"
 
     def service(self, service: str, name: str) -> str:
-        """One thing that a service keeps."""
+        """Key of one stored value of a service."""
         return f"{self.services}{service}/{name}"
 
     @property
     def helpers(self) -> str:
-        """Prefix of the leased keys of processes that help a service, such as remote readers of data."""
+        """Prefix of the leased keys of a service's helpers, such as remote readers."""
         return f"{self.prefix}helpers/"
 
     def helper(self, service: str, name: str) -> str:
-        """One helper's leased key."""
+        """Leased key of one helper."""
         return f"{self.helpers}{service}/{name}"
 
     @property
     def farewell(self) -> str:
-        """The outcome of a job that has just ended, on a short lease, for its launchers that come too late."""
+        """Outcome of a job that has just ended, on a short lease, for launchers that arrive late."""
         return f"/edl-ended/{self.job}"
 
     @property
     def launchers(self) -> str:
-        """Prefix of the names of nodes whose launchers have joined this job and have not left it in good order."""
+        """Prefix of the names of nodes whose launchers joined this job and did not leave in good order."""
         return f"/edl-launchers/{self.job}/"
 
     def launcher(self, node: NodeId) -> str:
-        """One node's."""
+        """Launcher key of one node."""
         return f"{self.launchers}{node}"

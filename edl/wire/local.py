@@ -1,4 +1,4 @@
-"""What an agent and its workers say to each other, once a script uses ``edl.torch`` or ``edl.paddle``.
+"""Messages between an agent and its workers whose script uses ``edl.torch`` or ``edl.paddle``.
 
 The agent listens on the abstract ``AF_UNIX`` ``SOCK_SEQPACKET`` address named by ``EDL_AGENT``. One connection a
 worker; the agent knows whose it is by the peer's session, because every worker leads its own. Large things travel as
@@ -28,27 +28,27 @@ class Enter:
 
     framework: str
     rejoins: bool
-    """It can come back in process; else it is restarted, and the connection serves only state and boundaries."""
+    """The worker can rejoin in process; else it is restarted, and the connection serves only state and boundaries."""
     why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """It is in no world and waits for a ``Place``. ``round``: the world it has left, 0 for none."""
+    """The worker is in no world and waits for a ``Place``. ``round``: the world that it left; 0: none."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """It has its state and a communicator, and enters training."""
+    """The worker has its state and a communicator, and starts to train."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Answer to ``Hold``: it will not pass a boundary above ``commit + 1`` before it hears more."""
+    """Answer to ``Hold``: the worker will not pass a boundary above ``commit + 1`` before the next message."""
 
     hold: int
     commit: int
@@ -56,7 +56,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """It needs a buffer of at least so many bytes for a stream."""
+    """The worker needs a buffer of at least this many bytes for a stream."""
 
     stream: str
     size: int
@@ -74,12 +74,12 @@ class Committed:
     shard: int
     shards: int
     save: bool
-    """It is to reach the checkpoint directory."""
+    """The commit is to be written to the checkpoint directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """It needs a piece of the commit that its world begins from. ``stream`` "own": its slot's own values, if any."""
+    """The worker needs a part of the commit that its world starts from. ``stream`` "own": the slot's own values."""
 
     stream: str
     era: int
@@ -89,21 +89,21 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class WroteThrough:
-    """Said by the worker that writes for all: it found no memory for a commit, and has written it into the checkpoint
-    directory itself. The agent compares the checksum and adds the marker that makes it count."""
+    """Sent by the worker that writes for all: without memory for a commit, it wrote the commit to the checkpoint
+    directory itself. The agent compares the checksum and adds the manifest that completes it."""
 
     era: int
     commit: int
     size: int = 0
     crc32: int = 0
     error: str = ""
-    """Why it is not there."""
+    """Why it was not written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """It says something to a service of the Master, such as the one for data. A body too long for a datagram comes as a
-    memory file instead, and ``body`` is empty. What is said while no Master is in reach is lost; see ``Reattached``."""
+    """A message to a service of the Master, such as the data service. A body too long for a datagram comes as a memory
+    file, with ``body`` empty. Messages are lost while no Master is reachable; see ``Reattached``."""
 
     service: str
     round: int
@@ -112,7 +112,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It is about to fail, and no restart mends that: the job is to end with this status."""
+    """The worker is about to fail, and a restart would not help: end the job with this status."""
 
     exit_code: int
 
@@ -129,7 +129,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The round is over: abort what hangs on other workers, and park."""
+    """The round is over: abort pending collectives and park."""
 
     round: int
     reason: str
@@ -137,7 +137,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Answer with ``Here``, and wait at the next boundary for ``Target`` or ``Release``."""
+    """Answer with ``Here`` and wait at the next boundary for ``Target`` or ``Release``."""
 
     round: int
     hold: int
@@ -145,26 +145,26 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Go on to the boundary of this commit and do there what is asked."""
+    """Continue to the boundary of this commit and carry out the action there."""
 
     hold: int
     commit: int
     purpose: str
     reason: str
     settings: Settings = NO_SETTINGS
-    """With ``set``: those that hold from there on. They hold even if another ``Hold`` comes before."""
+    """With ``set``: the settings from there on. They apply even if another ``Hold`` arrives first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Nothing comes of it: go on as if nothing had been asked."""
+    """The hold is cancelled: continue."""
 
     hold: int
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Where the next snapshot of a stream goes. Comes with its descriptor when the buffer is new or has grown."""
+    """Buffer for the next snapshot of a stream. Its descriptor is attached if the buffer is new or has grown."""
 
     stream: str
     buffer: int
@@ -173,7 +173,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class NoBuffer:
-    """There is no memory for it: this state is not kept in memory, only saved when asked."""
+    """No memory for the buffer: this state is not kept in memory, only saved on request."""
 
     stream: str
     why: str
@@ -181,7 +181,7 @@ class NoBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A snapshot asked for by ``Fetch``. Comes with its descriptor, to be read only."""
+    """A snapshot requested by ``Fetch``, with its read-only descriptor attached."""
 
     stream: str
     size: int
@@ -189,7 +189,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class NoPiece:
-    """It could not be had. An own piece that is missing is no error."""
+    """The requested part is not available. A missing part of the slot's own stream is no error."""
 
     stream: str
     why: str
@@ -197,14 +197,14 @@ class NoPiece:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End in good order: a parked worker exits, another one parks at its next boundary."""
+    """End in good order: a parked worker exits, any other parks at its next boundary."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A service's word. A long body comes as a memory file, and ``body`` is empty."""
+    """A message from a service. A long body comes as a memory file, with ``body`` empty."""
 
     service: str
     body: str
@@ -212,7 +212,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Reattached:
-    """The agent has a stream to a Master, with this token: what was said to a service before may be lost."""
+    """The agent is attached to a Master with this token: earlier messages to a service may be lost."""
 
     token: int
 
@@ -232,13 +232,13 @@ _TO_WORKER: TaggedUnion[ToWorker] = TaggedUnion(
 )
 
 STATE, OWN = "state", "own"
-"""Streams: what the whole world shares (or the worker's shard of it), and what only this slot has, such as the state
-of random number generators."""
+"""Streams: the state shared by the whole world (or the worker's shard of it), and the state of this slot only, such as
+random number generators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A worker's place in a world, as its memory file says it."""
+    """A worker's place in a world, as sent in its memory file."""
 
     round: int
     rank: int
@@ -256,34 +256,34 @@ class Seat:
     era: int
     restore_era: int
     restore_commit: int
-    """0: begin from nothing."""
+    """0: start without a saved state."""
     shards: int
     stored: bool
     checkpoint_dir: str
     token: str
-    """Secret of this round's workers, to know one another by."""
+    """Secret by which this round's workers identify each other."""
     settings: Settings = NO_SETTINGS
     slot: int = -1
-    """Slot of the node; unlike the local rank it never changes for a process. -1: nobody has said."""
+    """Slot of the node; unlike the local rank it never changes for a process. -1: unknown."""
     environment: dict[str, str] = field(default_factory=dict)
     """Complete environment of a worker started into this place."""
 
 
 def encode_to_agent(message: ToAgent) -> bytes:
-    """One datagram."""
+    """Encode a message as one datagram."""
     return _TO_AGENT.encode(message)
 
 
 def decode_to_agent(datagram: bytes) -> ToAgent:
-    """The inverse. Raises ``ProtocolError``."""
+    """Decode a datagram. Raises ``ProtocolError``."""
     return _TO_AGENT.decode(datagram)
 
 
 def encode_to_worker(message: ToWorker) -> bytes:
-    """One datagram."""
+    """Encode a message as one datagram."""
     return _TO_WORKER.encode(message)
 
 
 def decode_to_worker(datagram: bytes) -> ToWorker:
-    """The inverse. Raises ``ProtocolError``."""
+    """Decode a datagram. Raises ``ProtocolError``."""
     return _TO_WORKER.decode(datagram)

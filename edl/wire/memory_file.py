@@ -1,15 +1,15 @@
-"""Memory files, by which what is too large for a datagram goes to another process of this host."""
+"""Memory files, which pass data too large for a datagram to another process on the host."""
 
 from __future__ import annotations
 
 import os
 
 LARGEST_BYTES = 64 * 1024
-"""Of a datagram on a local socket: long texts are cut, and what has no limit travels in a memory file."""
+"""Most bytes of a datagram on a local socket: long texts are cut, and unlimited data travels in a memory file."""
 
 
 def write_memory(name: str, data: bytes) -> int:
-    """A memory file that holds the data, for what has no limit; returns its descriptor, which the caller closes."""
+    """Write data to a new memory file; return its descriptor, which the caller closes."""
     descriptor = os.memfd_create(name)
     try:
         left = memoryview(data)

@@ -1,4 +1,4 @@
-"""What agents, the Master and the command line say to each other: frozen dataclasses, no behaviour beyond look-ups.
+"""Messages between agents, the Master and the command line: frozen dataclasses without behaviour beyond look-ups.
 
 ``codec.py`` turns each into the protobuf message of the same name in ``edl.proto`` and back.
 """
@@ -14,15 +14,15 @@ from edl.wire.scale_requests import DrainMode
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """Names one commit of a job's state; a larger one continues a smaller one. ``Version()`` means "no state".
+    """Identifies one commit of a job's state; a larger one continues a smaller one. ``Version()`` means "no state".
 
-    The commit number alone would not do: a world that goes back to commit 9 makes another commit 10.
+    The commit number alone is ambiguous: a world that rolls back to commit 9 makes a second commit 10.
     """
 
     era: int = 0
-    """Counts the worlds in the whole life of a state, across restarts of the job, so it is not the round."""
+    """Counts the worlds in the whole life of a state, across restarts of the job; unlike the round."""
     commit: int = 0
-    """Calls of ``commit()`` since the state's first beginning."""
+    """Calls of ``commit()`` since the state was first created."""
 
 
 NO_STATE = Version()
@@ -30,17 +30,17 @@ NO_STATE = Version()
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One part of a commit that a node has in its memory and can give to others."""
+    """One part of a commit that a node holds in memory and can send to others."""
 
     version: Version
     shard: int = 0
     shards: int = 1
-    """Parts that make the whole: 1 when every worker has the same state, the world's size when each has its own."""
+    """Number of parts of the commit: 1 when every worker has the same state, the world size when it is sharded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A node that gives one part of the state to those of a world that lack it."""
+    """A node that sends one part of the state to the members of a world that lack it."""
 
     node: NodeId
     host: str
@@ -50,32 +50,32 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Who a node is. Also the value of its leased key in the store."""
+    """Identity and address of a node. Also the value of its leased key in the store."""
 
     node: NodeId
     incarnation: Incarnation
     host: str
     """Name or address at which other nodes reach this one."""
     port: int
-    """Where its agent listens; a refused connection there proves that the agent is gone."""
+    """Port on which its agent listens; a refused connection proves that the agent is gone."""
     slots: int
-    """Workers it runs, at least 1."""
+    """Number of workers that it runs, at least 1."""
     node_rank: int = -1
-    """Position asked for with ``--node-rank``, -1 for none."""
+    """Position requested with ``--node-rank``; -1: none."""
     state_port: int = 0
-    """Where its state keeper gives and takes copies of commits."""
+    """Port on which it sends and receives copies of commits."""
     rack: str = ""
-    """Where it stands, in the user's words: copies of its state go to another rack if there is one."""
+    """Rack, as named by the user: copies of its state go to another rack if there is one."""
     index: int = -1
-    """Number that its scheduler gave it and by which it takes nodes away, the highest first; -1 for none."""
+    """Number assigned by the scheduler, which removes nodes from the highest number down; -1: none."""
     members: int = 0
-    """Members of the embedded store, if its launcher runs one of them; 0: it runs none."""
+    """Number of members of the embedded store if its launcher runs one of them, else 0."""
     spare_slots: int = 0
-    """Further slots that are idle until one takes the place of a dropped one; all are numbered from 0, these last."""
+    """Additional slots that stay idle until one replaces a dropped slot; they are numbered after the others."""
     devices: tuple[str, ...] = ()
-    """What is in each slot, by UUIDs where they can be read (several: with commas); empty where nothing is known."""
+    """Device UUIDs of each slot, separated by commas; empty if unknown."""
     role: str = ""
-    """torchrun's name for what its workers do (``ROLE_NAME``); empty: default."""
+    """Role of its workers, as in torchrun (``ROLE_NAME``); empty: default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,52 +87,52 @@ class Member:
     host: str
     slots: int
     first_rank: Rank
-    """Its workers have ranks ``first_rank .. first_rank + slots - 1``."""
+    """Its workers have the ranks ``first_rank .. first_rank + slots - 1``."""
     ports: tuple[int, ...]
-    """Ports reserved on the node for this round: the master port, then one for each worker."""
+    """Ports reserved on the node for this round: the master port, then one per worker."""
     places: tuple[int, ...] = ()
-    """Slots that its workers are in, ascending: local rank ``i`` is in ``places[i]``. Empty: ``0 .. slots - 1``."""
+    """Slots of its workers, ascending: local rank ``i`` is in ``places[i]``. Empty: ``0 .. slots - 1``."""
     role: str = ""
-    """As in ``NodeInfo``."""
+    """Role of its workers, as in ``NodeInfo``."""
 
     @property
     def used(self) -> tuple[int, ...]:
-        """``places``, also where nothing is said of them."""
+        """``places``, with the default filled in."""
         return self.places or tuple(range(self.slots))
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Batch and learning rate that the Master prescribes, the same for all workers of a world from one commit on.
+    """Batch and learning rate prescribed by the Master, the same for all workers of a world from a given commit on.
 
-    What each worker makes of them is arithmetic (``edl.arithmetic.hyper``): its own batch, its micro-batches, the
-    weights of its gradients, the LR factor of each step.
+    ``edl.arithmetic.hyper`` derives from them each worker's own batch, its micro-batches, the weights of its gradients
+    and the LR factor of each step.
     """
 
     number: int = 0
-    """Counts changes over the whole life of the job; 0: nothing is prescribed."""
+    """Counts changes of the settings over the whole life of the job; 0: nothing is prescribed."""
     global_batch: int = 0
-    """Samples of one step over all workers; 0: whatever the workers' own batches add up to."""
+    """Samples of one step over all workers; 0: the sum of the workers' own batches."""
     local_batch: int = 0
-    """Most samples that a worker takes at once (a micro-batch); 0: the script's own batch size."""
+    """Most samples that a worker processes at once (a micro-batch); 0: the script's own batch size."""
     logical_ranks: int = 0
-    """Fixed number of logical ranks that live on the workers; 0: there are none."""
+    """Fixed number of logical ranks, distributed over the workers; 0: none."""
     lr: str = "none"
-    """Rule by which the LR follows the size: ``none``, ``linear``, ``sqrt``, ``adascale``, ``user``."""
+    """Rule for scaling the LR with the size: ``none``, ``linear``, ``sqrt``, ``adascale``, ``user``."""
     reference: int = 0
-    """Size that the script's own LR is meant for: samples of a step if the global batch is prescribed, else workers."""
+    """Size for which the script's LR was chosen: samples per step if the global batch is prescribed, else workers."""
     size: int = 0
-    """The same measure of the world that these settings are for."""
+    """Size, in the same unit, of the world to which these settings apply."""
     scale: float = 1.0
-    """Set by hand: multiplies the LR beside the rule."""
+    """Set by hand: multiplies the LR in addition to the rule."""
     factor: float = 1.0
-    """What the LR is multiplied by once the ramp is over (``scale`` included), as far as the Master can know it."""
+    """LR factor after the ramp, ``scale`` included, as far as the Master can know it."""
     ramp_from: float = 1.0
-    """What it was multiplied by when these settings came to hold."""
+    """LR factor at the moment these settings took effect."""
     ramp_begin: int = 0
-    """Commit from which they hold."""
+    """Commit at which they take effect."""
     ramp_steps: int = 0
-    """Commits over which the factor goes from the one to the other; 0: at once."""
+    """Commits over which the LR factor goes from ``ramp_from`` to ``factor``; 0: at once."""
 
 
 NO_SETTINGS = Settings()
@@ -140,60 +140,60 @@ NO_SETTINGS = Settings()
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ordered members of one round; what every worker's environment is made from."""
+    """The ordered members of one round; every worker's environment is derived from it."""
 
     round: Round
     members: tuple[Member, ...]
     restarts: int
-    """Restart budget used so far in the job."""
+    """Restarts used so far of the job's restart budget."""
     era: int = 0
-    """Era of the commits that this world makes."""
+    """Era of the commits made by this world."""
     restore: Version = NO_STATE
-    """Commit that every worker begins from, the same for all; ``Version()`` for a state's first beginning."""
+    """Commit from which every worker starts, the same for all; ``Version()``: the state is created first."""
     shards: int = 1
-    """Parts of that commit; see ``Holding``."""
+    """Number of parts of that commit; see ``Holding``."""
     stored: bool = False
-    """The commit is read by the workers themselves from the checkpoint directory: a sharded one, at another size."""
+    """The workers read the commit from the checkpoint directory themselves: it is sharded, for another world size."""
     sources: tuple[Source, ...] = ()
-    """Who has parts of that commit; possibly nodes outside this world."""
+    """Nodes that hold parts of that commit; they may be outside this world."""
     settings: Settings = NO_SETTINGS
 
     @property
     def size(self) -> int:
-        """Number of workers."""
+        """Number of workers in the world."""
         return sum(member.slots for member in self.members)
 
     @property
     def master_host(self) -> str:
-        """Where the worker of rank 0 serves the framework's store."""
+        """Host on which the worker of rank 0 serves the framework's store."""
         return self.members[0].host
 
     @property
     def master_port(self) -> int:
-        """Port of the framework's store; fresh in each round."""
+        """Port of the framework's store; a new one in each round."""
         return self.members[0].ports[0]
 
     def member(self, node: NodeId) -> Member | None:
-        """The entry of a node, or None when it is not in this world."""
+        """The member for a node, or None if the node is not in this world."""
         index = _positions(self.members).get(node)
         return None if index is None else self.members[index]
 
     def position(self, node: NodeId) -> int:
-        """Index of a node, which is its group rank. Raises ``KeyError`` when it is not in this world."""
+        """Index of a node, which is its group rank. Raises ``KeyError`` if the node is not in this world."""
         return _positions(self.members)[node]
 
 
 _KNOWN = 8
 _known: dict[int, tuple[tuple[Member, ...], dict[NodeId, int]]] = {}
-"""Of the last few worlds that were asked about, by the identity of their members. The Master asks for every node of a
-world at every event, so looking through all of them would make its work grow with the square of their number."""
+"""Cached positions of the last few worlds, by the identity of their member tuples. The Master looks up every node of a
+world at every event; linear searches would make that quadratic in the number of nodes."""
 
 
 def _positions(members: tuple[Member, ...]) -> dict[NodeId, int]:
     found = _known.get(id(members))
     if found is None or found[0] is not members:
         while len(_known) >= _KNOWN:
-            _known.pop(next(iter(_known)), None)  # another thread may have been faster
+            _known.pop(next(iter(_known)), None)  # another thread may have removed it
         positions = {member.node: index for index, member in reversed(tuple(enumerate(members)))}
         found = _known[id(members)] = (members, positions)
     return found[1]
@@ -201,34 +201,34 @@ def _positions(members: tuple[Member, ...]) -> dict[NodeId, int]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How one worker ended that should not have."""
+    """The unexpected end of one worker."""
 
     node: NodeId
     round: Round
     rank: Rank
     local_rank: int
     exit_code: int
-    """Exit status, or minus the signal number."""
+    """Exit status, or the negative signal number."""
     what: str
-    """In words: ``killed by SIGKILL``, ``exit status 3``, ``frozen by SIGSTOP for 3 s``."""
+    """Description: ``killed by SIGKILL``, ``exit status 3``, ``frozen by SIGSTOP for 3 s``."""
     exception: str = ""
-    """Last line of the Python traceback, when there is one."""
+    """Last line of the Python traceback, if there is one."""
     traceback: str = ""
     tail: str = ""
-    """Last lines the worker wrote to stderr."""
+    """Last lines that the worker wrote to stderr."""
     peer_loss: bool = False
-    """It looks like the consequence of another worker's end (connection to a peer lost), not a cause."""
+    """The worker reports a lost peer: probably a consequence, not the root cause."""
     slot: int = -1
-    """Slot of the node that it was in; -1: the one with the number of its local rank."""
+    """Slot of the worker; -1: the slot with the number of its local rank."""
     host: str = ""
-    """Name of the host, as it calls itself."""
+    """The host's own name for itself."""
     pid: int = 0
     time_s: float = 0.0
-    """When its end was seen, in seconds since 1970 by that host's clock: to be shown, not to be compared."""
+    """Time of the end, in seconds since 1970 by that host's clock. For display only: clocks of hosts differ."""
     error_file: str = ""
-    """Path of the file on that host that describes the exception; empty: it has left none."""
+    """Path on that host of the file that describes the exception; empty: none was written."""
     final: int = 0
-    """Exit status with which the job ends at once, because no restart mends this; 0: restarts may."""
+    """Exit status with which the job ends at once, because a restart cannot help; 0: a restart may help."""
 
 
 # --- agent to Master -------------------------------------------------------------------------------------------------
@@ -236,118 +236,118 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """First message on a stream: who this is and what it knows, so that a new Master need not ask."""
+    """First message on a stream: identifies the node and reports its state, so that a new Master need not ask."""
 
     info: NodeInfo
     seen_round: Round
-    """Highest round this incarnation was told to start; 0 for none."""
+    """Highest round that this incarnation was asked to start; 0: none."""
     running_round: Round
-    """Round whose workers are alive (or have all ended with status 0) here; 0 for none."""
+    """Round whose workers are alive here, or have all ended with status 0; 0: none."""
     done: bool
     """All workers of ``running_round`` ended with status 0."""
     underway: bool = False
-    """See ``Underway``; of ``running_round``."""
+    """All workers of ``running_round`` are in training; see ``Underway``."""
     uses: tuple[int, ...] = ()
-    """Slots that it would fill for the next world, as it was told last; empty: the first ones."""
+    """Slots that it would use for the next world, from the last ``UseSlots``; empty: the first ones."""
     saving: bool = False
-    """See ``WorkersDone``."""
+    """Saves are still being written; see ``WorkersDone``."""
     unsaved: str = ""
-    """See ``WorkersDone``."""
+    """Why the newest save is not written; see ``WorkersDone``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """No worker of a round runs here; this node joins the next round. Sent again at each attaching while idle."""
+    """No worker of a round runs here; this node can join the next round. Sent again at each attach while idle."""
 
     seen_round: Round
     ports: tuple[int, ...]
     parked: bool = False
-    """Every slot has a worker process that waits for its place in a world; else they are started with the world."""
+    """Every slot has a worker process that waits for a place in a world; else workers are started with the world."""
     holdings: tuple[Holding, ...] = ()
     stored: Version = NO_STATE
-    """Newest commit that this node knows to lie complete in the checkpoint directory."""
+    """Newest commit that this node knows to be complete in the checkpoint directory."""
     stored_sharded: bool = False
-    """That one is read by the workers themselves (see ``World.stored``); ``LoadState`` only checks it."""
+    """The workers read that commit themselves (see ``World.stored``); ``LoadState`` only verifies it."""
     refused: str = ""
-    """Checkpoints lie there, and none of them can be used: why."""
+    """Why none of the existing checkpoints can be used; empty otherwise."""
     stopped_itself: bool = False
     """The workers of the last round were killed here before the Master asked for it, because their launcher was silent:
-    what other workers report of lost peers is a consequence."""
+    lost peers that other workers report are a consequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """No worker of a round runs here, and new ones are being started ahead of the next world: ``Ready`` follows."""
+    """No worker of a round runs here; new ones are being started ahead of the next world. ``Ready`` follows."""
 
     seen_round: Round
     reason: str
     holdings: tuple[Holding, ...] = ()
     stopped_itself: bool = False
-    """As in ``Ready``."""
+    """Its workers were killed before the Master asked; see ``Ready``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """All workers of the round here use ``edl.run``, have their state and a communicator, and are in training.
+    """All workers of the round on this node use ``edl.run``, have state and communicator, and train.
 
-    From now on they can hold at a step boundary, and rejoin without a restart.
+    From now on they can hold at a step boundary and rejoin without a restart.
     """
 
     round: Round
     how: str
-    """The way back each took, in words: ``in process``, ``restarted: …``."""
+    """How each worker recovered: ``in process``, ``restarted: …``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Answer to ``Hold``: no worker here will pass a step boundary above ``commit + 1`` before it is told to."""
+    """Answer to ``Hold``: no worker here passes a step boundary above ``commit + 1`` until a ``Switch`` allows it."""
 
     round: Round
     hold: int
     commit: int
-    """Highest commit number that a worker here has passed."""
+    """Highest commit that a worker on this node has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A commit has been written to the checkpoint directory, or could not be."""
+    """A commit was written to the checkpoint directory, or the write failed."""
 
     version: Version
     where: str
     error: str = ""
     took_s: float = 0.0
-    """How long the writing took."""
+    """Duration of the write in seconds."""
 
 
 class Purpose(enum.Enum):
-    """What is done at an agreed step boundary."""
+    """The action to take at an agreed step boundary."""
 
     SWITCH = "switch"
     """Commit, park, join the next world."""
     SAVE = "save"
-    """Commit, have it written to the checkpoint directory, go on."""
+    """Commit, write it to the checkpoint directory, continue."""
     KILL = "kill"
-    """Commit and park; it is written, and the job ends."""
+    """Commit and park; the commit is written, then the job ends."""
     SET = "set"
-    """Commit, and go on under other settings."""
+    """Commit and continue under other settings."""
     DATA = "data"
-    """Not at a boundary: the service that leases data is asked for something (``edl data add``)."""
+    """Not at a boundary: a request to the data service (``edl data add``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Somebody asks for a checkpoint, for the end of the job with one, or for other settings (see ``Purpose``)."""
+    """A request for a checkpoint, for the end of the job with one, or for other settings (see ``Purpose``)."""
 
     purpose: Purpose
     by: str
-    """Who, in words: a file, a command line."""
+    """Source of the request, for display: a file, a command line."""
     wish: str = ""
-    """With ``SET``: which settings, as ``name=value``, separated by blanks; with ``DATA``: what, as JSON."""
+    """With ``SET``: the settings, as ``name=value`` separated by spaces; with ``DATA``: the request as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hanging:
-    """Workers here have made no progress for ``--hang-timeout``."""
+    """Workers on this node have made no progress for ``--hang-timeout``."""
 
     round: Round
     what: str
@@ -355,7 +355,7 @@ class Hanging:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker ended badly without having been told to. The node's other workers may still run."""
+    """A worker failed without being stopped. The node's other workers may still run."""
 
     failure: Failure
 
@@ -366,58 +366,58 @@ class WorkersDone:
 
     round: Round
     saving: bool = False
-    """The node still writes what they saved. It is said again, without this, when that is over."""
+    """The node still writes their saves. The message is sent again without this flag once they are written."""
     unsaved: str = ""
-    """Why the newest commit that they saved is not in the checkpoint directory; empty if it is, or if none was."""
+    """Why their newest save is not in the checkpoint directory; empty if it is, or if there was no save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """This node goes away on purpose; its workers are being stopped, or with ``grace_s`` soon will be."""
+    """This node leaves the job on purpose; its workers are being stopped, or soon will be with ``grace_s``."""
 
     reason: str
     grace_s: float = 0.0
-    """More than 0: the workers go on for at most so long, until the others have switched to a world without them."""
+    """If positive: the workers train on for at most this long, until the others have switched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How quickly the workers of this node go, said now and then while they commit."""
+    """Speed of this node's workers, sent from time to time while they commit."""
 
     round: Round
     commit: int
-    """Newest commit."""
+    """Number of the newest commit."""
     step_s: float
-    """Seconds a commit, averaged since the last time; more than 0."""
+    """Seconds per commit, averaged since the last message; positive."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotKept:
-    """Commits of this node's workers find no memory, so a fault goes back to the last checkpoint."""
+    """There is no memory for the commits of this node's workers, so a failure rolls back to the last checkpoint."""
 
     why: str
-    """Empty: there is memory again."""
+    """Empty: memory is available again."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotLogged:
-    """What this node's workers write is not kept in files, so that the disk has room for what matters more."""
+    """The output of this node's workers is not written to files, to keep disk space for what matters more."""
 
     why: str
-    """Empty: it is again."""
+    """Empty: output is written again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSaid:
-    """A worker here says something to one of the services that the Master hosts, such as the one for data."""
+    """A worker's message to a service hosted by the Master, such as the data service."""
 
     service: str
     slot: int
-    """Slot of the worker; with the node it names the process, also where its rank changes."""
+    """Slot of the worker; together with the node it identifies the process even when its rank changes."""
     round: Round
-    """World that the worker believes to be in; 0 for none."""
+    """Round that the worker believes it is in; 0: none."""
     body: str
-    """The service's own business."""
+    """Opaque to the Master; interpreted by the service."""
 
 
 AgentMessage = (
@@ -450,25 +450,25 @@ class StopRound:
     round: Round
     reason: str
     dump: bool = False
-    """Have all workers write their stacks first."""
+    """Dump the stacks of all workers first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Let no worker of the round pass its next step boundary, and say with ``Boundary`` where they are."""
+    """Let no worker of the round pass its next step boundary, and report their position with ``Boundary``."""
 
     round: Round
     hold: int
-    """Number of this agreement; ``Switch`` and ``Boundary`` repeat it."""
+    """Number of this hold; ``Switch`` and ``Boundary`` repeat it."""
     binding: bool = False
-    """All workers are to do it or none: who has answered goes on only when told what was agreed on, also if the Master
-    is lost meanwhile. The next one tells it with a ``Switch`` of hold 0 to ``SET`` what holds already."""
+    """All workers act, or none: those that have answered continue only after a ``Switch``, even if the Master is lost
+    meanwhile. The next Master then sends a ``Switch`` of hold 0 that ``SET``s the current settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Let the workers go on to exactly this commit, and do there what is asked; commit 0: nothing comes of it, let them
-    go on as if nothing had been asked."""
+    """Let the workers train up to exactly this commit and carry out the purpose there. Commit 0: the hold is cancelled;
+    let them continue."""
 
     round: Round
     hold: int
@@ -476,27 +476,27 @@ class Switch:
     purpose: Purpose
     reason: str
     settings: Settings = NO_SETTINGS
-    """With ``SET``: those that hold from there on."""
+    """With ``SET``: the settings from there on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prestart:
-    """Start workers now and let them come to ``edl.run``: the next world is to find them waiting. ``Ready`` follows."""
+    """Start workers now and let them wait in ``edl.run`` for the next world. ``Ready`` follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Read the newest usable commit of the checkpoint directory into memory, or check its bytes if it is sharded, and
-    say ``Ready`` again."""
+    """Read the newest usable commit of the checkpoint directory into memory, or verify its bytes if it is sharded, and
+    send ``Ready`` again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeepWith:
-    """From now on send a copy of each commit of this node to that node; an empty ``node`` means to none."""
+    """From now on send a copy of each of this node's commits to ``node``; empty: to no node."""
 
     node: NodeId
     host: str = ""
@@ -505,37 +505,37 @@ class KeepWith:
 
 @dataclass(frozen=True, slots=True)
 class Dismissed:
-    """The others go on in a world of their own and have all they need: this node, which wanted to leave, may go."""
+    """This leaving node may go: the others continue in a world without it and have all that they need."""
 
     reason: str
     needed: bool = False
-    """It may go, and yet there is no world without it: the job waits for another node."""
+    """The node may go, but no world is possible without it: the job waits for another node."""
     save: bool = True
-    """It has the time to bring the newest commit where it survives; else the others do that."""
+    """It has time to save the newest commit where it survives; else the others do that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """Leave the job in good order, as on SIGTERM, and end with the exit status of a node that was drained."""
+    """Leave the job in good order, as on SIGTERM, and exit with the status of a drained node."""
 
     reason: str
     deadline_s: float
-    """Seconds from now until which this node has to be gone; 0: as long as ``--shutdown-timeout``."""
+    """Seconds until this node must be gone; 0: ``--shutdown-timeout`` applies."""
     care: DrainMode = DrainMode.TRY
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """End the workers that wait here for their world: there is none for a while. The commits in memory stay."""
+    """End the workers that wait here for a world: there will be none for a while. Commits in memory stay."""
 
     reason: str
     save: Version = NO_STATE
-    """Write what is here of this commit, if there is a checkpoint directory; none: write nothing."""
+    """Write this node's parts of this commit if there is a checkpoint directory; ``NO_STATE``: write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class UseSlots:
-    """From the next world on run workers in these slots, ascending; what waits in others ends."""
+    """From the next world on, run workers in these slots, ascending; workers that wait in other slots end."""
 
     slots: tuple[int, ...]
     reason: str
@@ -543,7 +543,7 @@ class UseSlots:
 
 @dataclass(frozen=True, slots=True)
 class StartRound:
-    """Start this node's workers of this world, or hand it to those that wait."""
+    """Start this node's workers of this world, or hand the world to workers that wait."""
 
     world: World
     reason: str
@@ -551,7 +551,7 @@ class StartRound:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job is over; stop whatever runs and exit with this status."""
+    """The job is over: stop all workers and exit with this status."""
 
     exit_code: int
     reason: str
@@ -561,9 +561,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Expelled:
-    """This incarnation is not part of the job any more; stop the workers.
+    """This incarnation is no longer part of the job: stop the workers.
 
-    With ``exit_code`` 0 the agent may come back under a new lease; any other value ends the launcher.
+    With ``exit_code`` 0 the agent may register again under a new lease; any other value ends the launcher.
     """
 
     reason: str
@@ -572,7 +572,7 @@ class Expelled:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTold:
-    """A service's word to a worker of this node; nothing comes of it when the worker is gone."""
+    """A service's message to a worker of this node; dropped if the worker is gone."""
 
     service: str
     slot: int

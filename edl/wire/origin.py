@@ -1,4 +1,4 @@
-"""Whose a launcher is and what it runs: compared with what the job's founder has left, before it joins."""
+"""Owner and software of a launcher, compared with those of the job's founder before it joins."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 OWNER, SCRIPT, VERSIONS = "owner", "script", "versions"
 ASPECTS = (OWNER, SCRIPT, VERSIONS)
-"""What ``--allow-differences`` can name."""
+"""Aspects that ``--allow-differences`` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of one launcher. What is empty is not compared."""
+    """Origin of one launcher. Empty fields are not compared."""
 
     node: str
     host: str
     uid: int
     user: str = ""
-    """Name of ``uid``; empty: it has none."""
+    """Name of ``uid``; empty: none."""
     script: str = ""
-    """What the workers run, as it was given."""
+    """Script or program of the workers, as given."""
     digest: str = ""
-    """Of its text: paths may differ between hosts."""
+    """SHA-256 of its text, because paths may differ between hosts."""
     edl: str = ""
     python: str = ""
-    """Of the workers, without the last number."""
+    """Python version of the workers, without the last number."""
     frameworks: tuple[str, ...] = ()
     """Names with versions, such as ``torch 2.9.0``."""
 
     def differences(self, founder: Origin | None, proved: bool) -> dict[str, str]:
-        """By aspect, in words. ``founder``: None where a running job says nothing of it, as those of older versions.
-        ``proved``: both hold the job's secret, so that names of users tell nothing."""
+        """Differences by aspect, as text. ``founder``: None if the job has none, as with older versions of edl.
+        ``proved``: both hold the job's secret, so user names do not matter."""
         if founder is None:
             return {VERSIONS: f"edl {self.edl} here, and an older one in the job, which does not say whose it is"}
         found = {}
@@ -50,18 +50,18 @@ class Origin:
         return found
 
     def _same_owner(self, other: Origin) -> bool:
-        """On one host the number counts. Hosts may number their users differently, and containers need no names."""
+        """Compare uids on one host. Across hosts uids may differ, and containers may have no user names."""
         return self.uid == other.uid or (self.host != other.host and self.user != "" and self.user == other.user)
 
     def _owner(self) -> str:
         return f"{self.user or 'a user without a name'} (uid {self.uid}) at {self.host}"
 
     def _versions(self) -> tuple[str, str, str]:
-        """Frameworks count where both have some."""
+        """Frameworks are compared if both sides have some."""
         edl, python = self.edl and f"edl {self.edl}", self.python and f"Python {self.python}"
         return edl, python, " and ".join(self.frameworks)
 
 
 def refused(differences: dict[str, str], allowed: Collection[str]) -> dict[str, str]:
-    """Those that nobody has allowed."""
+    """Differences that ``--allow-differences`` does not allow."""
     return {aspect: text for aspect, text in differences.items() if aspect not in allowed}

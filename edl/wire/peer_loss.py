@@ -1,5 +1,4 @@
-"""How frameworks say that the other side of a connection is gone. Workers tell it by the exception, agents by the last
-lines of a log."""
+"""Recognises messages of frameworks that report a lost peer, in a worker's exception or in its last log lines."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _PEER_LOSS = re.compile(
     r"|failed to recv, got 0 bytes|[Ss]ocket Timeout"
     r"|TCPStore.*(?:closed|failed|time(?:d )?out)",
 )
-"""Texts of gloo, NCCL and torch's store."""
+"""Messages of gloo, NCCL and torch's store."""
 
 
 def speaks_of_lost_peer(text: str) -> bool:
@@ -26,7 +25,7 @@ def speaks_of_lost_peer(text: str) -> bool:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, what it was raised from, what was being handled then, and what a group holds; each once."""
+    """Yield an exception, its causes, contexts and group members, each once."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:

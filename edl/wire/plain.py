@@ -1,4 +1,4 @@
-"""The values that lie in the store: JSON objects of frozen dataclasses."""
+"""Codec of the values in the store: frozen dataclasses as JSON objects."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _ADVICE = "The store holds it: was it written by another program, or by another 
 
 
 def loads(kind: type[T], text: bytes) -> T:
-    """The inverse of ``dumps``. Raises ``ProtocolError`` when the text is nothing that ``dumps`` has written."""
+    """The inverse of ``dumps``. Raises ``ProtocolError`` if ``dumps`` cannot have written the text."""
     return json_messages.decode(kind, text, advice=_ADVICE)

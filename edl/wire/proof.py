@@ -1,7 +1,7 @@
-"""Two sides prove to one another that they know the same secret, without ever sending it.
+"""Mutual proof that two sides know the same secret, without sending it.
 
-Each draws a nonce; a proof is the HMAC over both, and over which side gives it, so that none can be used again or
-turned round.
+Each side draws a nonce. A proof is the HMAC over both nonces and the side that gives it, so it can be neither
+replayed nor reflected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CALLED = b"server"
 
 
 def draw() -> bytes:
-    """A nonce."""
+    """Return a random nonce."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -26,5 +26,5 @@ def prove(secret: str, side: bytes, caller: bytes, called: bytes) -> bytes:
 
 
 def holds(proof: bytes, secret: str, side: bytes, caller: bytes, called: bytes) -> bool:
-    """Whether it is what only somebody with the secret could give."""
+    """Whether a proof is valid for the secret."""
     return hmac.compare_digest(proof, prove(secret, side, caller, called))

@@ -1,7 +1,7 @@
-"""What people, autoscalers and schedulers ask of a Master: the size of the job, and who takes part in it.
+"""Requests of operators, autoscalers and schedulers to the Master: the size of the job, and which nodes take part.
 
-Each is one call (see ``edl.proto``) that the Master answers with ``Granted`` once the wish is in the store: what comes
-of it is seen in the status. The newest wish wins. Switches (a checkpoint, the end) are ``Asked`` in ``messages.py``.
+Each is one call (see ``edl.proto``). The Master answers ``Granted`` once the request is in the store; its effect is
+shown in the status. The newest request wins. Switches (checkpoint, stop) are ``Asked`` in ``messages.py``.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Have so many nodes train, as soon as there are so many; fewer of them until then."""
+    """Train with this many nodes; with fewer until that many are available."""
 
     nodes: int
     by: str
-    """Who asks, in words: ``edl scale (user@host)``, ``statefulset/train``."""
+    """Source of the request, for display: ``edl scale (user@host)``, ``statefulset/train``."""
     reason: str = ""
     revision: int = 0
-    """Store revision at which the asker has seen the size; refused as stale when it has changed since. 0: any."""
+    """Store revision at which the client read the size; stale if the size has changed since. 0: any."""
     key: str = ""
-    """Chosen by the asker: of several wishes with one key only the first counts (the answer is the same). Empty: none.
-    """
+    """Idempotency key, chosen by the client: of several requests with one key only the first counts, and all get the
+    same answer. Empty: none."""
     external: bool = False
-    """Said by the scheduler that owns the size: it is a fact, not a wish, so it is brought within the bounds instead of
-    being refused."""
+    """Sent by the scheduler that owns the size. It is a fact, so it is clamped to the bounds instead of refused."""
     auto: bool = False
-    """No size of its own (``nodes`` does not count): the autoscale policy decides from now on."""
+    """Ignore ``nodes``: the autoscale policy decides from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetBounds:
-    """Let the job have from ``minimum`` to ``maximum`` nodes from now on."""
+    """From now on, allow the job ``minimum`` to ``maximum`` nodes."""
 
     minimum: int
     maximum: int
@@ -42,43 +41,43 @@ class SetBounds:
 
 
 class DrainMode(enum.Enum):
-    """What a drain does about the state."""
+    """Whether a drain writes a checkpoint."""
 
     MUST = "must"
-    """The nodes stay until a checkpoint that has their state is complete; refused where none can be written."""
+    """The nodes stay until a checkpoint with their state is complete; refused if none can be written."""
     TRY = "try"
-    """A checkpoint is written if there is time and a directory."""
+    """A checkpoint is written if there is a checkpoint directory and enough time."""
     NO = "no"
-    """No checkpoint is written for it. What other nodes have in memory goes on as ever."""
+    """No checkpoint is written. Copies in the memory of other nodes are not affected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Have nodes leave in good order; their launchers end."""
+    """Make nodes leave the job in good order; their launchers exit."""
 
     nodes: tuple[str, ...]
     by: str
     reason: str = ""
     deadline_s: float = 0.0
-    """Seconds from now until which they have to be gone; 0: as long as ``--shutdown-timeout``."""
+    """Seconds until the nodes must be gone; 0: ``--shutdown-timeout`` applies."""
     care: DrainMode = DrainMode.TRY
 
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """Have a node, or one slot of it, take no part, or let it take part again. Its launcher stays."""
+    """Cordon or uncordon a node or one of its slots. Its launcher keeps running."""
 
     node: str
     cordoned: bool
     by: str
     reason: str = ""
     device: str = ""
-    """Only this slot: its number, or the UUID of what is in it. Empty: the whole node."""
+    """Only this slot: its number, or the UUID of its device. Empty: the whole node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Commit, end the workers and wait; or go on from there. Launchers stay."""
+    """Commit, end the workers and wait; or resume from there. Launchers keep running."""
 
     suspended: bool
     by: str
@@ -89,70 +88,70 @@ ScaleRequest = Resize | SetBounds | Drain | Cordon | Suspend
 
 
 class Verdict(enum.Enum):
-    """What becomes of a wish."""
+    """The Master's decision about a request."""
 
     ACCEPTED = "accepted"
-    """It is in the store, and the next Master knows it as well."""
+    """The request is in the store, so the next Master knows it too."""
     KNOWN = "known"
-    """It holds already; nothing has changed."""
+    """The request is already fulfilled or pending; nothing has changed."""
     STALE = "stale"
-    """The asker's revision is not the newest. Read again, and ask again."""
+    """The client's revision is not the newest. Read the size again, then repeat the request."""
     REFUSED = "refused"
-    """Outside the rules. Asking again does not help."""
+    """The request is not allowed. Repeating it does not help."""
     UNKNOWN = "unknown"
-    """There is no such node."""
+    """No node of that name is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The answer."""
+    """Answer of the Master to a ``ScaleRequest``."""
 
     verdict: Verdict
     text: str
-    """In words; where it is refused, why, and what to do."""
+    """For display; if refused, the reason and what to do."""
     revision: int = 0
     """Store revision at which the size was last changed."""
     generation: int = 0
-    """Counts the wishes of every kind that were accepted over the life of the job."""
+    """Number of requests of all kinds accepted over the life of the job."""
 
     @property
     def ok(self) -> bool:
-        """Whether what was asked for holds or will."""
+        """Whether the request is or will be fulfilled."""
         return self.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleView:
-    """The size in ``JobStatus``."""
+    """The part of ``JobStatus`` about the job's size."""
 
     minimum: int = 0
     maximum: int = 0
     unit: int = 1
     desired: int = 0
-    """Nodes that are wanted, within the bounds; ``maximum`` as long as nobody has asked for less."""
+    """Desired number of nodes, within the bounds; ``maximum`` until fewer are requested."""
     nodes: int = 0
-    """Nodes in the running world; 0 while none runs."""
+    """Nodes in the running world; 0: none runs."""
     revision: int = 0
-    """See ``Granted``."""
+    """Store revision of the last change of the size."""
     generation: int = 0
     observed: int = 0
-    """Generation that the running world (or its absence) conforms to, as far as the nodes that are there allow."""
+    """Generation to which the running world (or its absence) conforms, as far as the available nodes allow."""
     by: str = ""
     reason: str = ""
-    """Of the newest change."""
+    """Reason of the newest change."""
     suspended: bool = False
     cordoned: tuple[str, ...] = ()
     owner: str = ""
-    """Which scheduler, and who of the two decides: ``statefulset/train (external)``; empty: there is none."""
+    """The scheduler, and which side decides the size: ``statefulset/train (external)``; empty: no scheduler."""
     waiting: str = ""
-    """What stands between the wish and the world: nodes that have not come, a cool-down; empty: nothing."""
+    """Why the world does not have the desired size yet: missing nodes, a cool-down; empty: it has."""
     need_s: float = 0.0
-    """Measured time for leaving in good order: a step and twice a checkpoint; 0: nothing has been measured yet."""
+    """Estimated seconds for an orderly departure: one step plus two checkpoints; 0: not measured yet."""
     proposal: int = 0
-    """Size that the autoscale policy proposes; 0: none, or there is no policy."""
+    """Size proposed by the autoscale policy; 0: none, or no policy."""
     proposal_reason: str = ""
     asked: int = 0
-    """Nodes of the newest ``Resize``; 0: nobody has asked for a size."""
+    """Nodes of the newest ``Resize``; 0: no size was requested."""
 
 
 NO_SCALE = ScaleView()

@@ -1,6 +1,6 @@
-"""What those who belong to a job have in common: one secret, and what is derived from it.
+"""The secret shared by a job's processes, and the keys derived from it.
 
-Keys come out of it by HKDF with SHA-256 (RFC 5869), one label for each use, so that none tells anything of another.
+Keys are derived by HKDF with SHA-256 (RFC 5869), with one label per use, so that no key reveals another.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from edl.types import JobId
 LEAST_BYTES = 16
 _SALT = b"edl job secret, version 1"
 _MARK = b"secret:"
-"""Begins what the store holds in place of a token where there is a secret; its fingerprint follows."""
+"""Prefix of the value stored instead of a token if there is a secret; its fingerprint follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A job's secret, as it was given."""
+    """A job's secret, as given by the user."""
 
     value: bytes = field(repr=False)
 
     def derive(self, label: str, size: int = 32) -> bytes:
-        """HKDF: ``size`` bytes for one use, at most 8,160."""
+        """Derive ``size`` bytes for one use by HKDF, at most 8,160."""
         key = hmac.new(_SALT, self.value, hashlib.sha256).digest()
         block, out = b"", b""
         for number in range(1, -(-size // 32) + 1):
@@ -34,27 +34,27 @@ class Secret:
         return out[:size]
 
     def token(self, job: JobId) -> str:
-        """By which the launchers of this job know one another; those of another job with this secret have another."""
+        """Token by which launchers of this job identify each other; it differs between jobs with the same secret."""
         return self.derive(f"token of job {job}").hex()
 
     def of_readers(self, job: JobId) -> str:
-        """By which this job's readers of data and its workers know one another. It opens nothing else: workers run
-        whatever the script loads, so they hold this and not the secret."""
+        """Token by which this job's remote readers and workers identify each other. It grants nothing else: workers run
+        arbitrary code, so they get this token instead of the secret."""
         return self.derive(f"readers of job {job}").hex()
 
     @property
     def fingerprint(self) -> str:
-        """Tells secrets apart in messages, and nothing else about them."""
+        """Identifies a secret in messages without revealing it."""
         return self.derive("fingerprint", 4).hex()
 
 
 def stored_token(secret: Secret | None) -> bytes:
-    """What the founder of a job leaves in the store: a new token, or whose secret makes it."""
+    """Value stored by a job's founder: a new token, or the fingerprint of the secret from which it derives."""
     return secrets.token_hex(16).encode() if secret is None else _MARK + secret.fingerprint.encode()
 
 
 def token_of(stored: bytes, secret: Secret | None, job: JobId) -> str | None:
-    """The job's token, out of the store or out of the secret; None where ``secret`` is not that of the job."""
+    """The job's token, from the store or derived from the secret; None if ``secret`` is not the job's."""
     if stored.startswith(_MARK) != (secret is not None):
         return None
     if secret is None:
@@ -63,10 +63,10 @@ def token_of(stored: bytes, secret: Secret | None, job: JobId) -> str | None:
 
 
 def described(stored: bytes) -> str:
-    """The secret of a running job, in words."""
+    """Describe the secret of a running job."""
     return f"a secret with the fingerprint {stored[len(_MARK) :].decode()}" if stored.startswith(_MARK) else "none"
 
 
 def own_words(secret: Secret | None) -> str:
-    """The same of one's own."""
+    """Describe this launcher's own secret."""
     return "none" if secret is None else f"a secret with the fingerprint {secret.fingerprint}"

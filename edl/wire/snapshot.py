@@ -1,8 +1,8 @@
 """The bytes of one commit, in memory, on the wire and on disk: a safetensors file.
 
 Eight bytes little-endian length of the header, the header in JSON, the arrays without holes between them; see
-https://github.com/huggingface/safetensors (format). Ours is said under ``edl`` in its ``__metadata__``: which commit of
-which job this is, and ``tree``, the structure that the arrays hang in (``edl.worker.tree``).
+https://github.com/huggingface/safetensors (format). The entry ``edl`` of its ``__metadata__`` names the job and the
+commit and holds ``tree``, the structure that contains the arrays (``edl.worker.tree``).
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import Any
 from edl.errors import CheckpointError
 
 FORMAT = 1
-"""Version of what ``__metadata__["edl"]`` says. Another number is refused."""
+"""Version of the format of ``__metadata__["edl"]``. Other versions are refused."""
 FILE_NAME = "state.safetensors"
 ELEMENT_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
-"""Kinds of element that the format names, except those smaller than a byte."""
+"""Element types of the format, except those smaller than a byte."""
 _LENGTH = struct.Struct("<Q")
 HEADER_BYTES = _LENGTH.size
-"""So many bytes say how long the header is."""
+"""Number of bytes that hold the header's length."""
 _ALIGNMENT = 64
-"""The data begin at a multiple of it: a cache line, and what vector instructions like."""
+"""Alignment of the data: a cache line, which also suits vector instructions."""
 _LARGEST_HEADER = 100_000_000
-"""The limit of the safetensors library: a larger header could be read by nobody else."""
+"""Limit of the safetensors library; other programs could not read a larger header."""
 _METADATA = "__metadata__"
 _OWN_TEXTS = 2
-"""Down to this depth of the structure each part's JSON is remembered by itself: that of each object and value."""
+"""Depth of the structure down to which the JSON of each part is cached separately."""
 _NO_REFERENCES = 2
-"""The version of ``marshal`` whose bytes depend on nothing but the values."""
+"""Version of ``marshal`` whose output depends only on the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Which snapshot this is."""
+    """Identity of a snapshot."""
 
     job: str
     era: int
@@ -50,7 +50,7 @@ class Meta:
     shard: int
     shards: int
     framework: str
-    """Who wrote it: ``torch``, ``paddle``."""
+    """Framework that wrote it: ``torch``, ``paddle``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Leaf:
     """A key of ``ELEMENT_BYTES``."""
     shape: tuple[int, ...]
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +83,30 @@ class Plan:
     leaves: tuple[tuple[str, int, int], ...]
     """``(name, offset, size)``, in the order in which the arrays were given."""
     size: int
-    """Bytes in all."""
+    """Total number of bytes."""
 
     def write_header(self, buffer: memoryview) -> None:
-        """The part of the buffer that is no array."""
+        """Bytes of the buffer that are not array data."""
         buffer[: len(self.header)] = self.header
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a buffer says it holds."""
+    """Parsed header of a snapshot."""
 
     meta: Meta
     tree: Any
     entries: dict[str, Entry]
     size: int
-    """Bytes in all."""
+    """Total number of bytes."""
 
 
 class Layout:
-    """Where a list of arrays lies; good for every commit as long as names, kinds and shapes stay the same."""
+    """Layout of a list of arrays; valid for every commit while names, kinds and shapes stay the same."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
-        """Raises ``CheckpointError`` when a name comes twice, or a kind or size is impossible."""
-        # The largest elements first: so each array is aligned to its own elements, without holes.
+        """Raises ``CheckpointError`` for a duplicate name or an impossible kind or size."""
+        # Largest elements first, so that each array is aligned to its elements without padding.
         order = sorted(leaves, key=lambda leaf: (-_element_bytes(leaf), leaf.name))
         table: dict[str, dict[str, Any]] = {}
         starts: dict[str, int] = {}
@@ -125,12 +125,12 @@ class Layout:
         self._table = _compact(table)[1:-1]
         self._leaves = tuple((leaf.name, starts[leaf.name], leaf.size) for leaf in leaves)
         self._placed: tuple[int, tuple[tuple[str, int, int], ...]] = (0, ())
-        """Length of the last plan's header, and its leaves."""
+        """Header length and leaves of the last plan."""
         self._texts: dict[tuple[str, ...], tuple[bytes, str]] = {}
-        """By place in the structure: what was last there, and its JSON."""
+        """Last value and its JSON, by place in the structure."""
 
     def plan(self, meta: Meta, tree: Any) -> Plan:
-        """The plan of one commit. ``tree``: JSON. Raises ``CheckpointError`` when the header would be too long."""
+        """The plan of one commit. ``tree``: JSON. Raises ``CheckpointError`` if the header would be too long."""
         about = _compact({"format": FORMAT, **asdict(meta)})
         ours = f'{about[:-1]},"tree":{self._text(tree)}}}'
         front = _compact({_METADATA: {"edl": ours}})
@@ -147,7 +147,7 @@ class Layout:
         return Plan(header, self._placed[1], length + self.data_size)
 
     def _text(self, part: Any, *path: str) -> str:
-        """The JSON of the structure, of which most is what it was at the commit before."""
+        """JSON of the structure, most of which is unchanged since the last commit."""
         if len(path) < _OWN_TEXTS and type(part) is dict:
             inside = [f"{_compact(key)}:{self._text(value, *path, key)}" for key, value in part.items()]
             return f"{{{','.join(inside)}}}"
@@ -165,7 +165,7 @@ def plan(leaves: Iterable[tuple[str, str, tuple[int, ...], int]], meta: Meta, tr
 
 
 def header_bytes(start: bytes | memoryview) -> int:
-    """Where the data begin, told from the first eight bytes. Raises ``CheckpointError``."""
+    """Offset of the data, from the first eight bytes. Raises ``CheckpointError``."""
     if len(start) < _LENGTH.size:
         raise CheckpointError(f"not a snapshot: {len(start)} bytes are too few for a header")
     (length,) = _LENGTH.unpack(start[: _LENGTH.size])
@@ -177,7 +177,7 @@ def header_bytes(start: bytes | memoryview) -> int:
 def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> Snapshot:
     """Read and check a whole snapshot, which fills the buffer exactly. Looks at the header only, not at the data.
 
-    ``job``: whose it must be; empty for anybody's. Raises ``CheckpointError``.
+    ``job``: the job to which it must belong; empty: any. Raises ``CheckpointError``.
     """
     view = memoryview(buffer)
     try:
@@ -190,7 +190,7 @@ def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> Snapshot:
 
 
 def parse_header(header: bytes, size: int, *, job: str = "") -> Snapshot:
-    """As ``parse``, from the header alone (with its length before it) and the size of the whole."""
+    """Like ``parse``, from the header (with its length prefix) and the total size only."""
     start = header_bytes(header)
     try:
         table = json.loads(header[_LENGTH.size : start])
@@ -228,7 +228,8 @@ def _read_meta(ours: Any, job: str) -> tuple[Meta, Any]:
     version = ours.get("format")
     if version != FORMAT:
         raise CheckpointError(
-            f"written in format {version!r}, this edl reads format {FORMAT}: use the edl that wrote it, or start anew"
+            f"written in format {version!r}, this edl reads format {FORMAT}: "
+            "use the edl that wrote it, or another checkpoint directory"
         )
     texts: dict[str, Any] = {key: ours.get(key) for key in ("job", "framework")}
     numbers: dict[str, Any] = {key: ours.get(key) for key in ("era", "commit", "round", "shard", "shards")}
@@ -258,7 +259,7 @@ def _read_entry(name: str, fields: Any, start: int) -> Entry:
 
 
 def _check_coverage(entries: dict[str, Entry], start: int, size: int) -> None:
-    """The arrays follow one another without overlap or hole, up to the last byte."""
+    """Check that the arrays are contiguous, up to the last byte. Raises ``CheckpointError``."""
     at, before = start, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size)):
         if entry.offset != at:

@@ -1,4 +1,4 @@
-"""What a Master answers to ``edl status`` and ``edl events``."""
+"""Answers of the Master to ``edl status`` and ``edl events``."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ class NodeView:
     underway: bool = False
     """All its workers use ``edl.run`` and train, and can be held at a step boundary."""
     how: str = ""
-    """By which way they came into the current round; empty while they are not underway."""
+    """How its workers entered the current round; empty while they are not underway."""
     draining: bool = False
-    """It wants to leave, and trains on until others have a world without it."""
+    """It is leaving, and trains on until the others have a world without it."""
     index: int = -1
     """See ``NodeInfo``."""
     places: tuple[int, ...] = ()
-    """Slots that its workers are in; empty outside of the current world."""
+    """Slots of its workers; empty outside the current world."""
     spare_slots: int = 0
     """See ``NodeInfo``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedSlot:
-    """A slot of a node in which no worker is started any more."""
+    """A slot in which no more workers are started."""
 
     node: str
     host: str
     slot: int
     device: str
-    """UUID of what is in it, as far as that is known."""
+    """UUID of its device; empty if unknown."""
     why: str
     round: int
-    """The last round before it was dropped."""
+    """Last round before the slot was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One number, for tools; the name ends in the unit where there is one."""
+    """One number, for tools; the name ends with the unit, if any."""
 
     name: str
     value: float
@@ -74,68 +74,68 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """One thing that a service of the Master keeps count of, such as a data set's epoch."""
+    """Status of one item of a service, such as a data set."""
 
     service: str
     name: str
     text: str
-    """For people."""
+    """Description for display."""
     counts: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The whole job at one moment."""
+    """Status of the whole job at one moment."""
 
     job: str
     phase: str
     round: int
     world_size: int
-    """Workers of the current world."""
+    """Number of workers of the current world."""
     reason: str
     nnodes: str
     fault_tolerance: str
     restarts_used: int
     restarts_allowed: int
     master: str
-    """Node that rules."""
+    """Node of the current Master."""
     nodes: tuple[NodeView, ...]
     journal: tuple[JournalEntry, ...]
-    """The last lines of history, oldest first."""
+    """Last lines of the history, oldest first."""
     failures: tuple[Failure, ...]
     """Failures of the last incident, in order of arrival."""
     era: int = 0
     """Era of the commits that the current world makes."""
     restored: Version = NO_STATE
-    """Commit that the current world began from."""
+    """Commit from which the current world started."""
     saved: Version = NO_STATE
-    """Newest commit known to lie complete in the checkpoint directory."""
+    """Newest commit known to be complete in the checkpoint directory."""
     saved_in: str = ""
-    """Where it lies, as far as the history still says so."""
+    """Location of that commit, if the history still contains it."""
     boundary: str = ""
-    """What is to be done at a step boundary that is being agreed on; empty if none is."""
+    """Action planned at the step boundary that is being agreed on; empty: none."""
     kill: str = ""
-    """Who has set the kill switch; empty if nobody has."""
+    """Source of the stop request; empty: none."""
     services: tuple[ServiceView, ...] = ()
     flaws: tuple[str, ...] = ()
-    """What the job's end will have to tell, such as data that could not be read."""
+    """Remarks to report at the end of the job, such as data that could not be read."""
     settings: Settings = NO_SETTINGS
     """Batch and LR of the current world, as last agreed on."""
     scale: ScaleView = NO_SCALE
     dropped: tuple[DroppedSlot, ...] = ()
-    """Slots that take no part, also of nodes that are gone."""
+    """Slots that take no part, including those of nodes that are gone."""
     warnings: tuple[str, ...] = ()
-    """What a fault would cost more for now: a checkpoint that could not be written, commits that find no memory."""
+    """Conditions that make a failure more costly: a failed checkpoint, no memory for commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Asks for the status."""
+    """Request for the job's status."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventsRequest:
-    """Asks for history after a line number; ``follow`` keeps the answer open."""
+    """Request for the history after a line number; ``follow`` keeps the answer open."""
 
     after: int = 0
     follow: bool = False
@@ -143,8 +143,8 @@ class EventsRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What becomes of an ``Asked``."""
+    """Answer to an ``Asked``."""
 
     text: str
     ok: bool
-    """It has been taken on; its outcome comes as history. Else ``text`` says why not, and nothing has changed."""
+    """The request is accepted; its outcome appears in the history. Else ``text`` says why not; nothing changed."""

@@ -170,7 +170,7 @@ class Boundary:
 
     @property
     def missed(self) -> int:
-        """Boundaries that the others had passed when the target was set, if this worker has passed none at all."""
+        """Boundaries that the others had passed when the target was set, if this worker has passed none."""
         if self.passed != self._begun or not self.target:
             return self._missed
         return self.target - 1 - self.passed

@@ -72,7 +72,7 @@ class Contents:
     # --- for frameworks ----------------------------------------------------------------------------------------------
 
     def _capture_object(self, name: str, obj: Any) -> Any:
-        """What is saved of an object: nested dicts, lists, tuples, scalars, bytes, arrays."""
+        """The saved values of an object: nested dicts, lists, tuples, scalars, bytes, arrays."""
         return obj.state_dict()
 
     def _structure(self, obj: Any) -> str:

@@ -48,7 +48,7 @@ def check_batch_size(batch_size: Any) -> None:
 def course_of(
     place: Place, length: int, batch_size: int, *, tail: str, whole: bool, blocks: bool, grouped: bool = False
 ) -> Course:
-    """How this world consumes an epoch, as the job prescribes. Groups of samples vary in size, so each worker takes
+    """Order in which this world consumes an epoch, as the job prescribes. Groups vary in size, so each worker takes
     ``batch_size`` groups. Raises ``StateError`` when that is impossible."""
     now = settings()
     if grouped:
@@ -74,7 +74,7 @@ class Batches:
         self._blocks = blocks
 
     def course(self, place: Place) -> Course:
-        """How the current world consumes the epoch."""
+        """Order in which the current world consumes the epoch."""
         sampler = self.sampler
         grouped = sampler.base is not None and sampler.grouped
         return course_of(

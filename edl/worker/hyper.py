@@ -58,7 +58,7 @@ def commits() -> int:
 
 
 def plan(batch_size: int = 0) -> StepPlan:
-    """How the world's workers divide the samples of the next step. ``batch_size``: the script's own, 0 if unknown.
+    """Division of the next step's samples among the world's workers. ``batch_size``: the script's own, 0 if unknown.
 
     Raises ``StateError`` when that cannot be determined.
     """

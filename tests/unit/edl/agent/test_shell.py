@@ -123,9 +123,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("effect", "said"),
     [
-        (ev.Start(cast(Any, None), (0,)), "told to leave at once: not waiting until the workers are started"),
-        (ev.DumpStacks(), "told to leave at once: not waiting for stacks that are not written yet"),
-        (ev.Exit(LEFT), "told to leave at once: the newest commit may not have come to the checkpoint directory"),
+        (ev.Start(cast(Any, None), (0,)), "interrupted again: no longer waiting for the workers to start"),
+        (ev.DumpStacks(), "interrupted again: no longer waiting for the remaining stacks"),
+        (ev.Exit(LEFT), "interrupted again: the newest commit may not be in the checkpoint directory"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -156,7 +156,7 @@ def test_the_agent_does_not_wait_for_stacks_for_ever(monkeypatch: pytest.MonkeyP
         shell = shell_of(stuck)
         monkeypatch.setattr(shell_module, "STACKS_S", 0.0)
         await shell._carry_out(None, ev.Decision(shell.state, (ev.DumpStacks(),), ""))
-        assert stuck.said == ["the time is up: not waiting for stacks that are not written yet"]
+        assert stuck.said == ["the time limit was reached: no longer waiting for the remaining stacks"]
         stuck.released = True
         shell._worker_server.close()
 

@@ -256,7 +256,7 @@ class TestElectionWithoutStore:
             launcher.register(bench)
             await asyncio.sleep(0.1)
             bench.store.write = write  # type: ignore[method-assign]
-            assert [text for text in bench.said if "cannot stand" in text] == ["cannot stand for Master: no room left"]
+            assert [text for text in bench.said if "cannot run for" in text] == ["cannot run for Master: no room left"]
             while not launcher.rules_now:  # noqa: ASYNC110 - the pauses are real ones
                 await asyncio.sleep(0.001)
 
@@ -286,7 +286,7 @@ class TestElectionWithoutStore:
             bench.store.break_watches = [StoreError("compacted")]
             bench.register("b", port=6000)
             await until(lambda: launcher.candidate.shell not in (None, first))
-            assert [text for text in bench.said if "giving the Master's place up: compacted" in text]
+            assert [text for text in bench.said if "stepping down as Master: compacted" in text]
             await until(lambda: launcher.follows[-1][1] > token)
             await until(lambda: launcher.rules_now)
 

@@ -387,13 +387,13 @@ class TestWhatIsNotOurs:
             _, run, _ = await running(bench, dataclasses.replace(SPEC, nodes=NodeRange(1, 4)))
             bench.store.write_now([Put(f"{KEYS.nodes}new", b"{}")])
             later = bench.register("b")
-            await until(lambda: any(f"passing over {KEYS.nodes}new" in text for text in bench.said))
+            await until(lambda: any(f"ignoring {KEYS.nodes}new" in text for text in bench.said))
             bench.store.revoke_now(later.incarnation)
             await until(lambda: any(entry.kind == "node-lost" for entry in bench.history()[1:]))
             assert not run.done()
-            assert [text.split(":")[0] for text in bench.said if "passing over" in text][:2] == [
-                f"passing over {KEYS.nodes}old",
-                f"passing over {KEYS.journal_entry(1)}",
+            assert [text.split(":")[0] for text in bench.said if "ignoring" in text][:2] == [
+                f"ignoring {KEYS.nodes}old",
+                f"ignoring {KEYS.journal_entry(1)}",
             ]
 
         play(scenario)
