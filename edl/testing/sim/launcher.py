@@ -116,28 +116,7 @@ class Launcher(SimProcess):
                 concluded=lambda outcome: agent.post(ag.Heard(outcome)),
             ),
         )
-        state = AgentState(info, spec.timeouts, contact_s=self.now_s(), independent=spec.independent)
-        agent = AgentShell(
-            AgentDeps(
-                clock=clock,
-                processes=self.processes,
-                warming=asyncio.ensure_future(self.processes.warm()),
-                workers=self.group,
-                worker_server=lambda heard, relay: self._linked(relay),
-                ports=SimPorts(deps.checks.fresh_ports),
-                keeper=AgentKeeper(self.keeper),
-                secret=lambda number: f"secret {number}",
-                connect=self._connect,
-                refuses=self._refuses,
-                register=lambda: launcher.register_again(),
-                ruler_refused=candidate.ruler_refused,
-                log=self.log,
-                activity=lambda pids: {},
-                switches=SimSwitchFiles(deps.states.directory),
-                decided=self._agent_decided,
-            ),
-            dataclasses.replace(state, by_device=bool(info.devices)),
-        )
+        agent = self._agent(clock, candidate, lambda: launcher.register_again())
         launcher = real.Launcher(
             real.Parts(
                 job=spec.job,
@@ -159,6 +138,33 @@ class Launcher(SimProcess):
         )
         self.candidate, self.shell = candidate, agent
         return launcher
+
+    def _agent(
+        self, clock: _ProcessClock, candidate: Candidate, register: Callable[[], Awaitable[NodeInfo]]
+    ) -> AgentShell:
+        deps, spec, info = self.deps, self.deps.spec, self.info
+        state = AgentState(info, spec.timeouts, contact_s=self.now_s(), independent=spec.independent)
+        return AgentShell(
+            AgentDeps(
+                clock=clock,
+                processes=self.processes,
+                warming=asyncio.ensure_future(self.processes.warm()),
+                workers=self.group,
+                worker_server=lambda heard, relay: self._linked(relay),
+                ports=SimPorts(deps.checks.fresh_ports),
+                keeper=AgentKeeper(self.keeper),
+                secret=lambda number: f"secret {number}",
+                connect=self._connect,
+                refuses=self._refuses,
+                register=register,
+                ruler_refused=candidate.ruler_refused,
+                log=self.log,
+                activity=lambda pids: {},
+                switches=SimSwitchFiles(deps.states.directory),
+                decided=self._agent_decided,
+            ),
+            dataclasses.replace(state, by_device=bool(info.devices)),
+        )
 
     def _linked(self, relay: Callable[[ServiceSaid], None]) -> SimWorkerLink:
         self.relay = relay

@@ -96,6 +96,8 @@ class BareProcess(Generic[Deps]):
         self.deps = deps
         self.host = host
         self.alive = True
+        self.paused_s = 0.0
+        """When it was stopped last."""
         self._clock_offset_s = deps.rng.uniform(0.0, 1e5)
         drift = deps.network.biases.drift
         self._clock_rate = 1.0 + (deps.rng.uniform(-drift, drift) if drift else 0.0)
@@ -130,6 +132,7 @@ class BareProcess(Generic[Deps]):
 
     def pause(self) -> None:
         """SIGSTOP: the process does nothing; its sockets stay open."""
+        self.paused_s = self.deps.timeline.now_s
         self.loop.stop_process()
         self.deps.network.tell()
 

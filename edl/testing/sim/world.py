@@ -8,7 +8,7 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections.abc import Callable, Iterable
 from itertools import product
 
-from edl.agent.entitlement import LIFE_SHARE
+from edl.agent.entitlement import LEASE_SHARE, LIFE_SHARE
 from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase
 from edl.checkpoint.memory.copy_policy import Copying
@@ -374,13 +374,15 @@ class SimWorld:
 
     def _look_at_frozen(self, launcher: Launcher) -> None:
         """The workers of a launcher that is frozen have ended before there is a world without it, or after the half
-        lease more that a launcher gives them which has no answer from the store."""
+        lease more that a launcher gives them which has no answer from the store. It gives that as long as it runs; and
+        a lease that the store takes away early has granted its share."""
         record = self.checks.record
         if not launcher.paused or record is None or record.world is None or record.phase is not Phase.RUNNING:
             return
         member = record.world.member(launcher.node)
         gone = member is None or member.incarnation != launcher.info.incarnation
-        if not gone or self._world_age_s(record) <= self.spec.timeouts.lease_ttl_s * LIFE_SHARE:
+        lease_s, frozen_s = self.spec.timeouts.lease_ttl_s, self.timeline.now_s - launcher.paused_s
+        if not gone or self._world_age_s(record) <= lease_s * LIFE_SHARE or frozen_s <= lease_s * LEASE_SHARE:
             return
         if any(worker.alive and worker.round and not worker.frozen for worker in launcher.workers):
             self.checks.fail(f"{launcher.node} is frozen, and its workers train beside round {record.round}")
