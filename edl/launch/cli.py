@@ -115,9 +115,20 @@ def _launch_settings(
             env.get("TORCHELASTIC_ERROR_FILE", ""), function.report_file, options["exit_code"] == "worker"
         ),
         arguments=arguments,
-        remarks=(*resolved.remarks, here.remark) if here.remark else tuple(resolved.remarks),
+        remarks=tuple(filter(None, (*resolved.remarks, here.remark, _cannot_grow(options, sizes.nodes, scheduler)))),
         # Last, because it creates a folder: nothing is created before everything has been checked.
         logs=log_plan(options, job, node, here.workers, command, env, servers=sizes.scripts.servers),
+    )
+
+
+def _cannot_grow(options: Mapping[str, Any], nodes: NodeRange, scheduler: SchedulerChoice | None) -> str:
+    """A remark for a job that may grow although no other node can find it; a scheduler brings its nodes along."""
+    private = backend_from(options) is Backend.EMBEDDED and not endpoints_from(options) and not options["standalone"]
+    if not private or nodes.highest == 1 or scheduler is not None:
+        return ""
+    return (
+        f"--nnodes={nodes}: no other node can join, because the store is private to this launcher. "
+        "To add nodes, give all launchers the same --rdzv-endpoint=HOST:PORT"
     )
 
 

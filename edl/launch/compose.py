@@ -2,14 +2,16 @@
 
 A launcher
 
-1. connects to the job's store, starting an embedded etcd member first if it should run one (``_open_store``);
-2. begins to warm its fork server, the process that will fork the workers (``ForkServerProcesses``);
+1. begins to warm its fork server, the process that will fork the workers (``ForkServerProcesses``);
+2. connects to the job's store, starting an embedded etcd member first if it should run one (``_open_store``);
 3. agrees with the other launchers on the job's settings and takes a name under a lease (``Registration``);
 4. stands for election (``Candidate``); the winner runs the Master (``MasterShell`` around the pure
    ``edl.master.machine``);
 5. runs its agent (``AgentShell`` around the pure ``edl.agent.machine``), which attaches to the Master, reports that it
    is ready, and starts and stops workers as the Master orders;
-6. ends when the agent does, and gives everything back (``_say_farewell``).
+6. ends when the agent does, and gives everything back (``Launcher._say_farewell``).
+
+``launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, and ``Launcher.run`` (``launcher.py``) runs it.
 """
 
 from __future__ import annotations

@@ -241,6 +241,8 @@ class Registration:
             lease = Incarnation(await self._store.grant_lease(self._spec.timeouts.lease_ttl_s))
             try:
                 named = await self._take_name(dataclasses.replace(info, incarnation=lease))
+            except LeaseLost:
+                await asyncio.sleep(RETRY_S)  # this launcher was frozen, or the store away, for longer than the lease
             except (JobConflict, _Silent) as error:
                 with contextlib.suppress(StoreError):
                     await self._store.revoke_lease(lease)

@@ -453,3 +453,18 @@ def test_help_comes_without_network_libraries_or_frameworks() -> None:
     found = imported(ended.stderr)
     assert "click" in found
     assert found & {"grpc", "google", "pyetcd", "psutil", "torch", "paddle", "numpy"} == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--nnodes=1:2"], True),
+        (["--nnodes=1"], False),
+        (["--nnodes=1:2", "--rdzv-endpoint=here:2379"], False),
+        (["--nnodes=1:2", "--scheduler=process"], False),
+    ],
+)
+def test_a_job_that_cannot_grow_is_told_of(arguments: list[str], said: bool) -> None:
+    remarks = [text for text in read(*arguments, "train.py").remarks if "no other node can join" in text]
+    assert bool(remarks) is said
+    assert all(text.startswith("--nnodes=1:2: ") and "--rdzv-endpoint=HOST:PORT" in text for text in remarks)

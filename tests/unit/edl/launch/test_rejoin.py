@@ -41,6 +41,29 @@ def test_it_does_not_join_another_job_of_the_same_id() -> None:
     play(scene)
 
 
+def test_a_launcher_that_is_frozen_while_it_registers_tries_again() -> None:
+    """Its new lease has ended as well when it goes on."""
+
+    async def scene(bench: Bench) -> None:
+        joining = bench.registration()
+        await joining.agree()
+        granted: list[int] = []
+        grant = bench.store.grant_lease
+
+        async def frozen_after(ttl_s: float) -> int:
+            lease = await grant(ttl_s)
+            granted.append(lease)
+            if len(granted) == 1:
+                bench.store.revoke_now(lease)
+            return lease
+
+        bench.store.grant_lease = frozen_after  # type: ignore[method-assign]
+        named = await joining.join(info("a"))
+        assert named.incarnation == joining.lease == granted[1]
+
+    play(scene)
+
+
 @pytest.mark.parametrize("another_began", [False, True])
 def test_a_slow_node_does_not_join_a_job_that_ended_after_it_agreed(another_began: bool) -> None:
     async def scene(bench: Bench) -> None:
