@@ -134,8 +134,8 @@ class Demo:
         assert found is not None  # noqa: S101 (what `recovered` has just seen to)
         self.chapters.append(Chapter(what, found))
         self._show.say(
-            f"  {found.seconds:.2f} s later all {found.world_after} ranks step again; {found.standstill_s:.2f} s passed "
-            f"between the last step before and the first one after; steps done twice: {found.redone}"
+            f"  {found.seconds:.2f} s later all {found.world_after} ranks step again; {found.standstill_s:.2f} s "
+            f"passed between the last step before and the first one after; steps done twice: {found.redone}"
         )
         if self._elastic and found.redone > (0 if planned else 1):
             raise DemoError(f"{found.redone} steps were done twice after: {what}")
