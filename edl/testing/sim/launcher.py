@@ -242,12 +242,10 @@ class Launcher(SimProcess):
                 self._leaves(effect.outcome)
 
     def _leaves(self, outcome: Outcome) -> None:
-        alone_s = self.now_s() - self.store.answered_s
-        timeouts = self.deps.spec.timeouts
-        # It counts from its last renewal; other requests may have been answered until the next one was due.
-        early = alone_s < timeouts.recover_s - timeouts.lease_ttl_s / 3
+        alone_s = self.now_s() - self.store.renewed_s
+        early = alone_s < self.deps.spec.timeouts.recover_s
         if outcome.exit_code == ExitCode.STORE_UNREACHABLE and early:
-            self.deps.checks.fail(f"{self.node} gives up although the store answered {alone_s:g} s ago")
+            self.deps.checks.fail(f"{self.node} gives up although the store renewed its lease {alone_s:g} s ago")
         self.outcome = outcome
         if not outcome.save:
             self.deps.checks.lost_memories += 1

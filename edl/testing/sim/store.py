@@ -125,17 +125,14 @@ class StoreClient:
         self._network = network
         self._caller = caller
         self._wrote = wrote
-        self.answered_s = caller.loop.time()
-        """When the last request was made that the store has answered, by the process's clock."""
+        self.renewed_s = caller.loop.time()
+        """When the last renewal was asked for that the store has granted, by the process's clock."""
 
     async def _ask(self, call: Callable[[MemoryStore], T]) -> T:
         self._caller.asks()
-        asked_s = self._caller.loop.time()
         answer: asyncio.Future[T] = self._caller.loop.create_future()
         self._store.timeline.after(self._network.delay_s(), self._arrives, call, answer)
-        result = await answer
-        self.answered_s = max(self.answered_s, asked_s)
-        return result
+        return await answer
 
     def _arrives(self, call: Callable[[MemoryStore], T], answer: asyncio.Future[T]) -> None:
         if self._store.away or not self._network.open(self._caller.host, STORE):
@@ -207,7 +204,10 @@ class StoreClient:
 
     async def renew_lease(self, lease: int) -> float:
         """``Store.renew_lease``."""
-        return await self._ask(lambda memory: memory.renew_now(lease))
+        asked_s = self._caller.loop.time()
+        left_s = await self._ask(lambda memory: memory.renew_now(lease))
+        self.renewed_s = asked_s
+        return left_s
 
     async def revoke_lease(self, lease: int) -> None:
         """``Store.revoke_lease``."""
