@@ -185,10 +185,11 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
     if event.token == state.token and state.ruler == event.ruler:
         return ElectionDecision(state, (), "known already")
     followed = dataclasses.replace(state, ruler=event.ruler, token=event.token)
-    if event.mine and state.role is Role.FOLLOWER and state.registered:
-        # A campaign that seemed lost has succeeded after all. No other launcher will take this place.
+    if event.mine and state.registered:
+        # A campaign has succeeded, be it one that seemed lost or was followed by another one. No other launcher will
+        # take this place, and a later campaign finds it taken.
         master = dataclasses.replace(followed, role=Role.MASTER)
-        reason = "elected by a campaign that the store carried out late"
+        reason = "elected: the store shows this launcher's key"
         return ElectionDecision(master, (Rule(event.token), Follow(event.ruler, event.token)), reason)
     return ElectionDecision(followed, (Follow(event.ruler, event.token),), f"{event.ruler.node} rules")
 

@@ -286,6 +286,8 @@ def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> Non
 def parked(turn: Turn, worker: Worker, left: Round) -> None:
     """A worker has parked: it is in no world and waits for a place."""
     state = turn.state
+    if worker.status is WorkerStatus.STARTING and left:
+        return  # sent by the process that was in this slot before: a new one has been in no world
     if state.phase is AgentPhase.LEAVING:
         turn.do(TellWorkers(local.Stop("the launcher leaves"), (worker.slot,)))
     elif state.phase is AgentPhase.RUNNING and state.world is not None and worker.status is WorkerStatus.ALIVE:

@@ -339,8 +339,8 @@ class SteppingJob(Job):
         self.timeline.after(self.rng.uniform(0.001, 0.2) + (3.0 if slow else 0.0), self._park, worker, worker.crew)
 
     def _park(self, worker: Stepper, crew: Crew, *, agreed: bool = False) -> None:
-        if not worker.alive or worker.crew is not crew:
-            return
+        if not worker.alive or worker.crew is not crew or worker.done:
+            return  # a script that has finished does not wait for another world
         if worker.frozen:
             self.timeline.after(0.05, self._park, worker, crew)
             return

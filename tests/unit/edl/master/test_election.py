@@ -115,3 +115,13 @@ def test_a_master_that_lost_store_and_nodes_asks_for_its_place_again() -> None:
     beaten = el.elect(el.elect(decision.state, ruled_by(OTHER, 9)).state, LOST)
     assert beaten.state.role is el.Role.FOLLOWER
     assert after(el.Registered(), el.OutOfTouch()).reason == "no longer the Master"
+
+
+def test_a_key_of_its_own_makes_it_master_whatever_its_last_campaign_says() -> None:
+    """An earlier campaign has created the key, and the last one, which began before that was known, finds it taken."""
+    decision = after(el.Registered(), LOST, el.KeyChanged(SELF, Token(7), mine=True))
+    assert decision.state.role is el.Role.MASTER
+    assert decision.effects == (el.Rule(Token(7)), el.Follow(SELF, Token(7)))
+    for late in (LOST, won(7)):
+        decision = el.elect(decision.state, late)
+        assert (decision.state.role, decision.effects) == (el.Role.MASTER, ())

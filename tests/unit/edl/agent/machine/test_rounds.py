@@ -66,6 +66,8 @@ def test_a_worker_that_does_not_park_is_ended_and_replaced_ahead() -> None:
     node.feed(ended(1, -SIGTERM))
     assert node.did(ev.StartAhead) == [ev.StartAhead((1,), Round(1))]
     assert phase(node) is AgentPhase.PREPARING
+    node.feed(parked(1, left=1))
+    assert phase(node) is AgentPhase.PREPARING, "the last word of the process that has ended, not of the new one"
     node.feed(entered(1), parked(1))
     assert phase(node) is AgentPhase.IDLE
 
