@@ -63,7 +63,7 @@ class NodeInfo:
     node_rank: int = -1
     """Position asked for with ``--node-rank``, -1 for none."""
     state_port: int = 0
-    """Where its state keeper gives and takes copies of commits."""
+    """The port on which it sends and receives copies of commits."""
     rack: str = ""
     """Where it stands, in the user's words: copies of its state go to another rack if there is one."""
     index: int = -1
