@@ -2,10 +2,10 @@
 
     python -m benchmarks.commit --size 1000 --runs 7
 
-The agent is a separate process with the real keeper, as in a job. A commit is the header, the copy of all arrays into
-the agent's memory file, and its announcement; it is compared with a plain copy of the same arrays. The first two
-commits use new buffers and are reported separately. Then training steps are timed with and without the agent computing
-checksums, writing to the disk and copying to another node.
+The agent is a separate process with real in-memory checkpoints, as in a job. A commit is the header, the copy of all
+arrays into the agent's memory file, and its announcement; it is compared with a plain copy of the same arrays. The
+first two commits use new buffers and are reported separately. Then training steps are timed with and without the agent
+computing checksums, writing to the disk and copying to another node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention
 from edl.checkpoint.directory.writer import CheckpointStorage, Writer
 from edl.checkpoint.memory.buffer_table import Refusal, Stream
-from edl.checkpoint.memory.keeper import Grant, Keeper
+from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
 from edl.checkpoint.memory.snapshot_pool import SnapshotPool
 from edl.ports import Label
 from edl.tasks import end
@@ -67,7 +67,7 @@ async def serve(agent: socket.socket, folder: str, limit_bytes: int, peer_port: 
     checkpoint_storage = CheckpointStorage(
         PlainFiles(folder), Writer(JOB, "run"), Retention(), wall_clock_s=wall_clock_s, say=print
     )
-    keeper = Keeper(
+    memory = MemoryCheckpoints(
         NodeId("agent"),
         JOB,
         limit_bytes=limit_bytes,
@@ -75,23 +75,23 @@ async def serve(agent: socket.socket, folder: str, limit_bytes: int, peer_port: 
         checkpoint_storage=checkpoint_storage,
         on_kept=lambda *_: told.put_nowait(KEPT),
     )
-    keeper.enter(Version(), 1, writes=True)
+    memory.enter(Version(), 1, writes=True)
     passing_on = asyncio.create_task(_pass_on(told, agent))
     try:
         while data := await loop.sock_recv(agent, 65536):
             message = decode(data)
             if isinstance(message, Committed) and message.save and peer_port:
-                keeper.keep_with(NodeId("peer"), "127.0.0.1", peer_port)
+                memory.keep_with(NodeId("peer"), "127.0.0.1", peer_port)
             match message:
                 case Want():
-                    grant = await keeper.want(0, message.stream, message.size)
+                    grant = await memory.want(0, message.stream, message.size)
                 case Committed():
-                    grant = await keeper.committed(0, message)
+                    grant = await memory.committed(0, message)
                 case other:
                     raise AssertionError(other)
             _answer(agent, grant)
     finally:
-        await keeper.close()
+        await memory.close()
         await end(passing_on)
 
 

@@ -148,7 +148,7 @@ class Ports(Protocol):
         ...
 
 
-class StateKeeper(Protocol):
+class NodeCheckpoints(Protocol):
     """The node's checkpoint manager, as its agent sees it."""
 
     @property
@@ -238,7 +238,7 @@ class AgentDeps:
     worker_server: Callable[[Callable[[ev.Event], None], Callable[[ServiceSaid], None]], WorkerLink]
     """Makes the connections to workers, from where their events go and where messages to the Master's services go."""
     ports: Ports
-    keeper: StateKeeper
+    checkpoints: NodeCheckpoints
     secret: Callable[[Round], str]
     """By which the workers of a round know one another."""
     connect: Callable[[str, int], Stream]

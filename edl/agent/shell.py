@@ -158,18 +158,18 @@ class AgentShell:
     async def _save(self, outcome: Outcome) -> Outcome:
         """Save the newest commit where it survives, if required, in the time left. The returned reason
         names a save that could not be written."""
-        keeper, limit_s = self._deps.keeper, self._deps.save_timeout_s
+        checkpoints, limit_s = self._deps.checkpoints, self._deps.save_timeout_s
         left_s = saving_time_s(outcome, self._state.gone_by_s, self._deps.clock.now_s(), limit_s)
         if left_s == 0:
             return outcome
         self._saving_last = True
-        why = await self._patiently(keeper.save_what_is_left(outcome.reason), left_s)
+        why = await self._patiently(checkpoints.save_what_is_left(outcome.reason), left_s)
         if why:
             self._deps.log(f"{why}: the newest commit may not be in the checkpoint directory")
-        if not keeper.unsaved:
+        if not checkpoints.unsaved:
             return outcome
-        self._deps.log(keeper.unsaved)
-        return replace(outcome, reason=f"{outcome.reason}; {keeper.unsaved}")
+        self._deps.log(checkpoints.unsaved)
+        return replace(outcome, reason=f"{outcome.reason}; {checkpoints.unsaved}")
 
     async def _patiently(self, work: Coroutine[Any, Any, object], limit_s: float | None = None) -> str:
         """Wait until ``work`` is done, times out or is interrupted; return why it was given up, or "". Raises the
@@ -202,14 +202,14 @@ class AgentShell:
 
     async def _flush_saves(self, round: Round) -> None:
         """Wait until the saves of this round's workers are written, at most ``--save-timeout``."""
-        keeper, limit_s = self._deps.keeper, self._deps.save_timeout_s
+        checkpoints, limit_s = self._deps.checkpoints, self._deps.save_timeout_s
         unsaved = ""
-        if keeper.saving:
+        if checkpoints.saving:
             self.post(ev.SavesFlushed(round, pending=True))
             try:
-                unsaved = await asyncio.wait_for(keeper.flush_saves(), limit_s)
+                unsaved = await asyncio.wait_for(checkpoints.flush_saves(), limit_s)
             except asyncio.TimeoutError:
-                unsaved = f"{keeper.unsaved} (given up after {limit_s:g} s: --save-timeout={limit_s:g})"
+                unsaved = f"{checkpoints.unsaved} (given up after {limit_s:g} s: --save-timeout={limit_s:g})"
         self.post(ev.SavesFlushed(round, unsaved=unsaved))
 
     async def _carry_out_on_workers(self, effect: ev.Effect) -> None:
@@ -233,7 +233,7 @@ class AgentShell:
                 if why:
                     self._deps.log(f"{why}: no longer waiting for the remaining stacks")
             case ev.Keep(peer):
-                self._deps.keeper.keep_with(peer)
+                self._deps.checkpoints.keep_with(peer)
             case ev.Load():
                 self._background.begin(self._load())
             case ev.FlushSaves(number):
@@ -243,7 +243,7 @@ class AgentShell:
 
     def _say(self, message: AgentMessage) -> None:
         if isinstance(message, Preparing):
-            message = replace(message, holdings=self._deps.keeper.holdings())
+            message = replace(message, holdings=self._deps.checkpoints.holdings())
         if self._stream is None:
             return
         self._stream.send(message)
@@ -258,25 +258,25 @@ class AgentShell:
             self._stream.send(said)
 
     async def _announce_later(self) -> None:
-        await self._deps.keeper.settled()
+        await self._deps.checkpoints.settled()
         self.post(ev.StateChanged())
 
     async def _write(self, version: Version, reason: str) -> None:
-        await self._deps.keeper.write(version, reason)
+        await self._deps.checkpoints.write(version, reason)
         self.post(ev.StateChanged())
 
     async def _load(self) -> None:
-        await self._deps.keeper.load()
+        await self._deps.checkpoints.load()
         self.post(ev.StateChanged())
 
     def _enter(self, world: World) -> None:
         """Prepare for this node's membership in a world."""
         self._ports.use()
         self._worker_server.newest = None  # the world may begin from an earlier commit
-        self._deps.keeper.enter(world)
+        self._deps.checkpoints.enter(world)
 
     def _announce(self) -> None:
-        if self._deps.keeper.busy:
+        if self._deps.checkpoints.busy:
             # The next world may begin from it.
             self._background.begin(self._announce_later())
             return
@@ -291,17 +291,17 @@ class AgentShell:
             self.post(ev.Fatal(Outcome(1, f"no free ports on this host for the next round: {error}")))
             return
         if self._stream is not None:
-            keeper = self._deps.keeper
-            stored, sharded = keeper.stored
+            checkpoints = self._deps.checkpoints
+            stored, sharded = checkpoints.stored
             self._stream.send(
                 Ready(
                     self._state.seen_round,
                     ports,
                     self._state.parked,
-                    keeper.holdings(),
+                    checkpoints.holdings(),
                     stored,
                     sharded,
-                    keeper.refused,
+                    checkpoints.refused,
                     self._state.stopped_itself,
                 )
             )
@@ -439,7 +439,7 @@ class AgentShell:
     async def _warm(self) -> None:
         try:
             warming, self._warming = self._warming, None
-            warmed, _ = await asyncio.gather(warming or self._deps.processes.warm(), self._deps.keeper.look())
+            warmed, _ = await asyncio.gather(warming or self._deps.processes.warm(), self._deps.checkpoints.look())
             self._deps.log(warmed)
             self.post(ev.Warmed())
         except EdlError as error:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from edl.agent.machine import events as ev
 from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.keeper import Grant
+from edl.checkpoint.memory.memory_checkpoints import Grant
 from edl.errors import EdlError, ProtocolError
 from edl.tasks import BackgroundTasks
 from edl.types import Round
@@ -35,7 +35,7 @@ _STRANGER_LIMIT = 500
 """Retries for an unknown peer: a worker may connect before the fork server has reported its pid."""
 
 
-class Keeper(Protocol):
+class WorkerCheckpoints(Protocol):
     """The worker server's interface to the checkpoint manager."""
 
     def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
@@ -89,7 +89,7 @@ class WorkerServer:
     def __init__(
         self,
         owner: Owner,
-        keeper: Keeper,
+        checkpoints: WorkerCheckpoints,
         heard: Callable[[ev.Event], None],
         relay: Callable[[ServiceSaid], None],
         log: Callable[[str], None],
@@ -97,7 +97,7 @@ class WorkerServer:
         """``relay`` takes messages from workers to the Master's services."""
         self._relay = relay
         self._owner = owner
-        self._keeper = keeper
+        self._checkpoints = checkpoints
         self._heard = heard
         self._log = log
         self._lines: dict[int, _Line] = {}
@@ -202,7 +202,7 @@ class WorkerServer:
         self._strangers.discard(line)
         if self._lines.get(line.slot) is line:
             del self._lines[line.slot]
-            self._keeper.forget_worker(line.slot)
+            self._checkpoints.forget_worker(line.slot)
         loop = asyncio.get_running_loop()
         loop.remove_reader(line.socket)
         loop.remove_writer(line.socket)
@@ -247,14 +247,14 @@ class WorkerServer:
             case local.Parked(round=left):
                 self._heard(ev.WorkerParked(born, slot, Round(left)))
             case local.Underway(round=joined):
-                self._keeper.restored(slot)
+                self._checkpoints.restored(slot)
                 self._heard(ev.WorkerUnderway(born, slot, Round(joined)))
             case local.Here(hold=hold, commit=commit):
                 self._heard(ev.WorkerHere(born, slot, hold, commit))
             case local.GiveUp(exit_code=code):
                 self._heard(ev.WorkerGaveUp(born, slot, code))
             case local.Want(stream=stream, size=size):
-                self._background.begin(self._grant(line, stream, self._keeper.want(slot, stream, size)))
+                self._background.begin(self._grant(line, stream, self._checkpoints.want(slot, stream, size)))
             case local.Committed():
                 self.progress[slot] = message.commit
                 if self.newest is None or message.commit > self.newest[0]:
@@ -264,11 +264,11 @@ class WorkerServer:
                 self._background.begin(self._fetch(line, message))
             case local.WroteThrough(commit=commit):
                 self.progress[slot] = commit
-                self._background.begin(self._keeper.wrote_through(message))
+                self._background.begin(self._checkpoints.wrote_through(message))
 
     def _committed(self, line: _Line, message: local.Committed) -> None:
         try:
-            granting = self._keeper.committed(line.slot, message)
+            granting = self._checkpoints.committed(line.slot, message)
         except ProtocolError as error:
             self._log(f"worker in slot {line.slot}: {error}")
             self._send(line, local.NoBuffer(message.stream, str(error)[: LARGEST_BYTES // 4]))
@@ -284,7 +284,7 @@ class WorkerServer:
 
     async def _fetch(self, line: _Line, message: local.Fetch) -> None:
         try:
-            descriptor, size = await self._keeper.piece(line.slot, message)
+            descriptor, size = await self._checkpoints.piece(line.slot, message)
         except EdlError as error:
             self._send(line, local.NoPiece(message.stream, str(error)[: LARGEST_BYTES // 4]))
         else:

@@ -1,8 +1,8 @@
-"""The checkpoints of a node, as its agent and workers use them: combines the keeper, the checkpoint directory and the
-world.
+"""The checkpoints of a node, as its agent and workers use them: combines the in-memory checkpoints, the checkpoint
+directory and the world.
 
-The keeper moves bytes and knows no worlds. The manager tells it which world the node is in, which nodes have copies,
-and what to save before the launcher exits.
+``MemoryCheckpoints`` moves bytes and knows no worlds. The manager tells it which world the node is in, which nodes have
+copies, and what to save before the launcher exits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.keeper import Grant, Keeper
+from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
 from edl.errors import CheckpointError, EdlError
 from edl.ports import CheckpointStorage
 from edl.types import NodeId
@@ -28,10 +28,14 @@ class CheckpointManager:
     """The checkpoint interface of the worker server and of the agent's shell."""
 
     def __init__(
-        self, node: NodeId, keeper: Keeper, checkpoint_storage: CheckpointStorage | None, log: Callable[[str], None]
+        self,
+        node: NodeId,
+        memory: MemoryCheckpoints,
+        checkpoint_storage: CheckpointStorage | None,
+        log: Callable[[str], None],
     ) -> None:
         self._node = node
-        self._keeper = keeper
+        self._memory = memory
         self._checkpoint_storage = checkpoint_storage
         self._log = log
         self._sources: tuple[Source, ...] = ()
@@ -42,67 +46,67 @@ class CheckpointManager:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
-        """Request a buffer for a worker's next commit; see ``worker_server.Keeper``."""
-        return self._keeper.want(slot, stream, size)
+        """Request a buffer for a worker's next commit; see ``worker_server.WorkerCheckpoints``."""
+        return self._memory.want(slot, stream, size)
 
     def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
-        """Accept a worker's commit; see ``worker_server.Keeper``."""
-        return self._keeper.committed(slot, message)
+        """Accept a worker's commit; see ``worker_server.WorkerCheckpoints``."""
+        return self._memory.committed(slot, message)
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
-        """A part of a commit for a worker to restore; see ``worker_server.Keeper``."""
+        """A part of a commit for a worker to restore; see ``worker_server.WorkerCheckpoints``."""
         version = Version(asked.era, asked.commit)
-        return await self._keeper.piece(slot, asked.stream, version, asked.shard, self._sources)
+        return await self._memory.piece(slot, asked.stream, version, asked.shard, self._sources)
 
     async def wrote_through(self, message: local.WroteThrough) -> None:
-        """Register a checkpoint that a worker wrote itself; see ``worker_server.Keeper``."""
+        """Register a checkpoint that a worker wrote itself; see ``worker_server.WorkerCheckpoints``."""
         version = Version(message.era, message.commit)
         async with self._reading:
-            await self._keeper.wrote_through(version, message.size, message.crc32, message.error)
+            await self._memory.wrote_through(version, message.size, message.crc32, message.error)
             await self.look()
 
     async def settled(self) -> None:
         """Wait until the workers' saves have succeeded or failed, and no read is in progress; then look at the
         directory."""
-        await self._keeper.settled()
+        await self._memory.settled()
         async with self._reading:
             pass
-        self._keeper.looked()
+        self._memory.looked()
         await self.look()
 
     @property
     def busy(self) -> bool:
         """Whether knowledge of the checkpoint directory is about to change: a save or a read is in progress."""
-        return self._keeper.busy or self._reading.locked()
+        return self._memory.busy or self._reading.locked()
 
     def restored(self, slot: int) -> None:
-        """Release what the worker has restored; see ``worker_server.Keeper``."""
-        self._keeper.restored(slot)
+        """Release what the worker has restored; see ``worker_server.WorkerCheckpoints``."""
+        self._memory.restored(slot)
 
     def forget_worker(self, slot: int) -> None:
-        """Release the buffers of a dead worker; see ``worker_server.Keeper``."""
-        self._keeper.forget_worker(slot)
+        """Release the buffers of a dead worker; see ``worker_server.WorkerCheckpoints``."""
+        self._memory.forget_worker(slot)
 
     # --- the agent ---------------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
         """The commits that this node has in memory."""
-        return self._keeper.holdings()
+        return self._memory.holdings()
 
     def enter(self, world: World) -> None:
         """Start a world that this node is in. The node at position 0 writes saved commits."""
         self._sources = world.sources
-        self._keeper.enter(world.restore, len(world.members), writes=world.position(self._node) == 0)
+        self._memory.enter(world.restore, len(world.members), writes=world.position(self._node) == 0)
 
     def keep_with(self, peer: KeepWith) -> None:
         """Send copies of commits to this node from now on."""
-        self._keeper.keep_with(peer.node, peer.host, peer.port)
+        self._memory.keep_with(peer.node, peer.host, peer.port)
 
     async def look(self) -> None:
         """Look for the newest checkpoint in the directory."""
         if self._checkpoint_storage is not None:
             try:
-                self.stored = await self._keeper.look()
+                self.stored = await self._memory.look()
             except CheckpointError as error:
                 self._refuse(error)
 
@@ -110,11 +114,11 @@ class CheckpointManager:
         """Load the newest usable checkpoint; the next ``Ready`` reports it, or why there is none."""
         async with self._reading:
             try:
-                version = await self._keeper.load()
+                version = await self._memory.load()
             except EdlError as error:
                 self._refuse(error)
             else:
-                if self._keeper.too_large == version != NO_STATE:
+                if self._memory.too_large == version != NO_STATE:
                     self.stored = (version, True)  # its content is valid, and each worker reads it itself
                 elif version != self.stored[0]:
                     await self.look()  # refused checkpoints are skipped from now on
@@ -129,32 +133,32 @@ class CheckpointManager:
         at first, because its last writer may have died without reporting."""
         await self.look()
         if version > self.stored[0]:
-            await self._keeper.flush(reason, version)
+            await self._memory.flush(reason, version)
 
     @property
     def saving(self) -> bool:
         """Whether this node still has to write a commit that workers have saved."""
-        return self.busy or self._keeper.saving
+        return self.busy or self._memory.saving
 
     @property
     def unsaved(self) -> str:
         """The reason why the newest saved commit is not in the checkpoint directory; empty if it is, if there was none,
         or if another node writes it."""
-        return self._keeper.unsaved
+        return self._memory.unsaved
 
     async def flush_saves(self) -> str:
         """Wait until saved commits are written; returns ``unsaved``."""
         await self.settled()
-        return await self._keeper.flush_saves()
+        return await self._memory.flush_saves()
 
     async def save_what_is_left(self, reason: str) -> None:
         """Before the launcher exits: write the newest commit to the checkpoint directory, or at least copy it to the
         peer."""
         await self.settled()
-        held = max((holding.version for holding in self._keeper.holdings()), default=NO_STATE)
+        held = max((holding.version for holding in self._memory.holdings()), default=NO_STATE)
         if held == NO_STATE:
             return
         await self.look()
         if held > self.stored[0]:
-            await self._keeper.flush(reason)
-        await self._keeper.handed_over(HAND_OVER_S)
+            await self._memory.flush(reason)
+        await self._memory.handed_over(HAND_OVER_S)

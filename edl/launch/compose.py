@@ -60,7 +60,7 @@ from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.directory.manifest import Retention
 from edl.checkpoint.directory.writer import CheckpointStorage, Writer
 from edl.checkpoint.manager import CheckpointManager
-from edl.checkpoint.memory.keeper import Keeper
+from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec, changed, environment
 from edl.errors import EdlError, StoreRefused, StoreUnavailable
@@ -326,8 +326,8 @@ async def _take_place(
     belonged to a job that has just ended."""
     registration = place.registration
     await _patiently(registration.agree, settings)
-    keeper = await _state_keeper(settings, place, log)
-    cleanup.push_async_callback(keeper.close)
+    memory = await _memory_checkpoints(settings, place, log)
+    cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     place.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
     host = settings.local_addr or address_towards(place.endpoints[0])
@@ -342,7 +342,7 @@ async def _take_place(
             port,
             settings.slots,
             settings.node_rank,
-            state_port=keeper.start(host),
+            state_port=memory.start(host),
             rack=settings.rack,
             index=settings.index,
             members=place.members,
@@ -386,7 +386,7 @@ def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) ->
     return Web(WebDeps(settings.spec.job, settings.http, lambda: place.registration.token, log, SystemClock().now_s))
 
 
-async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Keeper:
+async def _memory_checkpoints(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> MemoryCheckpoints:
     """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
     wanted, checkpoint_storage = settings.state, None
     if place.files is not None:
@@ -400,7 +400,7 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
         )
         await asyncio.to_thread(checkpoint_storage.check)
     node = NodeId(settings.node)
-    keeper = Keeper(
+    memory = MemoryCheckpoints(
         node,
         settings.spec.job,
         limit_bytes=wanted.memory_bytes or available_bytes() // 2,
@@ -411,8 +411,8 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
         on_copy=lambda: place.copied(),
         copying=wanted.copying,
     )
-    place.checkpoint_manager = CheckpointManager(node, keeper, checkpoint_storage, log)
-    return keeper
+    place.checkpoint_manager = CheckpointManager(node, memory, checkpoint_storage, log)
+    return memory
 
 
 def _kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> Kit:
@@ -563,7 +563,7 @@ def _agent(
             workers=workers,
             worker_server=lambda heard, relay: WorkerServer(workers.place, manager, heard, relay, log),
             ports=PortReservation(),
-            keeper=manager,
+            checkpoints=manager,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(
                 host, port, registration.token, spec.timeouts.lease_ttl_s, identity_for(settings.store)

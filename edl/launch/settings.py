@@ -68,7 +68,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """What this node's state keeper may use."""
+    """Limits and rates of this node's in-memory checkpoints."""
 
     memory_bytes: int = 0
     """Most that commits and copies of others' commits may take; 0 for half of what is free at the start."""

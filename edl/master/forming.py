@@ -54,7 +54,7 @@ def stop_world(turn: Turn, reason: str, dump: bool = False) -> None:
     for entry in turn.members():
         if entry.status in (NodeStatus.RUNNING, NodeStatus.DONE):
             order_stop(turn, entry, turn.record.round, dump)
-    (_ask_spares if stateless else _ask_keepers)(turn)
+    (_ask_spares if stateless else _ask_copy_holders)(turn)
 
 
 def _begin_forming(turn: Turn) -> None:
@@ -67,7 +67,7 @@ def _begin_forming(turn: Turn) -> None:
         turn.update(entry, load_tried=False, prestarted=False)
 
 
-def _ask_keepers(turn: Turn) -> None:
+def _ask_copy_holders(turn: Turn) -> None:
     """Ask spares that may hold copies of a single node's state to report what they hold: if that node is lost, so is
     the information about its copies."""
     world = turn.record.world
@@ -101,7 +101,7 @@ def interrupt(turn: Turn) -> None:
         for entry in turn.members():
             if entry.status is NodeStatus.STOPPING:
                 order_stop(turn, entry, turn.record.round)
-        _ask_keepers(turn)
+        _ask_copy_holders(turn)
 
 
 def order_stop(turn: Turn, entry: NodeEntry, running: Round, dump: bool = False) -> None:

@@ -153,7 +153,7 @@ def _settle(turn: Turn) -> None:
         resizing.consider_size,
         planning.consider_checkpoint,
         planning.consider_settings,
-        planning.assign_keepers,
+        planning.assign_copy_holders,
     )
     for rule in rules:
         if turn.record.phase is Phase.RUNNING:

@@ -13,7 +13,7 @@ import dataclasses
 from edl.master import hyper
 from edl.master.events import Kind
 from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form
-from edl.master.restoring import is_cut, keepers
+from edl.master.restoring import copy_holders, is_cut
 from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
@@ -329,15 +329,15 @@ def _has_been_told(turn: Turn, one: Departing) -> bool:
     return entry is not None and entry.departing
 
 
-def assign_keepers(turn: Turn) -> None:
+def assign_copy_holders(turn: Turn) -> None:
     """Tell each member where copies of its commits go, if that has changed."""
     members = turn.members()
     if not any(entry.underway for entry in members):
         return  # a plain script makes no commits
-    for node, keeper in keepers(members, [e for e in turn.ready() if turn.member(e) is None]).items():
+    for node, copy_holder in copy_holders(members, [e for e in turn.ready() if turn.member(e) is None]).items():
         entry = turn.nodes[node]
-        name = keeper.info.node if keeper is not None else ""
-        if entry.attached and entry.keeper != name:
-            entry = turn.update(entry, keeper=name)
-            info = keeper.info if keeper is not None else None
-            turn.tell(entry, KeepWith(info.node, info.host, info.state_port) if info else KeepWith(entry.keeper))
+        name = copy_holder.info.node if copy_holder is not None else ""
+        if entry.attached and entry.copy_holder != name:
+            entry = turn.update(entry, copy_holder=name)
+            info = copy_holder.info if copy_holder is not None else None
+            turn.tell(entry, KeepWith(info.node, info.host, info.state_port) if info else KeepWith(entry.copy_holder))

@@ -98,7 +98,7 @@ def _facts(turn: Turn, event: ScaleRequested) -> Facts:
         aware=record.rejoins,
         scales=spec.autoscale.enabled,
         cut=len(record.world.members) if cut and record.world is not None else 0,
-        keepers=frozenset(entry.info.node for entry in turn.nodes.values() if entry.info.members),
+        store_members=frozenset(entry.info.node for entry in turn.nodes.values() if entry.info.members),
         members=max((entry.info.members for entry in turn.nodes.values()), default=0),
         held=event.held,
         seen=record.seen,

@@ -100,7 +100,7 @@ def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
     ]
 
 
-def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:
+def copy_holders(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:
     """The node that receives copies of each member's commits: a member on another rack, spread as evenly as possible,
     else the next member; in a world of one node a spare, if there is one. An uncrowded earlier choice is kept, since a
     new one would cost a copy of everything."""
@@ -115,7 +115,7 @@ def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mappin
     for entry in members:
         there = away[entry.info.node]
         most = math.ceil((len(members) - len(there)) / len(there)) if there else 0
-        stays = next((one for one in there if one.info.node == entry.keeper and load[one.info.node] < most), None)
+        stays = next((one for one in there if one.info.node == entry.copy_holder and load[one.info.node] < most), None)
         if stays is not None:
             found[entry.info.node] = stays
             load[stays.info.node] += 1

@@ -129,7 +129,7 @@ class Facts:
     """There is an autoscale policy."""
     cut: int = 0
     """Number of nodes that a sharded state, present only in memory, fits; 0: any."""
-    keepers: frozenset[str] = frozenset()
+    store_members: frozenset[str] = frozenset()
     """Nodes whose launchers run a member of the embedded store, which ends with them."""
     members: int = 0
     """Number of members of that store; it answers while more than half of them run."""
@@ -301,8 +301,8 @@ def _unknown(strangers: Sequence[str], facts: Facts) -> str:
 
 def _storeless(facts: Facts, going: frozenset[str]) -> str:
     """Why these nodes cannot be spared for the sake of the job's store; empty if they can."""
-    left, needed = facts.keepers - going, facts.members // 2 + 1
-    if left == facts.keepers or len(left) >= needed:
+    left, needed = facts.store_members - going, facts.members // 2 + 1
+    if left == facts.store_members or len(left) >= needed:
         return ""
     kept = f"leaves {count(len(left))} with a member of the job's store, and {needed} of {facts.members} are needed"
     return f"{kept}: the job would end with it. Use edl cordon, which keeps the launcher, or a separate etcd"

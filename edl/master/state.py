@@ -180,7 +180,7 @@ class NodeEntry:
     """How its workers entered the current round."""
     draining: bool = False
     """It wants to leave, and trains until the others have a world without it."""
-    keeper: NodeId = NodeId("")
+    copy_holder: NodeId = NodeId("")
     """The node to which it sends copies of its commits."""
     departing: bool = False
     """It has been ordered to leave, on the current stream."""

@@ -1,4 +1,4 @@
-"""``Copies`` between keepers of one process, for tests: no sockets, and faults on demand."""
+"""``Copies`` between in-memory checkpoints of one process, for tests: no sockets, and faults on demand."""
 
 from __future__ import annotations
 

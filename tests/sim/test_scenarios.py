@@ -9,7 +9,7 @@ import pytest
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.exit_codes import ExitCode
 from edl.master.state import Phase, Record
-from edl.testing.sim.keepers import Directory
+from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.stepping import Script, Stepper
 from edl.testing.sim.workers import Group
 from edl.testing.sim.world import SimWorld

@@ -6,7 +6,7 @@
         DONE                                    the manifest, written last: job, version, size and checksum of each file
 
 A folder without ``DONE`` does not count. ``DONE`` is deleted first when a checkpoint is deleted or written again.
-All calls block; the keeper makes them from threads.
+All calls block; ``MemoryCheckpoints`` calls from threads.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ state. For each stream there is a newest complete snapshot, the buffer that is b
 readers. A buffer that is pinned or holds the newest complete snapshot is never given to a writer, so neither a crash in
 the middle of a copy nor a slow disk can damage what is held.
 
-Not thread-safe: the keeper holds a lock.
+Not thread-safe: the caller holds a lock.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Row:
 
 
 class BufferTable:
-    """All buffers of one keeper, within a limit of bytes."""
+    """All buffers of one launcher, within a limit of bytes."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes

@@ -1,6 +1,6 @@
 """Tracks ``save()``: the newest commit that workers asked to be written, and whether it has been.
 
-Of saves that come during a write, only the newest counts. Bookkeeping only; the keeper writes.
+Of saves that come during a write, only the newest counts. Bookkeeping only; ``MemoryCheckpoints`` writes.
 """
 
 from __future__ import annotations

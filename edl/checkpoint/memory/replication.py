@@ -75,7 +75,7 @@ class Replication:
         self.look()
 
     def keep_with(self, node: NodeId, host: str, port: int) -> None:
-        """Set the node that receives copies; see ``Keeper.keep_with``."""
+        """Set the node that receives copies; see ``MemoryCheckpoints.keep_with``."""
         never = self._copying is Copying.NEVER
         self._peer = Peer(node, host, port) if node and node != self._node and not never else None
         self._handed.clear()  # if the same peer is named again, it reports what it already has
@@ -111,7 +111,7 @@ class Replication:
             self._given_up = self._peer
 
     async def handed_over(self, timeout_s: float) -> bool:
-        """Wait for the last copies before leaving; see ``Keeper.handed_over``."""
+        """Wait for the last copies before leaving; see ``MemoryCheckpoints.handed_over``."""
         self._parting = True
 
         async def wait() -> None:
@@ -163,7 +163,7 @@ class Replication:
 
         try:
             await in_pool(self._sender, put)
-        except Exception as error:  # noqa: BLE001 - any failure costs a copy, but must not end the keeper
+        except Exception as error:  # noqa: BLE001 - any failure costs a copy, but must not end the task
             if not self._complained:
                 log.warning("State: cannot copy to node %s: %s. Each commit will be tried", peer.node, error)
             self._complained = True

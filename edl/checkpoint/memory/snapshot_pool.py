@@ -95,7 +95,7 @@ class Incoming:
 
 
 class SnapshotPool:
-    """The ``SnapshotPool`` port, plus what the keeper needs. All methods are thread-safe."""
+    """The ``SnapshotPool`` port, plus what ``MemoryCheckpoints`` needs. All methods are thread-safe."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from edl.master.invariants import step_violations, world_violations
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.testing.sim.asking import Promises
-from edl.testing.sim.keepers import Directory, SimKeeper
+from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
@@ -92,7 +92,7 @@ class Checks:
         self.spec = spec
         self.timeline = timeline
         self.training: Job
-        self.keepers: Mapping[tuple[str, int], SimKeeper] = {}
+        self.memories: Mapping[tuple[str, int], SimMemory] = {}
         self.directory = Directory()
         self.record: Record | None = None
         """What the store holds."""
@@ -108,7 +108,7 @@ class Checks:
         self.gave_up = False
         """A worker has said that its job cannot go on."""
         self.lost_memories = 0
-        """Keepers that went without writing what they had."""
+        """In-memory checkpoints that went without writing what they had."""
         self.owed: tuple[Version, int] | None = None
         """What the kill switch must leave in the checkpoint directory, as long as no more memories are lost."""
         self.steps = 0
@@ -208,7 +208,7 @@ class Checks:
         if self.settings.setdefault(record.settings.number, record.settings) != record.settings:
             self.fail(f"settings {record.settings} are recorded after {self.settings[record.settings.number]}")
         if record.phase is Phase.ENDED and record.outcome is not None and record.outcome.exit_code == ExitCode.KILLED:
-            self.owed = self._newest(list(self.keepers.values()), 0, decided_s), self.lost_memories
+            self.owed = self._newest(list(self.memories.values()), 0, decided_s), self.lost_memories
         if record.outcome is not None and record.outcome.exit_code == ExitCode.CHECKPOINT_UNUSABLE and record != before:
             self._check_unusable(state, decided_s)
 
@@ -243,18 +243,18 @@ class Checks:
         if found != NO_STATE:
             self.fail(f"the job ends, {state.record.reason}, although {found} is there")
 
-    def _attached(self, entries: Iterable[NodeEntry]) -> list[SimKeeper]:
-        """Keepers of these nodes, as far as they live and the Master hears them."""
-        found = ((self.keepers.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached)
-        return [keeper for keeper, entry in found if keeper is not None and keeper.owner.info == entry.info]
+    def _attached(self, entries: Iterable[NodeEntry]) -> list[SimMemory]:
+        """In-memory checkpoints of these nodes, as far as they live and the Master hears them."""
+        found = ((self.memories.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached)
+        return [memory for memory, entry in found if memory is not None and memory.owner.info == entry.info]
 
     @staticmethod
-    def _newest(keepers: list[SimKeeper], size: int, until_s: float) -> Version:
+    def _newest(memories: list[SimMemory], size: int, until_s: float) -> Version:
         """The newest complete commit in these; of a sharded one only those of a world of that size (0: of any)."""
         parts: dict[tuple[Version, int], set[int]] = defaultdict(set)
-        for keeper in keepers:
-            for held in keeper.holdings():
-                if keeper.since_s[held] <= until_s and (held.shards == 1 or size in (0, held.shards)):
+        for memory in memories:
+            for held in memory.holdings():
+                if memory.since_s[held] <= until_s and (held.shards == 1 or size in (0, held.shards)):
                     parts[held.version, held.shards].add(held.shard)
         return max((v for (v, shards), found in parts.items() if len(found) == shards), default=NO_STATE)
 
@@ -274,9 +274,9 @@ class Checks:
         ):
             self.fail(f"round {before.round} was interrupted after commit {course.reached} though nothing went wrong")
         survivors = {
-            id(keeper.owner)
-            for keeper in self.keepers.values()
-            if any(member.incarnation == keeper.owner.info.incarnation for member in world.members)
+            id(memory.owner)
+            for memory in self.memories.values()
+            if any(member.incarnation == memory.owner.info.incarnation for member in world.members)
         }
         if course.copied_by & survivors and not self.training.sharded:
             every = self.training.copy_every

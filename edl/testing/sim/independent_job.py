@@ -5,7 +5,7 @@ from __future__ import annotations
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable, Iterable
 
-from edl.testing.sim.keepers import Directory
+from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round

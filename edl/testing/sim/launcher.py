@@ -23,8 +23,8 @@ from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
 from edl.master.stored import record_in
 from edl.ports import Condition, Operation
-from edl.testing.sim.keepers import SimKeeper
-from edl.testing.sim.node import AgentKeeper, SimPorts, SimProcesses, SimSwitchFiles, SimWorkerLink, SimWorkers
+from edl.testing.sim.memory_checkpoints import SimMemory
+from edl.testing.sim.node import SimCheckpoints, SimPorts, SimProcesses, SimSwitchFiles, SimWorkerLink, SimWorkers
 from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
@@ -44,7 +44,7 @@ class Launcher(SimProcess):
     def __init__(self, deps: SimDeps, info: NodeInfo, warm_s: float) -> None:
         super().__init__(deps, info.host, info.port)
         self.info = info
-        self.keeper = SimKeeper(self, deps.states)
+        self.memory = SimMemory(self, deps.states)
         self.workers: list[Worker] = []
         self.lost = 0
         self.outcome: Outcome | None = None
@@ -152,7 +152,7 @@ class Launcher(SimProcess):
                 workers=self.group,
                 worker_server=lambda heard, relay: self._linked(relay),
                 ports=SimPorts(deps.checks.fresh_ports),
-                keeper=AgentKeeper(self.keeper),
+                checkpoints=SimCheckpoints(self.memory),
                 secret=lambda number: f"secret {number}",
                 connect=self._connect,
                 refuses=self._refuses,
@@ -329,7 +329,7 @@ class Launcher(SimProcess):
         if not self.alive:
             return
         super().end()
-        self.keeper.end()
+        self.memory.end()
         self.server.hang_up()
         if self._connection is not None:
             self._connection.hang_up()

@@ -13,7 +13,7 @@ from typing import Protocol
 from edl.agent.machine import events as ag
 from edl.agent.workers.hang import Watched
 from edl.ports import ForkServerLost, ProcessEvent, WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
-from edl.testing.sim.keepers import Directory, SimKeeper
+from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.workers import SIGKILL, Parent, Worker
 from edl.types import Round
@@ -298,83 +298,83 @@ class SimPorts:
         self._ports = ()
 
 
-class AgentKeeper:
-    """``edl.agent.deps.StateKeeper`` over a simulated keeper."""
+class SimCheckpoints:
+    """``edl.agent.deps.NodeCheckpoints`` over simulated in-memory checkpoints."""
 
-    def __init__(self, keeper: SimKeeper) -> None:
-        self._keeper = keeper
-        self._rng = keeper.net.rng
+    def __init__(self, memory: SimMemory) -> None:
+        self._memory = memory
+        self._rng = memory.net.rng
 
     @property
     def stored(self) -> tuple[Version, bool]:
         """Newest commit known to lie complete in the checkpoint directory, and whether it lies in shards."""
-        return self._keeper.stored
+        return self._memory.stored
 
     @property
     def refused(self) -> str:
         """Why none of the checkpoints that lie there can be used."""
-        return self._keeper.refused
+        return self._memory.refused
 
     @property
     def busy(self) -> bool:
         """Whether something that workers have written is still being looked at."""
-        return self._keeper.busy
+        return self._memory.busy
 
     async def settled(self) -> None:
         """Until that is over."""
-        while self._keeper.busy:  # noqa: ASYNC110 - virtual time costs nothing
+        while self._memory.busy:  # noqa: ASYNC110 - virtual time costs nothing
             await asyncio.sleep(0.02)
 
     def holdings(self) -> tuple[Holding, ...]:
         """What this node has in memory."""
-        return self._keeper.holdings()
+        return self._memory.holdings()
 
     def enter(self, world: World) -> None:
         """A world begins in which this node has a part."""
-        self._keeper.enter(world)
+        self._memory.enter(world)
 
     def keep_with(self, peer: KeepWith) -> None:
         """Where copies of commits go from now on."""
-        self._keeper.keep_with(peer)
+        self._memory.keep_with(peer)
 
     async def look(self) -> None:
         """See what lies in the checkpoint directory."""
-        self._keeper.look()
+        self._memory.look()
 
     async def load(self) -> None:
         """Read the newest usable commit from there."""
-        self._keeper.loading = True
+        self._memory.loading = True
         try:
             await asyncio.sleep(self._rng.uniform(0.1, 2.0))
         finally:
-            self._keeper.loading = False
-        self._keeper.load()
+            self._memory.loading = False
+        self._memory.load()
 
     async def write(self, version: Version, reason: str) -> None:
         """Write what is here of a commit, if that is newer than what is there."""
         await asyncio.sleep(self._rng.uniform(0.1, 2.0))
-        self._keeper.flush(version)
+        self._memory.flush(version)
 
     @property
     def saving(self) -> bool:
         """Whether something that workers have saved has yet to be written by this node."""
-        return self._keeper.busy or self._keeper.saving
+        return self._memory.busy or self._memory.saving
 
     @property
     def unsaved(self) -> str:
         """Why the newest commit that workers have saved is not in the checkpoint directory, if this node writes."""
-        return self._keeper.unsaved
+        return self._memory.unsaved
 
     async def flush_saves(self) -> str:
         """Wait until what workers have saved is written, or cannot be."""
-        self._keeper.try_again()
-        while self._keeper.writing:  # noqa: ASYNC110 - as above
+        self._memory.try_again()
+        while self._memory.writing:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
-        return self._keeper.unsaved
+        return self._memory.unsaved
 
     async def save_what_is_left(self, reason: str) -> None:
         """Before the launcher ends: bring the newest commit where it survives."""
-        self._keeper.save_what_is_left()
+        self._memory.save_what_is_left()
 
 
 class SimSwitchFiles:

@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from edl.config import JobSpec
 from edl.testing.sim.checks import Checks
-from edl.testing.sim.keepers import StateNet
 from edl.testing.sim.loop import SimLoop
+from edl.testing.sim.memory_checkpoints import StateNet
 from edl.testing.sim.network import Network
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.store import SimStore

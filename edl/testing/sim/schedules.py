@@ -14,7 +14,7 @@ from edl.testing.sim.biases import USUAL, Biases
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
-from edl.testing.sim.keepers import Directory
+from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.pairs import Pair
 from edl.testing.sim.plugins import Plugin, Plugins
 from edl.testing.sim.stepping import Script

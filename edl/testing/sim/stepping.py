@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from edl.agent.machine import events as ag
 from edl.errors import StateError
-from edl.testing.sim.keepers import Directory
+from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -364,7 +364,7 @@ class SteppingJob(Job):
             if worker.crew is not crew or worker.stage is not Stage.RESTORING or not worker.alive:
                 return
             if not there:
-                if world.stored or worker.parent.keeper.lives(world.sources):
+                if world.stored or worker.parent.memory.lives(world.sources):
                     self.watcher.worker_failed()  # nobody's death explains it
                 self.notice(worker, crew)
                 return
@@ -385,8 +385,8 @@ class SteppingJob(Job):
             self.timeline.after(self.rng.uniform(0.1, 0.5), done, saved is not None and not saved.corrupt)
         else:
             shard = worker.rank if world.shards > 1 else 0
-            keeper = worker.parent.keeper
-            self.timeline.after(0.001, worker.parent.run, keeper.piece, world.restore, shard, world.sources, done)
+            memory = worker.parent.memory
+            self.timeline.after(0.001, worker.parent.run, memory.piece, world.restore, shard, world.sources, done)
 
     def stepped(self, world: World, commit: int) -> None:
         """All ranks of a round have finished a step together."""
@@ -449,7 +449,7 @@ class SteppingJob(Job):
         worker.busy = True
 
         def taken() -> None:
-            worker.parent.keeper.committed(worker.slot, holding, save)
+            worker.parent.memory.committed(worker.slot, holding, save)
             self.watcher.copied(worker.parent, version)
             worker.busy = False
             self._again(worker)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from edl.agent.machine import events as ag
 from edl.testing.sim.biases import USUAL
-from edl.testing.sim.keepers import Directory, SimKeeper
+from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
@@ -22,7 +22,7 @@ SIGTERM, SIGKILL = 15, 9
 class Parent(Protocol):
     """The launcher that a worker belongs to."""
 
-    keeper: SimKeeper
+    memory: SimMemory
     host: str
     relay: Callable[[ServiceSaid], None]
     """Takes what workers say to services of the Master."""

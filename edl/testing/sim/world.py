@@ -23,8 +23,8 @@ from edl.master.state import MasterState, Phase, Record
 from edl.rendezvous.rules import next_size
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.independent_job import IndependentJob
-from edl.testing.sim.keepers import Directory, StateNet
 from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.memory_checkpoints import Directory, StateNet
 from edl.testing.sim.network import STORE, Network, Pair
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.process import SimDeps
@@ -78,7 +78,7 @@ class SimWorld:
         self.states.copying = Copying.ALWAYS if seed % 4 == COPYING_SEEDS else Copying.AUTO
         self.plugin = plugin or Plugin()
         self.training = self._job(total_s, script)
-        checks.training, checks.keepers = self.training, self.states.keepers
+        checks.training, checks.memories = self.training, self.states.memories
         checks.directory = self.directory
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")

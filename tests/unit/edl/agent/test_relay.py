@@ -19,7 +19,7 @@ LONG = "x" * 300_000
 PATIENCE_S = 20.0
 
 
-class NoKeeper:
+class NoCheckpoints:
     def forget_worker(self, slot: int) -> None:
         pass
 
@@ -32,7 +32,7 @@ class Relay:
         self.heard: queue.Queue[str | None] = queue.Queue()
         self.worker_server = WorkerServer(
             lambda session: (Round(1), 3) if session == os.getsid(0) else None,
-            NoKeeper(),  # type: ignore[arg-type]
+            NoCheckpoints(),  # type: ignore[arg-type]
             lambda event: None,
             self.said.append,
             lambda text: None,

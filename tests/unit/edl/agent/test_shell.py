@@ -14,11 +14,11 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.agent import shell as shell_module
-from edl.agent.deps import AgentDeps, StateKeeper, Workers
+from edl.agent.deps import AgentDeps, NodeCheckpoints, Workers
 from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.shell import AgentShell
-from edl.agent.worker_server import Keeper, WorkerServer
+from edl.agent.worker_server import WorkerCheckpoints, WorkerServer
 from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
@@ -93,10 +93,10 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         warming=warming,
         workers=cast(Workers, stuck),
         worker_server=lambda heard, relay: WorkerServer(
-            stuck.place, cast(Keeper, stuck), heard, relay, stuck.said.append
+            stuck.place, cast(WorkerCheckpoints, stuck), heard, relay, stuck.said.append
         ),
         ports=PortReservation(),
-        keeper=cast(StateKeeper, stuck),
+        checkpoints=cast(NodeCheckpoints, stuck),
         secret=nobody,
         connect=nobody,
         refuses=nobody,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.master.restoring import Load, Restore, Unusable, choose, keepers, size_of_newest
+from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import NO_STATE, Holding, NodeInfo, Source, Version
@@ -112,7 +112,7 @@ def test_checkpoints_that_nobody_can_read_end_the_job_unless_there_is_something_
 
 
 def names(members: list[NodeEntry], spares: list[NodeEntry]) -> dict[str, str]:
-    return {n: k.info.node if k is not None else "" for n, k in keepers(members, spares).items()}
+    return {n: k.info.node if k is not None else "" for n, k in copy_holders(members, spares).items()}
 
 
 def test_copies_go_to_the_next_member_and_to_another_rack_if_there_is_one() -> None:
@@ -126,7 +126,7 @@ def test_copies_on_other_racks_are_spread_evenly_and_stay_where_they_are() -> No
     first = names(members, [])
     assert sorted(first.values()) == sorted(first), "each has one, on the other rack"
     assert all((one < "e") != (other < "e") for one, other in first.items())
-    left = [replace(one, keeper=NodeId(first[one.info.node])) for one in members if one.info.node != "e"]
+    left = [replace(one, copy_holder=NodeId(first[one.info.node])) for one in members if one.info.node != "e"]
     then = names(left, [])
     moved = [one for one, other in then.items() if other != first[one]]
     assert [first[NodeId(one)] for one in moved] == ["e"], "only who had copies there sends them to another"

@@ -26,7 +26,7 @@ def sized(**changes: Any) -> Sizing:
     return dataclasses.replace(NO_SIZING, **changes)
 
 
-STORED: dict[str, Any] = {"keepers": frozenset("ab"), "members": 3}
+STORED: dict[str, Any] = {"store_members": frozenset("ab"), "members": 3}
 """One of three members is on a node that is gone."""
 
 CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {

@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-class Keeper(nn.Layer):  # type: ignore[misc]
+class Holder(nn.Layer):  # type: ignore[misc]
     """A layer that keeps a value as it was given."""
 
     def __init__(self, value: float) -> None:
@@ -82,7 +82,7 @@ class Keeper(nn.Layer):  # type: ignore[misc]
 
 
 LAYERS: dict[str, Any] = {
-    "keeper": Keeper,
+    "holder": Holder,
     "batch norm": lambda value: nn.Sequential(nn.Conv2D(1, 2, 3), nn.BatchNorm2D(2)),
     "spectral norm": lambda value: nn.utils.spectral_norm(nn.Linear(3, 3)),
     "attention": lambda value: nn.TransformerEncoderLayer(8, 2, 8),
@@ -98,7 +98,7 @@ def test_layers_do_not_change_when_the_memory_is_used_again(kind: str) -> None:
     memory.restore(State(model=layer))
     memory.use_again()
     assert plain(dict(layer.state_dict())) == plain(dict(first.state_dict()))
-    assert plain(getattr(layer, "kept", {})) == plain(dict(first.state_dict()) if kind == "keeper" else {})
+    assert plain(getattr(layer, "kept", {})) == plain(dict(first.state_dict()) if kind == "holder" else {})
     assert {name: tensor.data_ptr() for name, tensor in layer.state_dict().items()} == places
     memory.let_go()
 

@@ -213,10 +213,10 @@ def test_generators_go_on_where_they_stood() -> None:
 def test_numbers_depend_on_the_key_alone() -> None:
     """The script's own generators too."""
     own = np.random.default_rng(1)
-    keeper = edl.paddle.RandomState(own)
+    holder = edl.paddle.RandomState(own)
 
     def drawn(key: bytes) -> list[Any]:
-        keeper.edl_reseed(key)
+        holder.edl_reseed(key)
         return [*numbers(), own.random(2).tolist()]
 
     one, other = key("step", "seed", 0, 1), key("step", "seed", 0, 2)

@@ -243,7 +243,7 @@ def assert_containers(found: Any) -> None:
     assert_same(found["queue"][1], right["queue"][1])
 
 
-class Keeper:
+class Holder:
     """An object of the script's own."""
 
     def __init__(self, kept: Any) -> None:
@@ -261,29 +261,29 @@ def test_containers_come_back_as_they_were(tmp_path: Path) -> None:
     for rank in range(2):
         with playing(rank, 2):
             kept = {**containers(), "cut": deque([one_dimension(torch.arange(5.0))])}
-            parts = own(capture("keeper", Keeper(kept), {}))
-            keeper = Keeper({"cut": deque([one_dimension(torch.zeros(5))])})
-            load_local_parts("keeper", keeper, parts, own)
-            assert_same(keeper.kept.pop("cut")[0], one_dimension(torch.arange(5.0)))
-            assert_containers(keeper.kept)
-            workers.append(({"keeper": parts}, {"value": containers()}))
+            parts = own(capture("holder", Holder(kept), {}))
+            holder = Holder({"cut": deque([one_dimension(torch.zeros(5))])})
+            load_local_parts("holder", holder, parts, own)
+            assert_same(holder.kept.pop("cut")[0], one_dimension(torch.arange(5.0)))
+            assert_containers(holder.kept)
+            workers.append(({"holder": parts}, {"value": containers()}))
     folder = write(ARRAYS, tmp_path, workers)[1]
     for world in (2, 3):
         with playing(1, world):
-            keeper = Keeper({"cut": deque([one_dimension(torch.zeros(5))])})
-            _, values = load_sharded({"keeper": keeper, "value": None}, str(folder))
-            assert_same(keeper.kept.pop("cut")[0], one_dimension(torch.arange(5.0)))
-            assert_containers(keeper.kept)
+            holder = Holder({"cut": deque([one_dimension(torch.zeros(5))])})
+            _, values = load_sharded({"holder": holder, "value": None}, str(folder))
+            assert_same(holder.kept.pop("cut")[0], one_dimension(torch.arange(5.0)))
+            assert_containers(holder.kept)
             assert_containers(values["value"])
     found = load_checkpoint(folder)
-    assert_same(found["keeper"].pop("cut")[0], torch.arange(5.0))
-    assert_containers(found["keeper"])
+    assert_same(found["holder"].pop("cut")[0], torch.arange(5.0))
+    assert_containers(found["holder"])
     assert_containers(found["value"])
 
 
 def test_containers_come_out_of_a_replicated_checkpoint_as_they_were(tmp_path: Path) -> None:
-    found = load_checkpoint(write(ARRAYS, tmp_path, [({"keeper": containers()}, {"value": containers()})])[1])
-    assert_containers(found["keeper"])
+    found = load_checkpoint(write(ARRAYS, tmp_path, [({"holder": containers()}, {"value": containers()})])[1])
+    assert_containers(found["holder"])
     assert_containers(found["value"])
 
 
@@ -368,14 +368,14 @@ def test_an_object_that_is_gone_or_new_is_named(tmp_path: Path) -> None:
             with pytest.raises(
                 CheckpointError, match=r"commit 1 \(era 1\) holds ema, which this script's state does not"
             ):
-                State(sharded=True, model=Keeper({}), epoch=0)._restore_sharded(str(folder))
+                State(sharded=True, model=Holder({}), epoch=0)._restore_sharded(str(folder))
             with pytest.raises(CheckpointError, match=r"commit 1 \(era 1\) holds nothing of more, which this script's"):
-                State(sharded=True, model=Keeper({}), ema=Keeper({}), more=Keeper({}))._restore_sharded(str(folder))
+                State(sharded=True, model=Holder({}), ema=Holder({}), more=Holder({}))._restore_sharded(str(folder))
             with pytest.raises(CheckpointError, match="holds nothing of epoch"):
-                State(sharded=True, model=Keeper({}), ema=Keeper({}), epoch=Keeper({}))._restore_sharded(str(folder))
+                State(sharded=True, model=Holder({}), ema=Holder({}), epoch=Holder({}))._restore_sharded(str(folder))
 
 
-class Failing(Keeper):
+class Failing(Holder):
     def load_state_dict(self, state: Any) -> None:
         raise self.kept
 
@@ -383,13 +383,13 @@ class Failing(Keeper):
 def test_errors_while_an_object_is_restored_name_it_and_the_commit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write(ARRAYS, tmp_path, [({"keeper": {"x": torch.ones(1)}}, {})])[1]
+    folder = write(ARRAYS, tmp_path, [({"holder": {"x": torch.ones(1)}}, {})])[1]
     with playing(0, 1):
-        failing = State(sharded=True, keeper=Failing(KeyError("y")))
-        with pytest.raises(CheckpointError, match=r"state\.keeper does not fit commit 1 \(era 1\).*KeyError: 'y'"):
+        failing = State(sharded=True, holder=Failing(KeyError("y")))
+        with pytest.raises(CheckpointError, match=r"state\.holder does not fit commit 1 \(era 1\).*KeyError: 'y'"):
             failing._restore_sharded(str(folder))
-        with pytest.raises(StateError, match=r"state\.keeper cannot load its saved value of commit 1 .*: no"):
-            State(sharded=True, keeper=Failing(StateError("no")))._restore_sharded(str(folder))
+        with pytest.raises(StateError, match=r"state\.holder cannot load its saved value of commit 1 .*: no"):
+            State(sharded=True, holder=Failing(StateError("no")))._restore_sharded(str(folder))
         with pytest.raises(MemoryError):
-            State(sharded=True, keeper=Failing(MemoryError()))._restore_sharded(str(folder))
-        assert "out of memory while restoring state.keeper from commit 1" in capsys.readouterr().err
+            State(sharded=True, holder=Failing(MemoryError()))._restore_sharded(str(folder))
+        assert "out of memory while restoring state.holder from commit 1" in capsys.readouterr().err

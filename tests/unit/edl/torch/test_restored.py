@@ -30,7 +30,7 @@ def everything(state: State) -> Any:
 # --- modules that keep what they are given ---------------------------------------------------------------------------
 
 
-class Keeper(torch.nn.Module):  # type: ignore[misc,name-defined]
+class Holder(torch.nn.Module):  # type: ignore[misc,name-defined]
     """Keeps tensors beside parameters and buffers, as torchmetrics does."""
 
     def __init__(self, value: float) -> None:
@@ -41,7 +41,7 @@ class Keeper(torch.nn.Module):  # type: ignore[misc,name-defined]
         self.kept: dict[str, Any] = {}
 
 
-class Metric(Keeper):
+class Metric(Holder):
     """``persistent(True)``: its states are no buffers."""
 
     def __init__(self, value: float) -> None:
@@ -62,7 +62,7 @@ class Metric(Keeper):
         super()._load_from_state_dict(found, prefix, *rest)
 
 
-class Extra(Keeper):
+class Extra(Holder):
     def __init__(self, value: float) -> None:
         super().__init__(value)
         self.extra: Any = {"history": [torch.full((4,), value)], "array": np.full(3, value), "count": int(value)}
@@ -75,21 +75,21 @@ class Extra(Keeper):
         self.kept = {"extra": extra}
 
 
-class OwnRoot(Keeper):
+class OwnRoot(Holder):
     def load_state_dict(self, found: Any, *args: Any, **options: Any) -> Any:
         self.kept = dict(found)
         return super().load_state_dict(found, *args, **options)
 
 
 def hooked(value: float) -> Any:
-    module = Keeper(value)
+    module = Holder(value)
     keep = lambda module, found, *rest: module.kept.update(found)  # noqa: E731
     module.register_load_state_dict_pre_hook(keep)
     return module
 
 
 def hooked_inside(value: float) -> Any:
-    module, inner = Keeper(value), Keeper(value)
+    module, inner = Holder(value), Holder(value)
     module.hooked = inner
     inner._register_load_state_dict_pre_hook(lambda found, *rest: module.kept.update(found))
     return module

@@ -98,12 +98,12 @@ def numbers() -> list[Any]:
 
 def test_random_numbers_go_on_where_they_were() -> None:
     numbers()
-    keeper = RandomState()
-    flat, leaves = tree.flatten(keeper.state_dict(), lambda one: is_tensor(one) or type(one).__name__ == "ndarray")
+    holder = RandomState()
+    flat, leaves = tree.flatten(holder.state_dict(), lambda one: is_tensor(one) or type(one).__name__ == "ndarray")
     found = {name: value.copy() if hasattr(value, "copy") else value.clone() for name, value in leaves}
     expected = numbers()
     numbers()
-    keeper.load_state_dict(tree.unflatten(flat, lambda name, _: found[name]))
+    holder.load_state_dict(tree.unflatten(flat, lambda name, _: found[name]))
     assert numbers() == expected
 
 
@@ -111,10 +111,10 @@ def test_numbers_depend_on_the_key_alone() -> None:
     """The script's own generators too."""
     numpy = pytest.importorskip("numpy")
     own, theirs = torch.Generator(), numpy.random.default_rng(1)
-    keeper = RandomState(own, theirs)
+    holder = RandomState(own, theirs)
 
     def drawn(key: bytes) -> list[Any]:
-        keeper.edl_reseed(key)
+        holder.edl_reseed(key)
         return [*numbers(), torch.rand(2, generator=own).tolist(), theirs.random(2).tolist()]
 
     one, other = key("step", "seed", 0, 1), key("step", "seed", 0, 2)

@@ -86,7 +86,7 @@ def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
         mark = bucket_shell._to_followers[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
         sent.marks[bucket_shell._to_followers[number]] = mark
     assert bucket_shell.waits_for(sent, near, 60.0) == 0 and bucket_shell.waits_for(sent, near, 0.0) == 2
-    bucket_shell._to_followers[2].stream._state = "down"  # and the keeper has not heard of it yet
+    bucket_shell._to_followers[2].stream._state = "down"  # and the coordinator has not heard of it yet
     assert bucket_shell.waits_for(sent, near, 60.0) == 2
     assert bucket_shell.waits_for(sent, far, 60.0) == 0
     bucket_shell._carry([h.Feed((5,), (), ())])

@@ -188,7 +188,7 @@ def test_power_cut_at_every_operation(scenario: Scenario, bench: Bench) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_error_at_every_operation(scenario: Scenario, bench: Bench) -> None:
-    """The one write fails with the kind of error the keeper expects, or not at all; the launcher goes on."""
+    """The one write fails with the kind of error ``MemoryCheckpoints`` expects, or not at all; the launcher goes on."""
     for at in range(len(bench.operations(scenario))):
         error = OSError(errno.EIO, "injected")
 

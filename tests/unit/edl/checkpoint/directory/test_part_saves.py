@@ -15,9 +15,9 @@ from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Holding, Version
 from tests.support.checkpoint_tools import Fault, FaultyFiles, open_checkpoint_storage, state
-from tests.support.keeper_fixture import A, B, Bench, Worker, h, run, until
+from tests.support.memory_checkpoints_fixture import A, B, Bench, Worker, h, run, until
 
-# --- in the keeper ---------------------------------------------------------------------------------------------------
+# --- in memory ------------------------------------------------------------------------------------------------------
 
 
 def test_each_node_writes_the_parts_of_its_workers_and_the_last_one_says_so() -> None:
@@ -38,18 +38,18 @@ def test_no_save_is_left_out_while_the_disk_is_slow() -> None:
     """A replicated state would skip the second: the other nodes cannot know which one this node skips."""
 
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper)
+        memory = bench.node()
+        worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
         for commit in (1, 2):
             await worker.commit(commit, save=True, shard=0, shards=2)
-        assert keeper.busy
+        assert memory.busy
         third = asyncio.ensure_future(worker.commit(3, save=True, shard=0, shards=2))
-        await until(lambda: keeper.holdings()[-1].version.commit == 3)
+        await until(lambda: memory.holdings()[-1].version.commit == 3)
         assert not third.done(), "no buffer is free: training waits for the disk"
         bench.checkpoint_storage.gate.set()
         await third
-        await keeper.settled()
+        await memory.settled()
         assert sorted(bench.checkpoint_storage.kept) == [(Version(1, commit), 0) for commit in (1, 2, 3)]
         assert bench.told.empty(), "the other part is missing: nothing is complete"
 
@@ -60,8 +60,8 @@ def test_what_others_wrote_may_come_into_sight_late() -> None:
     """The node that looks after a checkpoint asks again."""
 
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=True)
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=True)
         looks = 0
 
         def complete(version: Version, shards: int) -> str | None:
@@ -70,7 +70,7 @@ def test_what_others_wrote_may_come_into_sight_late() -> None:
             return None if looks < 3 else f"/there/{version.commit}"
 
         bench.checkpoint_storage.complete = complete  # type: ignore[method-assign]
-        await Worker(keeper).commit(1, save=True, shard=0, shards=2)
+        await Worker(memory).commit(1, save=True, shard=0, shards=2)
         assert await bench.told.get() == (Version(1, 1), "/there/1", "")
         assert looks == 3
 
@@ -81,26 +81,26 @@ def test_the_next_world_does_not_wait_for_parts_that_will_not_come() -> None:
     """The other node could not write its part, or is gone."""
 
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=True)
-        worker = Worker(keeper)
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=True)
+        worker = Worker(memory)
         await worker.commit(1, save=True, shard=0, shards=2)
-        assert keeper.busy
-        await keeper.settled()
-        keeper.looked()
-        assert not keeper.busy
+        assert memory.busy
+        await memory.settled()
+        memory.looked()
+        assert not memory.busy
 
     run(test)
 
 
 def test_what_cannot_be_written_costs_the_checkpoint_and_is_said_once() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        workers = [Worker(keeper, 0), Worker(keeper, 1)]
+        memory = bench.node()
+        workers = [Worker(memory, 0), Worker(memory, 1)]
         bench.checkpoint_storage.refuses = "no space is left"
         for shard, worker in enumerate(workers):
             await worker.commit(1, save=True, shard=shard, shards=2)
-        await keeper.settled()
+        await memory.settled()
         assert await bench.told.get() == (Version(1, 1), "", "no space is left")
         assert bench.told.empty()
         bench.checkpoint_storage.refuses = ""
@@ -113,12 +113,12 @@ def test_what_cannot_be_written_costs_the_checkpoint_and_is_said_once() -> None:
 
 def test_at_the_end_all_parts_that_are_here_are_written() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        for shard, worker in enumerate([Worker(keeper, 0), Worker(keeper, 1)]):
+        memory = bench.node()
+        for shard, worker in enumerate([Worker(memory, 0), Worker(memory, 1)]):
             await worker.commit(5, shard=shard, shards=2)
-        assert await keeper.flush("the job has failed") == Version(1, 5)
+        assert await memory.flush("the job has failed") == Version(1, 5)
         assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 5), 0), (Version(1, 5), 1)]
-        assert await keeper.flush("again") == Version(1, 5)
+        assert await memory.flush("again") == Version(1, 5)
         assert await bench.told.get() == (Version(1, 5), "/there/5", "")
         assert bench.told.empty()
 

@@ -11,56 +11,56 @@ from edl.checkpoint.memory.buffer_table import BufferTable, Refusal, Room, Strea
 from edl.wire.local import OWN, STATE
 from edl.wire.messages import Version
 from edl.worker.touching import LEAST_BYTES, touch, touch_ahead
-from tests.support.keeper_fixture import B, Bench, Worker, h, run
+from tests.support.memory_checkpoints_fixture import B, Bench, Worker, h, run
 
 LINE = Stream.of_worker(0, STATE)
 
 
 def test_with_the_first_buffer_the_second_is_made_and_with_the_first_save_the_third() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=True)
-        worker = Worker(keeper)
-        worker.take(await keeper.want(0, STATE, 100_000))
-        one = keeper.usage().workers
-        await keeper.made_ahead()
-        assert keeper.usage().workers == 2 * one
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=True)
+        worker = Worker(memory)
+        worker.take(await memory.want(0, STATE, 100_000))
+        one = memory.usage().workers
+        await memory.made_ahead()
+        assert memory.usage().workers == 2 * one
         for commit in (1, 2, 3):
             await worker.commit(commit)
-            await keeper.made_ahead()
-            assert keeper.usage().workers == 2 * one, "nobody reads"
+            await memory.made_ahead()
+            assert memory.usage().workers == 2 * one, "nobody reads"
         await worker.commit(4, save=True)
-        await keeper.made_ahead()
-        assert keeper.usage().workers == 3 * one
+        await memory.made_ahead()
+        assert memory.usage().workers == 3 * one
         for commit in (5, 6, 7):
             await worker.commit(commit)
-            assert h(commit) in keeper.holdings() and len(keeper.holdings()) < 3
-        await keeper.made_ahead()
-        assert keeper.usage().workers == 3 * one
+            assert h(commit) in memory.holdings() and len(memory.holdings()) < 3
+        await memory.made_ahead()
+        assert memory.usage().workers == 3 * one
 
     run(test)
 
 
 def test_copies_are_readers_too() -> None:
     async def test(bench: Bench) -> None:
-        keeper, _ = bench.node(), bench.node(B)
-        keeper.enter(Version(), 1, writes=False)
-        keeper.keep_with(B, B, 1)
-        worker = Worker(keeper)
+        memory, _ = bench.node(), bench.node(B)
+        memory.enter(Version(), 1, writes=False)
+        memory.keep_with(B, B, 1)
+        worker = Worker(memory)
         await worker.commit(1)
-        await keeper.made_ahead()
-        assert keeper.usage().workers > 3 * 100_000
+        await memory.made_ahead()
+        assert memory.usage().workers > 3 * 100_000
 
     run(test)
 
 
 def test_values_of_the_slots_own_have_one_more() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper, stream=OWN)
+        memory = bench.node()
+        worker = Worker(memory, stream=OWN)
         await worker.commit(1)
-        await keeper.made_ahead()
-        assert 3 * 100_000 < keeper.usage().workers < 4 * 100_000
+        await memory.made_ahead()
+        assert 3 * 100_000 < memory.usage().workers < 4 * 100_000
 
     run(test)
 

@@ -11,7 +11,7 @@ from edl.checkpoint.memory.promised_saves import Owed
 from edl.ports import Lent
 from edl.testing.memory_copies import MemoryCopies
 from edl.wire.messages import Holding, Version
-from tests.support.keeper_fixture import A, B, Bench, Worker, h, run, until
+from tests.support.memory_checkpoints_fixture import A, B, Bench, Worker, h, run, until
 
 
 def v(commit: int, era: int = 1) -> Version:
@@ -67,42 +67,42 @@ def test_copies_are_made_where_nobody_else_has_the_same(shards: int, nodes: int,
     assert not needed(Copying.NEVER, shards, nodes)
 
 
-# --- the keeper ------------------------------------------------------------------------------------------------------
+# --- in memory ------------------------------------------------------------------------------------------------------
 
 
 def test_the_end_waits_for_the_newest_save_and_for_no_other() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=True)
-        worker = Worker(keeper)
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=True)
+        worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
         await worker.commit(1, save=True)
         await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
         await worker.commit(2, save=True)
         await worker.commit(3, save=True)
-        assert keeper.saving
-        flushed = asyncio.create_task(keeper.flush_saves())
+        assert memory.saving
+        flushed = asyncio.create_task(memory.flush_saves())
         await asyncio.sleep(0)
         assert not flushed.done()
         bench.checkpoint_storage.gate.set()
         assert await flushed == ""
         assert {version.commit for version, _ in bench.checkpoint_storage.kept} == {1, 3}
-        assert not keeper.saving
+        assert not memory.saving
 
     run(test)
 
 
 def test_at_the_end_what_failed_is_tried_once_more() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 1, writes=True)
+        memory = bench.node()
+        memory.enter(Version(), 1, writes=True)
         bench.checkpoint_storage.refuses = "disk full"
-        await Worker(keeper).commit(4, save=True)
+        await Worker(memory).commit(4, save=True)
         assert (await bench.told.get())[2] == "disk full"
-        lost = await keeper.flush_saves()
+        lost = await memory.flush_saves()
         assert lost == "commit 4, the newest saved one, is not in the checkpoint directory: disk full"
         bench.checkpoint_storage.refuses = ""
-        assert await keeper.flush_saves() == ""
+        assert await memory.flush_saves() == ""
         assert (v(4), 0) in bench.checkpoint_storage.kept
 
     run(test)
@@ -110,10 +110,10 @@ def test_at_the_end_what_failed_is_tried_once_more() -> None:
 
 def test_a_node_that_does_not_write_waits_for_nothing() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=False)
-        await Worker(keeper).commit(1, save=True)
-        assert not keeper.saving and await keeper.flush_saves() == ""
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=False)
+        await Worker(memory).commit(1, save=True)
+        assert not memory.saving and await memory.flush_saves() == ""
         assert not bench.checkpoint_storage.kept
 
     run(test)
@@ -121,28 +121,28 @@ def test_a_node_that_does_not_write_waits_for_nothing() -> None:
 
 def test_whoever_writes_next_writes_what_the_one_before_owed() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=False)
-        worker = Worker(keeper)
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=False)
+        worker = Worker(memory)
         await worker.commit(1, save=True)
         await worker.commit(2)
         await worker.commit(3)
-        keeper.enter(v(3), 1, writes=True)
+        memory.enter(v(3), 1, writes=True)
         version, where, error = await bench.told.get()
         assert (version, error) == (v(3), ""), "what has taken its place"
-        assert where and not keeper.saving
+        assert where and not memory.saving
 
     run(test)
 
 
 def test_what_the_one_before_has_written_is_not_written_again() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=False)
-        await Worker(keeper).commit(1, save=True)
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=False)
+        await Worker(memory).commit(1, save=True)
         bench.checkpoint_storage.kept[v(1), 0] = b"by another node"
-        keeper.enter(v(1), 1, writes=True)
-        await until(lambda: not keeper.saving)
+        memory.enter(v(1), 1, writes=True)
+        await until(lambda: not memory.saving)
         assert bench.checkpoint_storage.kept == {(v(1), 0): b"by another node"} and bench.told.empty()
 
     run(test)
@@ -157,7 +157,7 @@ def test_who_has_a_copy_writes_what_its_owner_owed() -> None:
         await Worker(here).commit(1, save=True)
         await until(lambda: h(1) in there.holdings())
         await here.close()
-        bench.keepers.remove(here)
+        bench.memories.remove(here)
         bench.checkpoint_storage.gate.set()
         bench.checkpoint_storage.kept.clear()
         there.enter(v(1), 1, writes=True)
@@ -193,9 +193,9 @@ def test_a_replicated_state_is_copied_only_where_one_node_has_it(monkeypatch: py
 def test_a_node_that_has_made_the_commit_itself_takes_no_copy() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
-        for keeper in (here, there):
-            keeper.enter(Version(), 2, writes=False)
-            await Worker(keeper).commit(3)
+        for memory in (here, there):
+            memory.enter(Version(), 2, writes=False)
+            await Worker(memory).commit(3)
         here.keep_with(B, B, 1)
         assert await here.handed_over(5.0)
         assert there.usage().replicas == 0
@@ -218,13 +218,13 @@ def test_a_world_that_shrinks_to_one_node_is_copied_from_then_on() -> None:
 def test_room_is_told_when_it_ends_and_when_it_is_back() -> None:
     async def test(bench: Bench) -> None:
         told: list[str] = []
-        keeper = bench.node(limit_bytes=150_000, on_room=told.append)
-        await keeper.want(0, "state", 100_000)
+        memory = bench.node(limit_bytes=150_000, on_room=told.append)
+        await memory.want(0, "state", 100_000)
         for _ in range(2):
-            await keeper.want(1, "state", 100_000)
+            await memory.want(1, "state", 100_000)
         assert len(told) == 1 and "--state-memory" in told[0]
-        keeper.forget_worker(0)
-        await keeper.want(1, "state", 100_000)
+        memory.forget_worker(0)
+        await memory.want(1, "state", 100_000)
         assert told[1:] == [""]
 
     run(test)
@@ -232,14 +232,14 @@ def test_room_is_told_when_it_ends_and_when_it_is_back() -> None:
 
 def test_a_commit_that_a_worker_wrote_by_itself_is_accepted_or_said_to_be_missing() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 2, writes=True)
-        await keeper.wrote_through(v(1), 7, 8, "")
-        assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and keeper.unsaved == ""
-        await keeper.wrote_through(v(2), 0, 0, "the disk is full")
+        memory = bench.node()
+        memory.enter(Version(), 2, writes=True)
+        await memory.wrote_through(v(1), 7, 8, "")
+        assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and memory.unsaved == ""
+        await memory.wrote_through(v(2), 0, 0, "the disk is full")
         bench.checkpoint_storage.refuses = "its checksum differs"
-        await keeper.wrote_through(v(3), 7, 8, "")
-        assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and "its checksum differs" in keeper.unsaved
+        await memory.wrote_through(v(3), 7, 8, "")
+        assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and "its checksum differs" in memory.unsaved
         told = [bench.told.get_nowait() for _ in range(3)]
         assert told == [(v(1), "/there/1", ""), (v(2), "", "the disk is full"), (v(3), "", "its checksum differs")]
 

@@ -1,6 +1,7 @@
-"""Simulated state keepers, one in each launcher, and the checkpoint directory that survives them all.
+"""Simulated in-memory checkpoints, one store in each launcher, and the checkpoint directory that survives them all.
 
-Only which commit lies where; no bytes. Mirrors ``keeper`` and ``snapshot_pool`` in ``edl.checkpoint.memory``.
+Only which commit lies where; no bytes. Mirrors ``memory_checkpoints`` and ``snapshot_pool`` in
+``edl.checkpoint.memory``.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ class Directory:
 
 @dataclass(slots=True)
 class StateNet:
-    """What keepers share."""
+    """What the in-memory checkpoints of all launchers share."""
 
     timeline: Timeline
     rng: random.Random
     network: Network
     directory: Directory
-    keepers: dict[tuple[str, int], SimKeeper] = field(default_factory=dict)
+    memories: dict[tuple[str, int], SimMemory] = field(default_factory=dict)
     """Those that live, by address."""
     copying: Copying = Copying.AUTO
     """``--copies``."""
@@ -85,7 +86,7 @@ class StateNet:
 
 
 class Owner(Protocol):
-    """The launcher that a keeper belongs to."""
+    """The launcher that holds the checkpoints."""
 
     host: str
     alive: bool
@@ -117,7 +118,7 @@ class Owner(Protocol):
         ...
 
 
-class SimKeeper:
+class SimMemory:
     """Which commits a node has in its memory. Gone with its launcher."""
 
     def __init__(self, owner: Owner, net: StateNet) -> None:
@@ -142,7 +143,7 @@ class SimKeeper:
         self._parts_to_write = 0
         self._unseen = False
         self.loading = False
-        net.keepers[self.address] = self
+        net.memories[self.address] = self
 
     @property
     def address(self) -> tuple[str, int]:
@@ -151,8 +152,8 @@ class SimKeeper:
 
     def end(self) -> None:
         """Its launcher is gone."""
-        if self.net.keepers.get(self.address) is self:
-            del self.net.keepers[self.address]
+        if self.net.memories.get(self.address) is self:
+            del self.net.memories[self.address]
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -239,13 +240,13 @@ class SimKeeper:
             for done in self._fetches.pop((version, shard)):
                 done(False)
             return
-        source = self.net.keepers.get((others[0].host, others[0].port))
+        source = self.net.memories.get((others[0].host, others[0].port))
         if source is not None and self.net.kill_source:
             self.net.kill_source = False
             self.net.timeline.after(0.01, source.owner.crash)
         self.owner.after(self.net.rng.uniform(0.02, 0.5), self._given, version, shard, others, source)
 
-    def _given(self, version: Version, shard: int, others: list[Source], source: SimKeeper | None) -> None:
+    def _given(self, version: Version, shard: int, others: list[Source], source: SimMemory | None) -> None:
         reached = source is not None and self._reaches(source)
         part = (
             next((h for h in source.holdings() if (h.version, h.shard) == (version, shard)), None) if source else None
@@ -262,9 +263,9 @@ class SimKeeper:
 
     def lives(self, sources: Iterable[Source]) -> bool:
         """Whether one of these nodes is still there, though perhaps out of reach."""
-        return any((source.host, source.port) in self.net.keepers for source in sources)
+        return any((source.host, source.port) in self.net.memories for source in sources)
 
-    def _reaches(self, other: SimKeeper) -> bool:
+    def _reaches(self, other: SimMemory) -> bool:
         return other.owner.alive and not other.owner.paused and self.net.network.both(self.owner.host, other.owner.host)
 
     # --- other nodes -------------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ class SimKeeper:
 
     def _sent(self, stream: Stream, holding: Holding, peer: KeepWith) -> None:
         self._sending = False
-        other = self.net.keepers.get((peer.host, peer.port))
+        other = self.net.memories.get((peer.host, peer.port))
         taken = (
             other is not None
             and self._reaches(other)

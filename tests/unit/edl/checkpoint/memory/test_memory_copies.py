@@ -12,7 +12,21 @@ from edl.testing.snapshots import fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.local import STATE
 from edl.wire.messages import Version
-from tests.support.keeper_fixture import LIMIT_S, SIZE, A, B, Bench, C, Worker, content, h, piece, run, source, until
+from tests.support.memory_checkpoints_fixture import (
+    LIMIT_S,
+    SIZE,
+    A,
+    B,
+    Bench,
+    C,
+    Worker,
+    content,
+    h,
+    piece,
+    run,
+    source,
+    until,
+)
 
 # --- other nodes -----------------------------------------------------------------------------------------------------
 
@@ -85,12 +99,12 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
 
 def test_without_another_node_only_nothing_can_be_handed_over() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        assert await keeper.handed_over(LIMIT_S)
-        await Worker(keeper).commit(1)
-        assert not await keeper.handed_over(LIMIT_S)
-        keeper.keep_with(A, A, 1)
-        assert not await keeper.handed_over(LIMIT_S)
+        memory = bench.node()
+        assert await memory.handed_over(LIMIT_S)
+        await Worker(memory).commit(1)
+        assert not await memory.handed_over(LIMIT_S)
+        memory.keep_with(A, A, 1)
+        assert not await memory.handed_over(LIMIT_S)
 
     run(test)
 
@@ -215,13 +229,13 @@ def test_a_new_world_makes_older_copies_useless_and_ends_the_line_given_up() -> 
 
 def test_the_writer_writes_what_is_to_be_saved() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper)
-        keeper.enter(Version(), 2, writes=False)
+        memory = bench.node()
+        worker = Worker(memory)
+        memory.enter(Version(), 2, writes=False)
         await worker.commit(1, save=True)
         await worker.commit(2)
         assert not bench.checkpoint_storage.kept
-        keeper.enter(Version(1, 2), 1, writes=True)
+        memory.enter(Version(1, 2), 1, writes=True)
         await worker.commit(3, save=True)
         assert await bench.told.get() == (Version(1, 3), "/there/3", "")
         assert {version.commit for version, _ in bench.checkpoint_storage.kept} == {3}
@@ -231,9 +245,9 @@ def test_the_writer_writes_what_is_to_be_saved() -> None:
 
 def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 1, writes=True)
-        worker = Worker(keeper)
+        memory = bench.node()
+        memory.enter(Version(), 1, writes=True)
+        worker = Worker(memory)
         bench.checkpoint_storage.refuses = "disk full"
         await worker.commit(1, save=True)
         assert await bench.told.get() == (Version(1, 1), "", "disk full")
@@ -246,9 +260,9 @@ def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
 
 def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 1, writes=True)
-        worker = Worker(keeper)
+        memory = bench.node()
+        memory.enter(Version(), 1, writes=True)
+        worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
         for commit in range(1, 10):
             await worker.commit(commit, save=commit in (1, 4, 7))
@@ -267,29 +281,29 @@ def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
 
 def test_flush_writes_the_newest_once() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        assert await keeper.flush("the end") is None
-        worker = Worker(keeper)
+        memory = bench.node()
+        assert await memory.flush("the end") is None
+        worker = Worker(memory)
         for commit in (1, 2):
             await worker.commit(commit)
         for _ in range(2):
-            assert await keeper.flush("the end") == Version(1, 2)
+            assert await memory.flush("the end") == Version(1, 2)
         assert bench.told.qsize() == 1
         bench.checkpoint_storage.refuses = "disk full"
         await worker.commit(3)
-        assert await keeper.flush("the end") is None
+        assert await memory.flush("the end") is None
 
     run(test)
 
 
 def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 1, writes=True)
+        memory = bench.node()
+        memory.enter(Version(), 1, writes=True)
         bench.checkpoint_storage.gate.clear()
-        await Worker(keeper).commit(1, save=True)
+        await Worker(memory).commit(1, save=True)
         await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
-        flushed = asyncio.create_task(keeper.flush("suspended"))
+        flushed = asyncio.create_task(memory.flush("suspended"))
         await asyncio.sleep(0)
         bench.checkpoint_storage.gate.set()
         assert await flushed == Version(1, 1)
@@ -300,23 +314,23 @@ def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> 
 
 def test_flush_of_one_commit_writes_its_parts_only() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        ahead, behind = Worker(keeper, 0), Worker(keeper, 1)
+        memory = bench.node()
+        ahead, behind = Worker(memory, 0), Worker(memory, 1)
         for worker, shard, commit in ((ahead, 0, 3), (behind, 1, 3), (ahead, 0, 4)):
             await worker.commit(commit, shard=shard, shards=2)
-        assert await keeper.flush("suspended", Version(1, 3)) == Version(1, 3)
+        assert await memory.flush("suspended", Version(1, 3)) == Version(1, 3)
         assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 3), 0), (Version(1, 3), 1)]
-        assert await keeper.flush("suspended", Version(1, 9)) is None
+        assert await memory.flush("suspended", Version(1, 9)) is None
 
     run(test)
 
 
 def test_flush_writes_every_part_that_is_here() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
+        memory = bench.node()
         for slot in (0, 1):
-            await Worker(keeper, slot).commit(4, shard=slot, shards=2)
-        await keeper.flush("the end")
+            await Worker(memory, slot).commit(4, shard=slot, shards=2)
+        await memory.flush("the end")
         assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 4), 0), (Version(1, 4), 1)]
 
     run(test)
@@ -324,44 +338,44 @@ def test_flush_writes_every_part_that_is_here() -> None:
 
 def test_what_was_loaded_is_held_and_not_written_again() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        assert await keeper.load() == Version()
+        memory = bench.node()
+        assert await memory.load() == Version()
         bench.checkpoint_storage.kept[Version(3, 8), 0] = make_snapshot(h(8, era=3), 8, SIZE)
         for _ in range(2):
-            assert await keeper.load() == Version(3, 8)
-        assert keeper.holdings() == (h(8, era=3),)
-        assert content(await keeper.piece(0, STATE, Version(3, 8), 0)) == 8
-        assert await keeper.flush("the end") == Version(3, 8)
+            assert await memory.load() == Version(3, 8)
+        assert memory.holdings() == (h(8, era=3),)
+        assert content(await memory.piece(0, STATE, Version(3, 8), 0)) == 8
+        assert await memory.flush("the end") == Version(3, 8)
         assert bench.told.empty()
-        assert keeper.usage().loaded < 3 * SIZE
+        assert memory.usage().loaded < 3 * SIZE
 
     run(test)
 
 
 def test_a_checkpoint_that_cannot_be_used_is_not_held() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
+        memory = bench.node()
         bench.checkpoint_storage.kept[Version(3, 8), 0] = make_snapshot(h(7, era=3), 8, SIZE)
         with pytest.raises(CheckpointError, match="the checkpoint directory's"):
-            await keeper.load()
+            await memory.load()
         bench.checkpoint_storage.refuses = "all damaged"
         with pytest.raises(CheckpointError, match="all damaged"):
-            await keeper.load()
-        assert keeper.holdings() == ()
-        assert keeper.usage().total == 0
+            await memory.load()
+        assert memory.holdings() == ()
+        assert memory.usage().total == 0
 
     run(test)
 
 
 def test_a_sharded_checkpoint_is_checked_and_left_to_the_workers() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
+        memory = bench.node()
         bench.checkpoint_storage.kept[Version(3, 8), 0] = b""
         bench.checkpoint_storage.sharded = True
-        assert await keeper.load() == Version(3, 8)
-        assert keeper.holdings() == ()
+        assert await memory.load() == Version(3, 8)
+        assert memory.holdings() == ()
         bench.checkpoint_storage.refuses = "all damaged"
         with pytest.raises(CheckpointError, match="all damaged"):
-            await keeper.load()
+            await memory.load()
 
     run(test)

@@ -11,22 +11,22 @@ import pytest
 
 from edl.checkpoint.memory import memory_files
 from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.keeper import Grant
+from edl.checkpoint.memory.memory_checkpoints import Grant
 from edl.errors import CheckpointError, ProtocolError
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.wire.local import OWN, STATE, Committed
 from edl.wire.messages import Version
-from tests.support.keeper_fixture import SIZE, Bench, Worker, content, h, piece, run, until
+from tests.support.memory_checkpoints_fixture import SIZE, Bench, Worker, content, h, piece, run, until
 
 
 def test_a_commit_is_held_and_given_back() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper)
+        memory = bench.node()
+        worker = Worker(memory)
         for commit in (1, 2, 3):
             await worker.commit(commit)
-            assert h(commit) in keeper.holdings()
-            assert await piece(keeper, commit) == commit
+            assert h(commit) in memory.holdings()
+            assert await piece(memory, commit) == commit
         assert len(worker.maps) == 2
 
     run(test)
@@ -34,32 +34,32 @@ def test_a_commit_is_held_and_given_back() -> None:
 
 def test_a_half_written_buffer_harms_nothing_and_the_next_worker_starts_afresh() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        first = Worker(keeper)
+        memory = bench.node()
+        first = Worker(memory)
         for commit in (1, 2):
             await first.commit(commit)
         assert first.grant is not None
         first.maps[first.grant.buffer][:5000] = b"x" * 5000
-        keeper.forget_worker(0)
-        assert keeper.holdings() == (h(2),)
-        assert await piece(keeper, 2) == 2
-        second = Worker(keeper)
+        memory.forget_worker(0)
+        assert memory.holdings() == (h(2),)
+        assert await piece(memory, 2) == 2
+        second = Worker(memory)
         for commit in (3, 4):
             await second.commit(commit)
-        assert await piece(keeper, 4) == 4
-        assert keeper.usage().workers < 3 * SIZE
+        assert await piece(memory, 4) == 4
+        assert memory.usage().workers < 3 * SIZE
 
     run(test)
 
 
 def test_what_a_dead_worker_was_writing_is_memory_for_others() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node(limit_bytes=5 * SIZE // 2)
-        await Worker(keeper).commit(1)
-        assert isinstance(await keeper.want(1, STATE, SIZE), Refusal)
-        keeper.forget_worker(0)
-        Worker(keeper, 1).take(await keeper.want(1, STATE, SIZE))
-        assert keeper.holdings() == (h(1),)
+        memory = bench.node(limit_bytes=5 * SIZE // 2)
+        await Worker(memory).commit(1)
+        assert isinstance(await memory.want(1, STATE, SIZE), Refusal)
+        memory.forget_worker(0)
+        Worker(memory, 1).take(await memory.want(1, STATE, SIZE))
+        assert memory.holdings() == (h(1),)
 
     run(test)
 
@@ -77,87 +77,87 @@ def test_what_a_dead_worker_was_writing_is_memory_for_others() -> None:
 )
 def test_a_commit_that_is_not_what_it_says_does_not_count(change: dict[str, Any], problem: str) -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper)
+        memory = bench.node()
+        worker = Worker(memory)
         await worker.commit(1)
         assert worker.grant is not None
         size = worker.fill(h(2), 2)
         fields = {"stream": STATE, "buffer": worker.grant.buffer, "size": size, "era": 1, "commit": 2}
         message = Committed(**(fields | {"shard": 0, "shards": 1, "save": False} | change))  # type: ignore[arg-type]
         with pytest.raises(ProtocolError, match=problem):
-            await keeper.committed(0, message)
-        assert keeper.holdings() == (h(1),)
+            await memory.committed(0, message)
+        assert memory.holdings() == (h(1),)
         worker.take(await worker.say(h(2), size))
-        assert await piece(keeper, 2) == 2
+        assert await piece(memory, 2) == 2
 
     run(test)
 
 
 def test_a_commit_never_goes_back() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper)
+        memory = bench.node()
+        worker = Worker(memory)
         await worker.commit(5, era=2)
         with pytest.raises(ProtocolError, match="cannot come after"):
             await worker.commit(6, era=1)
-        assert keeper.holdings() == (h(5, era=2),)
+        assert memory.holdings() == (h(5, era=2),)
 
     run(test)
 
 
 def test_another_jobs_snapshot_does_not_count() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper)
-        grant = worker.take(await keeper.want(0, STATE, 9000))
+        memory = bench.node()
+        worker = Worker(memory)
+        grant = worker.take(await memory.want(0, STATE, 9000))
         data = make_snapshot(h(1), 1, job="other")
         worker.maps[grant.buffer][: len(data)] = data
         with pytest.raises(ProtocolError, match="belongs to job 'other'"):
             await worker.say(h(1), len(data))
-        assert keeper.holdings() == ()
+        assert memory.holdings() == ()
 
     run(test)
 
 
 def test_own_values_stay_with_their_slot_and_the_ones_before_too() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        workers = [Worker(keeper, slot, OWN) for slot in (0, 1)]
+        memory = bench.node()
+        workers = [Worker(memory, slot, OWN) for slot in (0, 1)]
         for commit in (1, 2, 3):
             for worker in workers:
                 await worker.commit(commit + 10 * worker.slot)
-        assert keeper.holdings() == ()
+        assert memory.holdings() == ()
         for commit in (12, 13):
-            assert content(await keeper.piece(1, OWN, Version(1, commit), 0)) == commit
+            assert content(await memory.piece(1, OWN, Version(1, commit), 0)) == commit
         with pytest.raises(CheckpointError, match="slot 1 has no separate values"):
-            await keeper.piece(1, OWN, Version(1, 3), 0)
+            await memory.piece(1, OWN, Version(1, 3), 0)
 
     run(test)
 
 
 def test_of_a_sharded_state_the_commit_before_stays() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        workers = [Worker(keeper, slot) for slot in (0, 1)]
+        memory = bench.node()
+        workers = [Worker(memory, slot) for slot in (0, 1)]
         for commit in (1, 2, 3):
             for worker in workers:
                 await worker.commit(commit, shard=worker.slot, shards=2)
-        assert keeper.holdings() == tuple(h(commit, shard, 2) for commit in (2, 3) for shard in (0, 1))
-        assert await piece(keeper, 2, shard=1) == 2
+        assert memory.holdings() == tuple(h(commit, shard, 2) for commit in (2, 3) for shard in (0, 1))
+        assert await piece(memory, 2, shard=1) == 2
 
     run(test)
 
 
 def test_what_a_worker_reads_is_not_written_until_it_says_so() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        worker = Worker(keeper)
+        memory = bench.node()
+        worker = Worker(memory)
         await worker.commit(1)
-        descriptor, size = await keeper.piece(1, STATE, Version(1, 1), 0)
+        descriptor, size = await memory.piece(1, STATE, Version(1, 1), 0)
         for commit in (2, 3, 4, 5):
             await worker.commit(commit)
         assert fill_of(os.pread(descriptor, size, 0)) == 1
-        keeper.restored(1)
+        memory.restored(1)
         for commit in (6, 7, 8):
             await worker.commit(commit)
         assert content((descriptor, size)) != 1
@@ -167,9 +167,9 @@ def test_what_a_worker_reads_is_not_written_until_it_says_so() -> None:
 
 def test_what_a_worker_gets_to_read_it_cannot_write() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        await Worker(keeper).commit(1)
-        descriptor, size = await keeper.piece(0, STATE, Version(1, 1), 0)
+        memory = bench.node()
+        await Worker(memory).commit(1)
+        descriptor, size = await memory.piece(0, STATE, Version(1, 1), 0)
         with pytest.raises(OSError, match="descriptor"):
             os.pwrite(descriptor, b"x", 0)
         with pytest.raises(PermissionError):
@@ -181,8 +181,8 @@ def test_what_a_worker_gets_to_read_it_cannot_write() -> None:
 
 def test_a_worker_cannot_take_the_pages_away() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        grant = await keeper.want(0, STATE, SIZE)
+        memory = bench.node()
+        grant = await memory.want(0, STATE, SIZE)
         assert isinstance(grant, Grant)
         assert grant.descriptor is not None
         for size in (0, 10 * SIZE):
@@ -206,28 +206,28 @@ def test_a_machine_without_so_much_memory_refuses_before_it_is_too_late(monkeypa
     monkeypatch.setattr(memory_files, "available_bytes", lambda: memory_files.SPARE_BYTES + SIZE)
 
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        refusal = await keeper.want(0, STATE, 2 * SIZE)
+        memory = bench.node()
+        refusal = await memory.want(0, STATE, 2 * SIZE)
         assert isinstance(refusal, Refusal)
         assert "the machine has only 67,208,864 available" in refusal.why
-        assert keeper.usage().total == 0
-        assert isinstance(await keeper.want(0, STATE, SIZE // 2), Grant)
+        assert memory.usage().total == 0
+        assert isinstance(await memory.want(0, STATE, SIZE // 2), Grant)
 
     run(test)
 
 
 def test_with_every_buffer_being_read_the_next_commit_waits() -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node()
-        keeper.enter(Version(), 1, writes=True)
-        worker = Worker(keeper)
+        memory = bench.node()
+        memory.enter(Version(), 1, writes=True)
+        worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
         await worker.commit(1, save=True)
         await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
         await worker.commit(2)
-        descriptor, size = await keeper.piece(1, STATE, Version(1, 2), 0)
+        descriptor, size = await memory.piece(1, STATE, Version(1, 2), 0)
         next_one = asyncio.create_task(worker.commit(3))
-        await until(lambda: h(3) in keeper.holdings())
+        await until(lambda: h(3) in memory.holdings())
         assert not next_one.done()
         bench.checkpoint_storage.gate.set()
         await next_one
@@ -240,18 +240,18 @@ def test_with_every_buffer_being_read_the_next_commit_waits() -> None:
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_worker_that_goes_while_it_waits(begun: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def test(bench: Bench) -> None:
-        keeper = bench.node(limit_bytes=3 * SIZE)
-        worker = Worker(keeper)
+        memory = bench.node(limit_bytes=3 * SIZE)
+        worker = Worker(memory)
         await worker.commit(1)
-        descriptor, _ = await keeper.piece(1, STATE, Version(1, 1), 0)
+        descriptor, _ = await memory.piece(1, STATE, Version(1, 1), 0)
         os.close(descriptor)
         size = worker.fill(h(2), 2)
         waiting = asyncio.create_task(worker.say(h(2), size))
         if begun:
             await until(lambda: "waits before its next commit" in caplog.text)
-        keeper.forget_worker(0)
+        memory.forget_worker(0)
         assert isinstance(await waiting, Refusal)
-        keeper.restored(1)
-        await Worker(keeper).commit(3)
+        memory.restored(1)
+        await Worker(memory).commit(3)
 
     run(test)

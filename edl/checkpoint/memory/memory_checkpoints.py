@@ -1,6 +1,6 @@
-"""Keeps the state of this node's workers in the launcher's memory, where it outlives them.
+"""In-memory checkpoints: the commits of this node's workers, in the launcher's memory, where they outlive the workers.
 
-Workers copy their commits into memory files that the keeper allocates. From there they go to another node, to the
+Workers copy their commits into memory files that the launcher allocates. From there they go to another node, to the
 checkpoint directory, and back to restarted workers. Long operations run in threads: those beside training at low
 priority, those that a worker waits for at normal priority.
 """
@@ -59,8 +59,8 @@ class _Slot:
     gone: bool = False
 
 
-class Keeper:
-    """The state of one node's workers. Call all methods on the event loop."""
+class MemoryCheckpoints:
+    """The commits and copies that one node holds. Call all methods on the event loop."""
 
     def __init__(
         self,

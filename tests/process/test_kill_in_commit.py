@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.checkpoint.memory.keeper import Grant, Keeper
+from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of
 from edl.types import NodeId
@@ -45,8 +45,8 @@ def forker() -> Iterator[socket.socket]:
 class Life:
     """One worker, from its fork to its end."""
 
-    def __init__(self, keeper: Keeper, forker: socket.socket, commits: int, later_s: float) -> None:
-        self.keeper = keeper
+    def __init__(self, memory: MemoryCheckpoints, forker: socket.socket, commits: int, later_s: float) -> None:
+        self.memory = memory
         self._left, self._later_s = commits, later_s
         self.agent, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
@@ -56,7 +56,7 @@ class Life:
 
     async def run(self, commit: int, size: int) -> int:
         """Serve it until it is dead; returns the last commit that it made."""
-        grant = await self.keeper.want(0, STATE, size)
+        grant = await self.memory.want(0, STATE, size)
         while True:
             if self._left == 0:
                 asyncio.get_running_loop().call_later(self._later_s, os.kill, self.pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ class Life:
                 return commit - 1
             number, filled = json.loads(answer)
             message = Committed(STATE, number, filled, 1, commit, 0, 1, False)
-            grant = await self.keeper.committed(0, message)
+            grant = await self.memory.committed(0, message)
 
     async def _hear(self) -> bytes:
         while True:
@@ -91,15 +91,15 @@ class Life:
         return True
 
 
-async def value_held(keeper: Keeper) -> tuple[Version, int]:
+async def value_held(memory: MemoryCheckpoints) -> tuple[Version, int]:
     """The newest that is held, and what all its bytes are."""
-    version = keeper.holdings()[-1].version
-    descriptor, size = await keeper.piece(9, STATE, version, 0)
+    version = memory.holdings()[-1].version
+    descriptor, size = await memory.piece(9, STATE, version, 0)
     try:
         return version, fill_of(os.pread(descriptor, size, 0))
     finally:
         os.close(descriptor)
-        keeper.restored(9)
+        memory.restored(9)
 
 
 async def kill_often(forker: socket.socket) -> tuple[int, int]:
@@ -108,7 +108,9 @@ async def kill_often(forker: socket.socket) -> tuple[int, int]:
     names = (NodeId("a"), NodeId("b"))
     copies = {name: MemoryCopies(network) for name in names}
     here, there = (
-        Keeper(name, JOB, limit_bytes=64 << 20, copies=copies[name], checkpoint_storage=None, on_kept=lambda *_: None)
+        MemoryCheckpoints(
+            name, JOB, limit_bytes=64 << 20, copies=copies[name], checkpoint_storage=None, on_kept=lambda *_: None
+        )
         for name in names
     )
     here.start("a", 1)

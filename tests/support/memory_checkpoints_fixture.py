@@ -1,4 +1,4 @@
-"""A keeper with real memory, a network in memory, and a checkpoint directory that is a dictionary."""
+"""In-memory checkpoints with real memory, a network in memory, and a checkpoint directory that is a dictionary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.keeper import Grant, Keeper
+from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
 from edl.errors import CheckpointError
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of, make_snapshot
@@ -76,8 +76,8 @@ class FakeCheckpointStorage:
 class Worker:
     """A worker that writes commits into the buffers that it receives."""
 
-    def __init__(self, keeper: Keeper, slot: int = 0, stream: str = STATE) -> None:
-        self.keeper = keeper
+    def __init__(self, memory: MemoryCheckpoints, slot: int = 0, stream: str = STATE) -> None:
+        self.memory = memory
         self.slot = slot
         self.stream = stream
         self.maps: dict[int, mmap.mmap] = {}
@@ -101,7 +101,7 @@ class Worker:
     def say(self, holding: Holding, size: int, *, save: bool = False) -> Coroutine[Any, Any, Grant | Refusal]:
         assert self.grant is not None
         version = holding.version
-        return self.keeper.committed(
+        return self.memory.committed(
             self.slot,
             Committed(
                 self.stream, self.grant.buffer, size, version.era, version.commit, holding.shard, holding.shards, save
@@ -112,12 +112,12 @@ class Worker:
         """A whole commit, filled with its number."""
         holding = Holding(Version(era, commit), shard, shards)
         if self.grant is None:
-            self.take(await self.keeper.want(self.slot, self.stream, SIZE + 1000))
+            self.take(await self.memory.want(self.slot, self.stream, SIZE + 1000))
         self.take(await self.say(holding, self.fill(holding, commit), save=save))
 
 
 class Bench:
-    """Keepers of several nodes in one network."""
+    """In-memory checkpoints of several nodes in one network."""
 
     def __init__(self) -> None:
         self.network = MemoryNetwork()
@@ -125,7 +125,7 @@ class Bench:
         self.told: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
         self.copied: asyncio.Queue[NodeId] = asyncio.Queue()
         """Nodes that have said that a copy came to them."""
-        self.keepers: list[Keeper] = []
+        self.memories: list[MemoryCheckpoints] = []
 
     def node(
         self,
@@ -134,8 +134,8 @@ class Bench:
         limit_bytes: int = 64 << 20,
         token: str = "",
         on_room: Callable[[str], None] = lambda why: None,
-    ) -> Keeper:
-        keeper = Keeper(
+    ) -> MemoryCheckpoints:
+        memory = MemoryCheckpoints(
             node,
             JOB,
             limit_bytes=limit_bytes,
@@ -145,9 +145,9 @@ class Bench:
             on_room=on_room,
             on_copy=lambda: self.copied.put_nowait(node),
         )
-        self.keepers.append(keeper)
-        keeper.start(node, 1)
-        return keeper
+        self.memories.append(memory)
+        memory.start(node, 1)
+        return memory
 
     def _on_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
         assert took_s >= 0 and (not error or took_s == 0), "what was not written took no time"
@@ -155,8 +155,8 @@ class Bench:
 
     async def close(self) -> None:
         self.checkpoint_storage.gate.set()
-        for keeper in self.keepers:
-            await keeper.close()
+        for memory in self.memories:
+            await memory.close()
 
 
 def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
@@ -193,8 +193,8 @@ def content(got: tuple[int, int]) -> int:
         os.close(descriptor)
 
 
-async def piece(keeper: Keeper, commit: int, *sources: Source, slot: int = 5, shard: int = 0) -> int:
+async def piece(memory: MemoryCheckpoints, commit: int, *sources: Source, slot: int = 5, shard: int = 0) -> int:
     try:
-        return content(await keeper.piece(slot, STATE, Version(1, commit), shard, sources))
+        return content(await memory.piece(slot, STATE, Version(1, commit), shard, sources))
     finally:
-        keeper.restored(slot)
+        memory.restored(slot)
