@@ -185,7 +185,7 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
     if event.token == state.token and state.ruler == event.ruler:
         return ElectionDecision(state, (), "known already")
     followed = dataclasses.replace(state, ruler=event.ruler, token=event.token)
-    if event.mine and state.registered:
+    if event.mine and state.registered and state.role is not Role.MASTER:
         # A campaign has succeeded, be it one that seemed lost or was followed by another one. No other launcher will
         # take this place, and a later campaign finds it taken.
         master = dataclasses.replace(followed, role=Role.MASTER)

@@ -108,9 +108,7 @@ class MasterDeps:
     """Creates the connections to helper processes for one term of office; None: the job's services need none."""
     companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
     """Coroutines that run while this Master is in office; see ``Ruling``."""
-    decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda before, events, decision: (
-        None
-    )
+    decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda *step: None
     """Observes each decision before it is carried out, with its events; the take-over has none."""
 
 
