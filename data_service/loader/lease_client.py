@@ -129,16 +129,21 @@ class LeaseClient:
         return self._ask(message)
 
     def next_epoch(self, epoch: int, dropped: int, tell: bool) -> PendingRequest | None:
-        """Switch to another epoch. ``tell``: also request it from the Master (rank 0)."""
-        with self._lock:
-            self._granted.clear()
-            self._finished.clear()
-            self._returned.clear()
-            self._acked.clear()
-            self._uncounted.clear()
-            if self._open is not None:
-                self._open = replace(self._open, epoch=epoch)
+        """Switch to another epoch. ``tell``: also request it from the Master (rank 0). In independent mode the switch
+        takes place with the Master's answer: until then a new Master needs the acknowledgements of the old epoch."""
+        if not self._lasting:
+            with self._lock:
+                self._enter(epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
+
+    def _enter(self, epoch: int) -> None:
+        self._granted.clear()
+        self._finished.clear()
+        self._returned.clear()
+        self._acked.clear()
+        self._uncounted.clear()
+        if self._open is not None:
+            self._open = replace(self._open, epoch=epoch)
 
     def rollback(self, name: str, ledger: str, history: int) -> PendingRequest:
         """Independent mode: return to a position, once per history. Afterwards the data set must be opened again."""
@@ -224,6 +229,15 @@ class LeaseClient:
         raise DataError(
             f"data set {self.dataset}: {asked.answer!r:.200} is not an answer to {type(asked.message).__name__}"
         )
+
+    def epoch_after(self, asked: PendingRequest, check: Callable[[], None]) -> int:
+        """Independent mode: wait for the answer of ``next_epoch``, and return the epoch in which to read. That is the
+        present one if the Master knows of records that have not been counted. Raises ``DataError``."""
+        while not asked.done.wait(LOOK_S):
+            check()
+        if isinstance(asked.answer, Refused) and asked.answer.kind == "unfinished":
+            return int(asked.message.epoch) - 1
+        return self.wait(asked, check, Done).epoch
 
     def close(self) -> None:
         """Send no more, and drop waiting requests."""
@@ -323,8 +337,8 @@ class LeaseClient:
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it was included in the Open
-        if isinstance(said, NextEpoch) and self._lasting and self._open is not None:
-            self._open = replace(self._open, epoch=getattr(message, "epoch", self._open.epoch))
+        if isinstance(said, NextEpoch) and isinstance(message, Done) and self._lasting:
+            self._enter(message.epoch)
         if isinstance(said, Ack):
             number = getattr(message, "number", -1)  # -1: refused, nothing to be stored
             lost = (

@@ -300,12 +300,14 @@ class Loader(FilesMixin, IndependentMixin):
         """Prepare the micro-batches of the next step. Returns False at the end of the epoch."""
         if self._independent and self._unacknowledged.redone:
             trainers.push()
-        place, prefetcher = self._attach()
-        if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
-            prefetcher = self._resize_steps(place, prefetcher)
-        if not self._window and not self._plan_steps(place, prefetcher):
-            self._end_epoch(place)
-            return False
+        while True:
+            place, prefetcher = self._attach()
+            if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
+                prefetcher = self._resize_steps(place, prefetcher)
+            if self._window or self._plan_steps(place, prefetcher):
+                break
+            if self._end_epoch(place):
+                return False
         step = self._window[0]
         if step.own[place.rank if not self._independent else 0]:
             if self._independent and self._unacknowledged.must_be_pushed(prefetcher.next_redo()):
@@ -383,7 +385,9 @@ class Loader(FilesMixin, IndependentMixin):
         pattern = self._padding.pattern_of(steps)
         return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, prefetcher.known.version)
 
-    def _end_epoch(self, place: RankAssignment) -> None:
+    def _end_epoch(self, place: RankAssignment) -> bool:
+        """Switch to the next epoch. Returns False if this one goes on: a new Master lacks acknowledgements of lost
+        workers that were not stored, so their shards have to be read again (independent mode)."""
         assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
         ledger, client, total = self._ledger, self._client, self.progress().of_records
         if not ledger.records and not ledger.done_shards and not self._independent:
@@ -396,14 +400,22 @@ class Loader(FilesMixin, IndependentMixin):
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are skipped (tail=drop)")
         self._end_prefetcher()
         self._look_at_epochs_end(place, client, ledger)
+        if self._independent:
+            asked = client.next_epoch(ledger.epoch + 1, dropped, tell=True)
+            assert asked is not None, "it is told"  # noqa: S101
+            epoch = client.epoch_after(asked, lambda: self._context.check(place.round))
+            if epoch == ledger.epoch:
+                return False
+            with self._lock:
+                ledger.start(epoch)  # the others may be in a later epoch
+            return True
         # First, so that a new Master gets the new epoch, of which others may already have shards.
         with self._lock:
             ledger.next_epoch()
-        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._independent)
+        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0)
         if asked is not None:
-            answer = client.wait(asked, lambda: self._context.check(place.round), Done)
-            if self._independent and answer.epoch != ledger.epoch:
-                ledger.start(answer.epoch)  # the others are in a later epoch
+            client.wait(asked, lambda: self._context.check(place.round), Done)
+        return True
 
     def _nothing(self) -> str:
         assert self._ledger is not None  # noqa: S101
