@@ -1,4 +1,4 @@
-"""Bugs planted in the shells around data leases: in the loader's client, and in the service at the Master."""
+"""Bugs planted around data leases: in the client of the loader, and in the machine that the Master hosts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from data_service.leases import file_additions, grants
+from data_service.leases.lease_table import LeaseTable
 from data_service.loader.lease_client import LeaseClient
 from data_service.protocol.messages import Refused
+from edl.master.service import WakeAt
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
@@ -53,3 +56,53 @@ def loses_what_is_queued(patch: Patch) -> None:
         again(self)
 
     patch.setattr(LeaseClient, "_say_again", loses)
+
+
+def never_waits(patch: Patch) -> None:
+    """A new Master gives out shards before everybody has said what it has."""
+    patch.setattr(grants, "is_open", lambda data, turn: data.table is not None)
+
+
+def believes_nobody(patch: Patch) -> None:
+    """A new Master takes no notice of what workers say that they have."""
+    patch.setattr(LeaseTable, "hold", lambda self, by, shard, now_s: "")
+
+
+def reads_on_from_the_start(patch: Patch) -> None:
+    """A begun shard is given out as if it were not."""
+    grant = LeaseTable.grant
+
+    def granted(self: LeaseTable, *args: object) -> list[tuple[int, int]]:
+        return [(shard, 0) for shard, _ in grant(self, *args)]  # type: ignore[arg-type]
+
+    patch.setattr(LeaseTable, "grant", granted)
+
+
+def keeps_lost_leases(patch: Patch) -> None:
+    """A lease whose answer was lost stays with who never heard of it."""
+    patch.setattr(LeaseTable, "release", lambda self, holder, now_s, but=(): 0)
+
+
+def leaves_nothing_out(patch: Patch) -> None:
+    """A shard that nobody can read goes round and round."""
+    patch.setattr(grants, "_quarantine", lambda data, turn, table, shard, attempts: None)
+
+
+def tells_nobody(patch: Patch) -> None:
+    """Shards are left out silently."""
+    patch.setattr(grants, "flaw", lambda data: WakeAt(1e9))
+
+
+def drops_what_is_held(patch: Patch) -> None:
+    """An epoch is over when nothing is pending."""
+    patch.setattr(LeaseTable, "finished", property(lambda self: self.pending == 0))
+
+
+def forgets_what_was_added(patch: Patch) -> None:
+    """Files that have joined are not kept: the next Master does not know them."""
+    patch.setattr(file_additions, "load", lambda data, kept: None)
+
+
+def joins_in_name_only(patch: Patch) -> None:
+    """Files are in the list of the epoch, and nobody gives them out."""
+    patch.setattr(file_additions, "extend", lambda data: None)
