@@ -213,7 +213,9 @@ class Checks:
             self._check_unusable(state, decided_s)
 
     def _check_budget(self, record: Record) -> None:
-        settled = record.phase is not Phase.FORMING
+        # While a world forms, a node may still report that it stopped its workers itself, and the charge is returned. A
+        # job that ends before that has no use for it; one that ends for its budget is checked in ``SimWorld``.
+        settled = record.phase not in (Phase.FORMING, Phase.ENDED)
         if settled and record.restarts > self.worker_failures:
             self.fail(f"{record.restarts} restarts charged for {self.worker_failures} worker failures: {record.reason}")
 
