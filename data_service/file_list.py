@@ -318,8 +318,8 @@ def pieces(manifest: Manifest, most: int = SEGMENT_FILES) -> Iterator[Manifest]:
 
 def with_files(position: str, files: FileList) -> str:
     """Add the file list to a position (JSON): a later job may find more files."""
-    told = json.loads(position)
-    return json.dumps({**told, "files": base64.b64encode(files.encode()).decode("ascii")}, separators=(",", ":"))
+    fields = json.loads(position)
+    return json.dumps({**fields, "files": base64.b64encode(files.encode()).decode("ascii")}, separators=(",", ":"))
 
 
 def files_of(position: str) -> FileList:

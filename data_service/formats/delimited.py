@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_service.filesystems import Storage
 from data_service.formats.file_reader import OpenFile, short
 from data_service.formats.lines import LineFile, LineReader, column_types, with_types
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from edl.errors import DataError
 
 NEWLINE = 10
@@ -30,7 +30,7 @@ class CsvReader(LineReader):
 
     format = "csv"
 
-    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
+    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: FormatOptions) -> None:
         super().__init__(columns, storage, options)
         self.can_split = not options.quoted_newlines
         self._types = column_types(dict(options.types))

@@ -8,7 +8,7 @@ import pyarrow.json as pajson
 from data_service.filesystems import Storage
 from data_service.formats.file_reader import OpenFile, short
 from data_service.formats.lines import LineFile, LineReader, column_types, with_types
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from edl.errors import DataError
 
 
@@ -18,7 +18,7 @@ class JsonReader(LineReader):
 
     format = "jsonl"
 
-    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
+    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: FormatOptions) -> None:
         super().__init__(columns, storage, options)
         self._types = column_types(dict(options.types))
 

@@ -17,7 +17,18 @@ from data_service.leases.shard_order import FRESH
 from data_service.leases.state import ClientState, DataSet, IndependentState, LeaseTurn
 from data_service.ledger import Ledger
 from data_service.manifest import counted
-from data_service.protocol.messages import Ack, Answer, Commit, Done, Gone, Open, Opened, Refused, Rollback, shards_of
+from data_service.protocol.messages import (
+    Ack,
+    Answer,
+    Commit,
+    Done,
+    Gone,
+    Open,
+    Opened,
+    RequestRefused,
+    Rollback,
+    shards_of,
+)
 from edl.errors import DataError
 from edl.master.service import Caller
 from edl.types import NodeId
@@ -136,13 +147,13 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
         try:
             ledger = data.fit(Ledger.decode(message.ledger))
         except DataError as error:
-            return Refused(message.id, data.name, "ledger", f"{data.name}: {error}")
+            return RequestRefused(message.id, data.name, "ledger", f"{data.name}: {error}")
     elif message.name in now.commits:
         ledger = data.fit(Ledger.decode(now.commits[message.name]))
     else:
         known = ", ".join(now.commits) or "none"
         text = f"{data.name} has no position named {message.name}; it has {known} (the last {COMMITS} are kept)"
-        return Refused(message.id, data.name, "commit", text)
+        return RequestRefused(message.id, data.name, "commit", text)
     data.begin(ledger)
     now.history = max(now.history, message.history)
     data.failures = {}

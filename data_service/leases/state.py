@@ -13,7 +13,7 @@ from data_service.leases.throughput import Rate
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.protocol.fields import Ranges
-from data_service.protocol.messages import INDEPENDENT, Answer, Open, Options, Request, encode, ranges
+from data_service.protocol.messages import INDEPENDENT, Answer, DataSetOptions, Open, Request, encode, ranges
 from edl.master.service import Caller, Effect, Note, Tell, WakeAt
 from edl.types import Rank
 from edl.wire.messages import World
@@ -137,7 +137,7 @@ class DataSet:
         self._records: tuple[int, int] = (-1, -1)
         self.previous: Manifest | None = None
         """The previously registered manifest, to describe the difference."""
-        self.options = Options()
+        self.options = DataSetOptions()
         self.broken = ""
         """Why the data set cannot be used: its accounting in the store is damaged."""
         self.clients: dict[Caller, ClientState] = {}

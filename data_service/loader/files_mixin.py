@@ -16,7 +16,7 @@ from data_service.loader.source import EPOCH, DataSource
 from data_service.loader.trainers import trainers
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.file_list_messages import NOW, AddFiles
-from data_service.protocol.messages import Opened, Options, Readers
+from data_service.protocol.messages import DataSetOptions, Opened, ReaderList
 from edl.errors import DataError, EdlError
 from edl.worker.boundary import RoundOver
 from edl.worker.session import note
@@ -37,7 +37,7 @@ class FilesMixin:
     _deps: LoaderDeps
     _client: LeaseClient | None
     _ledger: Ledger | None
-    _options: Options
+    _options: DataSetOptions
     _lock: threading.Lock
     _file_list: FileListClient
     _known: EpochFiles | None
@@ -136,13 +136,13 @@ class FilesMixin:
 
             pool = shared_pool(place.rank)
 
-        def news(message: Any) -> None:
-            if isinstance(message, Readers) and pool is not None:
+        def receive(message: Any) -> None:
+            if isinstance(message, ReaderList) and pool is not None:
                 pool.update(message.readers, message.authority)
             elif isinstance(message, AddFiles):
                 self._on_thread(place, client, lambda check: self._order(client, source, message, check))
 
-        client.on_news = news
+        client.on_message = receive
 
     def _look_again(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
         """Once opened, rescan the patterns periodically if configured."""

@@ -13,7 +13,7 @@ from data_service.loader.replay import encode
 from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.worker_context import RankAssignment, WorkerContext
-from data_service.protocol.messages import Done, Opened, Pace
+from data_service.protocol.messages import Done, Opened, ReadRate
 from edl.ports import Clock
 from edl.worker.session import note
 from edl.worker.steps import Share
@@ -135,7 +135,7 @@ class IndependentMixin:
     def say_alive(self) -> None:
         """Report that this worker is alive while it waits for something else, so it keeps its shards. Thread-safe."""
         if self._client is not None:
-            self._client.tell(Pace(0, self._name, 0.0))
+            self._client.tell(ReadRate(0, self._name, 0.0))
 
 
 class _First(Exception):

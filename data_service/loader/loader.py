@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_service.formats import Reader
-from data_service.formats import options as reading
+from data_service.formats import FormatReader
+from data_service.formats.options import FormatOptions
 from data_service.formats.ragged import RaggedColumn, checked_pad
 from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
@@ -26,7 +26,7 @@ from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.window import Offer, PlannedStep, Supply, Tail, decode, encode, plan, tail_named
 from data_service.loader.worker_context import RankAssignment, WorkerContext, converted
-from data_service.protocol.messages import INDEPENDENT, STEPS, Done, Opened, Options
+from data_service.protocol.messages import INDEPENDENT, STEPS, DataSetOptions, Done, Opened
 from edl.arithmetic.hyper import StepPlan
 from edl.errors import DataError, SettingError, StateError
 from edl.worker.session import note
@@ -115,7 +115,7 @@ class Loader(FilesMixin, IndependentMixin):
         shard_records: int | None = None,
         shard_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        options: reading.Options | Mapping[str, Any] | None = None,
+        options: FormatOptions | Mapping[str, Any] | None = None,
         remote: str | None = None,
         decode: str | None = None,
         rescan: str | float | None = None,
@@ -139,7 +139,7 @@ class Loader(FilesMixin, IndependentMixin):
             shard_records=shard_records,
             shard_bytes=shard_bytes,
             storage_options=storage_options,
-            options=options if options is None or isinstance(options, reading.Options) else reading.Options.of(options),
+            options=options if options is None or isinstance(options, FormatOptions) else FormatOptions.of(options),
             remote=remote,
             decode=decode,
             rescan=None if rescan is None else str(rescan),
@@ -157,7 +157,7 @@ class Loader(FilesMixin, IndependentMixin):
     def _begin(self) -> None:
         """Initialise the state of an unused loader."""
         self._source: DataSource | None = None
-        self._options = Options()
+        self._options = DataSetOptions()
         self._lock = threading.Lock()
         self._ledger: Ledger | None = None
         self._restored = True
@@ -165,7 +165,7 @@ class Loader(FilesMixin, IndependentMixin):
         self._place: RankAssignment | None = None
         self._client: LeaseClient | None = None
         self._opened: Opened | None = None
-        self._reader: Reader | None = None
+        self._reader: FormatReader | None = None
         self._prefetcher: Prefetcher | None = None
         self._plan: StepPlan | None = None
         self._window: collections.deque[PlannedStep] = collections.deque()
@@ -498,7 +498,7 @@ class Loader(FilesMixin, IndependentMixin):
             settings = self._settings.settle(self._name, self._context.environment())
             assert settings.files and settings.shard_records and settings.shard_bytes and settings.options  # noqa: S101
             self._tail = tail_named(settings.tail or "")
-            self._options = Options(settings.seed or 0, bool(settings.shuffle), self._mode, self._failures)
+            self._options = DataSetOptions(settings.seed or 0, bool(settings.shuffle), self._mode, self._failures)
             self._padding = Padding(self._options.seed, self._options.shuffle)
             self._source = DataSource(
                 self._name,

@@ -82,7 +82,7 @@ class Beginning:
     """Positions by data set."""
 
 
-class Trainers:
+class TrainerDataSets:
     """The registry of a process: its data sets and callbacks."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Trainers:
         return found
 
 
-trainers = Trainers()
+trainers = TrainerDataSets()
 
 
 def hold() -> None:

@@ -1,8 +1,8 @@
 """The trainer's side of remote readers: shards that other processes read and decode.
 
-``Pool`` is the list of live readers, as sent by the Master. ``RemoteReader`` is a ``Reader`` that requests a shard from
-one of them and continues at another, from the next record on, if that one dies, freezes or fails. The trainer keeps the
-shard's lease throughout, so the accounting is the same as for local reading.
+``Pool`` is the list of live readers, as sent by the Master. ``RemoteReader`` is a ``FormatReader`` that requests a
+shard from one of them and continues at another, from the next record on, if that one dies, freezes or fails. The
+trainer keeps the shard's lease throughout, so the accounting is the same as for local reading.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from data_service.formats import Reader
-from data_service.formats.options import Options
+from data_service.formats import FormatReader
+from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from data_service.remote.flight import RefusalKind, Ticket, batches_of, function_named
 from data_service.remote.tls import client_arguments
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Address(NamedTuple):
-    """A live reader, as in the message ``Readers``."""
+    """A live reader, as in the message ``ReaderList``."""
 
     id: str
     host: str
@@ -269,8 +269,8 @@ class _RecordStream:
 
 def _understood(error: BaseException) -> _Trouble:
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        told = json.loads(error.extra_info)  # type: ignore[attr-defined]
-        return _Trouble(str(told["text"]), str(told["kind"]))
+        sent = json.loads(error.extra_info)  # type: ignore[attr-defined]
+        return _Trouble(str(sent["text"]), str(sent["kind"]))
     first = str(error).partition(". gRPC client debug context")[0]
     return _Trouble(f"{type(error).__name__}: {first}")
 
@@ -304,7 +304,7 @@ class _Fetch:
 
 
 class RemoteReader:
-    """A ``Reader`` whose shards are read and decoded on other hosts.
+    """A ``FormatReader`` whose shards are read and decoded on other hosts.
 
     ``dataset``: name or digest. ``format``, ``columns``, ``options``, ``storage_options``: as for ``open_reader``.
     ``ahead``: number of expected shards that are fetched at once; all may be in memory. ``local``: reads what no reader
@@ -320,10 +320,10 @@ class RemoteReader:
         format: str,
         columns: Sequence[str] | None = None,
         *,
-        local: Reader | None = None,
+        local: FormatReader | None = None,
         policy: str = "prefer",
         decode: str = "",
-        options: Options | None = None,
+        options: FormatOptions | None = None,
         storage_options: Mapping[str, Any] | None = None,
         patience_s: float = PATIENCE_S,
         depth: int = DEPTH,
@@ -348,7 +348,7 @@ class RemoteReader:
             records=-1,
             columns=tuple(columns) if columns is not None else None,
             decode=decode,
-            options=(options or Options()).plain(),
+            options=(options or FormatOptions()).plain(),
             storage=dict(storage_options or {}),
         )
         self._patience_s = patience_s
@@ -374,7 +374,7 @@ class RemoteReader:
                     self._expected[ref] = _Fetch(self._read, ref)
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``Reader.read``; the table may have many chunks."""
+        """See ``FormatReader.read``; the table may have many chunks."""
         with self._lock:
             expected = self._expected.pop(ref, None)
         return expected.future.result() if expected is not None else self._read(ref, self._closing)
@@ -394,7 +394,7 @@ class RemoteReader:
         self._pool.wake()
 
     def close(self) -> None:
-        """See ``Reader.close``. The pool stays open."""
+        """See ``FormatReader.close``. The pool stays open."""
         self._closing.set()
         self.interrupt()
         if self._local is not None:

@@ -45,7 +45,7 @@ class TorchFramework:
         return why_not()
 
     def prepare(self, seat: Seat) -> TorchGroup:
-        """Forget the previous group, and create one for this round that ``abort`` can cut."""
+        """Forget the previous group, and create one for this round that ``abort`` can disconnect."""
         watch_new_groups(None)
         disarm(seat.round)
         forget_default_group()

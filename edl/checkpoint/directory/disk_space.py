@@ -16,7 +16,7 @@ TRIES = 4
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Room:
+class DiskSpace:
     """Deletes older checkpoints before the new one is written, if and only if the disk has no room for both."""
 
     def __init__(self, files: Files, say: Callable[[str], None]) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edl.checkpoint.directory.disk_space import Room
+from edl.checkpoint.directory.disk_space import DiskSpace
 from edl.checkpoint.directory.failures import why
 from edl.checkpoint.directory.folders import Folders
-from edl.checkpoint.directory.manifest import OWNER_FILE, Marker, Retention, folder_name
+from edl.checkpoint.directory.manifest import OWNER_FILE, Retention, StateManifest, folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version
 
-Inspect = Callable[[Version], "Marker | None"]
+Inspect = Callable[[Version], "StateManifest | None"]
 
 
 class Pruning:
@@ -22,7 +22,7 @@ class Pruning:
         self,
         files: Files,
         folders: Folders,
-        room: Room,
+        room: DiskSpace,
         job: str,
         retention: Retention,
         inspect: Inspect,

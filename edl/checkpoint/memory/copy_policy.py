@@ -29,7 +29,7 @@ def needed(copying: Copying, shards: int, nodes: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class CopyTarget:
     """The node that receives copies of this node's commits."""
 
     node: NodeId

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edl.checkpoint.memory.background import in_pool, in_thread, step_back
-from edl.checkpoint.memory.buffer_table import Refusal, Room, Stream, Usage
+from edl.checkpoint.memory.buffer_table import BufferRefusal, SnapshotStream, Usage, WritableBuffer
 from edl.checkpoint.memory.copy_policy import Copying
-from edl.checkpoint.memory.preallocation import Ahead
+from edl.checkpoint.memory.preallocation import Preallocation
 from edl.checkpoint.memory.promised_saves import Owed
 from edl.checkpoint.memory.refused_commits import Refusals
-from edl.checkpoint.memory.replication import Replication
+from edl.checkpoint.memory.replication import CommitReplication
 from edl.checkpoint.memory.shard_saves import PartSaves, parts_to_write
-from edl.checkpoint.memory.snapshot_pool import Loan, SnapshotPool
+from edl.checkpoint.memory.snapshot_pool import Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, ProtocolError
 from edl.ports import CheckpointStorage, Copies
 from edl.tasks import end
@@ -41,7 +41,7 @@ PART_WRITERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class BufferGrant:
     """A buffer for a worker's next commit."""
 
     buffer: int
@@ -86,16 +86,16 @@ class MemoryCheckpoints:
         """A checkpoint that does not fit into this node's memory: workers read it from the directory themselves."""
         self._loop = asyncio.get_running_loop()
         self._released = asyncio.Event()
-        self._snapshot_pool = SnapshotPool(node, job, limit_bytes, self._let_go, self._copy_came, self._owing)
+        self._snapshot_pool = MemorySnapshotPool(node, job, limit_bytes, self._let_go, self._copy_came, self._owing)
         self._slots: dict[int, _Slot] = {}
-        self._turns: dict[Stream, asyncio.Lock] = {}
-        self._parts: dict[Stream, int] = {}
+        self._turns: dict[SnapshotStream, asyncio.Lock] = {}
+        self._parts: dict[SnapshotStream, int] = {}
         self._maker = ThreadPoolExecutor(2, "edl-memory")
-        self._ahead = Ahead(self._snapshot_pool, lambda make: in_pool(self._maker, make))
+        self._ahead = Preallocation(self._snapshot_pool, lambda make: in_pool(self._maker, make))
         self._said_nowhere = False
         self._writer = False
         self._owed = Owed()
-        self._replication = Replication(node, self._snapshot_pool, copies, copying)
+        self._replication = CommitReplication(node, self._snapshot_pool, copies, copying)
         self._inherited = False
         """The commit to be written was saved in an earlier world, whose writer may have written it."""
         self._to_save = asyncio.Event()
@@ -128,36 +128,36 @@ class MemoryCheckpoints:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """A buffer for the next commit of the slot's current worker; waits while all are being read."""
-        return self._grant(slot, self._slot(slot), Stream.of_worker(slot, stream), size)
+        return self._grant(slot, self._slot(slot), SnapshotStream.of_worker(slot, stream), size)
 
-    async def _grant(self, slot: int, worker: _Slot, line: Stream, size: int) -> Grant | Refusal:
-        told = False
+    async def _grant(self, slot: int, worker: _Slot, line: SnapshotStream, size: int) -> BufferGrant | BufferRefusal:
+        logged = False
         async with self._turns.setdefault(line, asyncio.Lock()):
             while not worker.gone:
                 released = self._released
                 room = await in_pool(self._maker, self._room, line, size)
-                if isinstance(room, Room):
+                if isinstance(room, WritableBuffer):
                     self._refusals.note(line, "")
                     self._ahead.look(line, size)
                     return self._granted(worker, room)
                 if not room.later:
                     self._refusals.note(line, room.why)
                     return room
-                if not told:
+                if not logged:
                     log.warning("State: slot %d waits before its next commit: %s", slot, room.why)
-                    told = True
+                    logged = True
                 await released.wait()
-        return Refusal("the worker is gone")
+        return BufferRefusal("the worker is gone")
 
-    def committed(self, slot: int, message: Committed) -> Coroutine[Any, Any, Grant | Refusal]:
+    def committed(self, slot: int, message: Committed) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Accept the commit in the worker's buffer, effective at once. The returned coroutine waits for the next
         buffer.
 
         Raises ``ProtocolError`` when the buffer is not the worker's or does not hold what the message says.
         """
-        line = Stream.of_worker(slot, message.stream)
+        line = SnapshotStream.of_worker(slot, message.stream)
         holding = Holding(Version(message.era, message.commit), message.shard, message.shards)
         problem = self._snapshot_pool.check(line, message.buffer, message.size, holding)
         if not problem:
@@ -193,8 +193,10 @@ class MemoryCheckpoints:
             self._owed.take(holding.version, whole=False)
         self._part_saves.save(loan, looks_after=self._writer)
 
-    async def _granted_when_copied(self, slot: int, message: Committed, version: Version) -> Grant | Refusal:
-        await self._replication.wait_for_copy(Stream.of_worker(slot, message.stream), version)
+    async def _granted_when_copied(
+        self, slot: int, message: Committed, version: Version
+    ) -> BufferGrant | BufferRefusal:
+        await self._replication.wait_for_copy(SnapshotStream.of_worker(slot, message.stream), version)
         return await self.want(slot, message.stream, message.size)
 
     async def made_ahead(self) -> None:
@@ -271,10 +273,10 @@ class MemoryCheckpoints:
         """Send a copy of each commit to this node from now on, the newest at once; an empty ``node`` stops copying."""
         self._replication.keep_with(node, host, port)
 
-    async def handed_over(self, timeout_s: float) -> bool:
+    async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait until this node's newest commits are on the other node; returns whether they are. Includes commits that
         other nodes also held so far, since this node no longer knows those nodes."""
-        return await self._replication.handed_over(timeout_s)
+        return await self._replication.copied_before_leaving(timeout_s)
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------
 
@@ -518,18 +520,18 @@ class MemoryCheckpoints:
     def _slot(self, slot: int) -> _Slot:
         return self._slots.setdefault(slot, _Slot(set(), []))
 
-    def _room(self, line: Stream, size: int) -> Room | Refusal:
+    def _room(self, line: SnapshotStream, size: int) -> WritableBuffer | BufferRefusal:
         # Streams that only this slot has must not run ahead of what others can restore, so the previous commit is kept
         # too.
         keep = line.name == OWN or self._parts.get(line, 1) > 1
         return self._snapshot_pool.room(line, size, keep_previous=keep)
 
-    def _granted(self, worker: _Slot, room: Room) -> Grant | Refusal:
+    def _granted(self, worker: _Slot, room: WritableBuffer) -> BufferGrant | BufferRefusal:
         if worker.gone:
-            return Refusal("the worker is gone")
+            return BufferRefusal("the worker is gone")
         descriptor = None if room.buffer in worker.buffers else self._snapshot_pool.duplicate(room.buffer)
         worker.buffers.add(room.buffer)
-        return Grant(room.buffer, room.capacity, descriptor)
+        return BufferGrant(room.buffer, room.capacity, descriptor)
 
     def _let_go(self) -> None:
         """Wake waiting writers: a reader has released a buffer. Any thread."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edl.checkpoint.memory.buffer_table import Stream
+from edl.checkpoint.memory.buffer_table import SnapshotStream
 
 
 class Refusals:
@@ -12,9 +12,9 @@ class Refusals:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._why: dict[Stream, str] = {}
+        self._why: dict[SnapshotStream, str] = {}
 
-    def note(self, line: Stream, why: str) -> None:
+    def note(self, line: SnapshotStream, why: str) -> None:
         """Note the outcome of a stream's request for a buffer; empty: it got one, or no longer needs one."""
         before = self._first()
         if why:

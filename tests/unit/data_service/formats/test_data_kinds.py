@@ -16,7 +16,7 @@ import pytest
 
 from data_service.formats import open_reader
 from data_service.formats.arrays import take, to_numpy
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.formats.ragged import Ragged, RaggedColumn, joined
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
@@ -145,7 +145,7 @@ def test_nulls_without_fill_end_the_script(bench: Bench, tmp_path: Path) -> None
 def user(bench: Bench, tmp_path: Path, read: Callable[[str, int, int], Any]) -> ArrayData:
     (tmp_path / "any.bin").write_bytes(b"x")
     shards: Any = lambda file: [(first, first + 10, 10) for first in range(0, 30, 10)]  # noqa: E731
-    reading = Options(read=read, shards=shards)
+    reading = FormatOptions(read=read, shards=shards)
     return ArrayData(bench, 0, "d", str(tmp_path / "any.bin"), format="user", options=reading, batch_size=5)
 
 

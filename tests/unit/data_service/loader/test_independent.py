@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_service.loader import trainers
-from data_service.loader.trainers import Trainers
+from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
 from edl.errors import DataError, SettingError
 from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
@@ -57,7 +57,7 @@ def bench() -> Bench:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(trainers, "trainers", Trainers())
+    monkeypatch.setattr(trainers, "trainers", TrainerDataSets())
     for module in ("loader", "independent"):
         monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
 from edl.wire.messages import NO_SETTINGS
@@ -248,7 +248,7 @@ def test_dropping_everything_is_an_error(bench: Bench, files: str) -> None:
 def user_data(bench: Bench, folder: Path, read: Callable[[str, int, int], Any], **options: Any) -> ArrayData:
     (folder / "any.bin").write_bytes(b"x")
     shards: Any = lambda file: [(first, first + 10, 10) for first in range(0, 100, 10)]  # noqa: E731
-    reading = Options(read=read, shards=shards)
+    reading = FormatOptions(read=read, shards=shards)
     return ArrayData(bench, 0, "d", str(folder / "any.bin"), format="user", options=reading, batch_size=4, **options)
 
 
@@ -437,7 +437,7 @@ def test_the_position_of_many_shards_is_small(bench: Bench, tmp_path: Path) -> N
     (tmp_path / "any.bin").write_bytes(b"x")
     shards: Any = lambda file: [(first, first + 1, 1) for first in range(100_000)]  # noqa: E731
     bench.begin(1)
-    reading = Options(read=read, shards=shards)
+    reading = FormatOptions(read=read, shards=shards)
     data = ArrayData(bench, 0, "d", str(tmp_path / "any.bin"), format="user", options=reading, batch_size=4)
     steps = iter(data)
     for _ in range(5):

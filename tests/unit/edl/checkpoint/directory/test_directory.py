@@ -11,7 +11,7 @@ import pytest
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory import writer as checkpoint_storage_module
 from edl.checkpoint.directory.manifest import folder_name
-from edl.checkpoint.directory.writer import CheckpointStorage
+from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
 from tests.support.checkpoint_tools import Memory, load, open_checkpoint_storage, save, state
@@ -34,7 +34,7 @@ def change_marker(folder: Path, of: int, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}, indent=1) + "\n")
 
 
-def two(folder: Path, *, size: int = 1000) -> CheckpointStorage:
+def two(folder: Path, *, size: int = 1000) -> FileCheckpointStorage:
     """A directory with commits 10 and 20."""
     checkpoint_storage = open_checkpoint_storage(PlainFiles(folder))
     checkpoint_storage.check()

@@ -16,7 +16,7 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention, folder_name
-from edl.checkpoint.directory.writer import CheckpointStorage, Writer
+from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
 from tests.support.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_checkpoint_storage, save, state
@@ -128,7 +128,7 @@ def test_bytes_that_come_wrong_once_are_read_again(tmp_path: Path) -> None:
     assert "was read wrongly once" in told and folder_name(Version(1, 2)) in told
 
 
-def save_part(checkpoint_storage: CheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:
+def save_part(checkpoint_storage: FileCheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:
     """Write one part of a state, or all of it."""
     return checkpoint_storage.write(
         Version(1, commit), memoryview(state(commit, part=part, of=of, **options)), part, of
@@ -244,8 +244,8 @@ def test_bytes_that_stay_wrong_are_not_used(tmp_path: Path) -> None:
 def test_a_clock_that_jumps_changes_no_order_and_no_name(tmp_path: Path) -> None:
     times = iter([2e9, 1e9, 0.0, 3e9, 5.0])
     clock: Callable[[], float] = lambda: next(times)  # noqa: E731
-    checkpoint_storage = CheckpointStorage(
-        PlainFiles(tmp_path), Writer("job", "run"), Retention(2), wall_clock_s=clock, say=lambda text: None
+    checkpoint_storage = FileCheckpointStorage(
+        PlainFiles(tmp_path), WriterIdentity("job", "run"), Retention(2), wall_clock_s=clock, say=lambda text: None
     )
     for commit in range(1, 6):
         save(checkpoint_storage, commit)

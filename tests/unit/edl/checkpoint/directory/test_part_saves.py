@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory.writer import CheckpointStorage
+from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.errors import CheckpointError
 from edl.ports import Files
@@ -150,7 +150,7 @@ VERSION = Version(1, 10)
 PARTS = [memoryview(state(10, part=shard, of=2)) for shard in range(2)]
 
 
-def checkpoint_storages(files: Files) -> tuple[CheckpointStorage, CheckpointStorage]:
+def checkpoint_storages(files: Files) -> tuple[FileCheckpointStorage, FileCheckpointStorage]:
     """Checkpoint storages of two nodes in the same run."""
     return open_checkpoint_storage(files), open_checkpoint_storage(files)
 

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.failures import amount
-from edl.checkpoint.directory.manifest import Owner, Retention, folder_name, folder_version, owner_text, parse_owner
+from edl.checkpoint.directory.manifest import (
+    DirectoryOwner,
+    Retention,
+    folder_name,
+    folder_version,
+    owner_text,
+    parse_owner,
+)
 from edl.errors import CheckpointError, JobConflict, SettingError
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Version
@@ -251,7 +258,7 @@ def test_newer_owner(tmp_path: Path) -> None:
 
 
 def test_owners_remember_only_so_many_runs() -> None:
-    owner = Owner("job", "run-0")
+    owner = DirectoryOwner("job", "run-0")
     for number in range(1, 300):
         owner = owner.succeeded_by("job", f"run-{number}")
     assert len(owner.before) == 100

@@ -36,12 +36,12 @@ def test_each_commit_reaches_the_other_node() -> None:
         here, there = bench.node(A), bench.node(B)
         worker = Worker(here)
         await worker.commit(1)
-        assert not await here.handed_over(0.01)
+        assert not await here.copied_before_leaving(0.01)
         here.keep_with(B, B, 1)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings() == (h(1),)
         await worker.commit(2)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings()[-1] == h(2)
         assert await piece(there, 2) == 2
 
@@ -68,7 +68,7 @@ def test_a_dead_node_loses_nothing() -> None:
         worker = Worker(here)
         for commit in range(1, 8):
             await worker.commit(commit)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         await here.close()
         assert await piece(newcomer, 7, source(A), source(B)) == 7
 
@@ -83,12 +83,12 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
         worker = Worker(here)
         for commit in (1, 2, 3):
             await worker.commit(commit)
-            assert not await here.handed_over(0.05)
+            assert not await here.copied_before_leaving(0.05)
         await until(lambda: bool(caplog.records))
         assert there.holdings() == ()
         bench.network.trouble = None
         await worker.commit(4)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings()[-1] == h(4)
 
     run(test)
@@ -100,11 +100,11 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
 def test_without_another_node_only_nothing_can_be_handed_over() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        assert await memory.handed_over(LIMIT_S)
+        assert await memory.copied_before_leaving(LIMIT_S)
         await Worker(memory).commit(1)
-        assert not await memory.handed_over(LIMIT_S)
+        assert not await memory.copied_before_leaving(LIMIT_S)
         memory.keep_with(A, A, 1)
-        assert not await memory.handed_over(LIMIT_S)
+        assert not await memory.copied_before_leaving(LIMIT_S)
 
     run(test)
 
@@ -116,7 +116,7 @@ def test_copies_of_those_who_keep_theirs_elsewhere_go() -> None:
             here = bench.node(node)
             here.keep_with(C, C, 1)
             await Worker(here).commit(commit)
-            assert await here.handed_over(LIMIT_S)
+            assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings() == (h(1), h(2))
         there.drop_replicas([B])
         assert there.holdings() == (h(2),)
@@ -208,7 +208,7 @@ def test_a_new_world_makes_older_copies_useless_and_ends_the_line_given_up() -> 
         here, there = bench.node(A), bench.node(B)
         here.keep_with(B, B, 1)
         await Worker(here, 0).commit(1, shard=0, shards=2)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         worker = Worker(there, 0)
         for commit in (2, 3):
             await worker.commit(commit, shard=1, shards=2)

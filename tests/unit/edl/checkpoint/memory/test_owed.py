@@ -184,7 +184,7 @@ def test_a_replicated_state_is_copied_only_where_one_node_has_it(monkeypatch: py
         for commit in range(1, 6):
             await worker.commit(commit)
         assert not puts
-        assert await here.handed_over(5.0), "whoever leaves does not know who else has it"
+        assert await here.copied_before_leaving(5.0), "whoever leaves does not know who else has it"
         assert puts == [h(5)] and there.holdings() == (h(5),)
 
     run(test)
@@ -197,7 +197,7 @@ def test_a_node_that_has_made_the_commit_itself_takes_no_copy() -> None:
             memory.enter(Version(), 2, writes=False)
             await Worker(memory).commit(3)
         here.keep_with(B, B, 1)
-        assert await here.handed_over(5.0)
+        assert await here.copied_before_leaving(5.0)
         assert there.usage().replicas == 0
 
     run(test)

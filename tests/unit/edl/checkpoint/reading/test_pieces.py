@@ -12,14 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.checkpoint.reading.assembly import LOCAL, OFFSET, SHAPE, Box, Missing, Spread, Stored, Whole, holds_cut, merged
-from edl.checkpoint.reading.reader import Want, _read
+from edl.checkpoint.reading.assembly import (
+    LOCAL,
+    OFFSET,
+    SHAPE,
+    Box,
+    Missing,
+    Spread,
+    StoredArray,
+    Whole,
+    holds_tensor_parts,
+    merged,
+)
+from edl.checkpoint.reading.reader import ReadRequest, _read
 from edl.errors import CheckpointError
 from edl.wire.snapshot import Entry
 
 
-def stored(shape: tuple[int, ...], shard: int = 0, dtype: str = "U8") -> Stored:
-    return Stored(shard, "x", Entry(dtype, shape, 0, math.prod(shape)))
+def stored(shape: tuple[int, ...], shard: int = 0, dtype: str = "U8") -> StoredArray:
+    return StoredArray(shard, "x", Entry(dtype, shape, 0, math.prod(shape)))
 
 
 def spread(shape: tuple[int, ...], *boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> Spread:
@@ -47,7 +58,7 @@ def test_any_part_comes_from_any_division_into_boxes(data: st.DataObject) -> Non
         return bytes(sum(i * s for i, s in zip(place, strides, strict=True)) % 251 for place in places)
 
     pieces = tuple((box, stored(box.shape, shard)) for shard, box in enumerate(grids(shape, cuts)))
-    want, memory = Want.part_of(Spread("x", "U8", shape, pieces), wanted)
+    want, memory = ReadRequest.part_of(Spread("x", "U8", shape, pieces), wanted)
     source = want.source
     assert isinstance(source, Spread)
     for box, one in source.covering(wanted) if wanted.volume else ():
@@ -114,9 +125,9 @@ def test_tensors_of_other_shapes_under_one_name() -> None:
 # --- overlaps --------------------------------------------------------------------------------------------------------
 
 
-def covering_of_all_pairs(source: Spread, wanted: Box) -> list[tuple[Box, Stored]]:
+def covering_of_all_pairs(source: Spread, wanted: Box) -> list[tuple[Box, StoredArray]]:
     """Reference for ``Spread.covering``: compares each pair of pieces."""
-    found: dict[Box, Stored] = {}
+    found: dict[Box, StoredArray] = {}
     for box, one in source.pieces:
         if box not in found and box.meet(wanted) is not None:
             found[box] = one
@@ -171,8 +182,8 @@ def test_many_slices_are_not_all_held_against_each_other(monkeypatch: pytest.Mon
 
 
 def test_containers_stay_what_they_are_and_a_deque_is_looked_into() -> None:
-    one = Stored(0, "x", Entry("U8", (1,), 0, 1))
-    other = Stored(1, "x", Entry("U8", (1,), 0, 1))
+    one = StoredArray(0, "x", Entry("U8", (1,), 0, 1))
+    other = StoredArray(1, "x", Entry("U8", (1,), 0, 1))
     cut = [{LOCAL: one, SHAPE: [2], OFFSET: [0]}, {LOCAL: other, SHAPE: [2], OFFSET: [1]}]
     found = merged(
         [
@@ -191,4 +202,4 @@ def test_containers_stay_what_they_are_and_a_deque_is_looked_into() -> None:
     assert type(found["default"]) is defaultdict and found["default"].default_factory is int
     assert found["default"]["a"] == Whole((one, other))
     assert (type(found["ordered"]), type(found["counter"])) == (OrderedDict, Counter)
-    assert holds_cut(deque([cut[0]])) and not holds_cut(deque([one]))
+    assert holds_tensor_parts(deque([cut[0]])) and not holds_tensor_parts(deque([one]))
