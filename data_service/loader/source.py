@@ -188,6 +188,24 @@ class DataSettings:
             raise SettingError("when", found["when"], f"must be {NOW} or {NEXT_EPOCH}")
         return DataSettings(**found)
 
+    def source(self, name: str) -> DataSource:
+        """The source of the data set with this name; for settings that ``settle`` has completed."""
+        assert self.files and self.shard_records and self.shard_bytes and self.options  # noqa: S101
+        return DataSource(
+            name,
+            self.files,
+            self.format,
+            self.columns,
+            self.shard_records,
+            self.shard_bytes,
+            self.storage_options or {},
+            self.options,
+            self.remote or "",
+            self.decode or "",
+            self.rescan or "",
+            self.when or "",
+        )
+
 
 def _is_rescan(value: str) -> bool:
     try:

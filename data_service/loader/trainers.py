@@ -17,7 +17,7 @@ from data_service.loader.replay import LostTrainer, decode
 
 
 class IndependentData(Protocol):
-    """A data set in independent mode; see ``data_service.loader.independent.IndependentMixin``."""
+    """A data set in independent mode; see ``data_service.loader.independent.IndependentLoader``."""
 
     @property
     def name(self) -> str:

@@ -346,7 +346,7 @@ def test_what_comes_next_can_be_looked_at(bench: Bench, files: str) -> None:
 
 
 def test_acknowledge_is_for_free_data(bench: Bench, files: str) -> None:
-    with pytest.raises(SettingError, match="is for mode=free"):
+    with pytest.raises(SettingError, match="is for mode=independent"):
         ArrayData(bench, 0, "d", files, batch_size=8, acknowledge="done")
 
 
