@@ -84,7 +84,7 @@ class OpenFiles(Generic[T]):
 
 
 class FileReader(ABC, Generic[T]):
-    """A ``Reader`` of files. ``T``: what the format keeps for an open file."""
+    """A ``FormatReader`` of files. ``T``: what the format keeps for an open file."""
 
     format: ClassVar[str]
     unlike: ClassVar[str] = UNLIKE
@@ -99,7 +99,7 @@ class FileReader(ABC, Generic[T]):
         self._first_lock = threading.Lock()
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``Reader.read``."""
+        """See ``FormatReader.read``."""
         with file_errors(ref.file, shard=ref):
             opened = self.open_files.get(ref.file)
             _check_size(ref, opened.stamp)
@@ -121,7 +121,7 @@ class FileReader(ABC, Generic[T]):
             return list(self._split(file, size_bytes, shard_records, shard_bytes))
 
     def close(self) -> None:
-        """See ``Reader.close``."""
+        """See ``FormatReader.close``."""
         self.open_files.clear()
 
     def _open(self, file: str) -> OpenFile[T]:

@@ -1,4 +1,4 @@
-"""Any other format: functions of the user read and list shards."""
+"""Any other format: the user's functions list and read shards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UserReader(FileReader[str]):
         self._types = column_types(dict(options.types))
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``Reader.read``."""
+        """See ``FormatReader.read``."""
         where = f"{ref.file}, shard {ref.index} [{ref.begin}, {ref.end})"
         try:
             table = self._as_table(self._function(ref.file, ref.begin, ref.end))

@@ -1,4 +1,4 @@
-"""Common to both modes: counting consumed records, and answers to opened and unopened clients."""
+"""Common to both modes: counting consumed records, and the answers to clients with and without the data set open."""
 
 from __future__ import annotations
 

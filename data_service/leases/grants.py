@@ -29,7 +29,7 @@ from edl.errors import DataError
 from edl.master.service import Caller, Fail, Flaw
 
 REASON_LETTERS = 300
-"""Most letters of a failure reason that are kept."""
+"""Most characters of a failure reason that are kept."""
 
 
 def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Lease) -> Answer | str | None:
@@ -207,7 +207,7 @@ def _quarantine(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, a
 
 
 def flaw(data: DataSet) -> Flaw:
-    """The message about skipped shards for the end of the job."""
+    """The message about skipped shards at the end of the job."""
     listed = [
         f"{one.file} {one.begin}-{one.end}" + (f" after {counted(one.upto, 'record')}" if one.upto else "")
         for one in sorted(data.quarantine.values(), key=lambda one: one.shard)
@@ -248,9 +248,9 @@ def _is_done(table: LeaseTable, shard: int) -> bool:
 
 
 def _left(data: DataSet, table: LeaseTable) -> str:
-    held = sorted(caller for caller, hand in table.hands.items() if hand)
+    held = sorted(caller for caller, leased in table.leases.items() if leased)
     by = f" ({', '.join(who(caller) for caller in held[:5])}{' and others' if len(held) > 5 else ''})" if held else ""
     return (
         f"epoch {table.epoch} of {data.name} is not finished: {counted(table.pending, 'shard')} pending, "
-        f"{len(table.holders)} in hand{by}. Finish it, or state how many records are dropped"
+        f"{len(table.holders)} leased{by}. Finish it, or state how many records are dropped"
     )

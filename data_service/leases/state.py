@@ -98,13 +98,13 @@ class IndependentState:
     """Named positions (encoded ledgers), oldest first."""
     callers: set[Caller] = field(default_factory=set)
     """Clients that take part, as stored."""
-    doers: dict[int, Caller] = field(default_factory=dict)
+    acknowledged_by: dict[int, Caller] = field(default_factory=dict)
     """Client that last acknowledged records of a shard, for recent shards of this epoch, oldest first."""
     trainers: dict[Caller, int] = field(default_factory=dict)
     """The number of each caller's process in the parameter servers."""
     ended: list[int] = field(default_factory=list)
     """Numbers of trainers lost in this epoch, oldest first: parts of their last push may have been applied."""
-    crowd: int = 0
+    most_trainers: int = 0
     """The most trainers at one time; as many may be lost together."""
     dirty: bool = False
     awaited: set[Caller] = field(default_factory=set)
@@ -222,7 +222,7 @@ class DataSet:
     def begin(self, ledger: Ledger) -> LeaseTable:
         """Replace the lease table by one for this position."""
         self.table = LeaseTable(self.known, ledger, self.quarantine)
-        self.independent.doers.clear()
+        self.independent.acknowledged_by.clear()
         for client in self.clients.values():
             client.records = 0
         return self.table

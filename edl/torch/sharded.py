@@ -89,25 +89,27 @@ def _optimizer_parts(
     found: dict[str, Any] = {key: local_parts(part) for key, part in kept.items()}
     for key, part in found.items():
         if key != "state" and holds_tensor_parts(part):
-            raise _not_restorable(name, key, "the optimizer as a whole", "a sharded tensor that is of no parameter")
+            raise _not_restorable(
+                name, key, "the optimizer as a whole", "a sharded tensor that belongs to no parameter"
+            )
     parameters = _parameters(optimizer)
     for number, of_one in found.get("state", {}).items():
         at = number if isinstance(number, int) and 0 <= number < len(parameters) else None
         if at is None or not isinstance(of_one, dict):
             if holds_tensor_parts(of_one):
                 whose = str(number) if at is None else names[at]
-                raise _not_restorable(name, "its state", whose, "a sharded tensor that is of no parameter")
+                raise _not_restorable(name, "its state", whose, "a sharded tensor that belongs to no parameter")
             continue
         for key, part in of_one.items():
             if is_tensor_part(part) and not _is_spread_like(part, parameters[at]):
                 why = (
                     f"a sharded tensor of shape {tuple(part[SHAPE])}, the parameter's is {tuple(parameters[at].shape)}"
                     if tuple(part[SHAPE]) != tuple(parameters[at].shape)
-                    else "spread in another way than the parameter"
+                    else "distributed in another way than the parameter"
                 )
                 raise _not_restorable(name, key, names[at], why)
             if not is_tensor_part(part) and holds_tensor_parts(part):
-                raise _not_restorable(name, key, names[at], "a sharded tensor inside of something else")
+                raise _not_restorable(name, key, names[at], "a sharded tensor inside another object")
     found[NAMES] = names
     return found
 

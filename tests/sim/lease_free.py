@@ -288,7 +288,7 @@ class FreeSim:
     def _counted(self, speaker: Trainer | None, record: Record) -> None:
         """Somebody has said it; perhaps long ago, when its word had to wait, and perhaps it is dead."""
         data = self.shell.machine.sets[NAME]
-        by = data.independent.doers.get(record[0]) or data.position.holders.get(record[0])
+        by = data.independent.acknowledged_by.get(record[0]) or data.position.holders.get(record[0])
         likely = self.trainers.get(by) if by else None
         for one in (likely, speaker, *self.trainers.values(), *self.former):
             said = one.said.get(record[0], 0) if one and (one.epoch, one.fence) == self.now else 0

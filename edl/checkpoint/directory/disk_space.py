@@ -30,7 +30,8 @@ class DiskSpace:
         if found and not self._tight:
             self._say(
                 f"{self._files.where} has no room for {retention.keep_last} checkpoints and the next one "
-                f"(--checkpoint-keep={retention.keep_last}): older ones go before it is written, down to {LEAST_KEPT}"
+                f"(--checkpoint-keep={retention.keep_last}): older ones are deleted before it is written, down to "
+                f"{LEAST_KEPT}"
             )
         return found
 

@@ -186,7 +186,7 @@ def parse_owner(data: bytes) -> DirectoryOwner | None:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rule which complete checkpoints are kept."""
+    """The rule that decides which complete checkpoints are kept."""
 
     keep_last: int = 3
     """Number of newest checkpoints to keep, at least 2."""

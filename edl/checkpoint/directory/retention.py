@@ -29,9 +29,9 @@ class Pruning:
         bad: dict[Version, str],
         say: Callable[[str], None],
     ) -> None:
-        """``inspect`` returns the manifest of a complete checkpoint (``CheckpointStorage._inspect``). ``bad`` is the
-        checkpoint storage's table of checkpoints with corrupt files: they do not count as kept, and leave the table
-        when deleted."""
+        """``inspect`` returns the manifest of a complete checkpoint (``FileCheckpointStorage._inspect``). ``bad`` is
+        the storage's table of checkpoints with corrupt files: they do not count as kept, and leave the table when
+        deleted."""
         self._files = files
         self._folders = folders
         self._room = room

@@ -1,7 +1,7 @@
 """A sharded state in the checkpoint directory: one file per worker, written by the worker's node.
 
     commit-0000000123.era-0000000004/
-        state-00000-of-00004.safetensors        what worker 0 has committed, byte for byte as in memory
+        state-00000-of-00004.safetensors        the state of worker 0, byte for byte as in memory
         part-00000-of-00004.json                its size and checksums, written after it
         …
         DONE                                    the manifest of all parts, written by the node that finishes last
@@ -88,7 +88,7 @@ class ShardFiles:
         folder = folder_name(version)
         names = {entry.name for entry in self._files.entries(folder)}
         if any(text.part_file(shard, shards) not in names for shard in range(shards)):
-            return None  # this is called for each part, perhaps a thousand: only the last calls read the other records
+            return None  # called for each of perhaps a thousand parts: only the last calls read all records
         if self._is_done(folder, version):
             return {}
         found: dict[str, Sum] = {}

@@ -1,6 +1,6 @@
 """The checkpoint directory: a crash at any instruction leaves a complete checkpoint or none.
 
-    edl.json                                    the owner of the directory (``manifest.Owner``)
+    edl.json                                    the owner of the directory (``DirectoryOwner``)
     commit-0000000123.era-0000000004/
         state.safetensors                       the state; if sharded, ``state-00000-of-00004.safetensors`` …
         DONE                                    the manifest, written last: job, version, size and checksum of each file
@@ -182,10 +182,12 @@ class FileCheckpointStorage:
             raise CheckpointError(str(error)) from error
 
     def _write_whole(self, folder: str, version: Version, snapshot: memoryview) -> None:
-        name, marked = text.state_file(0, 1), MANIFEST_FILE in self._folders.content(folder).sizes
+        name, has_manifest = text.state_file(0, 1), MANIFEST_FILE in self._folders.content(folder).sizes
         if self._stays(folder, version, name, snapshot):
             return
-        if marked:  # a manifest that came since is another node's, for the same content: deleting it would open a gap
+        if (
+            has_manifest
+        ):  # a manifest that came since is another node's, for the same content: deleting it would open a gap
             self._files.remove(f"{folder}/{MANIFEST_FILE}")
         try:
             written = self._put(f"{folder}/{name}", snapshot)
@@ -323,7 +325,7 @@ class FileCheckpointStorage:
                 )
 
     def _probe(self) -> None:
-        name, data = f"{self._probes}{secrets.token_hex(4)}", b"edl looks whether it can write here\n"
+        name, data = f"{self._probes}{secrets.token_hex(4)}", b"edl checks whether it can write here\n"
         try:
             self._files.write(name, [data])
             if self._files.read(name) != data:
@@ -534,7 +536,7 @@ class FileCheckpointStorage:
         self._files.forget(path)
         again = self._sum(path, expected.bytes, into)
         self._compare(name, again, expected)
-        self._say(f"{self._files.path(path)} was read wrongly once ({trouble}): check the disk")
+        self._say(f"{self._files.path(path)} was read incorrectly once ({trouble}): check the disk")
 
     def _compare(self, name: str, actual: Sum, expected: Sum) -> None:
         if actual.bytes < expected.bytes:

@@ -145,7 +145,7 @@ class BufferTable:
             row.writing = None
         number = self._choose(row, size, sacrifice=False)
         if number is None and any(self._buffers[n].making for n in row.buffers):
-            return BufferRefusal("its memory is still being made", later=True)
+            return BufferRefusal("its memory is still being allocated", later=True)
         if number is None:
             made = self._make(stream, row, size)
             if isinstance(made, WritableBuffer):
@@ -201,14 +201,14 @@ class BufferTable:
         """The reason why the stream's writer cannot have put ``size`` bytes into this buffer; empty if it can."""
         row = self._rows.get(stream)
         if row is None or row.writing != number:
-            return f"buffer {number} was not given to {_name(stream)} to be written"
+            return f"buffer {number} was not granted to {_name(stream)} for writing"
         capacity = self._buffers[number].capacity
         return "" if 0 < size <= capacity else f"{size} bytes cannot be in buffer {number} of {capacity} bytes"
 
     def fill(self, stream: SnapshotStream, size: int, holding: Holding) -> HeldSnapshot:
         """Mark the buffer being written as complete; it is the stream's newest snapshot from now on."""
         row = self._rows[stream]
-        assert row.writing is not None, "may_fill was asked first"  # noqa: S101
+        assert row.writing is not None, "may_fill was called first"  # noqa: S101
         held = HeldSnapshot(row.writing, holding, size)
         self._buffers[row.writing].held = held
         if row.previous is not None:

@@ -204,7 +204,7 @@ class MemoryCheckpoints:
         await self._ahead.idle.wait()
 
     def restored(self, slot: int) -> None:
-        """Release what ``piece`` lent to the worker."""
+        """Release the memory that ``piece`` lent to the worker."""
         worker = self._slots.get(slot)
         while worker is not None and worker.loans:
             worker.loans.pop().release()
@@ -259,7 +259,7 @@ class MemoryCheckpoints:
         return self._snapshot_pool.usage()
 
     def trim(self, restore: Version) -> None:
-        """Release what is useless in a world that begins from this commit."""
+        """Release snapshots that are useless in a world that begins from this commit."""
         if restore != Version():
             self._snapshot_pool.trim(restore)
 
@@ -521,8 +521,8 @@ class MemoryCheckpoints:
         return self._slots.setdefault(slot, _Slot(set(), []))
 
     def _room(self, line: SnapshotStream, size: int) -> WritableBuffer | BufferRefusal:
-        # Streams that only this slot has must not run ahead of what others can restore, so the previous commit is kept
-        # too.
+        # Streams that only this slot has must not run ahead of the commits that others can restore, so the previous
+        # commit is kept too.
         keep = line.name == OWN or self._parts.get(line, 1) > 1
         return self._snapshot_pool.room(line, size, keep_previous=keep)
 

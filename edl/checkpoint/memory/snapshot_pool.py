@@ -107,7 +107,7 @@ class IncomingCopy:
 
 
 class MemorySnapshotPool:
-    """The ``MemorySnapshotPool`` port, plus what ``MemoryCheckpoints`` needs. All methods are thread-safe."""
+    """The ``SnapshotPool`` port, plus what ``MemoryCheckpoints`` needs. All methods are thread-safe."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class MemorySnapshotPool:
         loan = self.borrow(version, shard)
         if loan is not None:
             try:
-                _ = loan.label  # computed here, while the peer is told to wait
+                _ = loan.label  # computed here, while the peer waits
             except BaseException:
                 loan.release()
                 raise
@@ -174,7 +174,7 @@ class MemorySnapshotPool:
             with self._open():
                 memory = self._memories.get(room.buffer)
             if memory is None:
-                raise CheckpointError("it is no longer wanted")
+                raise CheckpointError("this state is no longer needed")
             return IncomingCopy(self, stream, label, room.buffer, memory)
         except BaseException:
             self.arrived(stream)
@@ -216,7 +216,7 @@ class MemorySnapshotPool:
             self._changed()
 
     def _made(self, stream: SnapshotStream, room: WritableBuffer) -> WritableBuffer | BufferRefusal:
-        memory, problem = None, "it is no longer wanted"
+        memory, problem = None, "this state is no longer needed"
         try:
             memory = MemoryFile(room.capacity, touch=stream.use is Use.WORKER)
         except (OSError, MemoryError) as error:

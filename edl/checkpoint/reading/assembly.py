@@ -1,4 +1,4 @@
-"""Merges what all workers saved into one structure that refers to arrays in their files. Pure.
+"""Merges the saved states of all workers into one structure that refers to arrays in their files. Pure.
 
 A worker's part of a sharded tensor is saved as a dict ``{"edl_local": array, "shape": [...], "offset": [...]}``: the
 array, the shape of the whole tensor, and where the array lies in it.
@@ -94,7 +94,7 @@ class Spread:
         if _overlap(list(found)):
             raise CheckpointError(f"damaged: pieces of {self.name} overlap")
         if held != wanted.volume:
-            raise Missing(f"no worker has kept all of {self.name} from {wanted.offset} to the shape {wanted.shape}")
+            raise Missing(f"no worker has saved all of {self.name} from {wanted.offset} to the shape {wanted.shape}")
         return list(found.items())
 
 
@@ -121,8 +121,8 @@ class Missing(CheckpointError):
 
 
 def merged(parts: Sequence[Any], *, union: bool, where: str = "") -> Any:
-    """Merge what workers saved of one object. The first worker's version counts, except that pieces of sharded tensors
-    come from all. ``union``: also take dict entries that it lacks from the others, such as layers of other pipeline
+    """Merge the workers' versions of one saved object. The first worker's version counts, except that pieces of sharded
+    tensors come from all. ``union``: also take dict entries that it lacks from the others, such as layers of other pipeline
     stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
     first = parts[0]
     if is_tensor_part(first):
@@ -163,8 +163,8 @@ def _spread(parts: Sequence[Any], where: str) -> Spread:
     (dtype, shape), *others = kinds
     if others:
         raise CheckpointError(
-            f"{name} is {dtype} of shape {shape} to one worker and {others[0][0]} of shape {others[0][1]} to another: "
-            "this state can only be read by a world of the size that wrote it"
+            f"{name} is {dtype} of shape {shape} for one worker and {others[0][0]} of shape {others[0][1]} for another"
+            ": this state can only be read by a world of the size that wrote it"
         )
     return Spread(name, dtype, shape, tuple((box, stored) for box, _, stored in pieces))
 
@@ -177,7 +177,7 @@ def _place(part: Any, name: str) -> tuple[Box, tuple[int, ...]]:
         edges = list(zip(offset, stored.entry.shape, shape, strict=True))
         if all(type(at) is type(whole) is int and at >= 0 and at + part <= whole for at, part, whole in edges):
             return Box(tuple(offset), stored.entry.shape), tuple(shape)
-    raise CheckpointError(f"damaged: a piece of {name} at {offset} of a tensor of shape {shape} makes no sense")
+    raise CheckpointError(f"damaged: a piece of {name} at {offset} of a tensor of shape {shape} is not possible")
 
 
 def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:

@@ -77,11 +77,11 @@ class Folder:
         self._checked: set[str] = set()
 
     def parts(self, shards: Iterable[int]) -> list[_Part]:
-        """What these workers saved, with ``StoredArray`` in place of arrays."""
+        """The saved states of these workers, with ``StoredArray`` in place of arrays."""
         return [self._part(shard) for shard in shards]
 
     def object(self, name: str, shards: Iterable[int], *, union: bool) -> Any:
-        """What these workers saved of an object, merged; see ``assembly.merged``. Raises ``CheckpointError``."""
+        """An object, merged from the files of these workers; see ``assembly.merged``. Raises ``CheckpointError``."""
         found = [part.objects[name] for part in self.parts(shards) if name in part.objects]
         if not found:
             raise CheckpointError(f"the checkpoint {self.path} holds nothing of {name}")

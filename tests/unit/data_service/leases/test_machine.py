@@ -204,7 +204,7 @@ class TestSteps:
         rule.lease(0)
         refused = rule.get(RequestRefused, 0, NextEpoch, 1)
         assert refused.text == (
-            "epoch 0 of train is not finished: 3 shards pending, 1 in hand (worker 0 on n0). Finish it, or state how "
+            "epoch 0 of train is not finished: 3 shards pending, 1 leased (worker 0 on n0). Finish it, or state how "
             "many records are dropped"
         )
         rule.get(Done, 0, NextEpoch, 1, 14)

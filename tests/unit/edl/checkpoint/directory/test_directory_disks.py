@@ -125,7 +125,7 @@ def test_bytes_that_come_wrong_once_are_read_again(tmp_path: Path) -> None:
     assert load(open_checkpoint_storage(disk, said=said))[0] == Version(1, 2)
     assert disk.forgot == 1, "not from the page cache"
     (told,) = said
-    assert "was read wrongly once" in told and folder_name(Version(1, 2)) in told
+    assert "was read incorrectly once" in told and folder_name(Version(1, 2)) in told
 
 
 def save_part(checkpoint_storage: FileCheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:
@@ -161,7 +161,7 @@ def test_what_cannot_be_read_is_passed_over_and_not_given_up(tmp_path: Path, par
     assert any("commit-0000000002" in text and "is unreadable: Input/output error" in text for text in said)
     disk.times = 1
     assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
-    assert any("read wrongly once (Input/output error)" in text for text in said)
+    assert any("read incorrectly once (Input/output error)" in text for text in said)
     disk.times = 0
     assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
 

@@ -67,12 +67,12 @@ def test_what_a_dead_worker_was_writing_is_memory_for_others() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"buffer": 99}, "was not given"),
+        ({"buffer": 99}, "was not granted"),
         ({"size": 10**9}, "cannot be in buffer"),
         ({"size": 5000}, "truncated"),
         ({"commit": 9}, "holds"),
         ({"shard": 1, "shards": 2}, "holds"),
-        ({"stream": OWN}, "was not given"),
+        ({"stream": OWN}, "was not granted"),
     ],
 )
 def test_a_commit_that_is_not_what_it_says_does_not_count(change: dict[str, Any], problem: str) -> None:
