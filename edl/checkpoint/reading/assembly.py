@@ -122,8 +122,8 @@ class Missing(CheckpointError):
 
 def merged(parts: Sequence[Any], *, union: bool, where: str = "") -> Any:
     """Merge the workers' versions of one saved object. The first worker's version counts, except that pieces of sharded
-    tensors come from all. ``union``: also take dict entries that it lacks from the others, such as layers of other pipeline
-    stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
+    tensors come from all. ``union``: also take dict entries that it lacks from the others, such as layers of other
+    pipeline stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
     first = parts[0]
     if is_tensor_part(first):
         return _spread([part for part in parts if is_tensor_part(part)], where)
