@@ -30,26 +30,26 @@ class Preallocation:
         """Set while nothing is being allocated."""
         self.idle.set()
 
-    def read(self, line: SnapshotStream) -> None:
+    def read(self, stream: SnapshotStream) -> None:
         """Note that the commits of this stream are read, so that it needs a third buffer."""
-        self._read.add(line)
+        self._read.add(stream)
 
-    def look(self, line: SnapshotStream, size: int) -> None:
+    def look(self, stream: SnapshotStream, size: int) -> None:
         """Allocate the stream's next buffer if it has none to spare; it has just been given one of ``size`` bytes."""
-        if line not in self._busy:
-            self._busy.add(line)
+        if stream not in self._busy:
+            self._busy.add(stream)
             self.idle.clear()
-            self._background.begin(self._make(line, size))
+            self._background.begin(self._make(stream, size))
 
     def close(self) -> None:
         """Stop allocating."""
         self._background.drop()
 
-    async def _make(self, line: SnapshotStream, size: int) -> None:
+    async def _make(self, stream: SnapshotStream, size: int) -> None:
         try:
-            most = 3 if line in self._read else 2
-            await self._run(lambda: self._snapshot_pool.ahead(line, size, most))
+            most = 3 if stream in self._read else 2
+            await self._run(lambda: self._snapshot_pool.ahead(stream, size, most))
         finally:
-            self._busy.discard(line)
+            self._busy.discard(stream)
             if not self._busy:
                 self.idle.set()

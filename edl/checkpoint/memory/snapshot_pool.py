@@ -89,7 +89,7 @@ class IncomingCopy:
                 raise CheckpointError(f"received {found} labelled as {self._label.holding}")
             self._memory.renewed(self._label.crc32)
             self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
-            self._snapshot_pool.owes(self._label.owed)
+            self._snapshot_pool.report_pending_save(self._label.owed)
             self._end()
         finally:
             self.discard()
@@ -115,14 +115,14 @@ class MemorySnapshotPool:
         job: str,
         limit_bytes: int,
         changed: Callable[[], None],
-        owes: Callable[[Version], None] = lambda version: None,
-        owing: Callable[[], Version] = Version,
+        report_pending_save: Callable[[Version], None] = lambda version: None,
+        pending_save: Callable[[], Version] = Version,
     ) -> None:
-        """``changed`` is called, in any thread, when a reader has released a buffer. ``owes`` is called, in any thread,
-        with the saved commit that the source of a received part still has to write. ``owing`` returns the one that this
-        node still has to write."""
-        self.owes = owes
-        self._owing = owing
+        """``changed`` is called, in any thread, when a reader has released a buffer. ``report_pending_save`` is called,
+        in any thread, with the saved commit that the source of a received part still has to write. ``pending_save``
+        returns the one that this node still has to write."""
+        self.report_pending_save = report_pending_save
+        self._pending_save = pending_save
         self._node = node
         self._job = job
         self._changed = changed
@@ -354,7 +354,7 @@ class MemorySnapshotPool:
             if wanted(held):
                 self._buffer_table.pin(held.buffer)
                 owner = NodeId(stream.owner) if stream.use is Use.REPLICA else self._node
-                return Loan(self, owner, held, self._memories[held.buffer], self._owing())
+                return Loan(self, owner, held, self._memories[held.buffer], self._pending_save())
         return None
 
     # --- what there is -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edl.checkpoint.memory.copy_policy import Copying, needed
-from edl.checkpoint.memory.promised_saves import Owed
+from edl.checkpoint.memory.promised_saves import PendingSave
 from edl.ports import Lent
 from edl.testing.memory_copies import MemoryCopies
 from edl.wire.messages import Holding, Version
@@ -19,7 +19,7 @@ def v(commit: int, era: int = 1) -> Version:
 
 
 def test_the_newest_saved_commit_counts() -> None:
-    owed = Owed()
+    owed = PendingSave()
     assert not owed.due and owed.to_write is None and owed.text == ""
     owed.take(v(3))
     owed.take(v(7))
@@ -32,7 +32,7 @@ def test_the_newest_saved_commit_counts() -> None:
 
 
 def test_the_reason_is_that_of_the_newest() -> None:
-    owed = Owed()
+    owed = PendingSave()
     owed.take(v(3))
     owed.failed(v(3), "disk full")
     assert owed.text.endswith("disk full") and owed.to_write == v(3), "to be tried again"
@@ -43,13 +43,13 @@ def test_the_reason_is_that_of_the_newest() -> None:
 
 
 def test_what_workers_write_themselves_is_waited_for_and_not_written_here() -> None:
-    owed = Owed()
+    owed = PendingSave()
     owed.take(v(3), whole=False)
     assert owed.due and owed.to_write is None
 
 
 def test_what_a_world_goes_back_behind_is_saved_again_by_the_workers() -> None:
-    owed = Owed()
+    owed = PendingSave()
     owed.take(v(6))
     owed.begin(v(6))
     assert owed.due
