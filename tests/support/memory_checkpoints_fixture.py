@@ -124,7 +124,7 @@ class Bench:
     def __init__(self) -> None:
         self.network = MemoryNetwork()
         self.checkpoint_storage = FakeCheckpointStorage()
-        self.told: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
+        self.reports: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
         self.copied: asyncio.Queue[NodeId] = asyncio.Queue()
         """Nodes that have said that a copy came to them."""
         self.memories: list[MemoryCheckpoints] = []
@@ -153,7 +153,7 @@ class Bench:
 
     def _on_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
         assert took_s >= 0 and (not error or took_s == 0), "what was not written took no time"
-        self.told.put_nowait((version, where, error))
+        self.reports.put_nowait((version, where, error))
 
     async def close(self) -> None:
         self.checkpoint_storage.gate.set()

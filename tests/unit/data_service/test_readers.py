@@ -166,12 +166,12 @@ def test_damaged_offsets_of_texts_lead_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_flipped_bytes_at_the_end_are_told_or_harmless(tmp_path: Path, name: str) -> None:
+def test_flipped_bytes_at_the_end_are_reported_or_harmless(tmp_path: Path, name: str) -> None:
     """Whatever is damaged in the metadata: a ``DataError`` or a table, never another error or a crash."""
     path = tmp_path / name
     WRITERS[name](path, numbers(100))
     whole = path.read_bytes()
-    told = 0
+    named = 0
     for offset in range(max(0, len(whole) - 1500), len(whole), 13):
         path.unlink()
         path.write_bytes(whole)
@@ -180,8 +180,8 @@ def test_flipped_bytes_at_the_end_are_told_or_harmless(tmp_path: Path, name: str
             read_all(scan(str(path)))
         except DataError as error:
             assert name in str(error)
-            told += 1
-    assert told > 10 or name == "a.arrows"  # the end of a stream is data
+            named += 1
+    assert named > 10 or name == "a.arrows"  # the end of a stream is data
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
@@ -422,9 +422,9 @@ def test_functions_that_fail_or_return_something_else() -> None:
         def failing(file: str, begin: int, end: int, error: Exception = error) -> Any:
             raise error
 
-        with pytest.raises(DataError) as told:
+        with pytest.raises(DataError) as caught:
             open_reader("user", options=FormatOptions(read=failing)).read(ref)
-        assert type(told.value) is kind
+        assert type(caught.value) is kind
     with pytest.raises(SettingError, match="is needed for the format user"):
         open_reader("user")
 

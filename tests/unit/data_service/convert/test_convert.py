@@ -255,9 +255,9 @@ from data_service.convert.recipe import Pack, Recipe
 
 if __name__ == "__main__":
     recipe = Recipe(packs=(Pack("dense", ("I*",)),), fill={"I2": -1}, shard_records=256, file_bytes=20_000, seed=7)
-    def told(now):
+    def report(now):
         print(now.files, flush=True)
-    convert(sys.argv[1], sys.argv[2], recipe, workers=int(sys.argv[3]), progress=told)
+    convert(sys.argv[1], sys.argv[2], recipe, workers=int(sys.argv[3]), progress=report)
     print("done", flush=True)
 """
 

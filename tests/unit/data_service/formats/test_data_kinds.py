@@ -184,7 +184,7 @@ def test_a_file_out_of_reach_is_never_left_out(bench: Bench, tmp_path: Path) -> 
         if failures:
             raise Stop
 
-    data.bench_post.check = check  # type: ignore[method-assign]
+    data.bench_context.check = check  # type: ignore[method-assign]
     found = []
     with pytest.raises(Stop):
         for batch in data:
@@ -207,6 +207,6 @@ def test_an_error_with_a_number_is_the_systems(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(reader.storage, "open", refuse)
         reader.read(ref)
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9] + b"damaged!!")
-    with pytest.raises(DataError, match="cannot be read") as told:
+    with pytest.raises(DataError, match="cannot be read") as caught:
         open_reader("parquet").read(ref)
-    assert type(told.value) is DataError
+    assert type(caught.value) is DataError

@@ -1,4 +1,4 @@
-"""Requests of independent trainers to the lease machine (mode "free")."""
+"""Requests of independent trainers to the lease machine."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Rule:
         self.kept = dict(kept or {})
         self.notes: list[str] = []
         self.flaws: dict[str, str] = {}
-        self.told: dict[Caller, messages.DataMessage] = {}
+        self.received: dict[Caller, messages.DataMessage] = {}
         self.wakes: list[float] = []
         self.now_s = 100.0
         self.ids = 0
@@ -67,7 +67,7 @@ class Rule:
         self.do(self.machine.step(WorldBegan(self.world, taken_over), self.now_s))
 
     def do(self, effects: tuple[object, ...]) -> None:
-        self.told = {}
+        self.received = {}
         for effect in effects:
             match effect:
                 case Keep(name, value):
@@ -75,7 +75,7 @@ class Rule:
                     if not value:
                         del self.kept[name]
                 case Tell(to, body):
-                    self.told[to] = messages.decode(body)
+                    self.received[to] = messages.decode(body)
                 case Note(text):
                     self.notes.append(text)
                 case Flaw(name, text):
@@ -86,7 +86,7 @@ class Rule:
     def body(self, rank: int, body: str, round: int | None = None) -> messages.DataMessage | None:
         number = Round(self.round if round is None else round)
         self.do(self.machine.step(Said(caller(rank), number, body), self.now_s))
-        return self.told.get(caller(rank))
+        return self.received.get(caller(rank))
 
     def say(
         self, rank: int, kind: type[Any], *values: Any, round: int | None = None, **named: Any
@@ -142,10 +142,10 @@ class TestSteps:
         rule = Rule()
         assert rule.say(1, Open, 1) is None
         rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
-        assert isinstance(rule.told[caller(1)], Opened)
+        assert isinstance(rule.received[caller(1)], Opened)
         assert rule.say(1, Lease, 0, 1) is None
         rule.get(Opened, 0, Open, 0)
-        assert isinstance(rule.told[caller(1)], LeasesGranted)
+        assert isinstance(rule.received[caller(1)], LeasesGranted)
 
     def test_a_lease_of_the_next_epoch_waits_for_it(self) -> None:
         rule = Rule(1).start(manifest=small(sizes=(2,)))
@@ -153,7 +153,7 @@ class TestSteps:
         rule.lease(0, 0, finished=((0, 2),))
         assert rule.say(0, Lease, 1, 1) is None
         rule.say(0, NextEpoch, 1)
-        assert isinstance(rule.told[caller(0)], Done)
+        assert isinstance(rule.received[caller(0)], Done)
         assert numbers(rule.lease(0, 1, epoch=1)) == [0]
         refused = rule.get(RequestRefused, 0, Lease, 3, 1)
         assert refused.kind == "epoch"
@@ -178,9 +178,9 @@ class TestSteps:
         rule.get(Opened, 0, Open, 0, ledger=ledger.encode(), granted=((0, 1),), finished=((0, 1),))
         assert rule.say(0, Lease, 0, 4) is None
         rule.get(Opened, 1, Open, 1, granted=((1, 2),), returned=((2, 1),))
-        assert caller(0) not in rule.told
+        assert caller(0) not in rule.received
         rule.get(Opened, 2, Open, 2)
-        granted = rule.told[caller(0)]
+        granted = rule.received[caller(0)]
         assert isinstance(granted, LeasesGranted)
         assert [(given.shard.index, given.upto) for given in granted.leases] == [(2, 1)]
         assert numbers(rule.lease(2, 4)) == [3]

@@ -34,8 +34,8 @@ def world(number: int) -> World:
 
 def key(reader: tuple[str, str, int, str]) -> KeyPut:
     name, host, port, secret = reader
-    told = {"host": host, "port": port, "capacity": 4, "secret": secret}
-    return KeyPut(f"readers/{name}", json.dumps(told).encode())
+    sent = {"host": host, "port": port, "capacity": 4, "secret": secret}
+    return KeyPut(f"readers/{name}", json.dumps(sent).encode())
 
 
 class Job:
@@ -64,15 +64,15 @@ class Job:
         return self.take(self.machine.step(Said(caller, Round(self.round), encode(word)), 0.0))
 
     def open(self, caller: Caller, dataset: str = "set") -> list[tuple[Caller, list[str]]]:
-        told: list[tuple[Caller, list[str]]] = []
+        sent: list[tuple[Caller, list[str]]] = []
         if caller == A:
             builder = ManifestBuilder("ipc")
             builder.file(f"/{dataset}", 10)
             builder.shard(0, 10, 10)
             self.ids += 1
-            told += self.say(A, RegisterFiles(self.ids, dataset, builder.build().encode(), DataSetOptions()))
+            sent += self.say(A, RegisterFiles(self.ids, dataset, builder.build().encode(), DataSetOptions()))
         self.ids += 1
-        return told + self.say(caller, Open(self.ids, dataset, 0 if caller == A else 1, 0))
+        return sent + self.say(caller, Open(self.ids, dataset, 0 if caller == A else 1, 0))
 
     def key(self, event: KeyPut | KeyGone) -> list[tuple[Caller, list[str]]]:
         return self.take(self.machine.step(event, 0.0))
@@ -101,10 +101,10 @@ def test_a_worker_hears_once_however_many_data_sets_it_opens() -> None:
 def test_workers_hear_by_what_to_know_the_readers_of_a_job_with_a_secret(authority: str) -> None:
     known = ReaderRegistry(authority)
     known.changed(key(FIRST))
-    (told,) = known.tell({A})
-    assert isinstance(told, Tell)
-    assert decode(told.body) == ReaderList((FIRST,), authority)
-    assert "of the readers" not in repr(decode(told.body))
+    (sent,) = known.tell({A})
+    assert isinstance(sent, Tell)
+    assert decode(sent.body) == ReaderList((FIRST,), authority)
+    assert "of the readers" not in repr(decode(sent.body))
 
 
 def test_a_job_without_readers_hears_nothing() -> None:

@@ -23,7 +23,7 @@ from tests.support.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, lo
 from tests.unit.edl.checkpoint.directory.test_retention import commits
 
 ONE = len(state(1)) + 400
-"""Bytes of a checkpoint with its marker, and a little more."""
+"""Bytes of a checkpoint with its manifest, and a little more."""
 
 
 class SmallDisk(PlainFiles):
@@ -56,8 +56,8 @@ def test_with_room_for_three_a_fourth_is_written_all_the_same(tmp_path: Path) ->
         assert len(commits(tmp_path)) >= min(commit, 2)
     assert commits(tmp_path) == [6, 7, 8]
     assert disk.refused == 1, "from then on room is made first"
-    (told,) = [text for text in said if "has no room for 3 checkpoints and the next one" in text]
-    assert "--checkpoint-keep=3" in told and str(tmp_path) in told
+    (warning,) = [text for text in said if "has no room for 3 checkpoints and the next one" in text]
+    assert "--checkpoint-keep=3" in warning and str(tmp_path) in warning
 
 
 def test_a_run_that_finds_the_disk_full_makes_room_as_well(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_a_full_disk_refuses_a_new_run_and_no_launcher_of_one_under_way(tmp_path
     disk.capacity = disk.used()
     again = open_checkpoint_storage(disk, said=said)
     again.check()
-    (told,) = said
+    (warning,) = said
     assert (
-        "no space is left" in told
-        and "Free some space" in told
-        and told.endswith("No checkpoints are written until then")
+        "no space is left" in warning
+        and "Free some space" in warning
+        and warning.endswith("No checkpoints are written until then")
     )
     with pytest.raises(CheckpointError, match="no space is left"):
         open_checkpoint_storage(disk, "another run").check()
@@ -124,8 +124,8 @@ def test_bytes_that_come_wrong_once_are_read_again(tmp_path: Path) -> None:
         save(open_checkpoint_storage(disk), commit)
     assert load(open_checkpoint_storage(disk, said=said))[0] == Version(1, 2)
     assert disk.forgot == 1, "not from the page cache"
-    (told,) = said
-    assert "was read incorrectly once" in told and folder_name(Version(1, 2)) in told
+    (warning,) = said
+    assert "was read incorrectly once" in warning and folder_name(Version(1, 2)) in warning
 
 
 def save_part(checkpoint_storage: FileCheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:

@@ -148,7 +148,7 @@ def test_trouble_with_old_ones_does_not_fail_the_new_one(tmp_path: Path) -> None
     checkpoint_storage = open_checkpoint_storage(FaultyFiles(PlainFiles(tmp_path), fault), keep=2, said=said)
     for commit in (10, 20):
         save(checkpoint_storage, commit)
-    fault.at = fault.count + 3  # marker gone, state, marker; then the deletion
+    fault.at = fault.count + 3  # manifest gone, state, manifest; then the deletion
     save(checkpoint_storage, 30)
     assert said == [f"cannot delete old checkpoints in {tmp_path}: Permission denied"]
     assert checkpoint_storage.newest() == (Version(1, 30), False)

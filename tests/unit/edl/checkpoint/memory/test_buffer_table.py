@@ -267,7 +267,7 @@ def test_no_order_of_events_spoils_what_is_held_or_read(
         freed = buffer_table.collect()
         assert not set(freed) & {*pinned, *(buffer for buffer, _ in newest.values())}
         assert buffer_table.usage().total <= limit_kib * KIB
-        for one, (buffer, told) in newest.items():
+        for one, (buffer, commit) in newest.items():
             held = buffer_table.newest(one)
             assert held is not None
-            assert (held.buffer, held.holding) == (buffer, v(told))
+            assert (held.buffer, held.holding) == (buffer, v(commit))

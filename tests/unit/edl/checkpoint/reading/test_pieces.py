@@ -168,12 +168,12 @@ def test_many_slices_are_not_all_held_against_each_other(monkeypatch: pytest.Mon
     workers, met = 256, 0
     meet = Box.meet
 
-    def counting(one: Box, other: Box) -> Box | None:
+    def counted(one: Box, other: Box) -> Box | None:
         nonlocal met
         met += 1
         return meet(one, other)
 
-    monkeypatch.setattr(Box, "meet", counting)
+    monkeypatch.setattr(Box, "meet", counted)
     shape = (workers, 8) if dim == 0 else (8, workers)
     boxes = [((n, 0), (1, 8)) if dim == 0 else ((0, n), (8, 1)) for n in range(workers)]
     source = spread(shape, *reversed(boxes))
