@@ -289,7 +289,7 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
 
 @pytest.mark.parametrize(("when", "first"), [("now", ALL), ("next-epoch", FIRST)])
 def test_independent_trainers_share_what_joins(bench: Bench, folder: Path, when: str, first: int) -> None:
-    """Independent mode: the Master keeps the account, and another Master knows the files and the epoch that they join."""
+    """The Master keeps the account, and another Master knows the files and the epoch that they join."""
     bench.begin(3)
     loaders = [maker(bench, folder, mode="independent")(slot) for slot in range(3)]
 
