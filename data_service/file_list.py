@@ -99,7 +99,7 @@ class FileList:
         return self
 
     def __len__(self) -> int:
-        """Number of shards."""
+        """Number of shards in the whole list."""
         return self.segments[-1].shards if self.segments else 0
 
     @property
@@ -178,7 +178,7 @@ class FileList:
 
     @property
     def encoded_bytes(self) -> int:
-        """Length of ``encode()``."""
+        """Length of ``encode()`` in bytes, without encoding the list."""
         with self._lock:
             self._encode_heads()
             return self._ends[-1] if self._ends else 0

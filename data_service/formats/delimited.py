@@ -45,7 +45,7 @@ class CsvReader(LineReader):
         return int(outside[-1]) + 1 if len(outside) else 0
 
     def header(self, file: str, head: bytes, first: int) -> tuple[tuple[str, ...], int]:
-        """See ``LineReader.header``."""
+        """Column names from the first line (or the options), and the offset of the first record."""
         if not self.options.header:
             return self.options.names, first
         end = self._first_line(head[first:]) + first
@@ -63,17 +63,17 @@ class CsvReader(LineReader):
         return tuple(names), end
 
     def delimiter(self, file: str) -> str:
-        """See ``LineReader.delimiter``."""
+        """The delimiter of the options, else the one that the file's suffix implies."""
         tabs = ".tsv" in file.lower().rpartition("/")[2]
         return self.options.delimiter or ("\t" if tabs else ",")
 
     def checked_edge(self, file: str, line: bytes) -> None:
-        """See ``LineReader.checked_edge``."""
+        """Raise ``DataError`` if the edge of two shards is between quotes."""
         if self._quote >= 0 and line.count(self._quote) % 2:
             raise DataError(f"{file}: {QUOTED_NEWLINE}")
 
     def inferred(self, file: str, head: bytes, opened: LineFile) -> pa.Schema:
-        """See ``LineReader.inferred``."""
+        """All columns, with the types given in the options or inferred by pyarrow."""
         self._check_quotes(head, file)
         if not head.strip():
             names = opened.names
@@ -85,7 +85,7 @@ class CsvReader(LineReader):
         return with_types(table.schema, self._types)
 
     def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
-        """See ``LineReader.parsed``."""
+        """Parse complete lines as CSV, in one block."""
         types = {field.name: field.type for field in opened.schema}
         return self._table(data, opened.handle, opened.schema.names, types)
 

@@ -99,7 +99,7 @@ class FileReader(ABC, Generic[T]):
         self._first_lock = threading.Lock()
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``FormatReader.read``."""
+        """Read exactly the records of a shard; see ``FormatReader.read``."""
         with file_errors(ref.file, shard=ref):
             opened = self.open_files.get(ref.file)
             _check_size(ref, opened.stamp)
@@ -121,7 +121,7 @@ class FileReader(ABC, Generic[T]):
             return list(self._split(file, size_bytes, shard_records, shard_bytes))
 
     def close(self) -> None:
-        """See ``FormatReader.close``."""
+        """Close open files; see ``FormatReader.close``."""
         self.open_files.clear()
 
     def _open(self, file: str) -> OpenFile[T]:

@@ -39,7 +39,7 @@ class LineReader(FileReader[LineFile]):
     unlike = "Set the column's type (types), or fix the file"
 
     def pieces(self, ref: ShardRef) -> Iterator[pa.Table]:
-        """See ``FileReader.pieces``."""
+        """The records of a shard, one table per block of lines."""
         with file_errors(ref.file, shard=ref):
             opened = self.open_files.get(ref.file)
             file = opened.handle
@@ -109,7 +109,7 @@ class LineReader(FileReader[LineFile]):
         return (), first
 
     def delimiter(self, file: str) -> str:
-        """The delimiter between values."""
+        """The delimiter between values; empty if the format has none."""
         return ""
 
     def checked_edge(self, file: str, line: bytes) -> None:

@@ -32,7 +32,7 @@ class ParquetReader(FileReader[ParquetFile]):
     format = "parquet"
 
     def pieces(self, ref: ShardRef) -> Iterator[pa.Table]:
-        """See ``FileReader.pieces``."""
+        """The records of a shard in tables of at most ``PIECE_RECORDS``."""
         with file_errors(ref.file, shard=ref):
             opened = self._open(ref.file)  # opened separately, so that no other thread has to wait
             checked_range(ref, opened.handle.offsets[-1], "records")

@@ -35,7 +35,7 @@ class UserReader(FileReader[str]):
         self._types = column_types(dict(options.types))
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``FormatReader.read``."""
+        """Call the user's function for a shard, and check what it returns."""
         where = f"{ref.file}, shard {ref.index} [{ref.begin}, {ref.end})"
         try:
             table = self._as_table(self._function(ref.file, ref.begin, ref.end))

@@ -26,7 +26,7 @@ def take(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, 
 
 
 def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], ...] = ()) -> Opened:
-    """The answer to ``Open``."""
+    """Build the answer to ``Open``."""
     version, now = data.listed.at(epoch), data.independent
     return Opened(
         id,

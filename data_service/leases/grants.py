@@ -218,7 +218,7 @@ def flaw(data: DataSet) -> Flaw:
 
 
 def encode_quarantine(quarantine: Mapping[int, QuarantinedShard]) -> bytes:
-    """Encode for the store."""
+    """Encode the quarantined shards for the store."""
     rows = [[one.shard, one.file, one.begin, one.end, one.upto, one.epoch, *one.reasons] for one in quarantine.values()]
     return json.dumps(rows).encode("ascii")
 

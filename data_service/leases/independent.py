@@ -169,7 +169,7 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
 
 
 def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Gone) -> Answer:
-    """A worker leaves."""
+    """A worker leaves: release its leases, and forget it as a client that takes part."""
     epoch = 0
     if data.table is not None:
         epoch = data.table.epoch
@@ -203,7 +203,7 @@ def world_began(data: DataSet, turn: LeaseTurn) -> None:
 
 
 def tick(data: DataSet, turn: LeaseTurn) -> None:
-    """Process expired deadlines."""
+    """Process expired deadlines: clients that have not opened again, and silent workers."""
     now, table = data.independent, data.table
     if table is None:
         return

@@ -248,5 +248,5 @@ class LeaseTable:
 
 
 def who(caller: Caller) -> str:
-    """A caller as text."""
+    """A caller as text: slot and node."""
     return f"worker {caller.slot} on {caller.node}"

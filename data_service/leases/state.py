@@ -153,7 +153,7 @@ class DataSet:
 
     @property
     def is_independent(self) -> bool:
-        """True in independent mode."""
+        """True if the data set is used in independent mode."""
         return self.options.mode == INDEPENDENT
 
     @property
@@ -212,11 +212,11 @@ class DataSet:
         client.opened = is_open
 
     def others(self, than: Caller) -> Collection[Caller]:
-        """Open clients except one."""
+        """All open clients except this one."""
         return [caller for caller, client in self.clients.items() if client.opened and caller != than]
 
     def quarantined(self) -> Ranges:
-        """Quarantined shards as ranges."""
+        """Numbers of the quarantined shards, as ranges."""
         return ranges(self.quarantine)
 
     def begin(self, ledger: Ledger) -> LeaseTable:

@@ -81,7 +81,7 @@ class IndependentLoader:
 
     @property
     def rank(self) -> int:
-        """This worker's current rank."""
+        """This worker's rank in the current world."""
         where = self._context.where()
         return self._context.place().rank if where is None else where[1]
 

@@ -156,7 +156,7 @@ class LeaseClient:
         return self._ask(Gone(0, self.dataset))
 
     def ask(self, message: Any) -> PendingRequest:
-        """Send any other request."""
+        """Send any other request, such as those about the file list."""
         return self._ask(message)
 
     def withdraw(self, asked: PendingRequest) -> None:

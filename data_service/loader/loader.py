@@ -402,7 +402,7 @@ class Loader(IndependentLoader):
         return place, self._prefetcher
 
     def _connect(self) -> tuple[RankAssignment, LeaseClient]:
-        """Join the current round."""
+        """Join the current round: open the data set there if that has not been done. Raises ``StateError``."""
         place = self._context.place()
         changed = self._place is None or place.round != self._place.round
         if self._client is None or (changed and not self._lasting):

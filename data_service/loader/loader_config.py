@@ -50,7 +50,7 @@ class LoaderConfig:
 
     @property
     def independent(self) -> bool:
-        """True in independent mode."""
+        """True if the mode is the independent one."""
         return MODES[self.mode] == INDEPENDENT
 
     @property

@@ -51,7 +51,7 @@ class LoaderPosition:
 
     @property
     def next_step(self) -> PlannedStep | None:
-        """The next planned step."""
+        """The next planned step; None if a new plan is needed."""
         return self._planned[0] if self._planned else None
 
     def plan(self, steps: Iterable[PlannedStep]) -> None:
@@ -60,7 +60,7 @@ class LoaderPosition:
             self._planned.extend(steps)
 
     def drop_planned(self) -> None:
-        """Drop all planned steps."""
+        """Drop all planned steps, which the script will not receive."""
         with self._lock:
             self._planned.clear()
 
@@ -80,6 +80,6 @@ class LoaderPosition:
             self.known.extend(shards, digest)
 
     def next_epoch(self) -> None:
-        """Start the next epoch."""
+        """Start the next epoch, with nothing consumed."""
         with self._lock:
             self.known.next_epoch()

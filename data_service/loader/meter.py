@@ -23,7 +23,7 @@ class Meter:
         self._waited_s = 0.0
 
     def count(self, records: int) -> None:
-        """Count returned records."""
+        """Count records that the script has received."""
         self._records += records
 
     @contextlib.contextmanager

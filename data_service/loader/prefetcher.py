@@ -43,7 +43,7 @@ class ReadsAhead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadOrder:
-    """What determines the order of records in an epoch."""
+    """The parameters that determine the order of records in an epoch."""
 
     seed: int
     epoch: int
@@ -175,7 +175,7 @@ class Prefetcher:
     # --- the training thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start reading."""
+        """Start the thread that reads."""
         self._thread = self._threads.start(self._run, name="edl-data")
 
     def stop(self, wait: bool = False) -> None:

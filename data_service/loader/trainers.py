@@ -116,7 +116,7 @@ class TrainerDataSets:
             self._idle()
 
     def on_idle(self, call: Callable[[], object] | None) -> None:
-        """See the function ``on_idle``."""
+        """Set the callback for long waits; see the function ``on_idle``."""
         self._idle = call
 
     def opening(self) -> None:
@@ -125,7 +125,7 @@ class TrainerDataSets:
             self._opening()
 
     def on_opening(self, call: Callable[[], object] | None) -> None:
-        """See the function ``on_opening``."""
+        """Set the callback for opening; see the function ``on_opening``."""
         self._opening = call
 
     def push(self) -> None:
@@ -134,7 +134,7 @@ class TrainerDataSets:
             self._push()
 
     def joined(self, number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
-        """See the function ``joined``."""
+        """This process is a trainer now; see the function ``joined``."""
         self.number, self._push, self._fence = number, push, fence
 
     def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[LostTrainer]:

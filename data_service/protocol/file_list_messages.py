@@ -45,7 +45,7 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Answer to ``ListFiles``."""
+    """Answer to ``ListFiles``: a part of the encoded list."""
 
     id: Natural
     dataset: Name

@@ -198,7 +198,7 @@ Request = RegisterFiles | Open | Lease | NextEpoch | Ack | Commit | Rollback | G
 
 @dataclass(frozen=True, slots=True)
 class FilesRegistered:
-    """Answer to ``RegisterFiles``."""
+    """Answer to ``RegisterFiles``: the data set as it is registered now."""
 
     id: Natural
     dataset: Name
@@ -232,7 +232,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One leased shard."""
+    """One leased shard, and where reading continues in it."""
 
     shard: ShardRef
     upto: int
@@ -241,7 +241,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class LeasesGranted:
-    """Answer to ``Lease``."""
+    """Answer to ``Lease``: the granted shards, and the state of the epoch."""
 
     id: Natural
     dataset: Name

@@ -277,7 +277,7 @@ def _as_stream_error(error: BaseException) -> _StreamError:
 
 @dataclass(slots=True)
 class ReaderCounts:
-    """Counters of a ``RemoteReader``."""
+    """Counters of a ``RemoteReader``: shards by place, and takeovers."""
 
     remote_shards: int = 0
     local_shards: int = 0
@@ -394,7 +394,7 @@ class RemoteReader:
         self._pool.wake()
 
     def close(self) -> None:
-        """See ``FormatReader.close``. The pool stays open."""
+        """Drop announced shards and end running streams. The pool stays open."""
         self._closing.set()
         self.interrupt()
         if self._local is not None:

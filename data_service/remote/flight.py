@@ -82,7 +82,7 @@ class Ticket:
 
     @property
     def ref(self) -> ShardRef:
-        """The requested shard."""
+        """The requested shard as a ``ShardRef``."""
         return ShardRef(self.index, self.file, self.begin, self.end, self.records)
 
     @property
@@ -91,7 +91,7 @@ class Ticket:
         return json.dumps([self.dataset, self.format, self.columns, self.options, self.storage], sort_keys=True)
 
     def encode(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the ticket as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

@@ -112,7 +112,7 @@ class Collectives:
             self._most = max(_MOST_OPEN, 2 * len(self._open))
 
     def ended(self, work: Any) -> None:
-        """Its result is available."""
+        """Note that the result of a collective is available."""
         with self._lock:
             self._open.pop(work, None)
 

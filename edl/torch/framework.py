@@ -25,7 +25,7 @@ _NO_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|out of memo
 
 
 class TorchFramework:
-    """Implements ``edl.worker.framework.Framework`` for torch."""
+    """The framework port of ``edl.worker`` (``Framework``) for torch."""
 
     name = "torch"
 

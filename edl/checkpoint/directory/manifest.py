@@ -170,7 +170,7 @@ class DirectoryOwner:
 
 
 def owner_text(owner: DirectoryOwner) -> bytes:
-    """An owner as JSON."""
+    """Encode the owner's file as JSON."""
     return _text({"format": FORMAT, "job": owner.job, "run": owner.run, "before": list(owner.before)})
 
 

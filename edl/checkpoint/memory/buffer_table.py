@@ -33,7 +33,7 @@ class Use(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStream:
-    """Identifies one stream."""
+    """The identity of one stream of snapshots."""
 
     use: Use
     owner: str
@@ -94,7 +94,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """All bytes in use."""
+        """Bytes in use, for all purposes."""
         return self.workers + self.replicas + self.loaded
 
 
@@ -227,7 +227,7 @@ class BufferTable:
         self._buffers[number].pins += 1
 
     def unpin(self, number: int) -> None:
-        """Remove a reader."""
+        """Remove a reader of a buffer."""
         buffer = self._buffers[number]
         buffer.pins -= 1
         buffer.making = False
@@ -252,7 +252,7 @@ class BufferTable:
         return tuple(sorted(found, key=lambda stream: (stream.owner, stream.name)))
 
     def usage(self) -> Usage:
-        """Memory use in bytes."""
+        """Bytes of memory by use."""
         sums = dict.fromkeys(Use, 0)
         for buffer in self._buffers.values():
             sums[buffer.stream.use] += buffer.capacity

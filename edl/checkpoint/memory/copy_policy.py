@@ -13,7 +13,7 @@ from edl.types import NodeId
 
 
 class Copying(enum.Enum):
-    """Values of ``--copies``."""
+    """The values of the option ``--copies``."""
 
     AUTO = "auto"
     """Copy if no other node of the world holds the same data."""

@@ -257,7 +257,7 @@ class MemoryCheckpoints:
         return self._snapshot_pool.holdings()
 
     def usage(self) -> Usage:
-        """Memory use in bytes."""
+        """Bytes of memory by use."""
         return self._snapshot_pool.usage()
 
     def trim(self, restore: Version) -> None:

@@ -42,7 +42,7 @@ class Preallocation:
             self._background.begin(self._make(stream, size))
 
     def close(self) -> None:
-        """Stop allocating."""
+        """Cancel all running and future allocations."""
         self._background.drop()
 
     async def _make(self, stream: SnapshotStream, size: int) -> None:

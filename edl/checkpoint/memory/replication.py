@@ -60,7 +60,7 @@ class CommitReplication:
         return self._copies.start(self._snapshot_pool, host, port)
 
     async def close(self) -> None:
-        """End all transfers."""
+        """End all transfers and stop serving other nodes."""
         for task in (self._task, *self._fetches.values()):
             await end(task)
         await asyncio.to_thread(self._copies.stop)

@@ -53,7 +53,7 @@ class Loan:
 
     @property
     def view(self) -> memoryview:
-        """Its bytes, read-only."""
+        """The bytes of the snapshot, read-only."""
         return self._memory.view[: self.held.size].toreadonly()
 
     def read_only(self) -> int:
@@ -336,7 +336,7 @@ class MemorySnapshotPool:
             return self._loan(stream, lambda held: True)
 
     def give_back(self, number: int) -> None:
-        """End a loan."""
+        """End a loan, so that the buffer can be reused."""
         with self._open():
             self._buffer_table.unpin(number)
         self._changed()
@@ -379,7 +379,7 @@ class MemorySnapshotPool:
         return max(self.holdings(), key=_order, default=None)
 
     def usage(self) -> Usage:
-        """Memory use in bytes."""
+        """Bytes of memory by use."""
         with self._lock:
             return self._buffer_table.usage()
 
@@ -416,7 +416,7 @@ class MemorySnapshotPool:
                     self._buffer_table.drop(stream)
 
     def close(self) -> None:
-        """Release all memory."""
+        """Release all memory files of this node."""
         with self._lock:
             memories, self._memories = list(self._memories.values()), {}
         for memory in memories:

@@ -53,7 +53,7 @@ class Box:
 
     @property
     def volume(self) -> int:
-        """Number of elements."""
+        """Number of elements in the box."""
         return math.prod(self.shape)
 
     def meet(self, other: Box) -> Box | None:
@@ -206,5 +206,5 @@ def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:
 
 
 def width(dtype: str) -> int:
-    """Bytes per element."""
+    """Bytes per element of a safetensors type."""
     return ELEMENT_BYTES[dtype]
