@@ -48,7 +48,7 @@ def cases() -> list[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Any]]]
             local.encode_to_agent,
             local.decode_to_agent,
         ),
-        ("1,000 leases", data.Granted(7, "train", 1, leases, "more"), data.encode, data.decode),
+        ("1,000 leases", data.LeasesGranted(7, "train", 1, leases, "more"), data.encode, data.decode),
         ("acknowledgement", data.Ack(7, "train", 1, ((1, 100, True), (2, 50, False))), data.encode, data.decode),
         ("placement, 64 trainers", ps.Charted(7, chart, 3, trainers), ps.encode, ps.decode),
     ]

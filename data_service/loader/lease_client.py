@@ -18,13 +18,13 @@ from data_service.protocol.messages import (
     Commit,
     Done,
     Gone,
-    Granted,
     Lease,
+    LeasesGranted,
     NextEpoch,
     Open,
     Opened,
-    Refused,
-    Register,
+    RegisterFiles,
+    RequestRefused,
     Rollback,
 )
 from edl.errors import DataError
@@ -75,7 +75,7 @@ class LeaseClient:
         self._closed = False
         self.ended = deps.threads.event()
         """Set when the client is closed or its round is over."""
-        self._register: Register | None = None
+        self._register: RegisterFiles | None = None
         self._open: Open | None = None
         self._granted: set[int] = set()
         self._finished: set[int] = set()
@@ -91,15 +91,15 @@ class LeaseClient:
         self._acks_due: list[PendingRequest] = []
         """Independent mode: unanswered acknowledgements."""
         self._fence = 0
-        self.on_news: Callable[[Any], None] | None = None
+        self.on_message: Callable[[Any], None] | None = None
         """Receives unsolicited messages. Must not block."""
         transport.listen(dataset, self._heard)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def register(self, manifest: bytes, options: messages.Options) -> PendingRequest:
+    def register(self, manifest: bytes, options: messages.DataSetOptions) -> PendingRequest:
         """Rank 0: register the shards."""
-        self._register = Register(0, self.dataset, manifest, options)
+        self._register = RegisterFiles(0, self.dataset, manifest, options)
         return self._ask(self._register)
 
     def open(self, epoch: int, digest: str) -> PendingRequest:
@@ -156,7 +156,7 @@ class LeaseClient:
         return self._ask(Gone(0, self.dataset))
 
     def ask(self, message: Any) -> PendingRequest:
-        """Send any other request."""
+        """Send any other request, such as those about the file list."""
         return self._ask(message)
 
     def withdraw(self, asked: PendingRequest) -> None:
@@ -219,7 +219,7 @@ class LeaseClient:
             check()
         if isinstance(asked.answer, kind):
             return asked.answer
-        if isinstance(asked.answer, Refused):
+        if isinstance(asked.answer, RequestRefused):
             raise DataError(f"data set {self.dataset}: {asked.answer.text}")
         raise DataError(
             f"data set {self.dataset}: {asked.answer!r:.200} is not an answer to {type(asked.message).__name__}"
@@ -262,8 +262,8 @@ class LeaseClient:
         if message is None:
             self._say_again()
         elif getattr(message, "id", None) is None:
-            if self.on_news is not None:
-                self.on_news(message)
+            if self.on_message is not None:
+                self.on_message(message)
         else:
             self._answered(message)
         self._go_on()
@@ -273,26 +273,30 @@ class LeaseClient:
             asked = self._sent
             if asked is None or asked.message.id != message.id:
                 return  # a late answer to a request that was sent again
-            stale = isinstance(message, Refused) and message.kind == "stale"
+            stale = isinstance(message, RequestRefused) and message.kind == "stale"
             if stale and self._lasting and self._where()[0] == self._number:
                 return  # the next round will be announced, and everything is sent again
             if not (stale and self._lasting):
                 self._sent = None
-            if isinstance(message, Refused) and message.kind == "old":
+            if isinstance(message, RequestRefused) and message.kind == "old":
                 self.deps.numbers.rise_above(message.last)
                 self._queue.appendleft(asked)
                 return
             if stale and not self._lasting:
                 self._closed = True  # the end of this round will be announced
                 return
-            unknown = isinstance(message, Refused) and message.kind == "unopened" and self._open is not None
+            unknown = isinstance(message, RequestRefused) and message.kind == "unopened" and self._open is not None
             if unknown:
                 self._queue.appendleft(asked)
         if unknown or stale:
             self._say_again()  # there is a new Master, which will be announced
             return
         with self._lock:
-            if isinstance(message, Granted) and isinstance(asked.message, Lease) and self._current(asked.message.epoch):
+            if (
+                isinstance(message, LeasesGranted)
+                and isinstance(asked.message, Lease)
+                and self._current(asked.message.epoch)
+            ):
                 for given in message.leases:
                     self._granted.add(given.shard.index)
                     self._returned.pop(given.shard.index, None)
@@ -301,7 +305,7 @@ class LeaseClient:
             self._remember(asked.message, message)
         asked.answer = message
         asked.done.set()
-        if asked.again and isinstance(message, Refused):
+        if asked.again and isinstance(message, RequestRefused):
             # Pass the refusal on to the waiting requests.
             with self._lock:
                 waiting, self._queue = list(self._queue), collections.deque()
@@ -363,7 +367,7 @@ class LeaseClient:
             pending = [asked for asked in pending if not isinstance(asked.message, Ack)]  # included in Open
             kinds = {type(asked.message) for asked in pending}
             again: list[PendingRequest] = []
-            if self._register is not None and Register not in kinds:
+            if self._register is not None and RegisterFiles not in kinds:
                 again.append(self._pending(self._register, again=True))
             if self._open is not None and Open not in kinds:
                 granted = self._granted

@@ -76,7 +76,7 @@ class LostTrainer:
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """What to do with newly leased shards that lost trainers may have held."""
+    """The plan for newly leased shards that lost trainers may have held."""
 
     leases: list[Given] = field(default_factory=list)
     """Leases to continue reading."""

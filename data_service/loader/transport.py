@@ -53,15 +53,15 @@ class Dispatcher:
         self._heard: dict[str, Heard] = {}
 
     def listen(self, dataset: str, heard: Heard) -> None:
-        """See ``MasterTransport``."""
+        """Set the listener for messages about a data set."""
         self._heard[dataset] = heard
 
     def listens(self, dataset: str, heard: Heard) -> bool:
-        """See ``MasterTransport``."""
+        """Whether this is still the listener for a data set."""
         return self._heard.get(dataset) == heard
 
     def forget(self, dataset: str, heard: Heard) -> None:
-        """See ``MasterTransport``."""
+        """Remove this listener, unless another one has replaced it."""
         if self._heard.get(dataset) == heard:
             del self._heard[dataset]
 
@@ -90,7 +90,7 @@ class LinkTransport(Dispatcher):
         link.listen(SERVICE, self.hear)
 
     def say(self, text: str, number: int) -> None:
-        """See ``MasterTransport``."""
+        """Send a message through the agent; drop it if the link is gone."""
         link = self._link()
         if link is not None:
             link.call(SERVICE, text, number)
@@ -118,7 +118,7 @@ class LocalTransport(Dispatcher):
         self._step(WorldBegan(World(Round(1), (member,), 0)))
 
     def say(self, text: str, number: int) -> None:
-        """See ``MasterTransport``. What the machine answers is heard before this returns."""
+        """Pass a message to the machine. Its answers are dispatched before this returns."""
         self._step(Said(Caller(LOCAL_NODE, 0), Round(number), text))
 
     def _step(self, event: Event) -> None:

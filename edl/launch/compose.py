@@ -58,7 +58,7 @@ from edl.agent.workers.outputs import claim
 from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import CheckpointStorage, Writer
+from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.checkpoint.memory.memory_files import available_bytes
@@ -390,9 +390,11 @@ async def _memory_checkpoints(settings: LaunchSettings, place: _Place, log: Call
     """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
     wanted, checkpoint_storage = settings.state, None
     if place.files is not None:
-        checkpoint_storage = CheckpointStorage(
+        checkpoint_storage = FileCheckpointStorage(
             place.files,
-            Writer(settings.spec.job, run=hashlib.sha256(f"run {place.registration.token}".encode()).hexdigest()[:16]),
+            WriterIdentity(
+                settings.spec.job, run=hashlib.sha256(f"run {place.registration.token}".encode()).hexdigest()[:16]
+            ),
             Retention(wanted.keep_last, wanted.keep_every),
             wall_clock_s=wall_clock_s,
             say=log,

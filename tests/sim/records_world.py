@@ -22,7 +22,7 @@ from data_service.loader.replay import Batch, LostTrainer, RecordRange
 from data_service.loader.trainers import trainers
 from data_service.manifest import ManifestBuilder
 from data_service.protocol import messages
-from data_service.protocol.messages import Given, Opened, Options
+from data_service.protocol.messages import DataSetOptions, Given, Opened
 from edl.master.service import Caller, WorldBegan
 from edl.types import NodeId
 from ps.hashing import buckets_of
@@ -255,7 +255,7 @@ class RecordSim:
             begin += records
         self.records = begin
         self.manifest = builder.build()
-        self.options = Options(rng.randrange(100), True, messages.INDEPENDENT)
+        self.options = DataSetOptions(rng.randrange(100), True, messages.INDEPENDENT)
         self.epochs = rng.randint(1, 2)
         self.faults = rng.choice((0.002, 0.01, 0.03))
         self.servers = [Pserver(self, range(0, BUCKETS // 2)), Pserver(self, range(BUCKETS // 2, BUCKETS))]

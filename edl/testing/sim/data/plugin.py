@@ -19,7 +19,7 @@ from data_service.leases.state import DataSet as Leased
 from data_service.loader.batching import order_of
 from data_service.protocol import add_request
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
-from data_service.protocol.messages import Ack, Done, Granted, Open, Opened, decode
+from data_service.protocol.messages import Ack, Done, LeasesGranted, Open, Opened, decode
 from edl.arithmetic.permutation import Permutation
 from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
@@ -235,7 +235,7 @@ class DataPlugin(Plugin):
 
     def _heard(self, reader: DataReader, text: str) -> None:
         message, acks = decode(text), self._acks[id(reader)]
-        if not isinstance(message, Opened | Done | Granted):
+        if not isinstance(message, Opened | Done | LeasesGranted):
             return
         asked = acks.asked.pop(message.id, None)
         gone = {shard for shard, _ in message.refused}

@@ -302,7 +302,7 @@ def test_a_pass_that_breaks_off_after_it_has_sent_gradients_counts(
 ) -> None:
     model = breaking_off(sent=True)
     break_off(model, monkeypatch)
-    assert "broke off in the middle: no room" in group.failure()
+    assert "failed in the middle: no room" in group.failure()
     assert group.aborted
 
 
@@ -324,7 +324,7 @@ def test_a_pass_that_broke_off_and_was_not_made_again_counts(
     break_off(model, monkeypatch)
     torch.ones(2, requires_grad=True).sum().backward()
     group.settle()
-    assert "was not made again: no room" in group.failure()
+    assert "was not repeated: no room" in group.failure()
 
 
 def test_after_a_pass_that_broke_off_nothing_is_exchanged(
@@ -334,7 +334,7 @@ def test_after_a_pass_that_broke_off_nothing_is_exchanged(
     model = breaking_off(sent=False)
     monkeypatch.setattr("edl.torch.framework._gather", lambda data: pytest.fail("it has begun"))
     break_off(model, monkeypatch)
-    with pytest.raises(GroupLost, match="was not made again: no room"):
+    with pytest.raises(GroupLost, match="was not repeated: no room"):
         framework.exchange(b"vote")
     assert group.aborted
 
