@@ -68,7 +68,7 @@ class Pserver:
         self.place = Place("a", "127.0.0.1", told["port"], told["path"], told["machine"])
         server = messages.Server(1, "a", "127.0.0.1", told["port"], told["path"], told["machine"])
         nobody = messages.pack([0] * BUCKETS)
-        self.chart = messages.PlacementMap(1, 1, (server,), messages.pack([1] * BUCKETS), nobody, nobody)
+        self.placement = messages.PlacementMap(1, 1, (server,), messages.pack([1] * BUCKETS), nobody, nobody)
         self._order(nobody)
 
     def _order(self, nobody: str) -> None:
@@ -76,13 +76,13 @@ class Pserver:
         self._line = Caller.connect(self.place, hello, secret=self.secret, deadline_s=DEADLINE_S)
         followed: list[Frame] = []
         self._line.heard = followed.append
-        orders = messages.Orders(1, 1, self.chart, 1, (), Training(), TABLES, since=messages.pack([1] * BUCKETS, "i"),
-                              giver=nobody)  # fmt: skip
+        orders = messages.Orders(1, 1, self.placement, 1, (), Training(), TABLES,
+                              since=messages.pack([1] * BUCKETS, "i"), giver=nobody)  # fmt: skip
         self._line.send(Op.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=DEADLINE_S)
 
     def client(self, number: int) -> Client:
         """A trainer's client."""
-        return Client.direct((), tables=TABLES, secret=self.secret, placement=self.chart, number=number)
+        return Client.direct((), tables=TABLES, secret=self.secret, placement=self.placement, number=number)
 
     def stop(self) -> None:
         """Stop the process by closing its launcher's connection."""

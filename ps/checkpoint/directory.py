@@ -249,7 +249,7 @@ class CheckpointDirectory:
             self._job,
             reports,
             cut=cut.number,
-            history=orders.chart.history,
+            history=orders.placement.history,
             chain=len(self.chain(base)) if base else 0,
             tables=orders.tables,
             training=orders.training,

@@ -45,7 +45,7 @@ class CheckpointStop:
             value = json.dumps(self.value())
         except (TypeError, ValueError) as error:
             raise PsError(f"the value from on_cut cannot be saved because it is not JSON: {error}") from None
-        patience = BoundedWait(f"checkpoint {cut}", deadline_s=None)
+        wait = BoundedWait(f"checkpoint {cut}", deadline_s=None)
         until_s = _now_s() + STAND_S
         session.stand(cut, step, value)
         try:
@@ -54,10 +54,10 @@ class CheckpointStop:
                 if session.to_name:
                     self._name(session, session.to_name)
                 session.wait()
-                patience.look(lambda: "some trainers have not stopped yet, or some pservers have not marked their rows")
+                wait.look(lambda: "some trainers have not stopped yet, or some pservers have not marked their rows")
             if session.halted == cut:
                 note(f"no decision about checkpoint {cut} within {STAND_S:.0f} s; continuing without it")
-            patience.over()
+            wait.over()
         finally:
             session.go_on(cut)
 

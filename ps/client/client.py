@@ -58,7 +58,7 @@ class Client:
             self._geo = Geo(core, self._reader, self._writer, joined.training.geo_steps)
         self._resting = False
         self._open = True
-        self._end_news = self._session.listen(self._follow)
+        self._stop_listening = self._session.listen(self._follow)
 
     @classmethod
     def join(
@@ -196,7 +196,7 @@ class Client:
         """Close the connections. Without ``farewell`` the pservers treat this trainer as dead."""
         if self._open and os.getpid() == self._pid:
             self._open = False
-            self._end_news()
+            self._stop_listening()
             self._reader.close()
             self._writer.close()
             self._core.pool.close(farewell=farewell)
@@ -364,14 +364,14 @@ class Client:
         """Request a checkpoint, wait until it is written, and return its folder. Call it between two steps."""
         master = self._master("save needs a Master, which coordinates checkpoints")
         self._check()
-        patience = BoundedWait("the checkpoint", deadline_s=None)
+        wait = BoundedWait("the checkpoint", deadline_s=None)
         master.ask_save()
         while (saved := master.saved()) is None:
             self._check()
             self.boundary()
             master.wait()
-            patience.look(lambda: "the pservers are writing their rows, or have not received the request yet")
-        patience.over()
+            wait.look(lambda: "the pservers are writing their rows, or have not received the request yet")
+        wait.over()
         return saved.run
 
     def _stand(self) -> None:

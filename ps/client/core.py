@@ -124,6 +124,6 @@ class Core:
     ) -> None:
         """Send a request to pservers and wait for all answers. ``stands``: this trainer may stop for a checkpoint
         meanwhile."""
-        patience = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
+        wait = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
-        FanOut(self.pool, self.session, request, purpose, patience, stand).run(sub_requests, route)
+        FanOut(self.pool, self.session, request, purpose, wait, stand).run(sub_requests, route)

@@ -25,7 +25,7 @@ from ps.protocol.messages import NOBODY
 from ps.wait import BoundedWait
 
 LOOK_S = 0.25
-PATIENCE_S = 2.0
+WAIT_S = 2.0
 """A pserver that waits for other trainers answers after this many seconds at most; this bounds how long a trainer that
 should stop for a checkpoint is held up."""
 LATE_S = 3.0
@@ -82,11 +82,11 @@ class FanOut:
     session: MasterSession
     request: PserverRequest
     purpose: str
-    patience: BoundedWait
+    wait: BoundedWait
     stand: Callable[[], None] | None = None
     """Called when the Master wants this trainer to stop and the remaining sub-requests all wait for stopped
     trainers."""
-    patience_s: float = PATIENCE_S
+    wait_s: float = WAIT_S
     _flying: dict[int, _RequestAttempt] = field(default_factory=dict)
     _held: list[_RequestAttempt] = field(default_factory=list)
     _acknowledged: set[int] = field(default_factory=set)
@@ -110,7 +110,7 @@ class FanOut:
                 self._launch()
                 self._land()
                 self._tell_all(self.session.route)
-            self.patience.over()
+            self.wait.over()
         finally:
             end()
             self._give_up()
@@ -153,8 +153,8 @@ class FanOut:
         call = self.request.call(attempt.sub_request, route)
         if self.request.clocked and self._began and self._acknowledged:
             call.head = {**call.head, "complete": True}  # applied somewhere: no need to wait for others
-        call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
-        call.patience_s = min(self.patience_s, call.deadline_s)
+        call.deadline_s = max(0.5, min(self.wait.left_s, 1e6))
+        call.wait_s = min(self.wait_s, call.deadline_s)
         self._count += 1
         number = self._count
         attempt.sent_s, attempt.late, attempt.call = _now_s(), False, call
@@ -210,7 +210,7 @@ class FanOut:
             return True
         assert self.stand is not None  # noqa: S101
         self.stand()
-        self.patience.moved()
+        self.wait.moved()
         return False
 
     # --- what comes --------------------------------------------------------------------------------------------------
@@ -233,19 +233,19 @@ class FanOut:
         elif answer.frame is not None:
             self._answered(attempt, answer.frame.op, answer.head)
         if self._held:
-            self.patience.look(self._why)
+            self.wait.look(self._why)
 
     def _answered(self, attempt: _RequestAttempt, op: Op, head: Mapping[str, Any]) -> None:
-        charted = head.get("charted")
-        if charted:
-            self.session.charted(messages.decode(charted))
+        placement_update = head.get("placement")
+        if placement_update:
+            self.session.update_placement(messages.decode(placement_update))
         text = str(head.get("text", ""))
         attempt.others = attempt.awaits_placement = False
         where = self._name(attempt)
         match op:
             case Op.OK:
                 self._acknowledged.add(attempt.sub_request.server)
-                self.patience.moved()
+                self.wait.moved()
             case Op.MOVED:
                 attempt.why, attempt.awaits_placement = (
                     f"{where} does not serve all of these buckets: {text or 'buckets have moved'}",
@@ -258,8 +258,8 @@ class FanOut:
                 attempt.others = head.get("for", "trainers") == "trainers"
                 attempt.why = f"{where} waits: {text or 'other trainers have not pushed yet'}"
                 if attempt.others and not self.session.lone:
-                    self.patience.moved()  # the Master decides how long other trainers may take
-                self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.patience_s / 2 else LEAST_S)
+                    self.wait.moved()  # the Master decides how long other trainers may take
+                self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.wait_s / 2 else LEAST_S)
             case Op.BUSY:
                 attempt.why = f"{where} is busy: {text}"
                 self._hold(attempt, min(max(float(head.get("after_s", LEAST_S)), LEAST_S), MOST_BUSY_S))
@@ -300,13 +300,13 @@ class FanOut:
         """Called when no answer has come for a moment: report overdue pservers, ask for a newer placement map."""
         now_s = _now_s()
         for attempt in self._flying.values():
-            if now_s - attempt.sent_s > self.patience_s + LATE_S and not attempt.late:
+            if now_s - attempt.sent_s > self.wait_s + LATE_S and not attempt.late:
                 attempt.late = True
                 attempt.why = f"{self._name(attempt)} has not answered for {now_s - attempt.sent_s:.0f} s"
                 self._suspect(attempt)
         if any(attempt.awaits_placement for attempt in self._held):
             self.session.newer(min(attempt.version for attempt in self._held))
-        self.patience.look(self._why)
+        self.wait.look(self._why)
 
     def _why(self) -> str:
         attempts = [*self._held, *self._flying.values()]

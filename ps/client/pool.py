@@ -35,7 +35,7 @@ class Call:
     parts: Sequence[Any] = ()
     into: Into | None = None
     deadline_s: float = 60.0
-    patience_s: float = 2.0
+    wait_s: float = 2.0
     """Seconds after which the pserver answers WAIT if it cannot answer yet."""
     given_up: bool = False
     """The caller has given up; the request is not sent if it has not been yet."""
@@ -124,7 +124,7 @@ class PooledConnection:
                 raise Unreachable("the caller has given up the request")
             try:
                 return caller.request(
-                    call.op, head, call.parts, deadline_s=call.deadline_s, patience_s=call.patience_s, into=call.into
+                    call.op, head, call.parts, deadline_s=call.deadline_s, wait_s=call.wait_s, into=call.into
                 )
             except Unreachable as error:
                 if fresh or isinstance(error, TimedOut) or self._gone:

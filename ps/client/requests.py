@@ -15,7 +15,7 @@ from ps.client.pool import Call
 from ps.client.routing import Route, SubRequest, Where
 from ps.protocol import requests
 from ps.protocol.frames import Op
-from ps.protocol.half_precision import WIRE_DTYPES, widen
+from ps.protocol.half_precision import WIRE_DTYPES, decode_half
 from ps.protocol.requests import Wanted, padded
 from ps.rows import Part, Rows
 from ps.spec import TableSpec
@@ -183,9 +183,9 @@ def _unpack(body: memoryview, dtype: str, places: Sequence[tuple[NDArray[np.floa
             raise ProtocolError(f"an answer with rows has {body.nbytes} bytes, expected at least {at + size}")
         found = np.frombuffer(body, kind, count * dim, at).reshape(count, dim)
         if isinstance(where, slice):
-            widen(found, dtype, target[where])
+            decode_half(found, dtype, target[where])
         else:
-            target[where] = widen(found, dtype, np.empty((count, dim), np.float32))
+            target[where] = decode_half(found, dtype, np.empty((count, dim), np.float32))
         at += padded(size)
 
 

@@ -23,13 +23,13 @@ from ps.coordinator.persistence import load_piece, save_piece
 from ps.coordinator.placement import Grid
 from ps.coordinator.report import report
 from ps.coordinator.servers import PserverRegistry
-from ps.coordinator.state import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Limits, PlacementState, Pserver, Turn
+from ps.coordinator.state import CUT, LR, PEOPLE, PLACEMENT, SERVERS, TABLES, Limits, PlacementState, Pserver, Turn
 from ps.coordinator.trainers import Trainers
 from ps.protocol import messages
 from ps.protocol.deltas import orders_changed
 from ps.spec import BUCKETS
 
-PIECES = (CHART, SERVERS, PEOPLE, TABLES, CUT, LR)
+PIECES = (PLACEMENT, SERVERS, PEOPLE, TABLES, CUT, LR)
 _CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')
 """Messages after which no process waits for new orders."""
 PREFIX = "servers/"
@@ -154,7 +154,7 @@ class PlacementMachine:
             state.version += 1
             state.grid.stamp(state.version)
             self._placement = self._draw()
-            turn.kept |= turn.changed | {CHART}
+            turn.kept |= turn.changed | {PLACEMENT}
         keeps = self._keep(turn)
         self._send(turn, changed)
         self.trainers.notify(turn)
@@ -216,7 +216,7 @@ class PlacementMachine:
         orders = messages.Orders(
             token=0,
             you=0,
-            chart=self._placement,
+            placement=self._placement,
             epoch=state.people.epoch,
             members=state.members(),
             training=state.training,
@@ -232,11 +232,11 @@ class PlacementMachine:
         texts: dict[bool, dict[str, Any]] = {}
         for server in to:
             goes_on = last is not None and server.number not in greeted
-            goes_on = goes_on and last is not None and self._sent_versions.get(server.number) == last.chart.version
+            goes_on = goes_on and last is not None and self._sent_versions.get(server.number) == last.placement.version
             if goes_on not in texts:
                 message = orders_changed(last, orders) if goes_on and last is not None else orders
                 texts[goes_on] = {"word": type(message).__name__, **to_plain(message)}
-            self._sent_versions[server.number] = orders.chart.version
+            self._sent_versions[server.number] = orders.placement.version
             fields = {**texts[goes_on], **self._own(server)}
             turn.effects.append(Send(server.name, json.dumps(fields, separators=(",", ":"))))
 

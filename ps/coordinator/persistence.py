@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edl.wire import json_messages
 from ps.coordinator.checkpoints import Cuts
-from ps.coordinator.state import CHART, CUT, PEOPLE, SERVERS, TABLES, PlacementState, Pserver
+from ps.coordinator.state import CUT, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, Pserver
 from ps.protocol import messages
 from ps.spec import TableSpec
 
@@ -69,7 +69,7 @@ def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
     if piece == CUT:
         return cuts.encode()
     value: object
-    if piece == CHART:
+    if piece == PLACEMENT:
         value = _PlacementMap(
             version=state.version,
             history=state.history,
@@ -97,12 +97,12 @@ def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> No
         state.people.decode(text)
     elif piece == CUT:
         cuts.decode(text)
-    elif piece == CHART:
-        chart = json_messages.decode(_PlacementMap, text)
-        state.version, state.history, state.opened = chart.version, chart.history, chart.opened
-        state.stage, state.reason, state.found = chart.stage, chart.reason, chart.found
-        state.top_step = chart.top_step
-        for name, grid in zip(_GRIDS, chart.grids, strict=True):
+    elif piece == PLACEMENT:
+        placement = json_messages.decode(_PlacementMap, text)
+        state.version, state.history, state.opened = placement.version, placement.history, placement.opened
+        state.stage, state.reason, state.found = placement.stage, placement.reason, placement.found
+        state.top_step = placement.top_step
+        for name, grid in zip(_GRIDS, placement.grids, strict=True):
             setattr(state.grid, name, messages.unpack(grid, state.grid.buckets, _code(name)))
     elif piece == SERVERS:
         kept = json_messages.decode(_Servers, text)

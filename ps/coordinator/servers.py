@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from edl.errors import ProtocolError
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.placement import Planner
-from ps.coordinator.state import CHART, LR, PEOPLE, SERVERS, TABLES, PlacementState, Pserver, Turn, listed
+from ps.coordinator.state import LR, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, Pserver, Turn, listed
 from ps.protocol import messages
 from ps.protocol.messages import NOBODY, RESTORE
 from ps.spec import TableSpec
@@ -148,7 +148,7 @@ class PserverRegistry:
                 if not server.confirmed:
                     server.confirmed = True
                     turn.keep(SERVERS)
-            case messages.OrdersPlease():
+            case messages.GetOrders():
                 self.greeted.add(number)
             case messages.Synced(version, follower, buckets):
                 able = follower in state.servers and not state.servers[follower].draining
@@ -195,7 +195,7 @@ class PserverRegistry:
                 Planner(state.grid, sites, state.copies, 0).place(lost, giver)
             else:
                 self._begin_anew()
-            turn.change(CHART)
+            turn.change(PLACEMENT)
         self._cuts.server_gone(turn, server.number, server.name)
 
     def _bury_silent(self, turn: Turn) -> None:
@@ -226,7 +226,7 @@ class PserverRegistry:
         self._begin_anew()
         state.reason, state.opened = why, False
         state.history += 1
-        turn.change(CHART)
+        turn.change(PLACEMENT)
         self._people.rolled_back(turn)
 
     # --- the beginning, and after a loss -----------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class PserverRegistry:
             turn.note(f"restoring the parameters from {state.found[0].run}")
         Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NOBODY)
         state.stage = "placed"
-        turn.change(CHART)
+        turn.change(PLACEMENT)
 
     def _not_restored(self, turn: Turn, server: Pserver, message: messages.CutDone, failed: str) -> None:
         state = self._state
@@ -331,7 +331,7 @@ class PserverRegistry:
             turn.wake(self._enough_s)
             return
         state.stage = "finding"
-        turn.change(CHART)
+        turn.change(PLACEMENT)
 
     def _too_few(self) -> str:
         state = self._state

@@ -13,7 +13,7 @@ from ps.coordinator.placement import Grid, Site
 from ps.protocol import messages
 from ps.spec import TableSpec
 
-CHART, SERVERS, PEOPLE, TABLES, CUT, LR = "chart", "servers", "trainers", "tables", "cut", "lr"
+PLACEMENT, SERVERS, PEOPLE, TABLES, CUT, LR = "placement", "servers", "trainers", "tables", "cut", "lr"
 """Names of the persisted pieces."""
 
 

@@ -13,7 +13,7 @@ from edl.wire.messages import Settings, World
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.membership import Trainer
 from ps.coordinator.report import waiting
-from ps.coordinator.state import CHART, LR, PEOPLE, TABLES, PlacementState, Turn
+from ps.coordinator.state import LR, PEOPLE, PLACEMENT, TABLES, PlacementState, Turn
 from ps.protocol import messages
 from ps.protocol.deltas import counted
 from ps.spec import MOST_TABLES, TableSpec, differences
@@ -42,7 +42,7 @@ class Trainers:
         self._beginning: dict[int, None] = {}
         """Trainers that become members as soon as the checkpoint is marked."""
         self._world: World | None = None
-        self._sent: messages.Charted | None = None
+        self._sent: messages.PlacementUpdate | None = None
         """The state that trainers have if they have received every message."""
 
     # --- worlds ------------------------------------------------------------------------------------------------------
@@ -118,14 +118,14 @@ class Trainers:
                 self._beginning.pop(trainer.number, None)
                 if self._state.people.leave(trainer.number):
                     turn.change(PEOPLE)
-            case messages.ChartPlease(version):
+            case messages.GetPlacement(version):
                 if self._state.version > version:
-                    turn.send(trainer.caller, self.charted())
+                    turn.send(trainer.caller, self.placement_update())
             case messages.Suspect(server, why):
                 one = self._state.servers.get(server)
                 if one is not None:
                     turn.note(f"trainer {trainer.name} cannot reach pserver {one.name}: {why}")
-                turn.send(trainer.caller, self.charted())
+                turn.send(trainer.caller, self.placement_update())
             case messages.SetLr(_, hold):
                 self._set_lr(turn, trainer, hold)
             case messages.Save(ask):
@@ -204,7 +204,7 @@ class Trainers:
             turn.change(PEOPLE)
             self._cuts.halt(turn, trainer.number)
         else:
-            turn.send(trainer.caller, self.charted())
+            turn.send(trainer.caller, self.placement_update())
 
     # --- learning rates ----------------------------------------------------------------------------------------------
 
@@ -256,39 +256,39 @@ class Trainers:
             self._waiting = {}
             if self._ready and not state.opened:
                 state.opened = True
-                turn.keep(CHART)
+                turn.keep(PLACEMENT)
 
-    def charted(self) -> messages.Charted:
+    def placement_update(self) -> messages.PlacementUpdate:
         """The current placement map and membership."""
-        return messages.Charted(0, self._placement(), self._state.people.epoch, self._state.members())
+        return messages.PlacementUpdate(0, self._placement(), self._state.people.epoch, self._state.members())
 
     def notify(self, turn: Turn) -> None:
         """End a turn: answer admitted trainers, and send changes of placement and membership to all."""
         state = self._state
         ready, self._ready = self._ready, {}
         placement = self._placement()
-        news = self._news()
-        if news:
+        updates = self._updates()
+        if updates:
             for one in state.people.trainers.values():
                 if one.caller not in ready and one.caller not in self._waiting:
-                    turn.effects += [Tell(one.caller, body) for body in news]
+                    turn.effects += [Tell(one.caller, body) for body in updates]
         for caller, trainer in ready.items():
             turn.send(caller, self._joined(trainer, placement))
         asked, self._asked = self._asked, set()
         for caller in asked & self._waiting.keys():
             turn.send(caller, messages.Waits(waiting(state) or "the first copies are being created"))
 
-    def _news(self) -> list[str]:
+    def _updates(self) -> list[str]:
         """The changes since the last call, encoded once for all trainers."""
-        now, sent = self.charted(), self._sent
+        now, sent = self.placement_update(), self._sent
         if sent is None:
             self._sent = now
             return []
-        if now.chart is sent.chart and now.epoch == sent.epoch:
+        if now.placement is sent.placement and now.epoch == sent.epoch:
             return []
         self._sent, found = now, []
-        if _placed(now.chart) != _placed(sent.chart):
-            found.append(messages.encode(messages.Placed(now.token, now.chart)))
+        if _placed(now.placement) != _placed(sent.placement):
+            found.append(messages.encode(messages.PlacementChanged(now.token, now.placement)))
         if now.epoch != sent.epoch:
             found.append(messages.encode(counted(now.token, sent.epoch, sent.members, now.epoch, now.members)))
         return found

@@ -71,7 +71,7 @@ class Lent(Arena):
             at += len(part)
         return bool(body) and at <= end
 
-    def news(self) -> int:
+    def file_to_send(self) -> int:
         """The file descriptor if the peer has not received it yet, else -1."""
         sent, self._sent = self._sent, True
         return -1 if sent else self._file

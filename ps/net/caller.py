@@ -144,19 +144,19 @@ class Caller:
         parts: Sequence[Any] = (),
         *,
         deadline_s: float,
-        patience_s: float | None = None,
+        wait_s: float | None = None,
         into: Into | None = None,
     ) -> Frame:
         """Send a request and wait for the answer.
 
-        ``parts``: buffers that make up the body, never copied. ``patience_s``: the server answers WAIT after this time
+        ``parts``: buffers that make up the body, never copied. ``wait_s``: the server answers WAIT after this time
         if it must wait for others; None: ``deadline_s``. The body of the answer lies in this connection's memory (or
         the server's, read-only) until the next request, or, for an OK, where ``into`` says. Raises ``TimedOut``,
         ``DamagedFrame``, ``Unreachable``; the connection is then broken.
         """
         until_s = self._now_s() + deadline_s
         with self._asking:
-            waits_s = deadline_s if patience_s is None else patience_s
+            waits_s = deadline_s if wait_s is None else wait_s
             number = self._send(op, head, parts, until_s, waits_s, borrows=self._connection.borrowed is not None)
             while True:
                 frame = self._next(until_s, into)
@@ -173,23 +173,21 @@ class Caller:
         parts: Sequence[Any] = (),
         *,
         deadline_s: float,
-        patience_s: float | None = None,
+        wait_s: float | None = None,
     ) -> int:
         """Send a request without waiting; return its number. For STREAM, an answer with this number or a higher one
         acknowledges everything up to it. Another thread must call ``receive`` meanwhile. Raises as ``request`` does."""
         return self._send(
-            op, head, parts, self._now_s() + deadline_s, deadline_s if patience_s is None else patience_s, borrows=False
+            op, head, parts, self._now_s() + deadline_s, deadline_s if wait_s is None else wait_s, borrows=False
         )
 
-    def _send(
-        self, op: Op, head: bytes, parts: Sequence[Any], until_s: float, patience_s: float, *, borrows: bool
-    ) -> int:
+    def _send(self, op: Op, head: bytes, parts: Sequence[Any], until_s: float, wait_s: float, *, borrows: bool) -> int:
         body = views(parts)
         with self._connection.sending:
             self._enter()
             try:
                 self._numbers = number = self._numbers + 1
-                self._connection.write(op, number, head, body, until_s, patience_s, borrows=borrows)
+                self._connection.write(op, number, head, body, until_s, wait_s, borrows=borrows)
                 return number
             except ProtocolError:
                 raise  # nothing has been sent

@@ -291,17 +291,15 @@ class Connection:
         head: bytes,
         body: Sequence[memoryview],
         until_s: float,
-        patience_s: float = 0,
+        wait_s: float = 0,
         *,
         borrows: bool = False,
         lent: Lent | None = None,
     ) -> None:
         """Write a whole frame. ``lent``: the memory that holds the body. After an error the connection is unusable."""
-        first = pack(
-            op, request, head, body, patience_s=patience_s, check=self.check, lent=lent is not None, borrows=borrows
-        )
+        first = pack(op, request, head, body, wait_s=wait_s, check=self.check, lent=lent is not None, borrows=borrows)
         if lent is not None:
-            self.wire.write([memoryview(first)], until_s, lent.news())
+            self.wire.write([memoryview(first)], until_s, lent.file_to_send())
         else:
             self.wire.write([memoryview(first), *body], until_s)
 
@@ -348,7 +346,7 @@ class Connection:
                 header.accept_body(self._body(header, place, until_s))
         except ProtocolError as error:
             raise DamagedFrame(str(error)) from None
-        return Frame(header.op, header.request, head, place, header.patience_s, header.borrows)
+        return Frame(header.op, header.request, head, place, header.wait_s, header.borrows)
 
     @property
     def buffered(self) -> bool:

@@ -120,17 +120,17 @@ class Peer:
             self._lent.close()
 
     def _write(
-        self, op: Op, request: int, head: bytes, parts: Sequence[Any], patience_s: float, lending: bool = False
+        self, op: Op, request: int, head: bytes, parts: Sequence[Any], wait_s: float, lending: bool = False
     ) -> bool:
         connection = self._connection
         body = views(parts)
         lent = self._lent if lending and self._lent is not None and self._lent.holds(body) else None
-        patience_s += sum(part.nbytes for part in body) / self._limits.slowest_bytes_per_s
-        if not connection.sending.acquire(timeout=patience_s):
+        wait_s += sum(part.nbytes for part in body) / self._limits.slowest_bytes_per_s
+        if not connection.sending.acquire(timeout=wait_s):
             connection.wire.shut()
             return False
         try:
-            connection.write(op, request, head, body, self._now_s() + patience_s, lent=lent)
+            connection.write(op, request, head, body, self._now_s() + wait_s, lent=lent)
             return True
         except Unreachable as error:
             log.debug("Parameter server: cannot answer %s: %s", self, error)

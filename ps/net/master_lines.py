@@ -284,4 +284,4 @@ async def _read(reader: asyncio.StreamReader) -> Frame:
     body = await reader.readexactly(header.body_bytes)
     if body:
         header.accept_body(hash_of(body))
-    return Frame(header.op, header.request, head, memoryview(body), header.patience_s)
+    return Frame(header.op, header.request, head, memoryview(body), header.wait_s)

@@ -118,7 +118,7 @@ class Cut:
     phase: str
     """``find``: say ``Found`` (one pserver is asked, before any bucket has an owner). ``mark``: note all rows as they
     are now, without delay. ``write``: write those of the buckets owned at the mark. ``complete``: write the manifest
-    (one pserver is asked). ``restore``: load what the chart gives to this pserver."""
+    (one pserver is asked). ``restore``: load what the placement gives to this pserver."""
     run: str = ""
     """``restore``: folder, below the checkpoint directory, of the cut. ``write``: the newest complete cut of this
     history that was taken while these pservers ran, to write only what has changed since; empty: write all."""
@@ -136,7 +136,7 @@ class Orders:
     """The Master's fencing token: orders with a smaller one are refused."""
     you: int
     """The number of the pserver that this is said to."""
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
     """Of the membership."""
     members: tuple[Member, ...]
@@ -170,7 +170,7 @@ class OrdersChanged:
     epoch: int
     came: tuple[Member, ...] = ()
     went: tuple[int, ...] = ()
-    chart: PlacementMap | None = None
+    placement: PlacementMap | None = None
     """If more of it than its version is different."""
     training: Training | None = None
     tables: tuple[TableSpec, ...] | None = None
@@ -211,7 +211,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class OrdersPlease:
+class GetOrders:
     """A change of orders went on from others than these: all that holds is needed."""
 
     version: int
@@ -340,7 +340,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class ChartPlease:
+class GetPlacement:
     """Whatever is newer than ``version``."""
 
     version: int
@@ -397,7 +397,7 @@ class Joined:
 
     number: int
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
     members: tuple[Member, ...]
     training: Training
@@ -418,27 +418,27 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Charted:
-    """All of the chart and the membership: whoever says this has been asked."""
+class PlacementUpdate:
+    """All of the placement and the membership: whoever says this has been asked."""
 
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
     """-1: nothing is said of the membership."""
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The chart has changed."""
+class PlacementChanged:
+    """The placement has changed."""
 
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """The membership has changed. Who knows another one than that of epoch ``since`` asks for it (``ChartPlease``)."""
+class MembersChanged:
+    """The membership has changed. Who knows another one than that of epoch ``since`` asks for it (``GetPlacement``)."""
 
     token: int
     since: int
@@ -488,9 +488,9 @@ class Refused:
 
 
 _UNION: TaggedUnion[Any] = TaggedUnion(
-    *(Orders, OrdersChanged, Hello, Followed, OrdersPlease, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
-    *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
-    *(Joined, Waits, Charted, Placed, Counted, Halt, NameData, GoOn, Saved, Refused),
+    *(Orders, OrdersChanged, Hello, Followed, GetOrders, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
+    *(Join, Begin, Leave, GetPlacement, Suspect, SetLr, Save, AtCut, DataNamed),
+    *(Joined, Waits, PlacementUpdate, PlacementChanged, MembersChanged, Halt, NameData, GoOn, Saved, Refused),
     tag="word",
     what="a message of the parameter servers",
     advice="Master, pservers and trainers of a job must run the same version of edl",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
-from ps.protocol.half_precision import WIRE_DTYPES, narrow, widen
+from ps.protocol.half_precision import WIRE_DTYPES, decode_half, encode_half
 from ps.rows import OPS, Part
 from ps.spec import TableSpec
 
@@ -71,7 +71,7 @@ def pull(parts: Sequence[Wanted]) -> tuple[list[list[Any]], list[Any]]:
 def push(parts: Sequence[Part], dtype: str = "f4") -> tuple[list[list[Any]], list[Any]]:
     """Encode a push: ``parts`` of the head, and the body."""
     heads = [[one.table, len(one.keys), one.op, dtype, one.grads.shape[1]] for one in parts]
-    rows = [one.grads if dtype == "f4" else narrow(one.grads, dtype) for one in parts]
+    rows = [one.grads if dtype == "f4" else encode_half(one.grads, dtype) for one in parts]
     return heads, laid_out([one.keys for one in parts] + rows)
 
 
@@ -101,7 +101,7 @@ def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, Ta
         rows = arrays.take(WIRE_DTYPES[dtype], count * dim).reshape(count, dim)
         if dtype != "f4":
             narrowed, rows = rows, np.empty((count, dim), np.float32)
-            widen(narrowed, dtype, rows)
+            decode_half(narrowed, dtype, rows)
         found.append(Part(table, some, rows, op))
     arrays.end()
     return found

@@ -234,7 +234,7 @@ class BucketMachine:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def _orders(self, todo: _Todo, orders: Orders) -> None:
-        placement = orders.chart
+        placement = orders.placement
         if placement.version < self.version:
             return
         if orders.you != self.number or placement.history != self.history:
@@ -267,8 +267,8 @@ class BucketMachine:
 
     def _reset(self, todo: _Todo, orders: Orders) -> None:
         """Start again, empty."""
-        todo.effects.append(Reset(orders.you, orders.chart.history))
-        self.number, self.history, self._born = orders.you, orders.chart.history, orders.chart.version
+        todo.effects.append(Reset(orders.you, orders.placement.history))
+        self.number, self.history, self._born = orders.you, orders.placement.history, orders.placement.version
         self.allowed = bytearray(self.buckets)
         self._has = bytearray(self.buckets)
         self._since = array("i", [-1]) * self.buckets

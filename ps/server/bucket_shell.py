@@ -2,7 +2,7 @@
 
 One thread steps the machine and carries out its effects, so they happen in order. What requests read (``served`` and
 each follower's ``live``) changes only under the lock of the bucket's shard; what they wait for changes only under
-``news``. Lock order: news, shard, stream. A thread that holds a shard's lock never acquires ``news``.
+``changed``. Lock order: ``changed``, shard, stream. A thread that holds a shard's lock never acquires ``changed``.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class BucketShell:
         """1 where requests are served."""
         self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)
         """Number of times that each bucket was stopped."""
-        self.news = threads.condition()
+        self.changed = threads.condition()
         """Notified when anything that a request waits for may have changed."""
         self.version = 0
         self._carried = 0
@@ -188,7 +188,7 @@ class BucketShell:
 
     def waits_for(self, sent: Sent, buckets: NDArray[np.uint16], lag_s: float | None) -> int:
         """Number of a follower that delays the acknowledgement, or 0. ``lag_s``: limit of asynchronous replication.
-        Requires ``news``."""
+        Requires ``changed``."""
         for number, to_follower in self._to_followers.items():
             wanted = buckets[to_follower.wait[buckets] != 0]
             if len(wanted):
@@ -285,8 +285,8 @@ class BucketShell:
             self.post(h.ImageAcked(follower, number, tuple(buckets)))
         for mark in marks:
             self.post(h.MarkAcked(follower, mark))
-        with self.news:
-            self.news.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
     def lost(self, follower: int, why: str) -> None:
         """See ``replicate_out.Owner``."""
@@ -314,8 +314,8 @@ class BucketShell:
 
     def _take(self, event: h.Event) -> None:
         if isinstance(event, h.OrdersCame):
-            if event.orders.chart.version < self._bucket_machine.version:
-                log.info("Parameter server: ignoring orders %d, which are outdated", event.orders.chart.version)
+            if event.orders.placement.version < self._bucket_machine.version:
+                log.info("Parameter server: ignoring orders %d, which are outdated", event.orders.placement.version)
                 return
             self._around.prepare(event.orders)
         with self._stepping:
@@ -324,10 +324,10 @@ class BucketShell:
                 self._turns += 1
             turn = self._turns
             self.version = self._bucket_machine.version
-        with self.news:
+        with self.changed:
             self._carry(effects)
             self._carried = self.version
-            self.news.notify_all()
+            self.changed.notify_all()
         for effect in effects:
             if isinstance(effect, h.Drop):
                 self._drop(effect.buckets, turn)

@@ -206,7 +206,7 @@ class CheckpointTask:
                 yield TakenPart(shard, found.rows, found.gone, found.whole)
 
         try:
-            report = directory.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
+            report = directory.write(cut.number, orders.placement.history, mark.owned, taken(), since=since)
         finally:
             if self._mark is mark:
                 self._let_go()

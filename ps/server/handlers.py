@@ -24,7 +24,7 @@ from ps.intents import MOST_TEXT, Fenced, Intent, home
 from ps.net.caller import Peer, Reply
 from ps.protocol import messages, requests
 from ps.protocol.frames import Frame, Op, pack_head
-from ps.protocol.half_precision import narrow
+from ps.protocol.half_precision import encode_half
 from ps.protocol.handshake import TRAINER
 from ps.protocol.requests import Refusal, Wanted, read_pull, read_push, rows_bytes
 from ps.rows import Op as Does
@@ -36,10 +36,10 @@ from ps.store.budget import Full
 from ps.store.damage import DamagedPush
 from ps.store.store import Store
 
-PATIENCE_S = 30.0
-"""Patience of a sender that does not state one, in seconds."""
-PATIENCE_SHARE = 0.9
-"""Fraction of the sender's patience that is used, to leave time for the answer."""
+WAIT_S = 30.0
+"""Wait of a sender that does not state one, in seconds."""
+WAIT_SHARE = 0.9
+"""Fraction of the sender's wait that is used, to leave time for the answer."""
 STREAM_BYTES = 256 << 20
 """Pushes wait while more bytes than this are queued for one replica."""
 FULL_S = 1.0
@@ -52,24 +52,24 @@ class View:
 
     def __init__(self, orders: messages.Orders, before: View | None = None) -> None:
         self.orders = orders
-        self.version, self.history = orders.chart.version, orders.chart.history
+        self.version, self.history = orders.placement.version, orders.placement.history
         self.placed = self.version
         """First version with these pservers and owners; trainers need no placement map newer than this."""
-        if before is not None and before.orders.chart.servers == orders.chart.servers:
-            self.placed = before.placed if before.orders.chart.owner == orders.chart.owner else self.version
+        if before is not None and before.orders.placement.servers == orders.placement.servers:
+            self.placed = before.placed if before.orders.placement.owner == orders.placement.owner else self.version
         self.epoch, self.members = orders.epoch, orders.members
         self.revoked = frozenset(orders.revoked)
         self.training = orders.training
         self.tables: dict[str, TableSpec] = {table.name: table for table in orders.tables}
-        self._charted = ""
+        self._placement_update = ""
 
     @property
-    def charted(self) -> str:
+    def placement_update(self) -> str:
         """The encoded placement map for trainers with an outdated one."""
-        if not self._charted:
+        if not self._placement_update:
             orders = self.orders
-            self._charted = messages.encode(messages.Charted(orders.token, orders.chart, -1, ()))
-        return self._charted
+            self._placement_update = messages.encode(messages.PlacementUpdate(orders.token, orders.placement, -1, ()))
+        return self._placement_update
 
     def rates(self, step: int, divisor: float) -> dict[str, float]:
         """The LR of each table in a step."""
@@ -216,18 +216,18 @@ class RequestHandlers:
     def _asked(self, peer: Peer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
         if view is None:
             raise Waited(Op.BUSY, after_s=0.2, text="this pserver has received no orders yet")
-        until_s = self._now_s() + PATIENCE_SHARE * (frame.patience_s or PATIENCE_S)
+        until_s = self._now_s() + WAIT_SHARE * (frame.wait_s or WAIT_S)
         trainer = peer.number if peer.role == TRAINER else 0
         if frame.op is Op.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
             raise Refusal("word", f"trainer {trainer} must not push as {head.get('trainer')!r}")
         history = head.get("history", view.history)
-        with self._bucket_shell.news:
+        with self._bucket_shell.changed:
             while history > view.history:
                 if self._now_s() >= until_s:
                     raise Waited(
                         Op.WAIT, text="the pserver's orders are older than the trainer's", **{"for": "release"}
                     )
-                self._bucket_shell.news.wait(until_s - self._now_s())
+                self._bucket_shell.changed.wait(until_s - self._now_s())
                 view = self.view or view
         if history < view.history:
             text = "the parameters were rolled back to a checkpoint; restart the process"
@@ -238,18 +238,22 @@ class RequestHandlers:
 
     def _no(self, op: Op, head: dict[str, Any], view: View | None, **content: Any) -> Reply:
         if op is Op.MOVED and view is not None:
-            content["chart"] = view.version
-        return Reply(op, pack_head({**content, **self._news(head)}))
+            content["placement_version"] = view.version
+        return Reply(op, pack_head({**content, **self._placement_if_outdated(head)}))
 
-    def _news(self, head: dict[str, Any]) -> dict[str, Any]:
+    def _placement_if_outdated(self, head: dict[str, Any]) -> dict[str, Any]:
         view = self.view
         known = head.get("version")
-        return {"charted": view.charted} if view is not None and known is not None and known < view.placed else {}
+        return (
+            {"placement": view.placement_update}
+            if view is not None and known is not None and known < view.placed
+            else {}
+        )
 
     def _ok(self, asked: _Asked, parts: Sequence[Any] = (), **content: Any) -> Reply:
         view = self.view or asked.view
         head = {"applied": self.counts.applied, "epoch": view.epoch, "version": view.version, **content}
-        return Reply(Op.OK, pack_head({**head, **self._news(asked.head)}), parts)
+        return Reply(Op.OK, pack_head({**head, **self._placement_if_outdated(asked.head)}), parts)
 
     def _full(self, text: str, head: dict[str, Any], view: View | None) -> Reply:
         text = f"pserver {self._name}: {text}. Use --pserver-memory to change its limit"
@@ -260,7 +264,7 @@ class RequestHandlers:
     def _await_served(self, buckets: NDArray[np.uint16], until_s: float) -> None:
         """Wait until all of these buckets are served here. Raises ``Waited``."""
         bucket_shell = self._bucket_shell
-        with bucket_shell.news:
+        with bucket_shell.changed:
             while not bucket_shell.served[buckets].all():
                 missing = buckets[bucket_shell.served[buckets] == 0].tolist()
                 if not bucket_shell.waiting(missing):
@@ -268,7 +272,7 @@ class RequestHandlers:
                 if self._now_s() >= until_s:
                     text = f"bucket {missing[0]} is moving to pserver {self._name}"
                     raise Waited(Op.WAIT, text=text, **{"for": "release"})
-                bucket_shell.news.wait(until_s - self._now_s())
+                bucket_shell.changed.wait(until_s - self._now_s())
 
     # --- pull --------------------------------------------------------------------------------------------------------
 
@@ -306,7 +310,7 @@ class RequestHandlers:
                     Op.WAIT, text=f"buckets keep moving to and from pserver {self._name}", **{"for": "release"}
                 )
         if one.dtype != "f4":
-            small = narrow(out, one.dtype)
+            small = encode_half(out, one.dtype)
             room[: small.nbytes] = small.reshape(-1).view(np.uint8).data
 
     # --- push --------------------------------------------------------------------------------------------------------
@@ -392,12 +396,12 @@ class RequestHandlers:
     def _await_room(self, buckets: NDArray[np.uint16], until_s: float) -> None:
         """Wait until the streams to these buckets' replicas have room. Raises ``Waited``."""
         bucket_shell = self._bucket_shell
-        with bucket_shell.news:
+        with bucket_shell.changed:
             while follower := bucket_shell.fullest(self.stream_bytes, buckets):
                 if self._now_s() >= until_s:
                     under_way = f"{self.stream_bytes >> 20} MB are queued for pserver {follower}"
                     raise Waited(Op.BUSY, after_s=0.2, text=f"replicas lag behind: more than {under_way}")
-                bucket_shell.news.wait(until_s - self._now_s())
+                bucket_shell.changed.wait(until_s - self._now_s())
 
     def _await_copies(self, done: _Done, buckets: NDArray[np.uint16], asked: _Asked) -> None:
         """Wait until all replicas that the push waits for have it. Raises ``Waited``."""
@@ -406,7 +410,7 @@ class RequestHandlers:
         lag_s = training.lag_s if training.replication is Replication.ASYNC else None
         if done.pushed.skipped or done.pushed.refused:
             sent = bucket_shell.behind(sent, buckets)
-        with bucket_shell.news:
+        with bucket_shell.changed:
             while True:
                 if bucket_shell.stopped(sent, buckets):
                     raise Waited(Op.MOVED, text=f"a bucket has left pserver {self._name} meanwhile; repeat this push")
@@ -416,7 +420,7 @@ class RequestHandlers:
                 if self._now_s() >= asked.until_s:
                     text = f"pserver {self._name} waits for the replica on pserver {follower}"
                     raise Waited(Op.WAIT, text=text, **{"for": "copies"})
-                bucket_shell.news.wait(asked.until_s - self._now_s())
+                bucket_shell.changed.wait(asked.until_s - self._now_s())
 
     # --- intents -----------------------------------------------------------------------------------------------------
 

@@ -143,8 +143,8 @@ class ReplicationIn:
             return
         now_s = self._threads.now_s
         until_s = now_s() + TABLES_S
-        with self._bucket_shell.news:
+        with self._bucket_shell.changed:
             while any(name not in self._store.tables for name in missing):
                 if now_s() >= until_s:
                     raise ProtocolError(f"rows of a table that is not defined here: {', '.join(missing)}")
-                self._bucket_shell.news.wait(until_s - now_s())
+                self._bucket_shell.changed.wait(until_s - now_s())

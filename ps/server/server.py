@@ -225,10 +225,8 @@ class Server:
             return
         if isinstance(message, messages.OrdersChanged):
             sender, before = self._received
-            if sender is not peer or before is None or before.chart.version != message.base:
-                peer.push(
-                    Op.CONTROL, b"", [messages.encode(messages.OrdersPlease(self.bucket_machine.version)).encode()]
-                )
+            if sender is not peer or before is None or before.placement.version != message.base:
+                peer.push(Op.CONTROL, b"", [messages.encode(messages.GetOrders(self.bucket_machine.version)).encode()])
                 return
             message = orders_after(before, message)
         self._received = peer, message
@@ -239,7 +237,7 @@ class Server:
     def connect(self, follower: int) -> Caller:
         """See ``bucket_shell.BucketShellDeps``."""
         orders = self.bucket_machine.orders
-        place = next((one for one in orders.chart.servers if one.number == follower), None) if orders else None
+        place = next((one for one in orders.placement.servers if one.number == follower), None) if orders else None
         if place is None:
             raise PsError(f"pserver {follower} is not in the placement map")
         hello = Hello(SERVER, self.bucket_machine.number, self._setup.name)
@@ -277,12 +275,13 @@ class Server:
         self.handlers.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.eviction_task.holds(int((self.owned() != 0).sum()), self._copies())
         self.checkpoint_task.orders(orders)
-        with self.bucket_shell.news:
-            self.bucket_shell.news.notify_all()
-        if before is None or before.epoch != orders.epoch or before.orders.chart.servers != orders.chart.servers:
+        with self.bucket_shell.changed:
+            self.bucket_shell.changed.notify_all()
+        placement = orders.placement
+        if before is None or before.epoch != orders.epoch or before.orders.placement.servers != placement.servers:
             log.info(
                 "Parameter server %s is number %d: orders %d, history %d, %d pservers, %d trainers, %d buckets here",
-                self._setup.name, orders.you, orders.chart.version, orders.chart.history, len(orders.chart.servers),
+                self._setup.name, orders.you, placement.version, placement.history, len(placement.servers),
                 len(orders.members), int((self.owned() != 0).sum()),
             )  # fmt: skip
         if orders.go:

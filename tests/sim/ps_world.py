@@ -147,7 +147,7 @@ class PsSim:
 
     def was_acknowledged(self, trainer: Trainer, parts: dict[int, tuple[int, ...]]) -> None:
         self.pushes += 1
-        if trainer.chart.history == self.history:
+        if trainer.placement.history == self.history:
             push = (trainer.number, trainer.seq)
             self.expect |= {(bucket, row, push) for bucket, rows in parts.items() for row in rows}
 

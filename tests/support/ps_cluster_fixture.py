@@ -117,9 +117,9 @@ class Cluster:
         for caller, word in self.told:
             if caller.node != node:
                 continue
-            if isinstance(word, messages.Joined | messages.Charted):
+            if isinstance(word, messages.Joined | messages.PlacementUpdate):
                 epoch, found = word.epoch, word.members
-            elif isinstance(word, messages.Counted):
+            elif isinstance(word, messages.MembersChanged):
                 assert word.since == epoch, "nothing has been missed"
                 epoch, found = word.epoch, members_after(found, word.came, word.went)
         return [one.name for one in found]
@@ -127,7 +127,7 @@ class Cluster:
     def _orders(self, name: str, orders: messages.Orders | messages.OrdersChanged) -> None:
         before = self.bucket_machines[name].orders
         if isinstance(orders, messages.OrdersChanged):
-            assert self.orders[name].chart.version == orders.base, "nothing has been missed"
+            assert self.orders[name].placement.version == orders.base, "nothing has been missed"
             orders = orders_after(self.orders[name], orders)
         self.orders[name] = orders
         self._effects(name, self.bucket_machines[name].step(hd.OrdersCame(orders)))

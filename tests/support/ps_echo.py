@@ -69,15 +69,15 @@ class Echo:
                 self.waiting.set()
                 assert self.go_on.wait(LONG_S)
             case b"moved":
-                return Reply.no(Op.MOVED, chart=9)
+                return Reply.no(Op.MOVED, placement_version=9)
             case b"ps error":
                 raise PsError("table user: row 5 is too large")
             case b"defect":
                 raise ValueError("a defect")
             case b"push":
                 assert peer.push(Op.CONTROL, b"unasked", [b"word"])
-            case b"patience":
-                return Reply(Op.OK, pack_head({"patience_s": frame.patience_s}))
+            case b"how long":
+                return Reply(Op.OK, pack_head({"wait_s": frame.wait_s}))
             case b"room":
                 room = peer.room(len(frame.body))
                 room[:] = bytes(frame.body)[::-1]

@@ -17,14 +17,14 @@ from ps.client.client import Client
 from ps.net.caller import Endpoint, Limits, Peer, Reply
 from ps.protocol import messages, requests
 from ps.protocol.frames import Frame, Op, pack_head
-from ps.protocol.half_precision import WIRE_DTYPES, narrow
+from ps.protocol.half_precision import WIRE_DTYPES, encode_half
 from ps.protocol.requests import laid_out
 from ps.rows import Push, encode
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
 from ps.store.store import Store
 
 SECRET = "the secret"
-PATIENCE_S = 20.0
+WAIT_S = 20.0
 """After that a test that waits has failed."""
 SGD = Optimizer(Rule.SGD, lr=1.0)
 PLAIN = TableSpec("plain", 4, SGD, Initial(Start.ZEROS))
@@ -45,7 +45,7 @@ class Pserver:
         self.tables = {spec.name: spec for spec in tables}
         self.allowed = np.zeros(BUCKETS, np.uint8)
         self.version = 1
-        self.charted = ""
+        self.placement_update = ""
         self.applied = 0
         self.faults: list[Fault] = []
         """The first that gives an answer is used."""
@@ -56,7 +56,7 @@ class Pserver:
         self.ended = threading.Semaphore(0)
         """Counts connections that have ended."""
         self._lock = threading.Lock()
-        self.endpoint = Endpoint(self._handle, secret=SECRET, left=self._left, limits=Limits(greeting_s=PATIENCE_S))
+        self.endpoint = Endpoint(self._handle, secret=SECRET, left=self._left, limits=Limits(greeting_s=WAIT_S))
         self.endpoint.start("127.0.0.1")
 
     @property
@@ -92,8 +92,8 @@ class Pserver:
         return reply
 
     def _moved(self) -> Reply:
-        charted = {"charted": self.charted} if self.charted else {}
-        return Reply.no(Op.MOVED, chart=self.version, text="moved", **charted)
+        placement_update = {"placement": self.placement_update} if self.placement_update else {}
+        return Reply.no(Op.MOVED, placement_version=self.version, text="moved", **placement_update)
 
     def _pull(self, head: dict[str, Any], frame: Frame) -> Reply:
         found = []
@@ -104,7 +104,7 @@ class Pserver:
                 counts=one.counts,
             ):  # fmt: skip
                 return self._moved()
-            found.append(narrow(out, one.dtype).astype(WIRE_DTYPES[one.dtype], copy=False))
+            found.append(encode_half(out, one.dtype).astype(WIRE_DTYPES[one.dtype], copy=False))
         return Reply(Op.OK, self._told(head), laid_out(found))
 
     def _push(self, head: dict[str, Any], frame: Frame) -> Reply:
@@ -124,7 +124,7 @@ class Pserver:
             if one.table in back:
                 out = np.empty(one.grads.shape, np.float32)
                 self.store.pull(one.table, one.keys, out, step=head["step"], insert=False)
-                found.append(narrow(out, back[one.table]).astype(WIRE_DTYPES[back[one.table]], copy=False))
+                found.append(encode_half(out, back[one.table]).astype(WIRE_DTYPES[back[one.table]], copy=False))
         return Reply(Op.OK, told, laid_out(found))
 
     def _scan(self, head: dict[str, Any], frame: Frame) -> Reply:
@@ -134,8 +134,8 @@ class Pserver:
         return Reply(Op.OK, self._told(head), [] if rows is None else encode(rows))
 
     def _told(self, head: dict[str, Any], **more: Any) -> bytes:
-        if self.charted and head["version"] < self.version:
-            more["charted"] = self.charted
+        if self.placement_update and head["version"] < self.version:
+            more["placement"] = self.placement_update
         return pack_head({"applied": self.applied, "epoch": 1, "version": self.version, **more})
 
 
@@ -182,27 +182,27 @@ class Bench:
         self.version += 1
         for one in self.pservers.values():
             one.version = self.version
-            one.charted = messages.encode(self.charted()) if tell else ""
+            one.placement_update = messages.encode(self.placement_update()) if tell else ""
 
-    def chart(self, *, without: Sequence[int] = (), history: int = 1) -> messages.PlacementMap:
+    def placement(self, *, without: Sequence[int] = (), history: int = 1) -> messages.PlacementMap:
         """The current placement map."""
         servers = tuple(one.server for number, one in self.pservers.items() if number not in without)
         return messages.PlacementMap(self.version, history, servers, messages.pack(self.owner.tolist()))
 
-    def charted(self, **options: Any) -> messages.Charted:
+    def placement_update(self, **options: Any) -> messages.PlacementUpdate:
         """The current placement map as a message."""
-        return messages.Charted(0, self.chart(**options), 1, ())
+        return messages.PlacementUpdate(0, self.placement(**options), 1, ())
 
     def client(self, **options: Any) -> Client:
         """A client without a Master."""
-        options = {"deadline_s": PATIENCE_S, **options}
-        client = Client.direct((), tables=self.tables, secret=SECRET, placement=self.chart(), **options)
+        options = {"deadline_s": WAIT_S, **options}
+        client = Client.direct((), tables=self.tables, secret=SECRET, placement=self.placement(), **options)
         self.clients.append(client)
         return client
 
     def joined(self, master: Master, **options: Any) -> Client:
         """A client that joined through a Master."""
-        options = {"deadline_s": PATIENCE_S, **options}
+        options = {"deadline_s": WAIT_S, **options}
         client = Client.join(master, lambda: 1, tables=self.tables, **options)
         self.clients.append(client)
         return client
@@ -247,7 +247,7 @@ class Master:
     def expect(self, kind: type[Any]) -> Any:
         """The next message of this kind; others are skipped."""
         while True:
-            word = self.said.get(timeout=PATIENCE_S)
+            word = self.said.get(timeout=WAIT_S)
             if isinstance(word, kind):
                 return word
 
@@ -262,13 +262,13 @@ class Master:
     def joined(self) -> messages.Joined:
         """The answer to ``Join``."""
         return messages.Joined(
-            self.number, 0, self.bench.chart(), 1, self.members, self.training, self.tables, self.step, self.restored,
-            SECRET,
+            self.number, 0, self.bench.placement(), 1, self.members, self.training, self.tables, self.step,
+            self.restored, SECRET,
         )  # fmt: skip
 
-    def charted(self, **options: Any) -> messages.Charted:
+    def placement_update(self, **options: Any) -> messages.PlacementUpdate:
         """The current placement map and members."""
-        return replace(self.bench.charted(**options), members=self.members)
+        return replace(self.bench.placement_update(**options), members=self.members)
 
     def _answered(self, word: Any) -> bool:
         match word:
@@ -279,10 +279,10 @@ class Master:
                 self.tell(self.joined())
             case messages.Begin(number):
                 self.members = (messages.Member(number, "a/0", self.step),)
-                self.tell(self.charted())
+                self.tell(self.placement_update())
             case messages.Leave():
                 self.members = ()
-                self.tell(self.charted())
+                self.tell(self.placement_update())
             case _:
                 return False
         return True

@@ -62,14 +62,14 @@ class Boss:
         OPEN.append(self.caller)
         self.caller.heard = self._heard
         self.words: list[Any] = []
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self.over = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _heard(self, frame: Frame) -> None:
-        with self.news:
+        with self.changed:
             self.words.append(messages.decode(str(frame.body, "utf-8")))
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def _listen(self) -> None:
         while True:
@@ -82,14 +82,14 @@ class Boss:
             except EdlError:
                 pass
             break
-        with self.news:
+        with self.changed:
             self.over = True
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def say(self, orders: messages.Orders) -> None:
         """Orders, and wait until they are followed."""
         self.tell(orders)
-        version = orders.chart.version
+        version = orders.placement.version
         self.heard(messages.Followed, lambda word: word.version >= version)
 
     def tell(self, orders: messages.Orders) -> None:
@@ -103,7 +103,7 @@ class Boss:
             told = [word for word in self.words if isinstance(word, messages.Synced) and word.version >= version]
             return len({bucket for word in told for bucket in messages.of_ranges(word.buckets)}) >= buckets
 
-        until(self.news, all_of_them, "Synced")
+        until(self.changed, all_of_them, "Synced")
 
     def heard(self, kind: type[Any], fits: Callable[[Any], bool] = lambda word: True) -> Any:
         """Wait for the first such message."""
@@ -111,7 +111,7 @@ class Boss:
         def found() -> Any:
             return next((word for word in self.words if isinstance(word, kind) and fits(word)), None)
 
-        return until(self.news, found, kind.__name__)
+        return until(self.changed, found, kind.__name__)
 
 
 @dataclass
@@ -159,11 +159,11 @@ class Plan:
             messages.Server(one, place.name, place.host, place.port, place.path, place.machine)
             for one, place in self.places.items()
         )
-        chart = messages.PlacementMap(
+        placement = messages.PlacementMap(
             self.version, self.history, servers, packed(self.owner), packed(self.backup), packed(self.joining)
         )
         return messages.Orders(
-            token=0, you=number, chart=chart, epoch=self.version,
+            token=0, you=number, placement=placement, epoch=self.version,
             members=tuple(messages.Member(one, f"node-{one}/0") for one in self.members),
             training=self.training, tables=self.tables, lr=self.lr, cut=self.cut, revoked=self.revoked,
             go=number in self.go, since=messages.pack(self.since, "i"), giver=packed(self.giver),
@@ -186,9 +186,9 @@ class Trainer:
         self.caller = Caller.connect(place, Hello(TRAINER, number, f"t{number}"), secret=secret, deadline_s=WAIT_S)
         OPEN.append(self.caller)
 
-    def ask(self, op: Op, head: dict[str, Any], parts: Sequence[Any] = (), patience_s: float = WAIT_S) -> Frame:
+    def ask(self, op: Op, head: dict[str, Any], parts: Sequence[Any] = (), wait_s: float = WAIT_S) -> Frame:
         """Send a raw request."""
-        return self.caller.request(op, pack_head(head), parts, deadline_s=patience_s)
+        return self.caller.request(op, pack_head(head), parts, deadline_s=wait_s)
 
     def pull(
         self, table: TableSpec, keys: Sequence[int], dtype: str = "f4", insert: bool = True, **head: Any
@@ -208,7 +208,7 @@ class Trainer:
 
     def push(
         self, seq: int, table: TableSpec | None = None, keys: Sequence[int] = (), value: float = 1.0,
-        op: str = "grad", dtype: str = "f4", patience_s: float = WAIT_S, **head: Any,
+        op: str = "grad", dtype: str = "f4", wait_s: float = WAIT_S, **head: Any,
     ) -> Answer:  # fmt: skip
         """Push one value for all of the keys' numbers."""
         parts = []
@@ -217,7 +217,7 @@ class Trainer:
             parts = [Part(table.name, np.array(keys, np.int64), rows, op)]
         heads, body = requests.push(parts, dtype)
         whole = {"trainer": self.number, "seq": seq, "step": seq, "parts": heads, **head}
-        frame = self.ask(Op.PUSH, whole, body, patience_s)
+        frame = self.ask(Op.PUSH, whole, body, wait_s)
         return Answer(frame.op, frame.json())
 
 
@@ -290,7 +290,7 @@ class Pusher:
         try:
             if number not in self._lines:
                 self._lines[number] = Trainer(plan.places[number], self.number)
-            answer = self._lines[number].push(self.seq, table, keys, patience_s=2.0)
+            answer = self._lines[number].push(self.seq, table, keys, wait_s=2.0)
         except (EdlError, KeyError):
             self._lines.pop(number, None)
             return False

@@ -16,7 +16,7 @@ from ps.client.client import Client
 from ps.net.caller import Reply
 from ps.protocol.frames import Frame, Op
 from ps.wait import BoundedWait
-from tests.support.ps_fixture import PATIENCE_S, Bench
+from tests.support.ps_fixture import WAIT_S, Bench
 
 KEYS = np.arange(2000)
 
@@ -49,7 +49,7 @@ class Gate:
     def __call__(self, frame: Frame, head: dict[str, Any]) -> Reply | None:
         if frame.op is self.op:
             self.came.release()
-            assert self.open.wait(PATIENCE_S)
+            assert self.open.wait(WAIT_S)
         return None
 
 
@@ -57,7 +57,7 @@ def test_a_push_in_the_background(bench: Bench) -> None:
     client = bench.start(1).client()
     gate = Gate(bench, Op.PUSH)
     client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
-    assert gate.came.acquire(timeout=PATIENCE_S)
+    assert gate.came.acquire(timeout=WAIT_S)
     assert client.step == 1 and not client.pull("plain", KEYS).any()
     gate.open.set()
     client.push({"plain": (KEYS, ones(KEYS))})
@@ -118,7 +118,7 @@ def test_several_threads_may_use_it(bench: Bench) -> None:
     for one in threads:
         one.start()
     for one in threads:
-        one.join(PATIENCE_S)
+        one.join(WAIT_S)
     assert not errors and (client.read("plain", KEYS) == -80).all() and client.step == 80
 
 
@@ -131,7 +131,7 @@ def test_leaving_sends_a_farewell_and_closing_does_not(bench: Bench) -> None:
         raise ValueError
     pserver = bench.pservers[1]
     for _ in range(2):
-        assert pserver.ended.acquire(timeout=PATIENCE_S)
+        assert pserver.ended.acquire(timeout=WAIT_S)
     assert pserver.farewells == [3]
     with pytest.raises(PsError, match="client is closed"):
         client.pull("plain", KEYS)
@@ -140,7 +140,7 @@ def test_leaving_sends_a_farewell_and_closing_does_not(bench: Bench) -> None:
 def test_long_waits_and_their_ends_are_reported() -> None:
     now, alive = [0.0], [0]
     said: list[str] = []
-    patience = BoundedWait(
+    wait = BoundedWait(
         "rows",
         deadline_s=100,
         now_s=lambda: now[0],
@@ -148,14 +148,14 @@ def test_long_waits_and_their_ends_are_reported() -> None:
         alive=lambda: alive.__setitem__(0, alive[0] + 1),
     )
     for now[0] in range(1, 80):
-        patience.look(lambda: "ps-1 is busy")
+        wait.look(lambda: "ps-1 is busy")
     assert said == [f"waiting for rows for {one} s: ps-1 is busy" for one in (10, 40, 70)] and alive == [15]
-    patience.moved()
-    patience.over()
-    patience.over()
+    wait.moved()
+    wait.over()
+    wait.over()
     assert said[3:] == ["continuing after 79 s (rows)"]
     now[0] = 178.0
-    assert patience.left_s == 1
+    assert wait.left_s == 1
     now[0] = 179.0
     with pytest.raises(PsError, match="waited 179 s for rows, 100 s of it without progress: ps-1 is gone"):
-        patience.look(lambda: "ps-1 is gone")
+        wait.look(lambda: "ps-1 is gone")

@@ -21,7 +21,7 @@ from ps.net.caller import Endpoint, Reply
 from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
 from ps.spec import BUCKETS
-from tests.support.ps_fixture import PATIENCE_S, Bench, Master
+from tests.support.ps_fixture import WAIT_S, Bench, Master
 
 KEYS = np.arange(2000)
 
@@ -228,9 +228,9 @@ def test_options_out_of_range(bench: Bench) -> None:
             bench.start(1).client(**options)
 
 
-def test_a_wrong_secret_is_no_matter_of_patience(bench: Bench) -> None:
+def test_a_wrong_secret_is_not_waited_out(bench: Bench) -> None:
     bench.start(1)
-    client = Client.direct((), tables=bench.tables, secret="wrong", placement=bench.chart())
+    client = Client.direct((), tables=bench.tables, secret="wrong", placement=bench.placement())
     with pytest.raises(PsError, match=r"ps-1.*secret"):
         client.pull("plain", [1])
     client.close()
@@ -270,7 +270,7 @@ def test_buckets_move_while_training_goes_on(bench: Bench, tell: bool) -> None:
         if step % 4 == 1:
             bench.move(np.random.default_rng(step).integers(0, BUCKETS, 300), step % 3 + 1, tell=tell)
             if not tell:
-                threading.Timer(0.05, master.tell, [master.charted()]).start()
+                threading.Timer(0.05, master.tell, [master.placement_update()]).start()
         client.push({"plain": (KEYS, ones(KEYS))})
     assert (client.read("plain", KEYS) == -20).all()
 
@@ -325,9 +325,9 @@ def test_a_dead_pserver_s_buckets_are_had_from_its_copy(bench: Bench) -> None:
     pushing.start()
     suspect = master.expect(messages.Suspect)
     assert suspect.server == 1 and "ps-1" in suspect.why
-    master.expect(messages.ChartPlease)
-    master.tell(master.charted(without=[1]))
-    pushing.join(PATIENCE_S)
+    master.expect(messages.GetPlacement)
+    master.tell(master.placement_update(without=[1]))
+    pushing.join(WAIT_S)
     assert not pushing.is_alive() and client.step == 1
     once(client)
     assert bench.pservers[2].seen(Op.PUSH)[-1]["seq"] == 1
@@ -386,10 +386,10 @@ def test_a_bucket_without_an_owner_is_waited_for(bench: Bench) -> None:
     client = bench.joined(master)
     pushing = threading.Thread(target=client.push, args=({"plain": (KEYS, ones(KEYS))},))
     pushing.start()
-    master.expect(messages.ChartPlease)
+    master.expect(messages.GetPlacement)
     bench.move(slice(0, 2048), 1)
-    master.tell(master.charted())
-    pushing.join(PATIENCE_S)
+    master.tell(master.placement_update())
+    pushing.join(WAIT_S)
     once(client)
 
 
@@ -445,11 +445,11 @@ def test_a_pserver_that_gets_buckets_hears_of_a_step_while_others_are_waited_for
     pushing = threading.Thread(target=client.push, args=({"plain": ([1], ones([1]))},))
     pushing.start()
     bench.move(slice(other, other + 1), 2, tell=False)
-    master.tell(master.charted())
-    assert came.wait(PATIENCE_S)
+    master.tell(master.placement_update())
+    assert came.wait(WAIT_S)
     assert [(head["step"], head["parts"]) for head in bench.pservers[2].seen(Op.PUSH)] == [(0, [])]
     come.set()
-    pushing.join(PATIENCE_S)
+    pushing.join(WAIT_S)
     assert client.step == 1 and len(bench.pservers[2].seen(Op.PUSH)) == 1
 
 
@@ -477,7 +477,7 @@ def test_queued_requests_of_a_caller_that_gave_up_are_not_sent(bench: Bench) -> 
 
     def hold(frame: Frame, head: dict[str, Any]) -> None:
         held.release()
-        assert come.wait(PATIENCE_S)
+        assert come.wait(WAIT_S)
 
     bench.pservers[1].faults.append(hold)
     head = {"step": 0, "insert": False, "version": 1, "history": 1, "epoch": 1, "parts": []}
@@ -490,11 +490,11 @@ def test_queued_requests_of_a_caller_that_gave_up_are_not_sent(bench: Bench) -> 
 
     for call in calls:
         pool.ask("pull", bench.pservers[1].server, call, take)
-    assert held.acquire(timeout=PATIENCE_S)
+    assert held.acquire(timeout=WAIT_S)
     calls[1].given_up = True
     come.set()
     for _ in calls:
-        assert landed.acquire(timeout=PATIENCE_S)
+        assert landed.acquire(timeout=WAIT_S)
     assert answers[0].error is None and "given up" in str(answers[1].error)
     assert len(bench.pservers[1].seen(Op.PULL)) == 1
 
@@ -518,8 +518,8 @@ def test_no_request_is_sent_after_a_server_is_lost(bench: Bench, monkeypatch: py
 
     monkeypatch.setattr(PooledConnection, "ask", late)
     pool.ask("pull", bench.pservers[1].server, Call(Op.PULL, {}), lambda answer: landed.set())
-    assert landed.wait(PATIENCE_S)
-    follower.join(PATIENCE_S)
+    assert landed.wait(WAIT_S)
+    follower.join(WAIT_S)
 
 
 def test_a_stranger_at_a_dead_pserver_s_port_is_a_dead_pserver(bench: Bench) -> None:
@@ -534,7 +534,7 @@ def test_a_stranger_at_a_dead_pserver_s_port_is_a_dead_pserver(bench: Bench) -> 
     pushing.start()
     assert "does not know the secret" in master.expect(messages.Suspect).why
     bench.move(np.flatnonzero(bench.owner == 2), 1)
-    master.tell(master.charted(without=[2]))
-    pushing.join(PATIENCE_S)
+    master.tell(master.placement_update(without=[2]))
+    pushing.join(WAIT_S)
     assert client.step == 1
     once(client)

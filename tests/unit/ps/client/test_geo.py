@@ -84,7 +84,7 @@ def test_members_may_change_in_between(bench: Bench) -> None:
         client.pull("plain", KEYS)
         client.push({"plain": (KEYS, ones)})
     master.members = (*master.members, *TWO, messages.Member(9, "b/0"))
-    master.tell(master.charted())
+    master.tell(master.placement_update())
     client.push({"plain": (KEYS, ones)})
     assert (client.read("plain", KEYS) == -0.75).all()
     assert (client.pull("plain", KEYS) == -0.75).all()

@@ -22,7 +22,7 @@ from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
 from ps.spec import Optimizer, TableSpec
 from ps.wait import BoundedWait
-from tests.support.ps_fixture import PATIENCE_S, PLAIN, Bench, Master
+from tests.support.ps_fixture import PLAIN, WAIT_S, Bench, Master
 
 KEYS = np.arange(100)
 ONES = np.ones((100, 4), np.float32)
@@ -57,7 +57,7 @@ class Doing:
             self.error = error
 
     def end(self) -> Any:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "it hangs"
         if self.error is not None:
             raise self.error
@@ -100,7 +100,7 @@ def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch:
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)
     master.tell(messages.Waits("waiting for at least 2 pservers; 1 is there"))
-    while "1 is there" not in told.get(timeout=PATIENCE_S):
+    while "1 is there" not in told.get(timeout=WAIT_S):
         pass
     master.deaf = False
     master.tell(master.joined())
@@ -187,9 +187,9 @@ def test_a_learning_rate_is_the_master_s_matter(bench: Bench, master: Master) ->
 
 def test_outdated_placement_maps_change_nothing(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    old = master.charted()
+    old = master.placement_update()
     bench.move(slice(0, 4096), 2)
-    master.tell(master.charted())
+    master.tell(master.placement_update())
     master.tell(old)
     client.pull("plain", KEYS)
     assert not bench.pservers[1].heads
@@ -200,7 +200,7 @@ def test_outdated_placement_maps_change_nothing(bench: Bench, master: Master) ->
 
 def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    master.tell(master.charted(history=2))
+    master.tell(master.placement_update(history=2))
     for call in (lambda: client.pull("plain", KEYS), lambda: client.push({}), client.boundary, client.begin):
         with pytest.raises(RolledBack, match=r"history 2.*must restart.*launcher does that"):
             call()
@@ -209,7 +209,9 @@ def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
 
 def test_it_says_which_checkpoint(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    joined = messages.Joined(5, 0, bench.chart(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/cut-8"}))
+    joined = messages.Joined(
+        5, 0, bench.placement(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/cut-8"})
+    )
     master.tell(joined)
     with pytest.raises(RolledBack, match=r"the checkpoint ps/j/cut-8 \(history 3\)"):
         client.boundary()
@@ -229,10 +231,10 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
 
 def test_callers_that_wait_for_a_pserver_are_notified(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    bench.pservers[1].faults.append(lambda frame, head: Reply.no(Op.MOVED, chart=1, text="not yet"))
+    bench.pservers[1].faults.append(lambda frame, head: Reply.no(Op.MOVED, placement_version=1, text="not yet"))
     doing = Doing(lambda: client.pull("plain", KEYS))
-    master.expect(messages.ChartPlease)
-    master.tell(master.charted(history=2))
+    master.expect(messages.GetPlacement)
+    master.tell(master.placement_update(history=2))
     with pytest.raises(RolledBack):
         doing.end()
 
@@ -293,7 +295,7 @@ def test_a_rollback_while_it_stands(bench: Bench, master: Master) -> None:
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
     master.expect(messages.AtCut)
-    master.tell(master.charted(history=2))
+    master.tell(master.placement_update(history=2))
     with pytest.raises(RolledBack):
         doing.end()
 
@@ -373,7 +375,7 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     for one in bench.pservers.values():
         one.faults.append(wait)
     doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}) if op is Op.PUSH else client.pull("plain", KEYS))
-    assert waited.acquire(timeout=PATIENCE_S)
+    assert waited.acquire(timeout=WAIT_S)
     master.tell(messages.Halt(4))
     at = master.expect(messages.AtCut)
     assert (at.cut, at.step) == (4, 1) and asked == ["settle"]
@@ -404,7 +406,7 @@ def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> No
         one.faults.append(wait)
     client.prefetch("plain", KEYS)
     doing = Doing(lambda: client.pull("plain", KEYS))
-    assert waited.acquire(timeout=PATIENCE_S)
+    assert waited.acquire(timeout=WAIT_S)
     master.tell(messages.Halt(4))
     assert master.expect(messages.AtCut).cut == 4
     come.set()
@@ -429,7 +431,7 @@ def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench
     master.tell(messages.Halt(4))
     doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}))
     for _ in range(3):
-        assert waited.acquire(timeout=PATIENCE_S)
+        assert waited.acquire(timeout=WAIT_S)
     assert master.said.empty()
     come.set()
     doing.end()

@@ -1,4 +1,4 @@
-"""Which pserver gets which keys: charts, splits, splits again; numba and numpy alike. Rows of 16 bits."""
+"""Which pserver gets which keys: placement maps, splits, splits again; numba and numpy alike. Rows of 16 bits."""
 
 from __future__ import annotations
 
@@ -133,18 +133,21 @@ def test_buckets_in_messages() -> None:
 
 def test_rows_of_16_bits() -> None:
     rows = np.array([[1.0, -2.5, 3.14159, 1e-30], [0.0, np.inf, -np.inf, 65536.0]], np.float32)
-    half = half_precision.narrow(rows, "bf16")
+    half = half_precision.encode_half(rows, "bf16")
     assert half.dtype == np.uint16
-    back = half_precision.widen(half, "bf16", np.empty_like(rows))
+    back = half_precision.decode_half(half, "bf16", np.empty_like(rows))
     assert np.allclose(back[0], rows[0], rtol=2**-8) and np.array_equal(back[1], rows[1])
     nans = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF], np.uint32).view(np.float32)
-    assert np.isnan(half_precision.widen(half_precision.narrow(nans, "bf16"), "bf16", np.empty(4, np.float32))).all()
+    assert np.isnan(
+        half_precision.decode_half(half_precision.encode_half(nans, "bf16"), "bf16", np.empty(4, np.float32))
+    ).all()
     # To the nearest; of two equally near ones to the even one.
     ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], np.uint32).view(np.float32)
-    assert half_precision.narrow(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
+    assert half_precision.encode_half(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
     assert np.array_equal(
-        half_precision.widen(half_precision.narrow(rows, "f2"), "f2", np.empty_like(rows))[0, :3], [1, -2.5, 3.140625]
+        half_precision.decode_half(half_precision.encode_half(rows, "f2"), "f2", np.empty_like(rows))[0, :3],
+        [1, -2.5, 3.140625],
     )
-    assert half_precision.narrow(rows, "f4") is rows
+    assert half_precision.encode_half(rows, "f4") is rows
     with pytest.raises(SettingError, match="f4, f2, bf16"):
         half_precision.accept("f8")

@@ -253,11 +253,11 @@ def test_a_newer_placement_map_is_sent_to_clients_with_an_older_one() -> None:
     one = cluster()
     one.world("a")
     one.trainer("a")
-    told = len(one.heard("a", messages.Charted))
-    one.tell("a", messages.ChartPlease(one.machine.state.version))
-    assert len(one.heard("a", messages.Charted)) == told
-    one.tell("a", messages.ChartPlease(0))
-    assert len(one.heard("a", messages.Charted)) == told + 1
+    told = len(one.heard("a", messages.PlacementUpdate))
+    one.tell("a", messages.GetPlacement(one.machine.state.version))
+    assert len(one.heard("a", messages.PlacementUpdate)) == told
+    one.tell("a", messages.GetPlacement(0))
+    assert len(one.heard("a", messages.PlacementUpdate)) == told + 1
 
 
 def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
@@ -569,7 +569,7 @@ def test_a_checkpoint_does_not_outlive_its_master() -> None:
 
 def test_an_unreadable_state_ends_the_job() -> None:
     one = cluster()
-    one.store["chart"] = b"{}"
+    one.store["placement"] = b"{}"
     one.new_machine()
     assert "is unusable" in one.failed
 

@@ -26,7 +26,7 @@ from tests.support.master_fixture import KEYS, Agent, Bench, play
 
 SECRET = "a secret"
 HOST = "127.0.0.1"
-PATIENCE_S = 10.0
+WAIT_S = 10.0
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ class Ear:
                 self._changed.clear()
                 await self._changed.wait()
 
-        await asyncio.wait_for(look(), PATIENCE_S)
+        await asyncio.wait_for(look(), WAIT_S)
 
     def _add(self, what: str, name: str, detail: object) -> None:
         self.told.append((what, name, detail))
@@ -118,7 +118,7 @@ async def real(holds: Callable[[], bool]) -> None:
         while not holds():  # noqa: ASYNC110 - threads bring it about
             await asyncio.sleep(0.001)
 
-    await asyncio.wait_for(look(), PATIENCE_S)
+    await asyncio.wait_for(look(), WAIT_S)
 
 
 def test_messages_pass_both_ways_with_the_token() -> None:

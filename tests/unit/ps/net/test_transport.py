@@ -66,7 +66,7 @@ def test_a_body_is_received_where_the_caller_wants_it(kind: str) -> None:
         caller.request(Op.PULL, b"", [sent], deadline_s=LONG_S, into=into)
         assert np.array_equal(out, sent)
         moved = caller.request(Op.PULL, b"moved", deadline_s=LONG_S, into=into)
-        assert (moved.op, moved.json()) == (Op.MOVED, {"chart": 9})
+        assert (moved.op, moved.json()) == (Op.MOVED, {"placement_version": 9})
         assert asked == [(200_000, b"")]
         with pytest.raises(DamagedFrame, match="a body of 7 bytes where 200000 were expected"):
             caller.request(Op.PULL, b"", [b"another"], deadline_s=LONG_S, into=into)
@@ -142,9 +142,9 @@ def test_only_memory_that_stays_is_borrowed() -> None:
         borrowed.body(10)
     lent = Lent()
     lent.room(LENT_BYTES)[:5] = b"hello"
-    borrowed.take(os.dup(lent.news()))
+    borrowed.take(os.dup(lent.file_to_send()))
     assert bytes(borrowed.body(5)) == b"hello"
-    assert lent.news() == -1
+    assert lent.file_to_send() == -1
     with pytest.raises(ProtocolError, match="bytes of lent memory"):
         borrowed.body(2 * LENT_BYTES)
     lent.close()
@@ -166,7 +166,7 @@ def test_shared_memory_is_referenced_by_its_position() -> None:
 
 def test_the_server_knows_how_long_a_caller_waits() -> None:
     with echo() as made, contextlib.closing(call(made.tcp)) as caller:
-        assert caller.request(Op.PULL, b"patience", deadline_s=17.5).json() == {"patience_s": 17.5}
+        assert caller.request(Op.PULL, b"how long", deadline_s=17.5).json() == {"wait_s": 17.5}
 
 
 def test_errors_of_a_handler_are_answers(caplog: pytest.LogCaptureFixture) -> None:

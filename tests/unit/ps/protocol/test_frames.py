@@ -33,14 +33,14 @@ from ps.protocol.handshake import ANSWER_BYTES, MASTER, OPENING_BYTES, TRAINER, 
     st.floats(0, 1e12),
 )
 def test_what_goes_in_comes_out(
-    op: Op, request: int, head: bytes, parts: list[bytes], check: bool, patience_s: float
+    op: Op, request: int, head: bytes, parts: list[bytes], check: bool, wait_s: float
 ) -> None:
     body = views(parts)
-    data = pack(op, request, head, body, patience_s=patience_s, check=check)
+    data = pack(op, request, head, body, wait_s=wait_s, check=check)
     header = unpack(data[:HEADER_BYTES])
     assert (header.op, header.request, header.head_bytes) == (op, request, len(head))
     assert header.body_bytes == sum(map(len, parts))
-    assert header.patience_s == pytest.approx(min(patience_s, (1 << 32) / 1000), abs=0.002)
+    assert header.wait_s == pytest.approx(min(wait_s, (1 << 32) / 1000), abs=0.002)
     header.accept_head(data[HEADER_BYTES:])
     whole = b"".join(parts)
     header.accept_body(hash_of(whole))

@@ -102,8 +102,8 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
     since = pack([5] * BUCKETS, "i")
 
     def orders(version: int) -> h.OrdersCame:
-        chart = PlacementMap(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
-        return h.OrdersCame(Orders(0, 1, chart, 0, (), Training(), (), since=since, giver=everywhere[0]))
+        placement = PlacementMap(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
+        return h.OrdersCame(Orders(0, 1, placement, 0, (), Training(), (), since=since, giver=everywhere[0]))
 
     bucket_shell._take(orders(5))
     bucket_shell._carry([h.Feed((5, 6), (2,), ())])

@@ -45,10 +45,10 @@ def orders(version: int, *roles: Role, you: int = 1, history: int = 1, living: s
     servers = tuple(messages.Server(int(one), f"servers/{one}", "host", 1) for one in living)
     columns = list(zip(*roles, strict=True))
     owner, backup, joining, giver = (messages.pack(column) for column in columns[:4])
-    chart = messages.PlacementMap(version, history, servers, owner, backup, joining)
+    placement = messages.PlacementMap(version, history, servers, owner, backup, joining)
     since = messages.pack(columns[4], "i")
     values = {"training": Training(), **more}
-    return Orders(0, you, chart, 1, (), values.pop("training"), (), since=since, giver=giver, **values)  # type: ignore[arg-type]
+    return Orders(0, you, placement, 1, (), values.pop("training"), (), since=since, giver=giver, **values)  # type: ignore[arg-type]
 
 
 def take(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:

@@ -113,14 +113,14 @@ def test_nothing_acknowledged_is_lost_with_the_owner() -> None:
     thread = threading.Thread(target=push)
     seen = pusher.acknowledged
     thread.start()
-    until(pair.servers[1].bucket_shell.news, lambda: pusher.acknowledged > seen + 20)
+    until(pair.servers[1].bucket_shell.changed, lambda: pusher.acknowledged > seen + 20)
     pair.kill(1)
     heir = pair.plan.next(owner={2: ALL}, backup={}, changed=ALL)
     heir.places = {2: pair.places[2]}
     pair.all(heir)
     pusher.plan = heir
     seen = pusher.acknowledged
-    until(pair.servers[2].bucket_shell.news, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
+    until(pair.servers[2].bucket_shell.changed, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
     over.set()
     thread.join(60)
     assert not thread.is_alive()
@@ -136,8 +136,8 @@ def count_up(one: Server) -> bool:
 
 
 def notify(one: Server) -> None:
-    with one.bucket_shell.news:
-        one.bucket_shell.news.notify_all()
+    with one.bucket_shell.changed:
+        one.bucket_shell.changed.notify_all()
 
 
 def test_hand_over_under_load() -> None:
@@ -173,7 +173,7 @@ def test_hand_over_under_load() -> None:
         seen = [pusher.acknowledged for pusher in pushers]
         one = pair.servers[1]
         until(
-            one.bucket_shell.news,
+            one.bucket_shell.changed,
             lambda: all(p.acknowledged > s + 2 for p, s in zip(pushers, seen, strict=True)) or not count_up(one),  # noqa: B023
         )
     over.set()
@@ -191,7 +191,7 @@ def took(boss: Boss, version: int, buckets: list[int]) -> None:
         told = [word for word in boss.words if isinstance(word, messages.Took) and word.version >= version]
         return {bucket for word in told for bucket in messages.of_ranges(word.buckets)} >= set(buckets)
 
-    until(boss.news, all_of_them, "Took")
+    until(boss.changed, all_of_them, "Took")
 
 
 def test_no_push_is_acknowledged_that_the_lost_copy_should_have() -> None:
@@ -200,7 +200,7 @@ def test_no_push_is_acknowledged_that_the_lost_copy_should_have() -> None:
     trainer = Trainer(pair.places[1])
     assert trainer.push(1, COUNTS, KEYS).op is Op.OK
     pair.kill(2)
-    answer = trainer.push(2, COUNTS, KEYS, patience_s=0.5)
+    answer = trainer.push(2, COUNTS, KEYS, wait_s=0.5)
     assert (answer.op, answer.head["for"]) == (Op.WAIT, "copies")
     assert "pserver 2" in answer.head["text"]
     told = pair.bosses[1].heard(messages.Unsynced)
@@ -245,7 +245,7 @@ def test_a_former_owner_is_fenced() -> None:
     heir.places = {2: pair.places[2]}
     pair.bosses[2].say(heir.orders(2))  # the first one does not hear of it
     after = Trainer(pair.places[2])
-    answer = trainer.push(2, COUNTS, KEYS, patience_s=2.0)
+    answer = trainer.push(2, COUNTS, KEYS, wait_s=2.0)
     assert answer.op in (Op.WAIT, Op.MOVED)
     assert after.push(2, COUNTS, KEYS).op is Op.OK
     assert set(count(pair.servers[2], KEYS)) == {2.0}
@@ -341,17 +341,17 @@ def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
     boss.say(plan.orders(1))
     boss.heard(messages.Synced)
     until(
-        boss.news,
+        boss.changed,
         lambda: (
             sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
         ),
     )
     boss.say(plan.next(joining={}, backup={2: ALL}, changed=ALL).orders(1))
     trainer = Trainer(places[1])
-    seq, answer = 1, trainer.push(1, COUNTS, [1], patience_s=0.3)
+    seq, answer = 1, trainer.push(1, COUNTS, [1], wait_s=0.3)
     while answer.op is Op.OK:
         seq += 1
-        answer = trainer.push(seq, COUNTS, [1], patience_s=0.3)
+        answer = trainer.push(seq, COUNTS, [1], wait_s=0.3)
     assert answer.op is Op.WAIT and answer.head["for"] == "copies"
     assert max(stream.lag_s for stream in one.bucket_shell.streams()) > 0.05
     held.set()
@@ -374,15 +374,15 @@ def test_streams_that_are_full_hold_pushes_up() -> None:
     boss = Boss(places[1])
     boss.say(Plan(places, {1: ALL}, joining={2: ALL}).orders(1))
     until(
-        boss.news,
+        boss.changed,
         lambda: (
             sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
         ),
     )
     one.handlers.stream_bytes = 1000
     trainer = Trainer(places[1])
-    assert trainer.push(1, COUNTS, KEYS, patience_s=0.3).op is Op.WAIT
-    answer = trainer.push(2, COUNTS, KEYS, patience_s=0.3)
+    assert trainer.push(1, COUNTS, KEYS, wait_s=0.3).op is Op.WAIT
+    answer = trainer.push(2, COUNTS, KEYS, wait_s=0.3)
     assert answer.op is Op.BUSY and "replicas lag behind" in answer.head["text"] and answer.head["after_s"] > 0
     held.set()
     assert trainer.push(2, COUNTS, KEYS).op is Op.OK
@@ -453,7 +453,7 @@ class Owner:
         self.got: list[int] = []
         self.marks: list[int] = []
         self.said: list[str] = []
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self.most = 0
         self._rows = pieces()[0].rows["sgd"]
 
@@ -476,10 +476,10 @@ class Owner:
         self.tell(f"failed: {what}")
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Any) -> None:
-        with self.news:
+        with self.changed:
             self.got += [bucket for some in images.values() for bucket in some]
             self.marks += marks
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def lost(self, follower: int, why: str) -> None:
         self.tell("lost")
@@ -488,9 +488,9 @@ class Owner:
         self.tell("made")
 
     def tell(self, what: str) -> None:
-        with self.news:
+        with self.changed:
             self.said.append(what)
-            self.news.notify_all()
+            self.changed.notify_all()
 
 
 @pytest.fixture
@@ -521,11 +521,11 @@ def test_few_images_are_under_way_and_the_newest_copy_goes_first(listening: Call
     stream.copy(1, range(10))
     stream.copy(2, range(100, 105))
     go.set()
-    until(owner.news, lambda: len(owner.got) == 15)
+    until(owner.changed, lambda: len(owner.got) == 15)
     assert owner.images[:5] == list(range(100, 105))
     assert owner.most <= IMAGES_BYTES + 12_000_000
     stream.mark(5)
-    until(owner.news, lambda: owner.marks == [5])
+    until(owner.changed, lambda: owner.marks == [5])
     stream.close()
 
 
@@ -540,17 +540,17 @@ def test_a_stream_that_breaks_is_made_anew_when_it_is_asked_for(listening: Calla
     owner.stream = stream = Stream(2, owner, SystemClock())
     life, first = stream.put(pieces()[0], 1)
     stream.mark(1)
-    until(owner.news, lambda: owner.marks == [1])
+    until(owner.changed, lambda: owner.marks == [1])
     assert stream.has(life, first)
     peers[-1].hang_up()
-    until(owner.news, lambda: owner.said == ["lost"])
+    until(owner.changed, lambda: owner.said == ["lost"])
     assert not stream.up and stream.put(pieces()[0], 1) == (-1, 0)
     stream.again()
-    until(owner.news, lambda: owner.said == ["lost", "made"])
+    until(owner.changed, lambda: owner.said == ["lost", "made"])
     again, number = stream.put(pieces()[0], 1)
     assert again != life and not stream.has(again, number + 1)
     stream.mark(2)
-    until(owner.news, lambda: owner.marks == [1, 2])
+    until(owner.changed, lambda: owner.marks == [1, 2])
     stream.close()
     assert SHARDS == 64
 
@@ -563,6 +563,6 @@ def test_what_was_refused_is_said_before_it_is_acknowledged(listening: Callable[
     owner.stream = stream = Stream(2, owner, SystemClock())
     stream.put(pieces()[0], 1)
     stream.mark(1)
-    until(owner.news, lambda: owner.marks == [1])
+    until(owner.changed, lambda: owner.marks == [1])
     assert owner.said == ["fenced [3] by 8"]
     stream.close()

@@ -15,7 +15,7 @@ from ps.errors import Denied
 from ps.hashing import bucket_of, buckets_of
 from ps.protocol import messages
 from ps.protocol.frames import Op
-from ps.protocol.half_precision import widen
+from ps.protocol.half_precision import decode_half
 from ps.protocol.requests import Wanted, pull
 from ps.rows import decode
 from ps.server.server import Server
@@ -134,7 +134,7 @@ def test_narrow_rows(made: Made) -> None:
     assert trainer.pull(SGD, [1, 3], "f2").tolist() == [[1.75] * 4, [1.5] * 4]
     upper = trainer.pull(SGD, [1, 3, 5], "bf16")
     out = np.empty(upper.shape, np.float32)
-    widen(upper, "bf16", out)
+    decode_half(upper, "bf16", out)
     assert out[:, 0].tolist() == [1.75, 1.5, 0.0]
 
 
@@ -283,7 +283,7 @@ def test_sync_steps_are_averages(made: Made) -> None:
         )
         assert [(answer.op, answer.head["step"]) for answer in answers] == [(Op.OK, step)] * 3
     assert trainers[0].pull(SGD, [7, 8, 9, 10], step=5)[:, 0].tolist() == [15, 5, 5, 5]
-    held = trainers[0].push(6, SGD, [7], -3.0, step=5, patience_s=0.5)
+    held = trainers[0].push(6, SGD, [7], -3.0, step=5, wait_s=0.5)
     assert (held.op, held.head["for"]) == (Op.WAIT, "trainers")
     assert "node-2/0, node-3/0" in held.head["text"]
     # A trainer that has gone is not waited for; what was said in the meantime is not lost.
@@ -321,7 +321,7 @@ def test_no_trainer_gets_too_far_ahead(made: Made) -> None:
     for step in range(3):
         fast.pull(SGD, [1], step=step)
         fast.push(step + 1, SGD, [1], step=step)
-    frame = fast.ask(Op.PULL, {"step": 3, "parts": []}, patience_s=0.3)
+    frame = fast.ask(Op.PULL, {"step": 3, "parts": []}, wait_s=0.3)
     assert (frame.op, frame.json()["for"]) == (Op.WAIT, "trainers")
     answers = in_threads(lambda: fast.ask(Op.PULL, {"step": 3, "parts": []}).op, lambda: slow.push(1, step=1).op)
     assert answers == [Op.OK, Op.OK]
@@ -374,13 +374,13 @@ def test_buckets_of_others(made: Made) -> None:
     boss.say(next_.orders(1))
     assert mine.push(1, COUNTS, lower, version=2).op is Op.OK
     answer = mine.push(2, COUNTS, upper, version=1)
-    assert answer.op is Op.MOVED and answer.head["chart"] == 2
-    charted = messages.decode(answer.head["charted"])
-    assert isinstance(charted, messages.Charted) and charted.chart.version == 2
+    assert answer.op is Op.MOVED and answer.head["placement_version"] == 2
+    placement_update = messages.decode(answer.head["placement"])
+    assert isinstance(placement_update, messages.PlacementUpdate) and placement_update.placement.version == 2
     frame = mine.pulled(COUNTS, upper, version=2)
-    assert frame.op is Op.MOVED and "charted" not in frame.json()
+    assert frame.op is Op.MOVED and "placement" not in frame.json()
     old = mine.pulled(COUNTS, lower, version=1)
-    assert old.op is Op.OK and "charted" in old.json()
+    assert old.op is Op.OK and "placement" in old.json()
     assert not one.store.image(bucket_of(upper[0])).rows
 
 
@@ -390,7 +390,7 @@ def test_a_bucket_that_is_on_its_way(made: Made) -> None:
     boss = Boss(place(one))
     boss.say(plan.orders(1))
     trainer = Trainer(place(one))
-    answer = trainer.push(1, COUNTS, [1], patience_s=0.3)
+    answer = trainer.push(1, COUNTS, [1], wait_s=0.3)
     assert (answer.op, answer.head["for"]) == (Op.WAIT, "release")
     pushed = threading.Thread(target=lambda: results.append(trainer.push(1, COUNTS, [1])))
     results: list[Any] = []
@@ -409,7 +409,7 @@ def test_a_trainer_of_an_earlier_history(made: Made) -> None:
     boss.say(plan.next(history=2, changed=ALL).orders(1))
     answer = trainer.push(2, COUNTS, [1], history=1)
     assert (answer.op, answer.head["history"]) == (Op.ROLLED_BACK, 2)
-    assert trainer.push(2, COUNTS, [1], history=3, patience_s=0.3).op is Op.WAIT
+    assert trainer.push(2, COUNTS, [1], history=3, wait_s=0.3).op is Op.WAIT
     assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
 
 
@@ -443,11 +443,11 @@ def test_masters(made: Made) -> None:
     one, boss, plan = made()
     newer = Boss(place(one), token=5)
     assert newer.heard(messages.Hello).version == 1
-    until(boss.news, lambda: boss.over, "the old line to end")
+    until(boss.changed, lambda: boss.over, "the old line to end")
     with pytest.raises(Denied, match="newer Master, with token 5"):
         Boss(place(one), token=4)
     newer.tell(replace(plan.next(members=(9,)).orders(1), token=3))  # of a Master that was replaced
-    until(newer.news, lambda: newer.over, "the line to end")
+    until(newer.changed, lambda: newer.over, "the line to end")
     newest = Boss(place(one), token=5)
     newest.say(plan.next(members=(2,)).orders(1))
     assert one.handlers.view is not None and [member.number for member in one.handlers.view.members] == [2]
@@ -484,6 +484,6 @@ def test_the_first_orders_name_the_dead_oldest_first(made: Made) -> None:
     """The oldest are forgotten first, so the order is not that of a set."""
     dead = tuple(range(770, 1026))
     one, boss, plan = made({"revoked": dead})
-    until(one.bucket_shell.news, lambda: list(one.store._gone) == list(dead))
+    until(one.bucket_shell.changed, lambda: list(one.store._gone) == list(dead))
     boss.say(plan.next(revoked=(*dead[1:], 1030)).orders(1))
-    until(one.bucket_shell.news, lambda: list(one.store._gone) == [*dead[1:], 1030])
+    until(one.bucket_shell.changed, lambda: list(one.store._gone) == [*dead[1:], 1030])
