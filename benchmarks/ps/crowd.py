@@ -148,8 +148,8 @@ class Crowd:
             assert before is not None
             word = orders_after(before, word)
         self._do(name, self._holdings[name].step(hd.OrdersCame(word)))
-        if word.cut is not None and word.cut.phase == "find":
-            self.feed(sv.Heard(name, messages.encode(messages.Found(word.cut.number))))
+        if word.checkpoint is not None and word.checkpoint.phase == "find":
+            self.feed(sv.Heard(name, messages.encode(messages.FoundCheckpoints(word.checkpoint.number))))
 
     def _do(self, name: str, effects: Sequence[hd.Effect]) -> None:
         assert self._holdings is not None

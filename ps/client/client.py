@@ -336,7 +336,7 @@ class Client:
         master = self._master("set_lr needs a Master, which sends the LR to the pservers")
         master.set_lr(messages.LrHold(step, float(factor), table))
 
-    def on_cut(
+    def on_checkpoint(
         self, value: Value | None = None, name_data: NameData | None = None, settle: Settle | None = None
     ) -> None:
         """Set the hooks for checkpoints; those not given stay as they are.
@@ -349,6 +349,9 @@ class Client:
         self._checkpoint_stop = CheckpointStop(
             value or checkpoint_stop.value, name_data or checkpoint_stop.name_data, settle or checkpoint_stop.settle
         )
+
+    on_cut = on_checkpoint
+    """The former name."""
 
     def boundary(self) -> None:
         """Mark a step boundary. If a checkpoint is due, blocks until all trainers have stopped and the pservers have
@@ -379,7 +382,7 @@ class Client:
         stopped."""
         if isinstance(self._session, LiveMasterSession) and self._session.halted:
             self._writer.flush()
-            self._core.tally.add(cuts=1)
+            self._core.tally.add(checkpoints=1)
             self._checkpoint_stop.stand(self._session, self._session.halted, self._core.step)
 
     # --- how ---------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Tally:
     """Keys pushed that had already been applied, because an acknowledgement was lost."""
     damaged: int = 0
     """Gradient rows or values that pservers skipped or clipped."""
-    cuts: int = 0
+    checkpoints: int = 0
     """Stops for a checkpoint."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

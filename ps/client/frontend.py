@@ -61,7 +61,7 @@ class Client(Protocol):
         none."""
         ...
 
-    def on_cut(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
+    def on_checkpoint(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
         """Set the hooks for checkpoints."""
         ...
 
@@ -243,10 +243,10 @@ class Part:
         trainers.hold()
         trainers.on_idle(self.rest)
         trainers.joined(client.number, self.step, client.fence)
-        client.on_cut(value=lambda: self.value(), name_data=trainers.name_positions, settle=trainers.settle)
+        client.on_checkpoint(value=lambda: self.value(), name_data=trainers.name_positions, settle=trainers.settle)
         restored = self.restored
         if restored:
-            trainers.begin_from(f"cut-{restored['cut']}", restored["ledgers"], restored["history"])
+            trainers.begin_from(f"checkpoint-{restored['checkpoint']}", restored["ledgers"], restored["history"])
 
     @property
     def restored(self) -> dict[str, Any]:
@@ -527,7 +527,8 @@ def on_save(value: Callable[[], object]) -> None:
 
 
 def restored() -> dict[str, Any]:
-    """State of the checkpoint that the job started from: ``run``, its folder; ``cut``, its number; ``step``;
+    """State of the checkpoint that the job started from: ``run``, its folder; ``checkpoint``, its number (also as
+    ``cut``, its former name); ``step``;
     ``values``, the values from ``on_save`` by trainer (``node/slot``). Empty if there is none. Joins if necessary."""
     return part.restored
 

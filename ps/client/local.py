@@ -51,7 +51,7 @@ class Local:
     def rest(self) -> None:
         """Does nothing: no trainer waits for this one."""
 
-    def on_cut(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
+    def on_checkpoint(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
         """Does nothing: there are no checkpoints."""
 
     def boundary(self) -> None:

@@ -117,8 +117,8 @@ class LiveMasterSession:
         self._refused: messages.Refused | None = None
         self._waits = "the Master has not answered"
         """What the Master is waiting for before it answers ``Join``, if known."""
-        self._cut = 0
-        self._at: messages.AtCut | None = None
+        self._checkpoint = 0
+        self._at: messages.AtCheckpoint | None = None
         self._to_name = 0
         self._named: messages.DataNamed | None = None
         self._asks = secrets.randbits(40)
@@ -154,7 +154,7 @@ class LiveMasterSession:
     def halted(self) -> int:
         """See ``MasterSession``."""
         with self._changed:
-            return self._cut
+            return self._checkpoint
 
     @property
     def to_name(self) -> int:
@@ -263,27 +263,27 @@ class LiveMasterSession:
             raise PsError(f"no checkpoint was written: {found.text}")
         return found
 
-    def stand(self, cut: int, step: int, value: str) -> None:
+    def stand(self, checkpoint: int, step: int, value: str) -> None:
         """Report that this trainer has stopped at a step boundary for the checkpoint."""
-        message = messages.AtCut(cut, step, value)
+        message = messages.AtCheckpoint(checkpoint, step, value)
         with self._changed:
             self._at, self._named = message, None
         self._say(message)
 
-    def name(self, cut: int, ledgers: Sequence[tuple[str, str]]) -> None:
+    def name(self, checkpoint: int, ledgers: Sequence[tuple[str, str]]) -> None:
         """Report the named data positions."""
-        message = messages.DataNamed(cut, tuple(ledgers))
+        message = messages.DataNamed(checkpoint, tuple(ledgers))
         with self._changed:
             self._to_name, self._named = 0, message
         self._say(message)
 
-    def go_on(self, cut: int) -> None:
+    def go_on(self, checkpoint: int) -> None:
         """Continue after a checkpoint stop, whether the Master has released this trainer or not."""
         with self._changed:
             self._at = self._named = None
             self._to_name = 0
-            if self._cut == cut:
-                self._cut = 0
+            if self._checkpoint == checkpoint:
+                self._checkpoint = 0
 
     def wait(self, seconds: float = LOOK_S) -> None:
         """Wait until a message arrives, at most ``seconds``."""
@@ -357,13 +357,13 @@ class LiveMasterSession:
                 self._apply_update(message)
             case messages.Waits(text):
                 self._waits = text
-            case messages.Halt(cut):
-                self._cut = cut
-            case messages.NameData(cut):
-                self._to_name = cut
-            case messages.GoOn(cut):
-                if cut >= self._cut:
-                    self._cut = 0
+            case messages.Halt(checkpoint):
+                self._checkpoint = checkpoint
+            case messages.NameData(checkpoint):
+                self._to_name = checkpoint
+            case messages.GoOn(checkpoint):
+                if checkpoint >= self._checkpoint:
+                    self._checkpoint = 0
             case messages.Saved(ask):
                 if self._saving is not None and self._saving.ask == ask:
                     self._saved = message

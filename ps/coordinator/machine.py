@@ -18,18 +18,29 @@ from edl.job_records import Training
 from edl.master import service as sv
 from edl.master.service import Effect, Event, Fail, Keep, Progress, Send, WakeAt
 from edl.wire.json_messages import to_plain
-from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.persistence import load_piece, save_piece
 from ps.coordinator.placement import Grid
 from ps.coordinator.report import report
 from ps.coordinator.servers import PserverRegistry
-from ps.coordinator.state import CUT, LR, PEOPLE, PLACEMENT, SERVERS, TABLES, Limits, PlacementState, Pserver, Turn
+from ps.coordinator.state import (
+    CHECKPOINT,
+    LR,
+    PEOPLE,
+    PLACEMENT,
+    SERVERS,
+    TABLES,
+    Limits,
+    PlacementState,
+    Pserver,
+    Turn,
+)
 from ps.coordinator.trainers import Trainers
 from ps.protocol import messages
 from ps.protocol.deltas import orders_changed
 from ps.spec import BUCKETS
 
-PIECES = (PLACEMENT, SERVERS, PEOPLE, TABLES, CUT, LR)
+PIECES = (PLACEMENT, SERVERS, PEOPLE, TABLES, CHECKPOINT, LR)
 _CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')
 """Messages after which no process waits for new orders."""
 PREFIX = "servers/"
@@ -43,9 +54,9 @@ class PlacementMachine:
 
     def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
         self.state = PlacementState(training, limits or Limits(), Grid(buckets))
-        self.cuts = Cuts(self.state)
-        self.trainers = Trainers(self.state, self.cuts, self.placement, lambda: self.servers.secret)
-        self.servers = PserverRegistry(self.state, self.cuts, self.trainers)
+        self.checkpoints = CheckpointCoordinator(self.state)
+        self.trainers = Trainers(self.state, self.checkpoints, self.placement, lambda: self.servers.secret)
+        self.servers = PserverRegistry(self.state, self.checkpoints, self.trainers)
         self._kept: dict[str, bytes] = {}
         self._placement = messages.PlacementMap()
         self._over = False
@@ -68,7 +79,7 @@ class PlacementMachine:
         try:
             for piece in PIECES:
                 if kept.get(piece):
-                    load_piece(self.state, self.cuts, piece, kept[piece])
+                    load_piece(self.state, self.checkpoints, piece, kept[piece])
                     self._kept[piece] = kept[piece]
         except (ProtocolError, ValueError, TypeError, KeyError) as error:
             self.servers.failed = (
@@ -104,7 +115,7 @@ class PlacementMachine:
 
     def report(self) -> tuple[Progress, ...]:
         """Progress of pservers, trainers and checkpoints, for ``edl status``."""
-        return report(self.state, self.cuts)
+        return report(self.state, self.checkpoints)
 
     def placement(self) -> messages.PlacementMap:
         """The newest placement map."""
@@ -136,7 +147,7 @@ class PlacementMachine:
         state = self.state
         if self._over:
             return ()
-        urgent = turn.changed or turn.kept or self.servers.greeted or self.cuts.phase
+        urgent = turn.changed or turn.kept or self.servers.greeted or self.checkpoints.phase
         if turn.now_s < self._gather_s and not urgent:
             return self._asleep(turn, [self._gather_s])
         if self._crowded(turn):
@@ -144,7 +155,7 @@ class PlacementMachine:
         self._gather_s = 0.0
         for _ in range(3):  # the end of a checkpoint lets buckets move and trainers join
             self.servers.settle(turn)
-            self.cuts.settle(turn)
+            self.checkpoints.settle(turn)
             self.trainers.settle(turn)
         if self.servers.failed:
             self._over = True
@@ -170,7 +181,7 @@ class PlacementMachine:
         new = turn.changed | turn.kept
         if PEOPLE not in new:
             return False
-        busy = turn.effects or self.servers.greeted or self.cuts.phase or self.state.grid.touched
+        busy = turn.effects or self.servers.greeted or self.checkpoints.phase or self.state.grid.touched
         waits = new == {PEOPLE} and not busy and turn.now_s < self._crowd_s
         self._crowd = (turn.changed, turn.kept) if waits else (set(), set())
         if not waits:
@@ -193,7 +204,7 @@ class PlacementMachine:
         keeps = []
         for piece in PIECES:
             if piece in turn.kept:
-                value = save_piece(self.state, self.cuts, piece)
+                value = save_piece(self.state, self.checkpoints, piece)
                 if self._kept.get(piece) != value:
                     self._kept[piece] = value
                     keeps.append(Keep(piece, value))
@@ -242,10 +253,10 @@ class PlacementMachine:
 
     def _own(self, server: Pserver) -> dict[str, Any]:
         """The part of the orders that is specific to one pserver."""
-        cut = self.servers.order(server.number) or self.cuts.order(server.number)
+        checkpoint = self.servers.order(server.number) or self.checkpoints.order(server.number)
         return {
             "you": server.number,
-            "cut": to_plain(cut),
+            "checkpoint": to_plain(checkpoint),
             "drain": server.draining,
             "go": self.servers.may_go(server),
         }

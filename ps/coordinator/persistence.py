@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.wire import json_messages
-from ps.coordinator.checkpoints import Cuts
-from ps.coordinator.state import CUT, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, Pserver
+from ps.coordinator.checkpoints import CheckpointCoordinator
+from ps.coordinator.state import CHECKPOINT, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, Pserver
 from ps.protocol import messages
 from ps.spec import TableSpec
 
@@ -18,7 +18,7 @@ class _PlacementMap:
     opened: bool
     stage: str
     reason: str
-    found: tuple[messages.FoundCut, ...]
+    found: tuple[messages.FoundCheckpoint, ...]
     top_step: int
     grids: tuple[str, ...]
     """The grids of ``_GRIDS``, packed."""
@@ -62,12 +62,12 @@ def _code(name: str) -> str:
     return "i" if name == "since" else "h"
 
 
-def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
+def save_piece(state: PlacementState, checkpoints: CheckpointCoordinator, piece: str) -> bytes:
     """Encode one piece of the current state."""
     if piece == PEOPLE:
         return state.people.encode()
-    if piece == CUT:
-        return cuts.encode()
+    if piece == CHECKPOINT:
+        return checkpoints.encode()
     value: object
     if piece == PLACEMENT:
         value = _PlacementMap(
@@ -91,12 +91,12 @@ def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
     return json_messages.encode(value)
 
 
-def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> None:
+def load_piece(state: PlacementState, checkpoints: CheckpointCoordinator, piece: str, text: bytes) -> None:
     """Restore one piece. Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``ProtocolError`` for invalid data."""
     if piece == PEOPLE:
         state.people.decode(text)
-    elif piece == CUT:
-        cuts.decode(text)
+    elif piece == CHECKPOINT:
+        checkpoints.decode(text)
     elif piece == PLACEMENT:
         placement = json_messages.decode(_PlacementMap, text)
         state.version, state.history, state.opened = placement.version, placement.history, placement.opened

@@ -6,7 +6,7 @@ import json
 from typing import Any, Protocol
 
 from edl.errors import ProtocolError
-from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.placement import Planner
 from ps.coordinator.state import LR, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, Pserver, Turn, listed
 from ps.protocol import messages
@@ -36,8 +36,8 @@ class People(Protocol):
 class PserverRegistry:
     """Tracks the pservers in the placement state."""
 
-    def __init__(self, state: PlacementState, cuts: Cuts, people: People) -> None:
-        self._state, self._cuts, self._people = state, cuts, people
+    def __init__(self, state: PlacementState, checkpoints: CheckpointCoordinator, people: People) -> None:
+        self._state, self._checkpoints, self._people = state, checkpoints, people
         self.keys: dict[str, dict[str, Any]] = {}
         """Values of the pservers' keys, by name."""
         self.failed = ""
@@ -158,11 +158,11 @@ class PserverRegistry:
                 state.grid.unsynced(number, follower, version, messages.of_ranges(buckets, state.grid.buckets), copies)
             case messages.Took(version, buckets):
                 state.grid.took(number, version, messages.of_ranges(buckets, state.grid.buckets), state.copies)
-            case messages.CutDone(_, phase, failed) if phase == "restore":
+            case messages.CheckpointPhaseDone(_, phase, failed) if phase == "restore":
                 self._not_restored(turn, server, message, failed)
-            case messages.CutDone():
-                self._cuts.done(turn, number, message)
-            case messages.Found():
+            case messages.CheckpointPhaseDone():
+                self._checkpoints.done(turn, number, message)
+            case messages.FoundCheckpoints():
                 self._found(turn, message)
             case messages.Load():
                 self._load(server, message)
@@ -196,7 +196,7 @@ class PserverRegistry:
             else:
                 self._begin_anew()
             turn.change(PLACEMENT)
-        self._cuts.server_gone(turn, server.number, server.name)
+        self._checkpoints.server_gone(turn, server.number, server.name)
 
     def _bury_silent(self, turn: Turn) -> None:
         """Remove unreachable pservers if others hold all their data. Otherwise wait: the key tells whether the process
@@ -222,7 +222,7 @@ class PserverRegistry:
         """Rows are lost: roll back to the last complete checkpoint; all trainers must restart."""
         state = self._state
         turn.note(f"{why}: rolling all parameters back to the last complete checkpoint")
-        self._cuts.give_up(turn, why)
+        self._checkpoints.give_up(turn, why)
         self._begin_anew()
         state.reason, state.opened = why, False
         state.history += 1
@@ -236,29 +236,29 @@ class PserverRegistry:
         """Number of the pserver that looks for a checkpoint."""
         return min(self._state.servers, default=NOBODY) if self._state.stage == "finding" else NOBODY
 
-    def order(self, number: int) -> messages.Cut | None:
+    def order(self, number: int) -> messages.CheckpointOrder | None:
         """The order for one pserver about the checkpoint to start from, if any."""
         state = self._state
         if number == self.finder:
-            return messages.Cut(0, "find")
+            return messages.CheckpointOrder(0, "find")
         if state.stage == "placed" and state.found and RESTORE in state.grid.giver:
-            return messages.Cut(state.found[0].number, "restore", state.found[0].run)
+            return messages.CheckpointOrder(state.found[0].number, "restore", state.found[0].run)
         return None
 
-    def _found(self, turn: Turn, message: messages.Found) -> None:
+    def _found(self, turn: Turn, message: messages.FoundCheckpoints) -> None:
         state = self._state
         if state.stage != "finding":
             return
-        self._cuts.above(turn, message.top)
-        if not message.cuts and message.refused:
+        self._checkpoints.above(turn, message.top)
+        if not message.checkpoints and message.refused:
             lines = "\n".join(message.refused)
             because = f"{state.reason}, and no checkpoint" if state.reason else "none of the checkpoints found"
             self.failed = f"{because} can be used:\n{lines}\nRepair or remove them, or use another --rdzv-id"
-        elif not message.cuts and state.reason:
+        elif not message.checkpoints and state.reason:
             advice = "Restart the job; use --checkpoint-dir with --ps-save-every to keep most of the training next time"
             self.failed = f"{state.reason}, and there is no complete checkpoint. {advice}"
         else:
-            state.found = message.cuts
+            state.found = message.checkpoints
             self._place(turn)
 
     def _place(self, turn: Turn) -> None:
@@ -275,21 +275,23 @@ class PserverRegistry:
         state.stage = "placed"
         turn.change(PLACEMENT)
 
-    def _not_restored(self, turn: Turn, server: Pserver, message: messages.CutDone, failed: str) -> None:
+    def _not_restored(self, turn: Turn, server: Pserver, message: messages.CheckpointPhaseDone, failed: str) -> None:
         state = self._state
-        cut = self.order(server.number)
-        if not failed or cut is None or cut.phase != "restore" or cut.number != message.number:
+        checkpoint = self.order(server.number)
+        if not failed or checkpoint is None or checkpoint.phase != "restore" or checkpoint.number != message.number:
             return
-        turn.note(f"checkpoint {cut.run} cannot be restored by {server.name}: {failed}")
+        turn.note(f"checkpoint {checkpoint.run} cannot be restored by {server.name}: {failed}")
         if message.lasting:
-            self.failed = f"checkpoint {cut.run} cannot be restored by pserver {server.name}: {failed}"
+            self.failed = f"checkpoint {checkpoint.run} cannot be restored by pserver {server.name}: {failed}"
             return
         state.found = state.found[1:]
         state.history += 1
         if state.found:
             self._place(turn)
         else:
-            self.failed = f"no checkpoint could be restored; the last attempt was {cut.run} on {server.name}: {failed}"
+            self.failed = (
+                f"no checkpoint could be restored; the last attempt was {checkpoint.run} on {server.name}: {failed}"
+            )
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ class PserverRegistry:
             self._first(turn)
         elif state.stage == "placed":
             self._watch_few(turn)
-            if state.whole and not self._cuts.freezes:
+            if state.whole and not self._checkpoints.freezes:
                 self._plan(turn)
         if not self.failed and self._without_s and turn.now_s >= self._without_s + state.limits.recover_s:
             self.failed = self._too_few()

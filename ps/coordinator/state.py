@@ -13,7 +13,7 @@ from ps.coordinator.placement import Grid, Site
 from ps.protocol import messages
 from ps.spec import TableSpec
 
-PLACEMENT, SERVERS, PEOPLE, TABLES, CUT, LR = "placement", "servers", "trainers", "tables", "cut", "lr"
+PLACEMENT, SERVERS, PEOPLE, TABLES, CHECKPOINT, LR = "placement", "servers", "trainers", "tables", "checkpoint", "lr"
 """Names of the persisted pieces."""
 
 
@@ -114,7 +114,7 @@ class PlacementState:
     """``new``: no placement yet. ``finding``: a pserver looks for a checkpoint. ``placed``: all buckets have owners."""
     reason: str = ""
     """Why a checkpoint must be restored; empty at the start of the job."""
-    found: tuple[messages.FoundCut, ...] = ()
+    found: tuple[messages.FoundCheckpoint, ...] = ()
     """Candidates for a restore, best first; the first one is being, or has been, restored."""
     servers: dict[int, Pserver] = field(default_factory=dict)
     numbers: int = 0

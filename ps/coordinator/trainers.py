@@ -10,7 +10,7 @@ from typing import Any
 from edl.errors import ProtocolError
 from edl.master.service import Caller, Tell
 from edl.wire.messages import Settings, World
-from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.membership import Trainer
 from ps.coordinator.report import waiting
 from ps.coordinator.state import LR, PEOPLE, PLACEMENT, TABLES, PlacementState, Turn
@@ -28,11 +28,11 @@ class Trainers:
     def __init__(
         self,
         state: PlacementState,
-        cuts: Cuts,
+        checkpoints: CheckpointCoordinator,
         placement: Callable[[], messages.PlacementMap],
         secret: Callable[[], str],
     ) -> None:
-        self._state, self._cuts, self._placement, self._secret = state, cuts, placement, secret
+        self._state, self._checkpoints, self._placement, self._secret = state, checkpoints, placement, secret
         self._waiting: dict[Caller, messages.Join] = {}
         """Join requests to be answered once every bucket has an owner."""
         self._ready: dict[Caller, Trainer] = {}
@@ -66,7 +66,7 @@ class Trainers:
             if one.begun:
                 turn.note(f"trainer {one.name} (number {one.number}) is lost; the others continue without it")
             self._beginning.pop(one.number, None)
-            self._cuts.forget(one.caller)
+            self._checkpoints.forget(one.caller)
             turn.change(PEOPLE)
 
     def rolled_back(self, turn: Turn) -> None:
@@ -129,11 +129,11 @@ class Trainers:
             case messages.SetLr(_, hold):
                 self._set_lr(turn, trainer, hold)
             case messages.Save(ask):
-                self._cuts.ask(turn, trainer.caller, ask)
-            case messages.AtCut():
-                self._cuts.at_cut(turn, trainer, message)
+                self._checkpoints.ask(turn, trainer.caller, ask)
+            case messages.AtCheckpoint():
+                self._checkpoints.at_checkpoint(turn, trainer, message)
             case messages.DataNamed():
-                self._cuts.data_named(message)
+                self._checkpoints.data_named(message)
             case _:
                 text = f"{type(message).__name__} is not a message that a trainer sends"
                 turn.send(trainer.caller, messages.Refused("word", text))
@@ -196,13 +196,13 @@ class Trainers:
         return ""
 
     def _begin(self, turn: Turn, trainer: Trainer) -> None:
-        if self._cuts.marking:
+        if self._checkpoints.marking:
             self._beginning[trainer.number] = None
             return
         state = self._state
         if state.people.begin(trainer.number, state.top_step + 1 if state.members() else state.top_step):
             turn.change(PEOPLE)
-            self._cuts.halt(turn, trainer.number)
+            self._checkpoints.halt(turn, trainer.number)
         else:
             turn.send(trainer.caller, self.placement_update())
 
@@ -242,7 +242,7 @@ class Trainers:
     def settle(self, turn: Turn) -> None:
         """Admit waiting trainers as soon as every bucket has an owner."""
         state = self._state
-        if self._beginning and not self._cuts.marking:
+        if self._beginning and not self._checkpoints.marking:
             beginning, self._beginning = self._beginning, {}
             for number in beginning:
                 if number in state.people.trainers:
@@ -298,7 +298,8 @@ class Trainers:
         restored = ""
         if state.found:
             said = json.loads(state.found[0].extra) if state.found[0].extra else {}
-            now = {"run": state.found[0].run, "cut": state.found[0].number, "history": state.history}
+            number = state.found[0].number
+            now = {"run": state.found[0].run, "checkpoint": number, "cut": number, "history": state.history}
             restored = json.dumps({**said, **now})
         tables = tuple(state.tables.values())
         return messages.Joined(

@@ -46,7 +46,7 @@ def orders_after(before: Orders, change: OrdersChanged) -> Orders:
     members = members_after(before.members, change.came, change.went)
     return replace(
         before, token=change.token, you=change.you, placement=placement, epoch=change.epoch, members=members,
-        cut=change.cut, drain=change.drain, go=change.go, **new,
+        checkpoint=change.checkpoint, drain=change.drain, go=change.go, **new,
     )  # fmt: skip
 
 

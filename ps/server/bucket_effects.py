@@ -146,10 +146,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Load these buckets from the checkpoint, then report ``Restored``, or send ``CutDone(…, failed=…)`` to the
-    Master."""
+    """Load these buckets from the checkpoint, then report ``Restored``, or send
+    ``CheckpointPhaseDone(…, failed=…)`` to the Master."""
 
-    cut: messages.Cut
+    checkpoint: messages.CheckpointOrder
     buckets: tuple[int, ...]
 
 

@@ -202,8 +202,8 @@ class BucketMachine:
             case Released(giver, version, buckets):
                 self._released(todo, giver, version, buckets)
             case Restored(number, buckets):
-                cut = self.orders.cut if self.orders is not None else None
-                if cut is not None and cut.number == number:
+                checkpoint = self.orders.checkpoint if self.orders is not None else None
+                if checkpoint is not None and checkpoint.number == number:
                     self._take(todo, [b for b in buckets if self._giver[b] == RESTORE])
         return self._finish(todo)
 
@@ -546,9 +546,9 @@ class BucketMachine:
             effects += [Copy(follower, self._numbers, tuple(buckets)) for follower, buckets in todo.copy.items()]
         for follower, caught in todo.promise.items():
             self._mark(todo, follower, caught)
-        cut = self.orders.cut if self.orders is not None else None
-        if todo.restore and cut is not None:
-            effects.append(Restore(cut, tuple(todo.restore)))
+        checkpoint = self.orders.checkpoint if self.orders is not None else None
+        if todo.restore and checkpoint is not None:
+            effects.append(Restore(checkpoint, tuple(todo.restore)))
         if todo.took:
             effects.append(Say(messages.Took(self.version, messages.to_ranges(todo.took))))
         return (*effects, *todo.said)

@@ -20,7 +20,7 @@ from edl.ports import Clock
 from edl.threads import ThreadQueue, Threads
 from ps.hashing import SHARDS, shard_of_bucket
 from ps.net.caller import Caller
-from ps.protocol.messages import Cut, Orders
+from ps.protocol.messages import CheckpointOrder, Orders
 from ps.protocol.replication import Release, part_of
 from ps.rows import Piece
 from ps.server import bucket_machine as h
@@ -53,7 +53,7 @@ class BucketShellDeps(Protocol):
         """New orders have taken effect."""
         ...
 
-    def restore(self, cut: Cut, buckets: tuple[int, ...]) -> None:
+    def restore(self, checkpoint: CheckpointOrder, buckets: tuple[int, ...]) -> None:
         """Load these buckets in another thread, then ``post(Restored(…))``."""
         ...
 
@@ -366,8 +366,8 @@ class BucketShell:
                     self._feed(effect)
                 case h.Copy() | h.Mark() | h.Release():
                     self._into_stream(effect)
-                case h.Restore(cut, buckets):
-                    self._around.restore(cut, buckets)
+                case h.Restore(checkpoint, buckets):
+                    self._around.restore(checkpoint, buckets)
 
     def _into_stream(self, effect: h.Copy | h.Mark | h.Release) -> None:
         stream = self._to_follower(effect.follower).stream

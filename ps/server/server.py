@@ -288,11 +288,11 @@ class Server:
             log.info("Parameter server %s: no buckets left, exiting", self._setup.name)
             self._gone()
 
-    def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
+    def restore(self, checkpoint: messages.CheckpointOrder, buckets: tuple[int, ...]) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
         orders = self.bucket_machine.orders
         if orders is not None:
-            self.checkpoint_task.restore(orders, cut, buckets)
+            self.checkpoint_task.restore(orders, checkpoint, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
         """See ``checkpoint_task.CheckpointTaskDeps``."""

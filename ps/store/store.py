@@ -503,7 +503,7 @@ class Store:
             found.most = most
         gone = [found.none(), found.made_room()]
         unseen = found.spec.eviction.unseen_steps
-        cut = step - unseen if unseen else 0
+        oldest = step - unseen if unseen else 0
         total, due = 0, 0
         samples = []
         stride = 1 + found.rows // SAMPLE
@@ -511,7 +511,7 @@ class Store:
             with self._locks[shard]:
                 age = ages(found.shard_tables[shard], found.own(shard))
             total += len(age)
-            due += int(np.count_nonzero(age < np.uint64(max(0, cut) << 32)))
+            due += int(np.count_nonzero(age < np.uint64(max(0, oldest) << 32)))
             samples.append(age[::stride])
         going = max(min(due, max(0, total - least)), total - most if most else 0)
         limit = limit_age(samples, going / total if total else 0)

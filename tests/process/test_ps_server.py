@@ -171,11 +171,13 @@ def test_one_of_two_is_killed_and_nothing_acknowledged_is_lost(start: Any) -> No
     assert set(rows[:, 0]) == {float(sum(pusher.acknowledged for pusher in pushers))}
 
 
-def cut(processes: Mapping[int, Process], plan: Plan, number: int, phase: str, **more: Any) -> tuple[Plan, list[Any]]:
+def checkpoint(
+    processes: Mapping[int, Process], plan: Plan, number: int, phase: str, **more: Any
+) -> tuple[Plan, list[Any]]:
     """Run one phase of a checkpoint on all pservers and return their reports."""
-    plan = told(processes, plan.next(cut=messages.Cut(number, phase, **more)))
+    plan = told(processes, plan.next(checkpoint=messages.CheckpointOrder(number, phase, **more)))
     done = [
-        one.boss.heard(messages.CutDone, lambda word: (word.number, word.phase) == (number, phase))
+        one.boss.heard(messages.CheckpointPhaseDone, lambda word: (word.number, word.phase) == (number, phase))
         for one in processes.values()
     ]
     assert not [word.failed for word in done if word.failed]
@@ -195,22 +197,24 @@ def test_a_checkpoint_of_two_restored_on_one(start: Any, tmp_path: Path) -> None
 
     pusher = Pusher(1, plan)
     push(pusher, 3)
-    plan, _ = cut(processes, plan, 1, "mark")
+    plan, _ = checkpoint(processes, plan, 1, "mark")
     push(pusher, 2)  # after the mark: not in the checkpoint
-    plan, done = cut(processes, plan, 1, "write")
-    parts = tuple(word.told for word in done)
-    asked = plan.next(cut=messages.Cut(1, "complete", parts=parts, extra=json.dumps({"step": 3})))
+    plan, done = checkpoint(processes, plan, 1, "write")
+    parts = tuple(word.report for word in done)
+    asked = plan.next(checkpoint=messages.CheckpointOrder(1, "complete", parts=parts, extra=json.dumps({"step": 3})))
     processes[1].boss.say(asked.orders(1))
-    run = json.loads(processes[1].boss.heard(messages.CutDone, lambda word: word.phase == "complete").told)["run"]
+    run = json.loads(
+        processes[1].boss.heard(messages.CheckpointPhaseDone, lambda word: word.phase == "complete").report
+    )["run"]
 
     third = {3: start("c", option)}
     fresh = Plan({3: third[3].place}, {3: ALL}, giver={messages.RESTORE: ALL}, tables=(ADAM, COUNTS), history=2)
-    fresh.cut = messages.Cut(0, "find")
+    fresh.checkpoint = messages.CheckpointOrder(0, "find")
     fresh.owner = {}
     told(third, fresh)
-    found = third[3].boss.heard(messages.Found)
-    assert [(one.run, one.number, one.step) for one in found.cuts] == [(run, 1, 3)]
-    restored = fresh.next(owner={3: ALL}, cut=messages.Cut(1, "restore", run=run), changed=ALL)
+    found = third[3].boss.heard(messages.FoundCheckpoints)
+    assert [(one.run, one.number, one.step) for one in found.checkpoints] == [(run, 1, 3)]
+    restored = fresh.next(owner={3: ALL}, checkpoint=messages.CheckpointOrder(1, "restore", run=run), changed=ALL)
     told(third, restored)
     third[3].boss.heard(messages.Took)
     later = Trainer(third[3].place, 1)

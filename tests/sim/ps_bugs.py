@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.membership import Membership, Trainer
 from ps.coordinator.placement import Grid
 from ps.coordinator.servers import PserverRegistry
@@ -147,20 +147,20 @@ def waits_for_the_dead(patch: Patch) -> None:
 
 def moves_while_it_marks(patch: Patch) -> None:
     """Buckets change hands while rows are marked."""
-    patch.setattr(Cuts, "freezes", property(lambda self: False))
+    patch.setattr(CheckpointCoordinator, "freezes", property(lambda self: False))
 
 
 def marks_without_trainers(patch: Patch) -> None:
     """Rows are marked while trainers push."""
-    settle = Cuts.settle
+    settle = CheckpointCoordinator.settle
 
-    def hasty(self: Cuts, turn: Any) -> None:
+    def hasty(self: CheckpointCoordinator, turn: Any) -> None:
         settle(self, turn)
         if self.phase == "halt":
             self._servers = frozenset(self._state.servers)
             self._enter(turn, "mark", turn.now_s + 4.0)
 
-    patch.setattr(Cuts, "settle", hasty)
+    patch.setattr(CheckpointCoordinator, "settle", hasty)
 
 
 def copies_rows_only(patch: Patch) -> None:

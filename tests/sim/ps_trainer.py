@@ -65,7 +65,7 @@ class Trainer:
         """Sync mode: pservers that wait for other trainers."""
         self.busy = False
         self.halt = 0
-        self.at_cut: messages.AtCut | None = None
+        self.at_checkpoint: messages.AtCheckpoint | None = None
         self.ask = 0
         self.saved = self.refused = 0
         self.acked = 0
@@ -90,8 +90,8 @@ class Trainer:
             self.say(messages.GetPlacement(0))
             if self.wants_in:
                 self.say(messages.Begin(self.number))
-            if self.at_cut is not None:
-                self.say(self.at_cut)
+            if self.at_checkpoint is not None:
+                self.say(self.at_checkpoint)
             if self.ask:
                 self.say(messages.Save(self.ask))
 
@@ -118,13 +118,13 @@ class Trainer:
                     self.ask, self.refused = 0, self.refused + 1
                 elif kind != "save":
                     raise AssertionError(text)
-            case messages.Halt(cut):
-                self.halt, self.waits = cut, set()
-            case messages.NameData(cut):
-                self.say(messages.DataNamed(cut, (("data", str(cut)),)))
-            case messages.GoOn(cut):
-                if self.halt <= cut:
-                    self.halt, self.at_cut = 0, None
+            case messages.Halt(checkpoint):
+                self.halt, self.waits = checkpoint, set()
+            case messages.NameData(checkpoint):
+                self.say(messages.DataNamed(checkpoint, (("data", str(checkpoint)),)))
+            case messages.GoOn(checkpoint):
+                if self.halt <= checkpoint:
+                    self.halt, self.at_checkpoint = 0, None
             case messages.Saved(ask, _, run):
                 if ask == self.ask:
                     self.ask, self.saved = 0, self.saved + 1
@@ -197,21 +197,21 @@ class Trainer:
         if self.busy:
             self.work()
         elif self.halt:
-            if self.at_cut is None:
-                self.stop_for_cut()
+            if self.at_checkpoint is None:
+                self.stop_for_checkpoint()
             elif self.sim.net.rng.random() < 0.05:
-                self.say(self.at_cut)
+                self.say(self.at_checkpoint)
         elif self.counts and self.placement.version and all(self.owner):
-            if not self.ask and self.sim.wants_cuts and self.sim.net.rng.random() < 0.01:
+            if not self.ask and self.sim.wants_checkpoints and self.sim.net.rng.random() < 0.01:
                 self.sim.asks += 1
                 self.ask = self.sim.asks
                 self.say(messages.Save(self.ask))
             self.begin_push()
 
-    def stop_for_cut(self) -> None:
-        self.at_cut = messages.AtCut(self.halt, self.step, f'"{self.node}"')
+    def stop_for_checkpoint(self) -> None:
+        self.at_checkpoint = messages.AtCheckpoint(self.halt, self.step, f'"{self.node}"')
         self.waits = set()
-        self.say(self.at_cut)
+        self.say(self.at_checkpoint)
 
     def begin_push(self) -> None:
         rng = self.sim.net.rng
@@ -228,7 +228,7 @@ class Trainer:
 
     def work(self) -> None:
         """Ask every pserver that has not answered; end the step when all have."""
-        if not self.alive or not self.busy or self.at_cut is not None:
+        if not self.alive or not self.busy or self.at_checkpoint is not None:
             return
         now_s = self.sim.net.now_s
         by_server: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -248,7 +248,7 @@ class Trainer:
         if self.underway or not self.halt:
             self.waits = set()  # something of this push is applied: the rest will be
         if self.halt and self.waits >= by_server.keys():
-            self.stop_for_cut()  # those it waits for have stopped, and nothing of this push is applied
+            self.stop_for_checkpoint()  # those it waits for have stopped, and nothing of this push is applied
             return
         for number, parts in by_server.items():
             if now_s < self.asked.get(number, 0.0) or number in self.waits:

@@ -37,7 +37,7 @@ class Cluster:
         self.orders: dict[str, messages.Orders] = {}
         """The newest that each pserver was given."""
         self.machines: dict[str, str] = {}
-        self.found = messages.Found(0)
+        self.found = messages.FoundCheckpoints(0)
         self.bad: set[str] = set()
         """Runs that cannot be restored."""
         self.lasting = False
@@ -46,8 +46,8 @@ class Cluster:
         self.told: list[tuple[Caller, Any]] = []
         self.failed = ""
         self.wake_s = 0.0
-        self.cuts = True
-        """Pservers do what a cut asks for."""
+        self.checkpoints = True
+        """Pservers do what a checkpoint asks for."""
         self._events: deque[sv.Event] = deque()
         self._busy = False
         self.machine = self.new_machine()
@@ -105,11 +105,11 @@ class Cluster:
                     for other, one in self.bucket_machines.items():
                         if one.number == follower:
                             self._effects(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
-                case hd.Restore(cut, _) if cut.run in self.bad:
-                    told = messages.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
+                case hd.Restore(checkpoint, _) if checkpoint.run in self.bad:
+                    told = messages.CheckpointPhaseDone(checkpoint.number, "restore", "damaged", lasting=self.lasting)
                     self.feed(sv.Heard(name, messages.encode(told)))
-                case hd.Restore(cut, buckets):
-                    self._effects(name, bucket_machine.step(hd.Restored(cut.number, buckets)))
+                case hd.Restore(checkpoint, buckets):
+                    self._effects(name, bucket_machine.step(hd.Restored(checkpoint.number, buckets)))
 
     def members(self, node: str) -> list[str]:
         """Members of the job, according to all messages that this trainer received."""
@@ -131,14 +131,18 @@ class Cluster:
             orders = orders_after(self.orders[name], orders)
         self.orders[name] = orders
         self._effects(name, self.bucket_machines[name].step(hd.OrdersCame(orders)))
-        cut = orders.cut
-        if cut is None or (before is not None and before.cut == cut):
+        checkpoint = orders.checkpoint
+        if checkpoint is None or (before is not None and before.checkpoint == checkpoint):
             return
-        if cut.phase == "find":
+        if checkpoint.phase == "find":
             self.feed(sv.Heard(name, messages.encode(self.found)))
-        elif cut.phase != "restore" and self.cuts:
-            told = json.dumps({"run": f"cut-{cut.number}"}) if cut.phase == "complete" else name
-            self.feed(sv.Heard(name, messages.encode(messages.CutDone(cut.number, cut.phase, "", told))))
+        elif checkpoint.phase != "restore" and self.checkpoints:
+            told = json.dumps({"run": f"checkpoint-{checkpoint.number}"}) if checkpoint.phase == "complete" else name
+            self.feed(
+                sv.Heard(
+                    name, messages.encode(messages.CheckpointPhaseDone(checkpoint.number, checkpoint.phase, "", told))
+                )
+            )
 
     # --- trainers ----------------------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ class Plan:
     training: Training = field(default_factory=Training)
     tables: tuple[TableSpec, ...] = (COUNTS, SGD)
     lr: tuple[messages.LrHold, ...] = ()
-    cut: messages.Cut | None = None
+    checkpoint: messages.CheckpointOrder | None = None
     since: list[int] = field(default_factory=lambda: [1] * BUCKETS)
     go: tuple[int, ...] = ()
 
@@ -165,7 +165,7 @@ class Plan:
         return messages.Orders(
             token=0, you=number, placement=placement, epoch=self.version,
             members=tuple(messages.Member(one, f"node-{one}/0") for one in self.members),
-            training=self.training, tables=self.tables, lr=self.lr, cut=self.cut, revoked=self.revoked,
+            training=self.training, tables=self.tables, lr=self.lr, checkpoint=self.checkpoint, revoked=self.revoked,
             go=number in self.go, since=messages.pack(self.since, "i"), giver=packed(self.giver),
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ def main() -> None:
     pushed = np.zeros(KEYS, np.int64)
     rng = np.random.default_rng(os.getpid())
     client = Client.join(one.link, one.round, name=one.name, tables=[COUNT, EMBED])
-    client.on_cut(value=lambda: {"step": client.step})
+    client.on_checkpoint(value=lambda: {"step": client.step})
     client.begin()
     keys = rng.zipf(1.3, BATCH) % KEYS
     with (options.folder / f"{os.getpid()}.steps").open("a", buffering=1) as log:

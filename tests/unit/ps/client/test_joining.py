@@ -108,7 +108,7 @@ def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch:
 
 
 def test_a_trainer_joins_and_counts_once_the_master_has_said_so(bench: Bench, master: Master) -> None:
-    master.step, master.restored = 7, json.dumps({"run": "cut-3", "cut": 3})
+    master.step, master.restored = 7, json.dumps({"run": "checkpoint-3", "checkpoint": 3})
     client = bench.joined(master, name="a/0")
     assert (client.number, client.step, client.restored, client.members) == (5, 7, master.restored, ())
     assert set(client.tables) == {"plain", "wide"} and master.joins[0].tables == tuple(bench.tables)
@@ -210,10 +210,10 @@ def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
 def test_it_says_which_checkpoint(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     joined = messages.Joined(
-        5, 0, bench.placement(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/cut-8"})
+        5, 0, bench.placement(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/checkpoint-8"})
     )
     master.tell(joined)
-    with pytest.raises(RolledBack, match=r"the checkpoint ps/j/cut-8 \(history 3\)"):
+    with pytest.raises(RolledBack, match=r"the checkpoint ps/j/checkpoint-8 \(history 3\)"):
         client.boundary()
 
 
@@ -250,7 +250,7 @@ def listening(client: Client) -> list[str]:
         asked.append(one)
         return {"clicks": "ledger", "ads": "other"}
 
-    client.on_cut(lambda: {"epoch": 3}, name, lambda: asked.append("settle"))
+    client.on_checkpoint(lambda: {"epoch": 3}, name, lambda: asked.append("settle"))
     return asked
 
 
@@ -262,29 +262,29 @@ def test_it_stops_at_a_boundary_until_rows_are_marked(bench: Bench, master: Mast
     client.push({"plain": (KEYS, ONES)}, wait=False)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    at = master.expect(messages.AtCut)
-    assert (at.cut, at.step, json.loads(at.value)) == (4, 1, {"epoch": 3}) and asked == ["settle"]
+    at = master.expect(messages.AtCheckpoint)
+    assert (at.checkpoint, at.step, json.loads(at.value)) == (4, 1, {"epoch": 3}) and asked == ["settle"]
     assert bench.pservers[1].applied == bench.pservers[2].applied == 1
     master.tell(messages.NameData(4))
     assert master.expect(messages.DataNamed) == messages.DataNamed(4, (("ads", "other"), ("clicks", "ledger")))
-    assert asked == ["settle", "cut-4"]
+    assert asked == ["settle", "checkpoint-4"]
     # What it has said may be lost.
     master.lose()
-    assert (master.expect(messages.AtCut), master.expect(messages.DataNamed).cut) == (at, 4)
+    assert (master.expect(messages.AtCheckpoint), master.expect(messages.DataNamed).checkpoint) == (at, 4)
     master.tell(messages.GoOn(4))
     doing.end()
     client.boundary()
     master.lose()
-    assert master.said.empty() and client.statistics["cuts"] == 1
+    assert master.said.empty() and client.statistics["checkpoints"] == 1
 
 
-def test_the_next_cut_may_come_while_it_stands(bench: Bench, master: Master) -> None:
+def test_the_next_checkpoint_may_come_while_it_stands(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    assert master.expect(messages.AtCut).cut == 4
+    assert master.expect(messages.AtCheckpoint).checkpoint == 4
     master.tell(messages.Halt(5))
-    assert master.expect(messages.AtCut).cut == 5
+    assert master.expect(messages.AtCheckpoint).checkpoint == 5
     master.tell(messages.GoOn(4))
     master.tell(messages.GoOn(5))
     doing.end()
@@ -294,7 +294,7 @@ def test_a_rollback_while_it_stands(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(messages.AtCut)
+    master.expect(messages.AtCheckpoint)
     master.tell(master.placement_update(history=2))
     with pytest.raises(RolledBack):
         doing.end()
@@ -319,16 +319,16 @@ def test_data_that_cannot_be_named_and_values_that_are_no_json(
     def fail(name: str) -> dict[str, str]:
         raise DataError("no ledger")
 
-    client.on_cut(name_data=fail)
+    client.on_checkpoint(name_data=fail)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(messages.AtCut)
+    master.expect(messages.AtCheckpoint)
     master.tell(messages.NameData(4))
     assert master.expect(messages.DataNamed).ledgers == ()
     master.tell(messages.GoOn(4))
     doing.end()
     assert "checkpoint 4; it will not contain them: no ledger" in capsys.readouterr().err
-    client.on_cut(value=lambda: {1, 2})
+    client.on_checkpoint(value=lambda: {1, 2})
     master.tell(messages.Halt(5))
     with pytest.raises(PsError, match="not JSON"):
         client.boundary()
@@ -341,11 +341,11 @@ def test_a_checkpoint_on_demand(bench: Bench, master: Master) -> None:
     master.lose()
     assert master.expect(messages.Save).ask == ask
     master.tell(messages.Halt(4))
-    assert master.expect(messages.AtCut).cut == 4
+    assert master.expect(messages.AtCheckpoint).checkpoint == 4
     master.tell(messages.GoOn(4))
     master.tell(messages.Saved(ask - 1, 3, "old"))
-    master.tell(messages.Saved(ask, 4, "ps/job/cut-4"))
-    assert doing.end() == "ps/job/cut-4"
+    master.tell(messages.Saved(ask, 4, "ps/job/checkpoint-4"))
+    assert doing.end() == "ps/job/checkpoint-4"
     doing = Doing(client.save)
     ask = master.expect(messages.Save).ask
     master.tell(messages.Refused("save", "the disk is full", ask))
@@ -377,8 +377,8 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}) if op is Op.PUSH else client.pull("plain", KEYS))
     assert waited.acquire(timeout=WAIT_S)
     master.tell(messages.Halt(4))
-    at = master.expect(messages.AtCut)
-    assert (at.cut, at.step) == (4, 1) and asked == ["settle"]
+    at = master.expect(messages.AtCheckpoint)
+    assert (at.checkpoint, at.step) == (4, 1) and asked == ["settle"]
     asked_before = [len(one.heads) for one in bench.pservers.values()]
     master.tell(messages.NameData(4))
     master.expect(messages.DataNamed)
@@ -408,7 +408,7 @@ def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> No
     doing = Doing(lambda: client.pull("plain", KEYS))
     assert waited.acquire(timeout=WAIT_S)
     master.tell(messages.Halt(4))
-    assert master.expect(messages.AtCut).cut == 4
+    assert master.expect(messages.AtCheckpoint).checkpoint == 4
     come.set()
     master.tell(messages.GoOn(4))
     doing.end()
@@ -436,19 +436,19 @@ def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench
     come.set()
     doing.end()
     doing = Doing(client.boundary)
-    assert master.expect(messages.AtCut).step == 1
+    assert master.expect(messages.AtCheckpoint).step == 1
     master.tell(messages.GoOn(4))
     doing.end()
 
 
-def test_differences_are_exchanged_before_a_cut(bench: Bench) -> None:
+def test_differences_are_exchanged_before_a_checkpoint(bench: Bench) -> None:
     master = Master(bench, Training(Mode.GEO, geo_steps=100))
     client = bench.joined(master)
     client.pull("plain", KEYS)
     client.push({"plain": (KEYS, ONES)})
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(messages.AtCut)
+    master.expect(messages.AtCheckpoint)
     assert (bench.client(number=2).read("plain", KEYS) == -1).all()
     master.tell(messages.GoOn(4))
     doing.end()

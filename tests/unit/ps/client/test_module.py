@@ -168,7 +168,7 @@ def test_begin_and_rest_together(said: list[str]) -> None:
             said.append("look")
             return range(next(counts))
 
-        def on_cut(self, **_: object) -> None: ...
+        def on_checkpoint(self, **_: object) -> None: ...
 
         def boundary(self) -> None: ...
 
@@ -275,11 +275,13 @@ def test_a_step_without_gradients_is_named_once(part: Part, capsys: pytest.Captu
 def test_data_begin_where_the_parameters_come_from(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(trainers, "begin_from", lambda *words: told.append(words))
-    text = json.dumps({"run": "cut-3", "cut": 3, "history": 2, "step": 40, "ledgers": {"clicks": "x"}, "values": {}})
+    text = json.dumps(
+        {"run": "checkpoint-3", "checkpoint": 3, "history": 2, "step": 40, "ledgers": {"clicks": "x"}, "values": {}}
+    )
     one = Part(lambda plan, specs: Recorder(specs, said, text))
     one.declare(spec())
     trainers.trainers.opening()  # before the first batch
-    assert told == [("cut-3", {"clicks": "x"}, 2)]
+    assert told == [("checkpoint-3", {"clicks": "x"}, 2)]
     assert one.restored["step"] == 40
     one.forget()
 

@@ -17,7 +17,9 @@ from ps.server.bucket_machine import SERVED, BucketMachine
 from ps.spec import TableSpec
 from tests.support.ps_cluster_fixture import TABLE, Cluster
 
-FOUND = messages.Found(7, (messages.FoundCut("cut-7", 7, 50, (TABLE,), '{"values": {"a/0": "1"}}'),))
+FOUND = messages.FoundCheckpoints(
+    7, (messages.FoundCheckpoint("checkpoint-7", 7, 50, (TABLE,), '{"values": {"a/0": "1"}}'),)
+)
 
 
 def cluster(*names: str, training: Training | None = None) -> Cluster:
@@ -301,8 +303,8 @@ def test_nonsense_is_answered() -> None:
 
 def halted(one: Cluster, *nodes: str) -> None:
     for node in nodes:
-        cut = one.heard(node, messages.Halt)[-1].cut
-        one.tell(node, messages.AtCut(cut, 10, f'"{node}"'))
+        checkpoint = one.heard(node, messages.Halt)[-1].checkpoint
+        one.tell(node, messages.AtCheckpoint(checkpoint, 10, f'"{node}"'))
 
 
 def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
@@ -316,8 +318,8 @@ def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
     halted(one, "b")
     one.tell("a", messages.DataNamed(1, (("train", "here"),)))
     assert [one.heard(node, messages.GoOn) for node in "ab"] == [[messages.GoOn(1)]] * 2
-    assert one.heard("a", messages.Saved) == [messages.Saved(5, 1, "cut-1")]
-    assert "checkpoint 1 is complete: cut-1" in one.notes
+    assert one.heard("a", messages.Saved) == [messages.Saved(5, 1, "checkpoint-1")]
+    assert "checkpoint 1 is complete: checkpoint-1" in one.notes
 
 
 def test_who_dies_on_the_way_to_the_boundary_is_left_out() -> None:
@@ -350,13 +352,13 @@ def test_a_checkpoint_is_abandoned_when_a_pserver_dies() -> None:
     one = cluster("p", "q", "r")
     one.world("a")
     one.trainer("a")
-    one.cuts = False
+    one.checkpoints = False
     one.tell("a", messages.Save(1))
     halted(one, "a")
     one.tell("a", messages.DataNamed(1, ()))
-    assert one.machine.cuts.phase == "mark"
+    assert one.machine.checkpoints.phase == "mark"
     one.kill("r")
-    assert one.machine.cuts.phase == ""
+    assert one.machine.checkpoints.phase == ""
     assert one.heard("a", messages.GoOn)
     assert "servers/r was lost" in one.heard("a", messages.Refused)[-1].text
 
@@ -401,7 +403,7 @@ def test_a_new_job_goes_on_from_the_newest_checkpoint() -> None:
     one.world("a")
     one.trainer("a")
     joined = one.heard("a", messages.Joined)[-1]
-    assert (joined.step, json.loads(joined.restored)["run"]) == (50, "cut-7")
+    assert (joined.step, json.loads(joined.restored)["run"]) == (50, "checkpoint-7")
     assert all(
         h.allowed[bucket] == SERVED
         for h in one.bucket_machines.values()
@@ -440,17 +442,17 @@ def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
 
 def test_a_damaged_checkpoint_is_passed_over() -> None:
     one = Cluster()
-    older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
-    one.found = messages.Found(7, (*FOUND.cuts, older))
-    one.bad = {"cut-7"}
+    older = replace(FOUND.checkpoints[0], run="checkpoint-6", number=6, step=40)
+    one.found = messages.FoundCheckpoints(7, (*FOUND.checkpoints, older))
+    one.bad = {"checkpoint-7"}
     one.started("p", "q")
     assert one.machine.state.found == (older,)
-    assert any("cut-7 cannot be restored" in note and "damaged" in note for note in one.notes)
+    assert any("checkpoint-7 cannot be restored" in note and "damaged" in note for note in one.notes)
 
 
 def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> None:
     one = Cluster()
-    one.found = messages.Found(7, (replace(FOUND.cuts[0], tables=(TABLE,)),))
+    one.found = messages.FoundCheckpoints(7, (replace(FOUND.checkpoints[0], tables=(TABLE,)),))
     one.world("a", "b")
     one.tell("a", messages.Join("a", (TableSpec("users", 16),)))  # before anybody knows of a checkpoint
     one.started("p", "q")
@@ -458,7 +460,7 @@ def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> No
     assert refused.kind == "table" and "table users: dim 16 here, 8 there" in refused.text
     assert "(here: the script, there: the checkpoint)" in refused.text and "--checkpoint-dir" in refused.text
     state = one.machine.state
-    assert state.found == one.found.cuts and state.whole and state.tables == {"users": TABLE} and not one.failed
+    assert state.found == one.found.checkpoints and state.whole and state.tables == {"users": TABLE} and not one.failed
     one.tell("a", messages.Join("a2", (TableSpec("users", 16),)))
     assert one.heard("a", messages.Refused)[-1].kind == "table" and not one.heard("a", messages.Joined)
     one.tell("a", messages.Join("a3", (TableSpec("clients", 8),)))
@@ -481,12 +483,12 @@ def test_no_pserver_hears_of_tables_before_a_checkpoint_has_been_looked_for() ->
 
 def test_a_pserver_that_cannot_restore_any_checkpoint_discards_none() -> None:
     one = Cluster()
-    older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
-    one.found, one.bad, one.lasting = messages.Found(7, (*FOUND.cuts, older)), {"cut-7"}, True
+    older = replace(FOUND.checkpoints[0], run="checkpoint-6", number=6, step=40)
+    one.found, one.bad, one.lasting = messages.FoundCheckpoints(7, (*FOUND.checkpoints, older)), {"checkpoint-7"}, True
     one.add("p")
     one.add("q")
     one.pass_time(2.0)
-    assert "cut-7 cannot be restored" in one.failed and one.machine.state.found == (*FOUND.cuts, older)
+    assert "checkpoint-7 cannot be restored" in one.failed and one.machine.state.found == (*FOUND.checkpoints, older)
 
 
 def test_trainers_that_wait_for_admission_learn_the_reason() -> None:
@@ -501,27 +503,27 @@ def test_trainers_that_wait_for_admission_learn_the_reason() -> None:
 def test_a_checkpoint_that_can_never_be_is_not_to_be_asked_for_again() -> None:
     one = cluster()
     one.world("a")
-    one.cuts = False
+    one.checkpoints = False
     one.tell("a", messages.Save(1))
     number = one.trainer("a")
     one.tell("a", messages.Save(1))
-    cut = one.heard("a", messages.Halt)[-1].cut
-    one.tell("a", messages.AtCut(cut, 0))
-    one.tell("a", messages.DataNamed(cut, ()))
-    one.say("p", messages.CutDone(cut, "mark", "there is no checkpoint directory", lasting=True))
+    checkpoint = one.heard("a", messages.Halt)[-1].checkpoint
+    one.tell("a", messages.AtCheckpoint(checkpoint, 0))
+    one.tell("a", messages.DataNamed(checkpoint, ()))
+    one.say("p", messages.CheckpointPhaseDone(checkpoint, "mark", "there is no checkpoint directory", lasting=True))
     refused = one.heard("a", messages.Refused)[-1]
     assert number and "no checkpoint directory" in refused.text and "ask again" not in refused.text
 
 
 def test_when_no_checkpoint_can_be_used_the_job_does_not_begin_anew() -> None:
     one = Cluster()
-    one.found = messages.Found(7, (), ("cut-7: its manifest is damaged",))
+    one.found = messages.FoundCheckpoints(7, (), ("checkpoint-7: its manifest is damaged",))
     one.add("p")
     one.add("q")
     one.pass_time(2.0)
-    assert "cut-7: its manifest is damaged" in one.failed
+    assert "checkpoint-7: its manifest is damaged" in one.failed
     other = Cluster()
-    other.found, other.bad = FOUND, {"cut-7"}
+    other.found, other.bad = FOUND, {"checkpoint-7"}
     other.add("p")
     other.add("q")
     other.pass_time(2.0)

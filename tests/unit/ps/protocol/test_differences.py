@@ -36,7 +36,7 @@ LATER: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", LATER)
 def test_orders_come_out_as_they_went_in(what: str) -> None:
     now = replace(BASE, **{"placement": replace(PLACEMENT, version=4), **LATER[what]})
-    own: dict[str, Any] = {"you": 5, "cut": messages.Cut(2, "mark"), "drain": True, "go": True}
+    own: dict[str, Any] = {"you": 5, "checkpoint": messages.CheckpointOrder(2, "mark"), "drain": True, "go": True}
     change = replace(orders_changed(BASE, now), **own)
     assert orders_after(replace(BASE, you=5), messages.decode(messages.encode(change))) == replace(now, **own)
 

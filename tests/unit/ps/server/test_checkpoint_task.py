@@ -14,7 +14,7 @@ from edl.errors import PsError
 from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.protocol.messages import Cut, Found, Joined, Orders, PlacementMap, pack
+from ps.protocol.messages import CheckpointOrder, FoundCheckpoints, Joined, Orders, PlacementMap, pack
 from ps.rows import Part, Piece, Push
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
@@ -152,7 +152,7 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     push(1)
     rows = store.image(bucket).rows
     checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
-    cut = Cut(3, "restore", "there")
+    checkpoint = CheckpointOrder(3, "restore", "there")
     orders = Orders(0, 1, PlacementMap(), 0, (), Training(), ())
 
     def begins_anew() -> None:
@@ -162,8 +162,8 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
         push(2)
 
     checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
-    checkpoint_task.restore(orders, cut, (bucket,))
-    checkpoint_task.restore(orders, cut, (bucket,))  # not begun when the rows go
+    checkpoint_task.restore(orders, checkpoint, (bucket,))
+    checkpoint_task.restore(orders, checkpoint, (bucket,))  # not begun when the rows go
     checkpoint_task.stop()
     checkpoint_task.start()
     checkpoint_task._thread.join()
@@ -173,7 +173,7 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
 def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     around = CheckpointTaskDeps()
     checkpoint_task = CheckpointTask(Store(kernels="numpy"), None, "job", around, SystemClock())
-    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), cut=Cut(0, "find"))
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=CheckpointOrder(0, "find"))
     for _ in range(2):
         checkpoint_task.reset()
         checkpoint_task.orders(orders)
@@ -181,7 +181,7 @@ def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     checkpoint_task.stop()
     checkpoint_task.start()
     checkpoint_task._thread.join()
-    assert around.said == [Found(0), Found(0)]
+    assert around.said == [FoundCheckpoints(0), FoundCheckpoints(0)]
 
 
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
@@ -202,7 +202,9 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
 
     checkpoint_task._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
     checkpoint_task.restore(
-        Orders(0, 1, PlacementMap(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS))
+        Orders(0, 1, PlacementMap(), 0, (), Training(), ()),
+        CheckpointOrder(3, "restore", "there"),
+        tuple(range(BUCKETS)),
     )
     checkpoint_task.stop()
     checkpoint_task.start()

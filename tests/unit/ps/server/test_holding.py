@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from edl.job_records import Replication, Training
 from ps.protocol import messages
-from ps.protocol.messages import RESTORE, Cut, Orders
+from ps.protocol.messages import RESTORE, CheckpointOrder, Orders
 from ps.server.bucket_machine import (
     MOVED,
     SERVED,
@@ -390,11 +390,11 @@ def test_a_refusal_under_orders_that_are_known_stops_nothing() -> None:
 
 def test_a_restored_bucket_is_served_when_it_is_loaded() -> None:
     one = BucketMachine("servers/1", buckets=1)
-    cut = Cut(7, "restore", "cut-7")
-    effects = step(one, 1, (1, 0, 0, RESTORE, 1), cut=cut)
-    assert take(effects, Restore) == [Restore(cut, (0,))]
+    checkpoint = CheckpointOrder(7, "restore", "checkpoint-7")
+    effects = step(one, 1, (1, 0, 0, RESTORE, 1), checkpoint=checkpoint)
+    assert take(effects, Restore) == [Restore(checkpoint, (0,))]
     assert list(one.allowed) == [WAITING]
-    assert one.step(Restored(6, (0,))) == (), "another cut"
+    assert one.step(Restored(6, (0,))) == (), "another checkpoint"
     effects = one.step(Restored(7, (0,)))
     assert take(effects, Serve) == [Serve((0,))]
     assert said(effects, messages.Took) == [messages.Took(1, ((0, 1),))]
