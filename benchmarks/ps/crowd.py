@@ -156,13 +156,13 @@ class Crowd:
         bucket_machine = self._holdings[name]
         for effect in effects:
             match effect:
-                case hd.Say(word):
+                case hd.SendToMaster(word):
                     self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._do(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
-                case hd.Mark(follower, number):
+                case hd.MarkStream(follower, number):
                     self._do(name, bucket_machine.step(hd.MarkAcked(follower, number)))
-                case hd.Release(follower, buckets, version):
+                case hd.SendRelease(follower, buckets, version):
                     for other, one in self._holdings.items():
                         if one.number == follower:
                             self._do(other, one.step(hd.Released(bucket_machine.number, version, buckets)))

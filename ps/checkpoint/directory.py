@@ -37,8 +37,8 @@ from ps.checkpoint.manifest import (
     checkpoint_number,
     job_folder,
 )
-from ps.checkpoint.reader import Complete, Loaded, Reader
-from ps.checkpoint.writer import FILE_BYTES, FORMAT_NAME, Pace, PartWriter, RowsFile, Taken, Throttle
+from ps.checkpoint.reader import CheckpointReader, Complete, Loaded
+from ps.checkpoint.writer import FILE_BYTES, FORMAT_NAME, PartWriter, RowsFile, Taken, Throttle, WriteRate
 from ps.protocol.messages import CheckpointOrder, FoundCheckpoint, FoundCheckpoints, Orders
 from ps.rows import Rows
 from ps.spec import BUCKETS
@@ -62,7 +62,7 @@ class CheckpointDirectory:
         server: int = 0,
         *,
         keep: int = KEEP,
-        pace: Pace | None = None,
+        pace: WriteRate | None = None,
         file_bytes: int = FILE_BYTES,
         wall_s: Callable[[], float] = wall_clock_s,
         now_s: Callable[[], float] = _CLOCK.now_s,
@@ -74,7 +74,7 @@ class CheckpointDirectory:
         self._folder = job_folder(job)
         self.server = server
         self._keep = max(2, keep)
-        self._pace = pace or Pace(now_s=now_s)
+        self._pace = pace or WriteRate(now_s=now_s)
         self._file_bytes = file_bytes
         self._wall_s, self._now_s, self._say = wall_s, now_s, say
         self._tag = secrets.token_hex(4)
@@ -313,7 +313,7 @@ class CheckpointDirectory:
         ``CheckpointError``; rows that were yielded before the error must then be discarded.
         """
         try:
-            yield from Reader(self._files, self.chain(run), mine, tables).pieces()
+            yield from CheckpointReader(self._files, self.chain(run), mine, tables).pieces()
         except OSError as error:
             raise CheckpointError(f"{self._files.path(run)}: unreadable: {why(error)}") from error
         except CheckpointError as error:

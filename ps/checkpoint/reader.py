@@ -52,7 +52,7 @@ class Complete:
     parts: Mapping[str, CheckpointPart]
 
 
-class Blocks:
+class VerifiedBlocks:
     """Reads files in blocks, caches the blocks and verifies their checksums."""
 
     def __init__(self, files: Files, most_bytes: int = CACHE_BYTES) -> None:
@@ -119,7 +119,7 @@ class Blocks:
 class RowsIn:
     """An open row file: its header and its index."""
 
-    def __init__(self, blocks: Blocks, path: str, sums: Sums, tables: Mapping[str, TableSpec] | None) -> None:
+    def __init__(self, blocks: VerifiedBlocks, path: str, sums: Sums, tables: Mapping[str, TableSpec] | None) -> None:
         """``tables``: expected tables, to validate against; None to accept any."""
         self._blocks = blocks
         self._path = path
@@ -215,13 +215,13 @@ class RowsIn:
             raise CheckpointError(f"damaged: {self._path} has rows of table {table} without {slots} numbers of state")
 
 
-class Reader:
+class CheckpointReader:
     """Reads the rows of any buckets of a checkpoint, from its own files and those of its base checkpoints."""
 
     def __init__(self, files: Files, chain: Sequence[Complete], mine: Array, tables: Collection[str] = ()) -> None:
         """``chain``: the checkpoint, then its base, and so on. ``mine``: nonzero for the wanted buckets. ``tables``:
         only these; empty means all. Raises ``CheckpointError`` if a bucket is nowhere written in full."""
-        self._blocks = Blocks(files)
+        self._blocks = VerifiedBlocks(files)
         self._tables = frozenset(tables)
         self._specs = {spec.name: spec for spec in chain[0].manifest.tables}
         needed = mine != 0

@@ -46,7 +46,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WriteRate:
     """Write rate limit, so that training keeps its share of the disk."""
 
     bytes_per_s: float = 0.0
@@ -56,9 +56,9 @@ class Pace:
 
 
 class Throttle:
-    """Applies a ``Pace`` to one sequence of writes."""
+    """Applies a ``WriteRate`` to one sequence of writes."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: WriteRate) -> None:
         self._pace = pace
         self._due_s = pace.now_s() if pace.bytes_per_s else 0.0
 
@@ -177,7 +177,7 @@ class PartWriter:
         *,
         job: str,
         tag: str,
-        pace: Pace,
+        pace: WriteRate,
         file_bytes: int = FILE_BYTES,
     ) -> None:
         """``part``: has buckets and base set, and no files yet. ``folder``: the checkpoint's."""

@@ -11,7 +11,7 @@ from edl.job_records import Mode
 from ps.client.fanout import FanOut, PserverRequest
 from ps.client.master_session import FixedMasterSession, LiveMasterSession
 from ps.client.pool import ConnectionPool
-from ps.client.routing import Route, SubRequest
+from ps.client.routing import RoutingTable, SubRequest
 from ps.protocol import half_precision
 from ps.spec import TableSpec
 from ps.wait import BoundedWait
@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ClientOptions:
     """Options of a client."""
 
     deadline_s: float = DEADLINE_S
@@ -85,7 +85,7 @@ class Core:
 
     session: LiveMasterSession | FixedMasterSession
     pool: ConnectionPool
-    options: Options
+    options: ClientOptions
     tally: Tally = field(default_factory=Tally)
     step: int = 0
     """Number of completed steps."""
@@ -116,7 +116,7 @@ class Core:
         self,
         request: PserverRequest,
         sub_requests: Sequence[SubRequest],
-        route: Route,
+        route: RoutingTable,
         purpose: str,
         what: str,
         *,

@@ -30,10 +30,10 @@ from ps.checkpoint.manifest import checkpoint_number
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 from ps.store.kernels import plain
-from ps.store.rules import Layout as RowLayout
+from ps.store.rules import TableLayout as RowLayout
 
 if TYPE_CHECKING:
-    from ps.client.client import Client
+    from ps.client.client import PsClient
 
 LIST_FILE = "export.json"
 FORMAT = 1
@@ -130,7 +130,7 @@ export_cut = export_checkpoint
 
 
 def export_running(
-    client: Client, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
+    client: PsClient, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
 ) -> Exported:
     """Export the current content of the pservers through a client. Rows are not of one moment if training continues."""
     wanted = _wanted(client.tables, tables)

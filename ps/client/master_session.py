@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
-from ps.client.routing import Route
+from ps.client.routing import RoutingTable
 from ps.errors import RolledBack
 from ps.protocol import messages
 from ps.protocol.deltas import members_after
@@ -56,7 +56,7 @@ class MasterSession(Protocol):
         ...
 
     @property
-    def route(self) -> Route:
+    def route(self) -> RoutingTable:
         """The newest placement map."""
         ...
 
@@ -108,13 +108,13 @@ class LiveMasterSession:
         self._changed = threading.Condition(threading.RLock())
         self._listeners: list[Listener] = []
         self._joined: messages.Joined | None = None
-        self._route: Route | None = None
+        self._route: RoutingTable | None = None
         self._token = 0
         self._begun = False
         self._missed = False
         """A membership delta was based on an epoch that was never received."""
         self._over = ""
-        self._refused: messages.Refused | None = None
+        self._refused: messages.RequestRefused | None = None
         self._waits = "the Master has not answered"
         """What the Master is waiting for before it answers ``Join``, if known."""
         self._checkpoint = 0
@@ -123,7 +123,7 @@ class LiveMasterSession:
         self._named: messages.DataNamed | None = None
         self._asks = secrets.randbits(40)
         self._saving: messages.Save | None = None
-        self._saved: messages.Saved | messages.Refused | None = None
+        self._saved: messages.CheckpointSaved | messages.RequestRefused | None = None
         self._asked_s = float("-inf")
         line.listen(SERVICE, self._heard)
 
@@ -143,7 +143,7 @@ class LiveMasterSession:
             return self._joined
 
     @property
-    def route(self) -> Route:
+    def route(self) -> RoutingTable:
         """See ``MasterSession``."""
         with self._changed:
             if self._route is None:
@@ -202,7 +202,7 @@ class LiveMasterSession:
         self._wait(answered, again, wait, lambda: self._waits)
         return self.joined
 
-    def begin(self, deadline_s: float) -> messages.Member:
+    def begin(self, deadline_s: float) -> messages.TrainerMember:
         """Become a member; return the membership, with the first step, once the Master has confirmed it. This can take
         as long as a checkpoint. Raises ``PsError`` at the deadline, in seconds."""
         message = messages.Begin(self.number)
@@ -212,19 +212,19 @@ class LiveMasterSession:
         wait = BoundedWait("the Master to confirm this trainer's membership", deadline_s=deadline_s)
         self._wait(lambda: self._member() is not None, lambda: self._say(message), wait)
         member = self._member()
-        return member or messages.Member(self.number, "", self.joined.step)
+        return member or messages.TrainerMember(self.number, "", self.joined.step)
 
     def leave(self, deadline_s: float) -> None:
         """Stop being a member and wait for the Master's confirmation. Raises ``PsError`` at the deadline, in
         seconds."""
-        message = messages.Leave(self.number)
+        message = messages.LeaveMembership(self.number)
         with self._changed:
             self._begun = False
         self._say(message)
         wait = BoundedWait("the Master to confirm the end of this trainer's membership", deadline_s=deadline_s)
         self._wait(lambda: self._member() is None, lambda: self._say(message), wait)
 
-    def _member(self) -> messages.Member | None:
+    def _member(self) -> messages.TrainerMember | None:
         return next((one for one in self.joined.members if one.number == self.number), None)
 
     def set_lr(self, hold: messages.LrHold) -> None:
@@ -252,14 +252,14 @@ class LiveMasterSession:
             self._saving = messages.Save(self._asks)
         self._say(self._saving)
 
-    def saved(self) -> messages.Saved | None:
+    def saved(self) -> messages.CheckpointSaved | None:
         """The result of the requested checkpoint; None while it is pending. Raises ``PsError`` if it was refused."""
         with self._changed:
             found = self._saved
             if found is None:
                 return None
             self._saving = self._saved = None
-        if isinstance(found, messages.Refused):
+        if isinstance(found, messages.RequestRefused):
             raise PsError(f"no checkpoint was written: {found.text}")
         return found
 
@@ -364,17 +364,17 @@ class LiveMasterSession:
             case messages.GoOn(checkpoint):
                 if checkpoint >= self._checkpoint:
                     self._checkpoint = 0
-            case messages.Saved(ask):
+            case messages.CheckpointSaved(ask):
                 if self._saving is not None and self._saving.ask == ask:
                     self._saved = message
-            case messages.Refused(kind="stale"):
+            case messages.RequestRefused(kind="stale"):
                 self._over = self._over or f"{message.text}. This process must restart; its launcher does that"
-            case messages.Refused(ask=ask) if ask:
+            case messages.RequestRefused(ask=ask) if ask:
                 if self._saving is not None and self._saving.ask == ask:
                     self._saved = message
-            case messages.Refused(kind="table"):
+            case messages.RequestRefused(kind="table"):
                 self._refused = message
-            case messages.Refused():
+            case messages.RequestRefused():
                 sys.stderr.write(
                     f"edl: the Master refused a message of this trainer ({message.kind}): {message.text}\n"
                 )
@@ -382,7 +382,7 @@ class LiveMasterSession:
     def _join(self, message: messages.Joined) -> None:
         old = self._joined
         if old is None:
-            self._joined, self._route, self._token = message, Route(message.placement), message.token
+            self._joined, self._route, self._token = message, RoutingTable(message.placement), message.token
         elif message.number != old.number:
             self._over = self._over or (
                 f"the Master considers trainer {old.number} lost. This process must restart; its launcher does that"
@@ -407,7 +407,7 @@ class LiveMasterSession:
             joined = replace(joined, epoch=message.epoch, members=message.members)
         if message.placement.version > joined.placement.version:
             joined = replace(joined, placement=message.placement)
-            self._route = Route(message.placement)
+            self._route = RoutingTable(message.placement)
         self._joined = joined
 
     def _apply_update(
@@ -445,7 +445,7 @@ class FixedMasterSession:
     def __init__(self, joined: messages.Joined) -> None:
         self.joined = joined
         self.number = joined.number
-        self.route = Route(joined.placement)
+        self.route = RoutingTable(joined.placement)
 
     def check(self) -> None:
         """Does nothing: there are no rollbacks without a Master."""
@@ -457,7 +457,7 @@ class FixedMasterSession:
     def update_placement(self, message: messages.PlacementUpdate) -> None:
         """See ``MasterSession``."""
         if message.placement.version > self.route.version:
-            self.route = Route(message.placement)
+            self.route = RoutingTable(message.placement)
 
     def newer(self, version: int) -> None:
         """Does nothing: no newer placement map can be requested."""

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from edl.master.service import Caller
 from edl.wire import json_messages
-from ps.coordinator.membership import Trainer
-from ps.coordinator.state import CHECKPOINT, PlacementState, Turn, listed
+from ps.coordinator.membership import TrainerEntry
+from ps.coordinator.state import CHECKPOINT, PlacementState, PlacementTurn, listed
 from ps.protocol import messages
 
 SETTLE, HALT, NAME, MARK, WRITE, COMPLETE = "settle", "halt", "name", "mark", "write", "complete"
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CheckpointRecord:
     top: int
     run: str
     history: int
@@ -68,14 +68,14 @@ class CheckpointCoordinator:
 
     def encode(self) -> bytes:
         """Encode the part of the state that is persisted."""
-        return json_messages.encode(_Kept(self.top, self.run, self._history))
+        return json_messages.encode(_CheckpointRecord(self.top, self.run, self._history))
 
     def decode(self, text: bytes) -> None:
         """Restore the encoded state. A checkpoint that was in progress is abandoned; its trainers may continue."""
-        kept = json_messages.decode(_Kept, text)
+        kept = json_messages.decode(_CheckpointRecord, text)
         self.top, self.run, self._history = kept.top, kept.run, kept.history
 
-    def above(self, turn: Turn, top: int) -> None:
+    def above(self, turn: PlacementTurn, top: int) -> None:
         """Take note that the checkpoint directory has checkpoints up to this number."""
         self.top = max(self.top, top)
         turn.keep(CHECKPOINT)
@@ -92,7 +92,7 @@ class CheckpointCoordinator:
 
     # --- what is said ------------------------------------------------------------------------------------------------
 
-    def ask(self, turn: Turn, caller: Caller, ask: int) -> None:
+    def ask(self, turn: PlacementTurn, caller: Caller, ask: int) -> None:
         """A trainer requests a checkpoint."""
         if self.phase in (MARK, WRITE, COMPLETE) and self.asks.get(caller) != ask:
             self._later[caller] = ask
@@ -100,7 +100,7 @@ class CheckpointCoordinator:
         self.asks[caller] = ask
         self._wanted = not self.phase
 
-    def at_checkpoint(self, turn: Turn, trainer: Trainer, message: messages.AtCheckpoint) -> None:
+    def at_checkpoint(self, turn: PlacementTurn, trainer: TrainerEntry, message: messages.AtCheckpoint) -> None:
         """A trainer has stopped at its step boundary."""
         self._state.reach(message.step)
         if message.checkpoint != self.top or self.phase not in (HALT, NAME, MARK):
@@ -121,7 +121,7 @@ class CheckpointCoordinator:
         if message.checkpoint == self.top and self.phase == NAME:
             self._named = message
 
-    def done(self, turn: Turn, server: int, message: messages.CheckpointPhaseDone) -> None:
+    def done(self, turn: PlacementTurn, server: int, message: messages.CheckpointPhaseDone) -> None:
         """A pserver has finished a phase, or failed."""
         if message.number != self.top or message.phase != self.phase or server not in self._servers:
             return
@@ -132,14 +132,14 @@ class CheckpointCoordinator:
         else:
             self._reports[server] = message.report
 
-    def server_gone(self, turn: Turn, number: int, name: str) -> None:
+    def server_gone(self, turn: PlacementTurn, number: int, name: str) -> None:
         """A pserver has died."""
         if number in self._servers and self.phase in (MARK, WRITE, COMPLETE):
             self.give_up(turn, f"{name} was lost")
 
     # --- how it goes on ----------------------------------------------------------------------------------------------
 
-    def settle(self, turn: Turn) -> None:
+    def settle(self, turn: PlacementTurn) -> None:
         """Advance as far as the known facts allow."""
         state = self._state
         if self.phase and turn.now_s >= self._due_s:
@@ -172,7 +172,7 @@ class CheckpointCoordinator:
         if self.phase:
             turn.wake(self._due_s)
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, turn: PlacementTurn) -> None:
         state = self._state
         self.top += 1
         self._wanted = False
@@ -180,16 +180,16 @@ class CheckpointCoordinator:
         self._at, self._names, self._named, self._namer = {}, {}, None, 0
         self._enter(turn, SETTLE, turn.now_s + state.limits.halt_s)
 
-    def halt(self, turn: Turn, number: int) -> None:
+    def halt(self, turn: PlacementTurn, number: int) -> None:
         """Send Halt to a member, including one that has just joined."""
         if self.phase == HALT:
             turn.send(self._state.people.trainers[number].caller, messages.Halt(self.top))
 
-    def _enter(self, turn: Turn, phase: str, due_s: float) -> None:
+    def _enter(self, turn: PlacementTurn, phase: str, due_s: float) -> None:
         self.phase, self._due_s, self._reports = phase, due_s, {}
         turn.change(CHECKPOINT)
 
-    def _name(self, turn: Turn, members: set[int]) -> None:
+    def _name(self, turn: PlacementTurn, members: set[int]) -> None:
         if members and self._named is None:
             if self._namer not in members:
                 self._namer = min(members)
@@ -201,12 +201,12 @@ class CheckpointCoordinator:
         self._servers = frozenset(self._state.servers)
         self._enter(turn, MARK, turn.now_s + self._state.limits.mark_s)
 
-    def _go_on(self, turn: Turn) -> None:
+    def _go_on(self, turn: PlacementTurn) -> None:
         for trainer in self._state.people.trainers.values():
             if trainer.begun or trainer.number in self._at:
                 turn.send(trainer.caller, messages.GoOn(self.top))
 
-    def give_up(self, turn: Turn, why: str, *, lasting: bool = False) -> None:
+    def give_up(self, turn: PlacementTurn, why: str, *, lasting: bool = False) -> None:
         """Abandon the checkpoint and release the trainers. ``lasting``: a retry would fail in the same way."""
         if not self.phase:
             return
@@ -218,14 +218,14 @@ class CheckpointCoordinator:
         turn.note(self.last)
         for caller, ask in self.asks.items():
             advice = "Training continues" if lasting else "Training continues; request it again"
-            turn.send(caller, messages.Refused("save", f"{self.last}. {advice}", ask))
+            turn.send(caller, messages.RequestRefused("save", f"{self.last}. {advice}", ask))
         self._over()
 
     def _over(self) -> None:
         self.asks, self._later = self._later, {}
         self._wanted = bool(self.asks)
 
-    def _completed(self, turn: Turn, report: str) -> None:
+    def _completed(self, turn: PlacementTurn, report: str) -> None:
         """The manifest has been written."""
         try:
             run = str(json.loads(report)["run"])
@@ -238,7 +238,7 @@ class CheckpointCoordinator:
         self.last = f"checkpoint {self.top} is complete: {run}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
-            turn.send(caller, messages.Saved(ask, self.top, run))
+            turn.send(caller, messages.CheckpointSaved(ask, self.top, run))
         self._over()
 
     def _extra(self) -> str:

@@ -30,12 +30,12 @@ from ps.coordinator.state import (
     PLACEMENT,
     SERVERS,
     TABLES,
-    Limits,
+    CoordinatorLimits,
     PlacementState,
+    PlacementTurn,
     Pserver,
-    Turn,
 )
-from ps.coordinator.trainers import Trainers
+from ps.coordinator.trainers import TrainerRegistry
 from ps.protocol import messages
 from ps.protocol.deltas import orders_changed
 from ps.spec import BUCKETS
@@ -52,10 +52,10 @@ class PlacementMachine:
 
     name = "ps"
 
-    def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
-        self.state = PlacementState(training, limits or Limits(), Grid(buckets))
+    def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: CoordinatorLimits | None = None) -> None:
+        self.state = PlacementState(training, limits or CoordinatorLimits(), Grid(buckets))
         self.checkpoints = CheckpointCoordinator(self.state)
-        self.trainers = Trainers(self.state, self.checkpoints, self.placement, lambda: self.servers.secret)
+        self.trainers = TrainerRegistry(self.state, self.checkpoints, self.placement, lambda: self.servers.secret)
         self.servers = PserverRegistry(self.state, self.checkpoints, self.trainers)
         self._kept: dict[str, bytes] = {}
         self._placement = messages.PlacementMap()
@@ -75,7 +75,7 @@ class PlacementMachine:
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
         """Start from the state that the previous Master persisted. Called first."""
-        turn = Turn(now_s)
+        turn = PlacementTurn(now_s)
         try:
             for piece in PIECES:
                 if kept.get(piece):
@@ -91,7 +91,7 @@ class PlacementMachine:
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
         """Process one event. Every message is answered, including invalid ones."""
-        turn = Turn(now_s)
+        turn = PlacementTurn(now_s)
         match event:
             case sv.Said(caller, _, body):
                 self.trainers.said(turn, caller, body)
@@ -123,7 +123,7 @@ class PlacementMachine:
 
     # --- the end of a turn -------------------------------------------------------------------------------------------
 
-    def _heard(self, turn: Turn, name: str, body: str) -> None:
+    def _heard(self, turn: PlacementTurn, name: str, body: str) -> None:
         if body.startswith('{"word":"TrainerLost"'):
             teller = self.state.named(name)
             if teller is None or not teller.confirmed:
@@ -142,7 +142,7 @@ class PlacementMachine:
         elif not before:
             self._gather_s = turn.now_s + self.state.limits.gather_s
 
-    def _finish(self, turn: Turn) -> tuple[Effect, ...]:
+    def _finish(self, turn: PlacementTurn) -> tuple[Effect, ...]:
         """Process all consequences of an event; persist, then send."""
         state = self.state
         if self._over:
@@ -172,7 +172,7 @@ class PlacementMachine:
         wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt) and effect.at_s > turn.now_s]
         return (*keeps, *self._asleep(turn, wakes))
 
-    def _crowded(self, turn: Turn) -> bool:
+    def _crowded(self, turn: PlacementTurn) -> bool:
         """True if only the membership has changed and it also changed a moment ago. At the start of a job trainers join
         by the hundred; one version for many of them is enough."""
         changed, kept = self._crowd
@@ -188,7 +188,7 @@ class PlacementMachine:
             self._crowd_s = turn.now_s + self.state.limits.gather_s
         return waits
 
-    def _asleep(self, turn: Turn, wakes: list[float]) -> tuple[Effect, ...]:
+    def _asleep(self, turn: PlacementTurn, wakes: list[float]) -> tuple[Effect, ...]:
         """The turn's effects, plus a timer if one is needed earlier than the pending one."""
         effects: list[Effect] = [effect for effect in turn.effects if not isinstance(effect, WakeAt)]
         if wakes and (not self._wake_s or min(wakes) < self._wake_s):
@@ -197,10 +197,10 @@ class PlacementMachine:
         return tuple(effects)
 
     @staticmethod
-    def _notes(turn: Turn) -> list[Effect]:
+    def _notes(turn: PlacementTurn) -> list[Effect]:
         return [effect for effect in turn.effects if isinstance(effect, sv.Note)]
 
-    def _keep(self, turn: Turn) -> list[Keep]:
+    def _keep(self, turn: PlacementTurn) -> list[Keep]:
         keeps = []
         for piece in PIECES:
             if piece in turn.kept:
@@ -216,7 +216,7 @@ class PlacementMachine:
         grids = (messages.pack(one) for one in (state.grid.owner, state.grid.backup, state.grid.joining))
         return messages.PlacementMap(state.version, state.history, servers, *grids)
 
-    def _send(self, turn: Turn, changed: bool) -> None:
+    def _send(self, turn: PlacementTurn, changed: bool) -> None:
         """Send new orders to all pservers if anything has changed; complete orders to those that have just
         connected."""
         state = self.state

@@ -18,7 +18,7 @@ PLACEMENT, SERVERS, PEOPLE, TABLES, CHECKPOINT, LR = "placement", "servers", "tr
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CoordinatorLimits:
     """Timeouts and concurrency limits."""
 
     grace_s: float = 1.0
@@ -59,15 +59,15 @@ class Pserver:
     """It has carried out orders at least once, so from now on it is not empty."""
     greeted: bool = False
     """It is connected and has sent its Hello."""
-    load: messages.Load | None = None
+    load: messages.PserverLoad | None = None
     followed: int = 0
 
-    def public(self) -> messages.Server:
+    def public(self) -> messages.PserverAddress:
         """As it appears in placement maps."""
-        return messages.Server(self.number, self.name, self.host, self.port, self.path, self.machine)
+        return messages.PserverAddress(self.number, self.name, self.host, self.port, self.path, self.machine)
 
 
-class Turn:
+class PlacementTurn:
     """The effects of one event."""
 
     def __init__(self, now_s: float) -> None:
@@ -104,7 +104,7 @@ class PlacementState:
     """The complete state of the placement machine."""
 
     training: Training
-    limits: Limits
+    limits: CoordinatorLimits
     grid: Grid
     version: int = 0
     history: int = 1
@@ -167,7 +167,7 @@ class PlacementState:
         """The live pserver with this key name."""
         return next((one for one in self.servers.values() if one.name == name), None)
 
-    def members(self) -> tuple[messages.Member, ...]:
+    def members(self) -> tuple[messages.TrainerMember, ...]:
         """The trainers of the membership epoch."""
         return self.people.members()
 

@@ -29,7 +29,7 @@ _SEAL: int = getattr(fcntl, "F_SEAL_SHRINK", 0)
 CAN_LEND = hasattr(os, "memfd_create") and bool(_SEAL)
 
 
-class Arena:
+class BodyBuffer:
     """Reusable, growing memory for one body at a time. ``room`` invalidates the body before."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Arena:
         return memoryview(memory)
 
 
-class Lent(Arena):
+class LentBuffer(BodyBuffer):
     """An arena lent to the peer."""
 
     def __init__(self) -> None:

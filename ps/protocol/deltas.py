@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ps.protocol.messages import Member, MembersChanged, Orders, OrdersChanged
+from ps.protocol.messages import MembersChanged, Orders, OrdersChanged, TrainerMember
 
 _SHARED = ("training", "tables", "lr", "revoked", "since", "giver")
-Members = tuple[Member, ...]
+Members = tuple[TrainerMember, ...]
 
 
 def counted(token: int, since: int, before: Members, epoch: int, now: Members) -> MembersChanged:
@@ -20,7 +20,7 @@ def counted(token: int, since: int, before: Members, epoch: int, now: Members) -
     return MembersChanged(token, since, epoch, *_moves(before, now))
 
 
-def members_after(members: Members, came: Iterable[Member], went: Iterable[int]) -> Members:
+def members_after(members: Members, came: Iterable[TrainerMember], went: Iterable[int]) -> Members:
     """Apply a membership delta; the result is in order of number."""
     left = {one.number: one for one in members}
     for number in went:

@@ -45,7 +45,7 @@ Check = xxhash.xxh3_64
 """The same hash, computed incrementally."""
 
 
-class Op(enum.IntEnum):
+class FrameOp(enum.IntEnum):
     """The type of a frame."""
 
     HELLO = 1
@@ -74,14 +74,14 @@ class Op(enum.IntEnum):
     ROLLED_BACK = 38
 
 
-_OPS = {int(op): op for op in Op}
+_OPS = {int(op): op for op in FrameOp}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A received frame. ``body`` lies in memory that will be reused; see the function that returned it."""
 
-    op: Op
+    op: FrameOp
     request: int
     head: bytes
     body: memoryview
@@ -98,7 +98,7 @@ class Frame:
 class Header:
     """A decoded frame header."""
 
-    op: Op
+    op: FrameOp
     request: int
     head_bytes: int
     body_bytes: int
@@ -121,7 +121,7 @@ class Header:
 
 
 def pack(
-    op: Op,
+    op: FrameOp,
     request: int,
     head: bytes = b"",
     body: Sequence[memoryview] = (),

@@ -60,7 +60,7 @@ def of_ranges(ranges: Iterable[tuple[int, int]], buckets: int = BUCKETS) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PserverAddress:
     """A pserver and where it is reached."""
 
     number: int
@@ -80,7 +80,7 @@ class PlacementMap:
     version: int = 0
     history: int = 1
     """Raised when the parameters were rolled back to a checkpoint: trainers of an earlier history begin anew."""
-    servers: tuple[Server, ...] = ()
+    servers: tuple[PserverAddress, ...] = ()
     """Those that live. Who is not in this list is dead, for everybody."""
     owner: str = ""
     """``pack``ed. ``NOBODY``: the bucket waits to be restored, or the job for its first pservers."""
@@ -91,7 +91,7 @@ class PlacementMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TrainerMember:
     """A trainer of the membership epoch."""
 
     number: int
@@ -139,7 +139,7 @@ class Orders:
     placement: PlacementMap
     epoch: int
     """Of the membership."""
-    members: tuple[Member, ...]
+    members: tuple[TrainerMember, ...]
     training: Training
     tables: tuple[TableSpec, ...]
     lr: tuple[LrHold, ...] = ()
@@ -168,7 +168,7 @@ class OrdersChanged:
     base: int
     version: int
     epoch: int
-    came: tuple[Member, ...] = ()
+    came: tuple[TrainerMember, ...] = ()
     went: tuple[int, ...] = ()
     placement: PlacementMap | None = None
     """If more of it than its version is different."""
@@ -188,7 +188,7 @@ class OrdersChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class PserverHello:
     """First word on a line, and again on each new one."""
 
     name: str
@@ -293,7 +293,7 @@ class FoundCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PserverLoad:
     """Now and then: what this pserver does. All counts since its start, except ``rows`` and ``bytes``."""
 
     rows: int
@@ -333,7 +333,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveMembership:
     """It has no more to do: nobody waits for it."""
 
     number: int
@@ -364,7 +364,7 @@ class SetLr:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint, please. Answered with ``Saved`` or ``Refused`` of the same ``ask``."""
+    """A checkpoint, please. Answered with ``CheckpointSaved`` or ``RequestRefused`` of the same ``ask``."""
 
     ask: int
 
@@ -399,7 +399,7 @@ class Joined:
     token: int
     placement: PlacementMap
     epoch: int
-    members: tuple[Member, ...]
+    members: tuple[TrainerMember, ...]
     training: Training
     tables: tuple[TableSpec, ...]
     step: int
@@ -425,7 +425,7 @@ class PlacementUpdate:
     placement: PlacementMap
     epoch: int
     """-1: nothing is said of the membership."""
-    members: tuple[Member, ...]
+    members: tuple[TrainerMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +443,7 @@ class MembersChanged:
     token: int
     since: int
     epoch: int
-    came: tuple[Member, ...]
+    came: tuple[TrainerMember, ...]
     went: tuple[int, ...]
     """Numbers."""
 
@@ -470,7 +470,7 @@ class GoOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class CheckpointSaved:
     """The checkpoint that was asked for is complete. ``run``: its folder."""
 
     ask: int
@@ -479,7 +479,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRefused:
     """``kind``: ``table`` (differs), ``stale`` (number or history is gone: begin anew), ``save``, ``word``."""
 
     kind: str
@@ -491,7 +491,7 @@ _UNION: TaggedUnion[Any] = TaggedUnion(
     *(
         Orders,
         OrdersChanged,
-        Hello,
+        PserverHello,
         Followed,
         GetOrders,
         Synced,
@@ -500,10 +500,21 @@ _UNION: TaggedUnion[Any] = TaggedUnion(
         TrainerLost,
         CheckpointPhaseDone,
         FoundCheckpoints,
-        Load,
+        PserverLoad,
     ),
-    *(Join, Begin, Leave, GetPlacement, Suspect, SetLr, Save, AtCheckpoint, DataNamed),
-    *(Joined, Waits, PlacementUpdate, PlacementChanged, MembersChanged, Halt, NameData, GoOn, Saved, Refused),
+    *(Join, Begin, LeaveMembership, GetPlacement, Suspect, SetLr, Save, AtCheckpoint, DataNamed),
+    *(
+        Joined,
+        Waits,
+        PlacementUpdate,
+        PlacementChanged,
+        MembersChanged,
+        Halt,
+        NameData,
+        GoOn,
+        CheckpointSaved,
+        RequestRefused,
+    ),
     tag="word",
     what="a message of the parameter servers",
     advice="Master, pservers and trainers of a job must run the same version of edl",

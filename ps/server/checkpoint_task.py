@@ -21,14 +21,14 @@ from edl.ports import Clock, Files
 from edl.threads import ThreadQueue, Threads
 from ps.checkpoint.directory import RESTORE_THREADS, CheckpointDirectory
 from ps.checkpoint.reader import Loaded
-from ps.checkpoint.writer import Pace
 from ps.checkpoint.writer import Taken as TakenPart
+from ps.checkpoint.writer import WriteRate
 from ps.protocol.messages import CheckpointOrder, CheckpointPhaseDone, Orders
 from ps.protocol.replication import part_of
-from ps.rows import Piece, Rows
+from ps.rows import Rows, ShardChange
 from ps.spec import BUCKETS
-from ps.store.snapshot import Snapshot
-from ps.store.store import SHARDS, Store
+from ps.store.snapshot import StoreSnapshot
+from ps.store.store import SHARDS, RowStore
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class CheckpointTaskDeps(Protocol):
 class _Mark:
     number: int
     owned: NDArray[np.uint8]
-    snapshot: Snapshot
+    snapshot: StoreSnapshot
 
 
 class CheckpointTask:
@@ -71,7 +71,7 @@ class CheckpointTask:
 
     def __init__(
         self,
-        store: Store,
+        store: RowStore,
         files: Files | None,
         job: str,
         around: CheckpointTaskDeps,
@@ -179,7 +179,7 @@ class CheckpointTask:
         if self._files is None:
             raise _Lasting(NOWHERE)
         if self._directory is None:
-            pace = Pace(self._bytes_per_s, self._threads.sleep, self._clock.now_s)
+            pace = WriteRate(self._bytes_per_s, self._threads.sleep, self._clock.now_s)
             self._directory = CheckpointDirectory(self._files, self._job, number, pace=pace, say=log.warning)
         if number:
             self._directory.server = number
@@ -243,7 +243,7 @@ class CheckpointTask:
             self._around.restored(checkpoint.number, buckets)
 
     def _put(self, loaded: Loaded, life: int) -> None:
-        piece = Piece(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
+        piece = ShardChange(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
         with self._store.lock(shard=loaded.shard):  # skips buckets that orders have moved meanwhile
             if life == self._lives:
                 self._store.apply_piece(part_of(piece, self._around.owned() != 0))

@@ -18,12 +18,12 @@ import pytest
 import edl.adapters.with_parent
 from edl.config import environment
 from ps.protocol import messages
-from ps.protocol.frames import Op
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
+from ps.protocol.frames import FrameOp
+from ps.spec import BUCKETS, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Pusher, Trainer, tidy, until
 
 KEYS = list(range(2000))
-ADAM = TableSpec("adam", 8, Optimizer(Rule.ADAM, lr=0.1))
+ADAM = TableSpec("adam", 8, Optimizer(UpdateRule.ADAM, lr=0.1))
 
 
 class Process:
@@ -96,11 +96,11 @@ def test_lines_pulls_and_pushes(start: Any) -> None:
     assert one.ready["pid"] == one.process.pid and one.ask() == "!\n"
     plan = told({1: one}, Plan({1: one.place}, {1: ALL}))
     trainer = Trainer(one.place)
-    assert trainer.push(1, COUNTS, KEYS).op is Op.OK
+    assert trainer.push(1, COUNTS, KEYS).op is FrameOp.OK
     assert set(trainer.pull(COUNTS, KEYS)[:, 0]) == {1.0}
     answer = trainer.push(2, COUNTS, range(10**5))
-    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "memory")
-    assert trainer.push(3, COUNTS, KEYS).op is Op.OK and one.ask() == "!\n"
+    assert (answer.op, answer.head["kind"]) == (FrameOp.REFUSED, "memory")
+    assert trainer.push(3, COUNTS, KEYS).op is FrameOp.OK and one.ask() == "!\n"
     assert plan.version == 1
     assert one.process.stdin is not None
     one.process.stdin.close()  # the launcher has gone
@@ -120,7 +120,7 @@ def test_the_end_at_sigterm(start: Any) -> None:
     plan = told({1: one, 2: two}, Plan({1: one.place, 2: two.place}, {1: range(2048), 2: range(2048, BUCKETS)}))
     one.process.send_signal(signal.SIGTERM)
     trainer = Trainer(one.place)
-    assert trainer.push(1, COUNTS, [key for key in KEYS if _bucket(key) < 2048]).op is Op.OK  # serves on
+    assert trainer.push(1, COUNTS, [key for key in KEYS if _bucket(key) < 2048]).op is FrameOp.OK  # serves on
     last = plan.next(owner={2: ALL}, changed=range(2048), go=(1,))
     one.boss.tell(last.orders(1))
     assert one.end() == 0

@@ -13,12 +13,12 @@ from edl.testing.sim.process import BareProcess
 from edl.testing.sim.sockets import SimSockets
 from edl.testing.sim.threads import SimThreads
 from edl.types import NodeId, Round
-from ps.client.pool import Answer, Call, ConnectionPool
+from ps.client.pool import ConnectionPool, PserverAnswer, PserverCall
 from ps.errors import Denied
 from ps.protocol import messages, requests
 from ps.protocol.deltas import members_after
-from ps.protocol.frames import Op
-from ps.protocol.handshake import TRAINER, Hello
+from ps.protocol.frames import FrameOp
+from ps.protocol.handshake import TRAINER, CallerHello
 from tests.sim.ps_net import Net
 from tests.sim.ps_server import SECRET
 
@@ -45,7 +45,7 @@ class Trainer:
         self.placement = messages.PlacementMap()
         self.owner: list[int] = []
         self.epoch = 0
-        self.members: tuple[messages.Member, ...] = ()
+        self.members: tuple[messages.TrainerMember, ...] = ()
         self.counts = False
         self.wants_in = True
         self.is_member = False
@@ -101,7 +101,7 @@ class Trainer:
             case messages.Joined():
                 if not self.number:
                     self.number, self.step = word.number, word.step
-                    hello = Hello(TRAINER, word.number, self.nonce)
+                    hello = CallerHello(TRAINER, word.number, self.nonce)
                     self.pool = ConnectionPool(hello, SECRET, None, self.threads, self.sockets)
                     self.epoch, self.members = word.epoch, word.members
                     self.take(word.placement)
@@ -111,7 +111,7 @@ class Trainer:
                     self.hear_update(messages.PlacementUpdate(word.token, word.placement, word.epoch, word.members))
             case messages.PlacementUpdate() | messages.PlacementChanged() | messages.MembersChanged():
                 self.hear_update(word)
-            case messages.Refused(kind, text, ask):
+            case messages.RequestRefused(kind, text, ask):
                 if kind == "stale":
                     self.end()
                 elif kind == "save" and ask == self.ask:
@@ -125,7 +125,7 @@ class Trainer:
             case messages.GoOn(checkpoint):
                 if self.halt <= checkpoint:
                     self.halt, self.at_checkpoint = 0, None
-            case messages.Saved(ask, _, run):
+            case messages.CheckpointSaved(ask, _, run):
                 if ask == self.ask:
                     self.ask, self.saved = 0, self.saved + 1
                     self.sim.disk.must_have(run)
@@ -184,7 +184,7 @@ class Trainer:
         """No more to do. Said until the Master has heard it."""
         self.wants_in = self.counts = False
         if self.alive and self.is_member:
-            self.say(messages.Leave(self.number))
+            self.say(messages.LeaveMembership(self.number))
             self.sim.run_later(self, self.leave, after_s=5.0)
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -272,13 +272,13 @@ class Trainer:
             head["complete"] = True  # another pserver has applied this step
         seq, history, sent = self.seq, self.placement.history, dict(parts)
 
-        def landed(answer: Answer) -> None:
+        def landed(answer: PserverAnswer) -> None:
             if sim.net.rng.random() < sim.loss:
                 self.threads.start(self._interrupt, number, name="loss")
-                answer = Answer(error=ConnectionError("the answer is lost"))
+                answer = PserverAnswer(error=ConnectionError("the answer is lost"))
             self.process.run(self.landed, number, seq, sent, history, answer)
 
-        self.pool.ask("push", server, Call(Op.PUSH, head, body, None, 4 * WAIT_S, WAIT_S), landed)
+        self.pool.ask("push", server, PserverCall(FrameOp.PUSH, head, body, None, 4 * WAIT_S, WAIT_S), landed)
 
     def _interrupt(self, number: int) -> None:
         if self.pool is not None:
@@ -290,7 +290,9 @@ class Trainer:
         if self.sim.net.rng.random() < 0.3:
             self.say(messages.GetPlacement(self.placement.version))
 
-    def landed(self, number: int, seq: int, parts: dict[int, tuple[int, ...]], history: int, answer: Answer) -> None:
+    def landed(
+        self, number: int, seq: int, parts: dict[int, tuple[int, ...]], history: int, answer: PserverAnswer
+    ) -> None:
         """A pserver has answered, or cannot be reached."""
         if not self.alive or history != self.placement.history:
             return
@@ -305,10 +307,16 @@ class Trainer:
         if "placement" in head:
             self.hear_update(messages.decode(head["placement"]))
         self.at = max(self.at, int(head.get("step", 0)))
-        if op is Op.REFUSED:
+        if op is FrameOp.REFUSED:
             self.sim.net.fail(f"a push was refused: {head}")
-        what = {Op.OK: "ok", Op.MOVED: "moved", Op.BUSY: "later", Op.STALE: "stale", Op.ROLLED_BACK: "stale"}.get(op)
-        if op is Op.WAIT:
+        what = {
+            FrameOp.OK: "ok",
+            FrameOp.MOVED: "moved",
+            FrameOp.BUSY: "later",
+            FrameOp.STALE: "stale",
+            FrameOp.ROLLED_BACK: "stale",
+        }.get(op)
+        if op is FrameOp.WAIT:
             what = {"copies": "slow", "trainers": "wait", "release": "later"}[head["for"]]
         self.answered(number, seq, parts, what or "")
 

@@ -15,7 +15,7 @@ from typing import Any
 from edl.job_records import Mode, Replication, Training
 from edl.master.service import Caller
 from ps.coordinator.machine import PlacementMachine
-from ps.coordinator.state import Limits
+from ps.coordinator.state import CoordinatorLimits
 from tests.sim.ps_checkpoints import Checkpoints, Place
 from tests.sim.ps_loss import Losses
 from tests.sim.ps_master import HOST, LEASE_S, Master
@@ -59,7 +59,7 @@ class PsSim:
         self.faults = rng.choice((3, 6, 10))
         motion = rng.choice((2, 8))
         gather_s = rng.choice((0.0, 0.02, 0.2))
-        self.limits = Limits(
+        self.limits = CoordinatorLimits(
             0.5, 200.0, halt_s=8.0, mark_s=4.0, write_s=10.0, motion=(motion, motion), gather_s=gather_s
         )
         self.tables = (TABLE,)

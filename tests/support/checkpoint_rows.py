@@ -15,10 +15,10 @@ from ps.checkpoint.writer import SHARD_BUCKETS, Taken
 from ps.hashing import buckets_of
 from ps.protocol.messages import CheckpointOrder, Orders, PlacementMap
 from ps.rows import Rows
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
+from ps.spec import BUCKETS, Optimizer, TableSpec, UpdateRule
 
-USER = TableSpec("user", 4, Optimizer(Rule.ADAM))
-DENSE = TableSpec("wide/../net.0".replace("/../", "-"), 3, Optimizer(Rule.SGD), dense=True, rows=50)
+USER = TableSpec("user", 4, Optimizer(UpdateRule.ADAM))
+DENSE = TableSpec("wide/../net.0".replace("/../", "-"), 3, Optimizer(UpdateRule.SGD), dense=True, rows=50)
 TABLES = (USER, DENSE)
 SLOTS = {"user": 8, DENSE.name: 0}
 

@@ -13,7 +13,7 @@ from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 from ps.coordinator.invariants import violations
 from ps.coordinator.machine import PlacementMachine
-from ps.coordinator.state import Limits
+from ps.coordinator.state import CoordinatorLimits
 from ps.protocol import messages
 from ps.protocol.deltas import members_after, orders_after
 from ps.server import bucket_machine as hd
@@ -30,7 +30,7 @@ class Cluster:
     def __init__(self, training: Training | None = None, *, buckets: int = 8, **limits: Any) -> None:
         self.training = training or Training(servers=(2, 4))
         self.buckets = buckets
-        self.limits = Limits(gather_s=0.0, **limits)
+        self.limits = CoordinatorLimits(gather_s=0.0, **limits)
         self.now_s = 10.0
         self.store: dict[str, bytes] = {}
         self.bucket_machines: dict[str, BucketMachine] = {}
@@ -95,25 +95,25 @@ class Cluster:
         bucket_machine = self.bucket_machines[name]
         for effect in effects:
             match effect:
-                case hd.Say(word):
+                case hd.SendToMaster(word):
                     self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._effects(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
-                case hd.Mark(follower, number):
+                case hd.MarkStream(follower, number):
                     self._effects(name, bucket_machine.step(hd.MarkAcked(follower, number)))
-                case hd.Release(follower, buckets, version):
+                case hd.SendRelease(follower, buckets, version):
                     for other, one in self.bucket_machines.items():
                         if one.number == follower:
                             self._effects(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
-                case hd.Restore(checkpoint, _) if checkpoint.run in self.bad:
+                case hd.RestoreBuckets(checkpoint, _) if checkpoint.run in self.bad:
                     told = messages.CheckpointPhaseDone(checkpoint.number, "restore", "damaged", lasting=self.lasting)
                     self.feed(sv.Heard(name, messages.encode(told)))
-                case hd.Restore(checkpoint, buckets):
+                case hd.RestoreBuckets(checkpoint, buckets):
                     self._effects(name, bucket_machine.step(hd.Restored(checkpoint.number, buckets)))
 
     def members(self, node: str) -> list[str]:
         """Members of the job, according to all messages that this trainer received."""
-        epoch, found = 0, tuple[messages.Member, ...]()
+        epoch, found = 0, tuple[messages.TrainerMember, ...]()
         for caller, word in self.told:
             if caller.node != node:
                 continue

@@ -21,11 +21,11 @@ from ps.checkpoint import manifest as layout
 from ps.checkpoint.directory import EVICTED_BYTES, CheckpointDirectory
 from ps.checkpoint.manifest import CHAIN, MANIFEST_FILE, PartReport, flat
 from ps.checkpoint.reader import Loaded, merged
-from ps.checkpoint.writer import Pace
+from ps.checkpoint.writer import WriteRate
 from ps.hashing import buckets_of
 from ps.protocol.messages import CheckpointOrder, Orders
 from ps.rows import Rows
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, differences
+from ps.spec import BUCKETS, Optimizer, TableSpec, UpdateRule, differences
 from tests.support.checkpoint_rows import (
     DENSE,
     TABLES,
@@ -267,7 +267,7 @@ def test_another_model_is_refused_table_by_table() -> None:
     assert not differences(saved, saved)
     assert not differences(saved, (replace(USER, optimizer=replace(USER.optimizer, lr=9.0)), DENSE))
     assert not differences(saved, (*saved, TableSpec("new", 8)))
-    text = differences(saved, (replace(USER, dim=16), replace(DENSE, optimizer=Optimizer(Rule.ADAM)), saved[2]))
+    text = differences(saved, (replace(USER, dim=16), replace(DENSE, optimizer=Optimizer(UpdateRule.ADAM)), saved[2]))
     assert text.splitlines() == [
         "table user: dim 16 here, 4 there (here: the script, there: the checkpoint)",
         f"table {DENSE.name}: optimizer.rule adam here, sgd there (here: the script, there: the checkpoint)",
@@ -455,7 +455,7 @@ def test_writing_keeps_the_pace(plain: Files) -> None:
         waits.append(seconds)
         clock[0] += seconds
 
-    directory = CheckpointDirectory(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
+    directory = CheckpointDirectory(plain, "job", 1, pace=WriteRate(1e6, wait, lambda: clock[0]), file_bytes=100_000)
     told = PartReport.decode(directory.write(1, 1, ALL, taken(some(20_000))))
     assert sum(waits) == pytest.approx(told.bytes / 1e6, rel=0.1)
 

@@ -12,9 +12,9 @@ import pytest
 
 from edl.errors import PsError
 from edl.job_records import Mode, Training
-from ps.client.client import Client
-from ps.net.caller import Reply
-from ps.protocol.frames import Frame, Op
+from ps.client.client import PsClient
+from ps.net.caller import FrameReply
+from ps.protocol.frames import Frame, FrameOp
 from ps.wait import BoundedWait
 from tests.support.ps_fixture import WAIT_S, Bench
 
@@ -32,7 +32,7 @@ def ones(keys: Any, dim: int = 4) -> Any:
     return np.ones((*np.shape(keys), dim), np.float32)
 
 
-def once(client: Client, keys: Any = KEYS) -> None:
+def once(client: PsClient, keys: Any = KEYS) -> None:
     """Each key has been pushed once."""
     rows = client.read("plain", keys)
     assert (rows == -1).all(), Counter(rows[:, 0].tolist())
@@ -41,12 +41,12 @@ def once(client: Client, keys: Any = KEYS) -> None:
 class Gate:
     """Requests of one kind wait here."""
 
-    def __init__(self, bench: Bench, op: Op) -> None:
+    def __init__(self, bench: Bench, op: FrameOp) -> None:
         self.op, self.came, self.open = op, threading.Semaphore(0), threading.Event()
         for one in bench.pservers.values():
             one.faults.append(self)
 
-    def __call__(self, frame: Frame, head: dict[str, Any]) -> Reply | None:
+    def __call__(self, frame: Frame, head: dict[str, Any]) -> FrameReply | None:
         if frame.op is self.op:
             self.came.release()
             assert self.open.wait(WAIT_S)
@@ -55,20 +55,22 @@ class Gate:
 
 def test_a_push_in_the_background(bench: Bench) -> None:
     client = bench.start(1).client()
-    gate = Gate(bench, Op.PUSH)
+    gate = Gate(bench, FrameOp.PUSH)
     client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
     assert gate.came.acquire(timeout=WAIT_S)
     assert client.step == 1 and not client.pull("plain", KEYS).any()
     gate.open.set()
     client.push({"plain": (KEYS, ones(KEYS))})
     assert (client.read("plain", KEYS) == -2).all()
-    assert [head["seq"] for head in bench.pservers[1].seen(Op.PUSH)] == [1, 2]
+    assert [head["seq"] for head in bench.pservers[1].seen(FrameOp.PUSH)] == [1, 2]
 
 
 def test_an_error_in_the_background_comes_with_a_later_call(bench: Bench) -> None:
     client = bench.start(1).client()
-    refusal = Reply.no(Op.REFUSED, kind="word", text="table plain: refused")
-    bench.pservers[1].faults.append(lambda frame, head: refusal if frame.op is Op.PUSH and head["seq"] == 1 else None)
+    refusal = FrameReply.no(FrameOp.REFUSED, kind="word", text="table plain: refused")
+    bench.pservers[1].faults.append(
+        lambda frame, head: refusal if frame.op is FrameOp.PUSH and head["seq"] == 1 else None
+    )
     client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
     with pytest.raises(PsError, match="plain"):
         client.flush()
@@ -87,7 +89,7 @@ def test_rows_fetched_ahead(bench: Bench, mode: Mode) -> None:
     assert client.statistics["prefetched"] == before + len(KEYS)
     # In mode sync all of the step before is in them; else they may be a step old.
     assert (rows == -1).all() if mode is Mode.SYNC else ((rows == -1) | (rows == 0)).all()
-    assert len(bench.pservers[1].seen(Op.PULL)) == 2
+    assert len(bench.pservers[1].seen(FrameOp.PULL)) == 2
     assert (client.pull("plain", KEYS) == -1).all()
 
 

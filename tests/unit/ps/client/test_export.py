@@ -18,7 +18,7 @@ from ps.__main__ import commands
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.rows import Rows
 from ps.store.kernels import plain
-from ps.store.rules import Layout
+from ps.store.rules import TableLayout
 from tests.support.checkpoint_rows import DENSE, TABLES, USER, finish, rows_of, split, taken
 
 FORMATS = ["arrow", "safetensors"]
@@ -78,7 +78,7 @@ def test_keys_without_rows(tmp_path: Path, run: str) -> None:
     asked = [int(KEYS[0]), 4, 5]
     assert not model.lookup("user", asked)[1:].any()
     first = model.lookup("user", asked, missing="initial")
-    assert np.array_equal(first[1:], plain.first(Layout.of(USER), np.array([4, 5])))
+    assert np.array_equal(first[1:], plain.first(TableLayout.of(USER), np.array([4, 5])))
     assert np.array_equal(first[0], ROWS["user"].weights[0])
     with pytest.raises(PsError, match="table user: 2 of 3 keys have no row, such as 4"):
         model.lookup("user", asked, missing="error")

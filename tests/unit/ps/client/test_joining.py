@@ -15,11 +15,11 @@ from edl.errors import DataError, PsError
 from edl.exit_codes import BEGIN_ANEW
 from edl.job_records import Mode, Training
 from ps.client import checkpoint_stop, master_session
-from ps.client.client import Client
+from ps.client.client import PsClient
 from ps.errors import RolledBack
-from ps.net.caller import Reply
+from ps.net.caller import FrameReply
 from ps.protocol import messages
-from ps.protocol.frames import Frame, Op
+from ps.protocol.frames import Frame, FrameOp
 from ps.spec import Optimizer, TableSpec
 from ps.wait import BoundedWait
 from tests.support.ps_fixture import PLAIN, WAIT_S, Bench, Master
@@ -71,13 +71,13 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
     bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     farewells: list[bool] = []
-    close = Client.close
+    close = PsClient.close
 
-    def closed(self: Client, *, farewell: bool = False) -> None:
+    def closed(self: PsClient, *, farewell: bool = False) -> None:
         farewells.append(farewell)
         close(self, farewell=farewell)
 
-    monkeypatch.setattr(Client, "close", closed)
+    monkeypatch.setattr(PsClient, "close", closed)
     monkeypatch.setattr("ps.client.client.LEAVE_S", 0.3)
     first = bench.joined(master, name="a/0")
     first.begin()
@@ -87,7 +87,7 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
     master.deaf = True
     second.leave()
     assert farewells == [True, False]
-    assert master.expect(messages.Leave) == messages.Leave(5)
+    assert master.expect(messages.LeaveMembership) == messages.LeaveMembership(5)
 
 
 def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_another_table_of_the_same_name_is_refused(bench: Bench, master: Master)
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)
-    master.tell(messages.Refused("table", "table plain: dim 4 here, 8 there"))
+    master.tell(messages.RequestRefused("table", "table plain: dim 4 here, 8 there"))
     with pytest.raises(PsError, match="refused this trainer's tables: table plain: dim 4 here, 8 there"):
         doing.end()
 
@@ -167,7 +167,7 @@ def test_tables_that_are_defined_later(bench: Bench, master: Master) -> None:
     master.deaf = True
     doing = Doing(lambda: client.define(TableSpec("last", 3)))
     master.expect(messages.Join)
-    master.tell(messages.Refused("table", "no more"))
+    master.tell(messages.RequestRefused("table", "no more"))
     with pytest.raises(PsError, match="no more"):
         doing.end()
     master.lose()
@@ -224,14 +224,16 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
     with pytest.raises(RolledBack, match="considers trainer 5 lost"):
         client.pull("plain", KEYS)
     other = bench.joined(Master(bench))
-    other._session._heard(messages.encode(messages.Refused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
+    other._session._heard(messages.encode(messages.RequestRefused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
     with pytest.raises(RolledBack, match="trainer 5 is revoked"):
         other.push({})
 
 
 def test_callers_that_wait_for_a_pserver_are_notified(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    bench.pservers[1].faults.append(lambda frame, head: Reply.no(Op.MOVED, placement_version=1, text="not yet"))
+    bench.pservers[1].faults.append(
+        lambda frame, head: FrameReply.no(FrameOp.MOVED, placement_version=1, text="not yet")
+    )
     doing = Doing(lambda: client.pull("plain", KEYS))
     master.expect(messages.GetPlacement)
     master.tell(master.placement_update(history=2))
@@ -242,7 +244,7 @@ def test_callers_that_wait_for_a_pserver_are_notified(bench: Bench, master: Mast
 # --- stops for checkpoints ---
 
 
-def listening(client: Client) -> list[str]:
+def listening(client: PsClient) -> list[str]:
     """Names of the callbacks that were called."""
     asked: list[str] = []
 
@@ -343,22 +345,22 @@ def test_a_checkpoint_on_demand(bench: Bench, master: Master) -> None:
     master.tell(messages.Halt(4))
     assert master.expect(messages.AtCheckpoint).checkpoint == 4
     master.tell(messages.GoOn(4))
-    master.tell(messages.Saved(ask - 1, 3, "old"))
-    master.tell(messages.Saved(ask, 4, "ps/job/checkpoint-4"))
+    master.tell(messages.CheckpointSaved(ask - 1, 3, "old"))
+    master.tell(messages.CheckpointSaved(ask, 4, "ps/job/checkpoint-4"))
     assert doing.end() == "ps/job/checkpoint-4"
     doing = Doing(client.save)
     ask = master.expect(messages.Save).ask
-    master.tell(messages.Refused("save", "the disk is full", ask))
+    master.tell(messages.RequestRefused("save", "the disk is full", ask))
     with pytest.raises(PsError, match="no checkpoint was written: the disk is full"):
         doing.end()
     with pytest.raises(PsError, match="needs a Master"):
         bench.client().save()
 
 
-@pytest.mark.parametrize("op", [Op.PUSH, Op.PULL])
-def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, op: Op) -> None:
+@pytest.mark.parametrize("op", [FrameOp.PUSH, FrameOp.PULL])
+def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, op: FrameOp) -> None:
     """Others stand at the boundary before: they will not come before this one stands, too."""
-    training = Training(Mode.SYNC) if op is Op.PUSH else Training(Mode.ASYNC, staleness=2)
+    training = Training(Mode.SYNC) if op is FrameOp.PUSH else Training(Mode.ASYNC, staleness=2)
     master = Master(bench, training)
     client = bench.joined(master)
     asked = listening(client)
@@ -366,15 +368,15 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     come = threading.Event()
     waited = threading.Semaphore(0)
 
-    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
+    def wait(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
         if frame.op is op and not come.is_set():
             waited.release()
-            return Reply.no(Op.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
+            return FrameReply.no(FrameOp.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
         return None
 
     for one in bench.pservers.values():
         one.faults.append(wait)
-    doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}) if op is Op.PUSH else client.pull("plain", KEYS))
+    doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}) if op is FrameOp.PUSH else client.pull("plain", KEYS))
     assert waited.acquire(timeout=WAIT_S)
     master.tell(messages.Halt(4))
     at = master.expect(messages.AtCheckpoint)
@@ -386,8 +388,8 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     come.set()
     master.tell(messages.GoOn(4))
     doing.end()
-    assert (client.read("plain", KEYS) == (-2 if op is Op.PUSH else -1)).all()
-    assert {head["seq"] for head in bench.pservers[1].seen(Op.PUSH)[1:]} == ({2} if op is Op.PUSH else set())
+    assert (client.read("plain", KEYS) == (-2 if op is FrameOp.PUSH else -1)).all()
+    assert {head["seq"] for head in bench.pservers[1].seen(FrameOp.PUSH)[1:]} == ({2} if op is FrameOp.PUSH else set())
 
 
 def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> None:
@@ -396,10 +398,10 @@ def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> No
     client = bench.joined(master)
     come, waited = threading.Event(), threading.Semaphore(0)
 
-    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
-        if frame.op is Op.PULL and not come.is_set():
+    def wait(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
+        if frame.op is FrameOp.PULL and not come.is_set():
             waited.release()
-            return Reply.no(Op.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
+            return FrameReply.no(FrameOp.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
         return None
 
     for one in bench.pservers.values():
@@ -421,11 +423,11 @@ def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench
     come = threading.Event()
     waited = threading.Semaphore(0)
 
-    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
+    def wait(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
         if come.is_set():
             return None
         waited.release()
-        return Reply.no(Op.WAIT, text="copies", **{"for": "trainers"})
+        return FrameReply.no(FrameOp.WAIT, text="copies", **{"for": "trainers"})
 
     bench.pservers[2].faults.append(wait)
     master.tell(messages.Halt(4))
@@ -456,6 +458,6 @@ def test_differences_are_exchanged_before_a_checkpoint(bench: Bench) -> None:
 
 def test_an_unreadable_message_is_ignored(bench: Bench, master: Master, capsys: Any) -> None:
     client = bench.joined(master)
-    master.tell(messages.Refused("word", "what do you mean?"))
+    master.tell(messages.RequestRefused("word", "what do you mean?"))
     assert "what do you mean?" in capsys.readouterr().err
     assert Optimizer().lr and client.pull("plain", KEYS).shape == (100, 4)

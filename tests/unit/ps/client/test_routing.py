@@ -13,16 +13,16 @@ from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client import dedup, routing
 from ps.client.dedup import DistinctKeys
-from ps.client.routing import Route, SubRequest
+from ps.client.routing import RoutingTable, SubRequest
 from ps.protocol import half_precision
-from ps.protocol.messages import PlacementMap, Server, pack
+from ps.protocol.messages import PlacementMap, PserverAddress, pack
 from ps.spec import BUCKETS
 
-SERVERS = tuple(Server(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
+SERVERS = tuple(PserverAddress(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
 
 
-def a_route(owner: Any, servers: tuple[Server, ...] = SERVERS, version: int = 1) -> Route:
-    return Route(PlacementMap(version, 1, servers, pack(np.asarray(owner).tolist())))
+def a_route(owner: Any, servers: tuple[PserverAddress, ...] = SERVERS, version: int = 1) -> RoutingTable:
+    return RoutingTable(PlacementMap(version, 1, servers, pack(np.asarray(owner).tolist())))
 
 
 def taken(united: DistinctKeys, sub_requests: list[SubRequest]) -> dict[int, set[int]]:
@@ -113,13 +113,13 @@ def test_unlisted_pservers_count_as_dead() -> None:
     assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
     assert not (route.owner == 3).any()
     assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "not assigned" in route.name(0)
-    assert Route(PlacementMap()).owners == (0,) and Route(PlacementMap()).clocked == ()
+    assert RoutingTable(PlacementMap()).owners == (0,) and RoutingTable(PlacementMap()).clocked == ()
 
 
 def test_a_fixed_placement() -> None:
-    route = Route(routing.fixed_placement([("a", 1), ("b", 2), ("c", 3)]))
+    route = RoutingTable(routing.fixed_placement([("a", 1), ("b", 2), ("c", 3)]))
     assert [int((route.owner == number).sum()) for number in (1, 2, 3)] == [1366, 1365, 1365]
-    for wrong in ([], [SERVERS[0], SERVERS[0]], [Server(0, "x", "h", 1)]):
+    for wrong in ([], [SERVERS[0], SERVERS[0]], [PserverAddress(0, "x", "h", 1)]):
         with pytest.raises((PsError, SettingError)):
             routing.fixed_placement(wrong)
 

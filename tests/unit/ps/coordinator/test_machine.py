@@ -161,7 +161,7 @@ def test_empty_buckets_are_no_loss() -> None:
 
 def test_hot_buckets_are_spread() -> None:
     one = cluster("p", "q", "r")
-    load = messages.Load(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
+    load = messages.PserverLoad(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
     before = one.machine.state.grid.owner[0], one.machine.state.grid.owner[1]
     one.say("p", load)
     assert (one.machine.state.grid.owner[0], one.machine.state.grid.owner[1]) != before
@@ -199,7 +199,7 @@ def test_another_process_in_the_slot_takes_its_place() -> None:
     assert orders is not None
     assert (orders.revoked, [member.number for member in orders.members]) == ((1,), [2])
     one.tell("a", messages.Begin(1))
-    assert one.heard("a", messages.Refused)[-1].kind == "stale"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "stale"
 
 
 def test_the_epoch_counts_those_that_have_begun() -> None:
@@ -209,7 +209,7 @@ def test_the_epoch_counts_those_that_have_begun() -> None:
     number = one.trainer("b")
     epoch = one.machine.state.people.epoch
     assert one.members("a") == ["a/0", "b/0"]
-    one.tell("b", messages.Leave(number))
+    one.tell("b", messages.LeaveMembership(number))
     assert one.machine.state.people.epoch == epoch + 1
     assert one.members("a") == ["a/0"]
     one.tell("b", messages.Begin(number))
@@ -226,7 +226,7 @@ def test_a_world_without_its_node_ends_a_trainer_and_no_other() -> None:
     one.world("b", "c", number=2)
     assert [member.name for member in one.machine.state.members()] == ["b/0"]
     one.tell("a", messages.Join("x"))
-    assert one.heard("a", messages.Refused)[-1].kind == "stale"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "stale"
 
 
 def test_a_trainer_whose_connections_broke_is_gone() -> None:
@@ -242,7 +242,7 @@ def test_the_first_definition_of_a_table_counts() -> None:
     one.world("a", "b")
     one.trainer("a")
     one.tell("b", messages.Join("b", (TableSpec("users", 16),)))
-    refused = one.heard("b", messages.Refused)[-1]
+    refused = one.heard("b", messages.RequestRefused)[-1]
     assert (refused.kind, refused.text) == (
         "table",
         "table users: dim 16 here, 8 there (here: this script, there: the job)",
@@ -266,7 +266,7 @@ def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     one = cluster()
     one.world("a")
     number = one.trainer("a")
-    one.say("p", messages.Load(0, 0, 0, 0, 0, 0, 99, 0.0))
+    one.say("p", messages.PserverLoad(0, 0, 0, 0, 0, 0, 99, 0.0))
     one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5)))
     one.tell("a", messages.SetLr(number, messages.LrHold(500, 0.1, "users")))
     one.feed(sv.SettingsHold(Settings(number=1, factor=2.0)))
@@ -276,7 +276,7 @@ def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     assert holds == {(100, ""): 1.0, (500, "users"): 0.2}, (
         "what is still to come is multiplied, and not brought forward"
     )
-    one.say("p", messages.Load(0, 0, 0, 0, 0, 0, 599, 0.0))
+    one.say("p", messages.PserverLoad(0, 0, 0, 0, 0, 0, 599, 0.0))
     one.feed(sv.SettingsHold(Settings(number=2, factor=4.0)))
     assert one.bucket_machines["servers/p"].orders is not None
     holds = {(hold.step, hold.table): hold.factor for hold in one.bucket_machines["servers/p"].orders.lr}
@@ -285,7 +285,7 @@ def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     again = {(hold.step, hold.table): hold.factor for hold in one.machine.state.lr}
     assert again == {**holds, (700, ""): 4.0}
     one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5, "other")))
-    assert "there is no table other" in one.heard("a", messages.Refused)[-1].text
+    assert "there is no table other" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 def test_nonsense_is_answered() -> None:
@@ -293,9 +293,9 @@ def test_nonsense_is_answered() -> None:
     one.world("a")
     one.trainer("a")
     one.feed(sv.Said(Caller(NodeId("a"), 0), Round(1), "nonsense"))
-    assert one.heard("a", messages.Refused)[-1].kind == "word"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "word"
     one.tell("a", messages.Followed(1))
-    assert "not a message that a trainer sends" in one.heard("a", messages.Refused)[-1].text
+    assert "not a message that a trainer sends" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
     halted(one, "b")
     one.tell("a", messages.DataNamed(1, (("train", "here"),)))
     assert [one.heard(node, messages.GoOn) for node in "ab"] == [[messages.GoOn(1)]] * 2
-    assert one.heard("a", messages.Saved) == [messages.Saved(5, 1, "checkpoint-1")]
+    assert one.heard("a", messages.CheckpointSaved) == [messages.CheckpointSaved(5, 1, "checkpoint-1")]
     assert "checkpoint 1 is complete: checkpoint-1" in one.notes
 
 
@@ -331,7 +331,7 @@ def test_who_dies_on_the_way_to_the_boundary_is_left_out() -> None:
     halted(one, "a")
     one.world("a", number=2)
     one.tell("a", messages.DataNamed(1, ()))
-    assert one.heard("a", messages.Saved)
+    assert one.heard("a", messages.CheckpointSaved)
 
 
 def test_who_does_not_stop_is_named() -> None:
@@ -342,7 +342,7 @@ def test_who_does_not_stop_is_named() -> None:
     one.tell("a", messages.Save(1))
     halted(one, "a")
     one.pass_time(61.0)
-    refused = one.heard("a", messages.Refused)[-1]
+    refused = one.heard("a", messages.RequestRefused)[-1]
     assert (refused.kind, refused.ask) == ("save", 1)
     assert "b/0 reached no step boundary in time" in refused.text
     assert one.heard("a", messages.GoOn)
@@ -360,7 +360,7 @@ def test_a_checkpoint_is_abandoned_when_a_pserver_dies() -> None:
     one.kill("r")
     assert one.machine.checkpoints.phase == ""
     assert one.heard("a", messages.GoOn)
-    assert "servers/r was lost" in one.heard("a", messages.Refused)[-1].text
+    assert "servers/r was lost" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 def test_buckets_keep_still_until_the_mark() -> None:
@@ -420,7 +420,7 @@ def test_a_lost_bucket_rolls_all_trainers_back() -> None:
     one.trainer("a", "n")
     one.found = FOUND
     one.kill("p")
-    assert one.heard("a", messages.Refused)[-1].kind == "stale"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "stale"
     one.pass_time(5.0)
     assert one.machine.state.history == 2
     assert one.trainer("a", "m") == 2
@@ -456,15 +456,15 @@ def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> No
     one.world("a", "b")
     one.tell("a", messages.Join("a", (TableSpec("users", 16),)))  # before anybody knows of a checkpoint
     one.started("p", "q")
-    (refused,) = one.heard("a", messages.Refused)
+    (refused,) = one.heard("a", messages.RequestRefused)
     assert refused.kind == "table" and "table users: dim 16 here, 8 there" in refused.text
     assert "(here: the script, there: the checkpoint)" in refused.text and "--checkpoint-dir" in refused.text
     state = one.machine.state
     assert state.found == one.found.checkpoints and state.whole and state.tables == {"users": TABLE} and not one.failed
     one.tell("a", messages.Join("a2", (TableSpec("users", 16),)))
-    assert one.heard("a", messages.Refused)[-1].kind == "table" and not one.heard("a", messages.Joined)
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "table" and not one.heard("a", messages.Joined)
     one.tell("a", messages.Join("a3", (TableSpec("clients", 8),)))
-    assert "table clients: in the script, not in the checkpoint" in one.heard("a", messages.Refused)[-1].text
+    assert "table clients: in the script, not in the checkpoint" in one.heard("a", messages.RequestRefused)[-1].text
     assert one.trainer("b", "b", (TABLE, TableSpec("more", 4)))
 
 
@@ -511,7 +511,7 @@ def test_a_checkpoint_that_can_never_be_is_not_to_be_asked_for_again() -> None:
     one.tell("a", messages.AtCheckpoint(checkpoint, 0))
     one.tell("a", messages.DataNamed(checkpoint, ()))
     one.say("p", messages.CheckpointPhaseDone(checkpoint, "mark", "there is no checkpoint directory", lasting=True))
-    refused = one.heard("a", messages.Refused)[-1]
+    refused = one.heard("a", messages.RequestRefused)[-1]
     assert number and "no checkpoint directory" in refused.text and "ask again" not in refused.text
 
 
@@ -585,7 +585,7 @@ def test_the_report_shows_progress() -> None:
     one.started("p", "q")
     one.world("a")
     one.trainer("a")
-    one.say("p", messages.Load(1000, 2 << 20, 0, 0, 0, 0, 5, 0.3))
+    one.say("p", messages.PserverLoad(1000, 2 << 20, 0, 0, 0, 0, 5, 0.3))
     texts = [progress.text for progress in one.machine.report()]
     assert texts[0] == "2 pservers, all copies in sync"
     assert texts[1] == "servers/p: 4 buckets, 4 copies, 1,000 rows, 2 MiB, copies 0.3 s behind"

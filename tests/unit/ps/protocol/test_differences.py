@@ -18,9 +18,9 @@ from tests.support.ps_cluster_fixture import Cluster
 from tests.support.ps_fixture import Bench, Master
 
 PLACEMENT = messages.PlacementMap(
-    3, 1, (messages.Server(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8)
+    3, 1, (messages.PserverAddress(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8)
 )
-A, B, C = (messages.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
+A, B, C = (messages.TrainerMember(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
 BASE = messages.Orders(0, 0, PLACEMENT, 7, (A, B), Training(), (TableSpec("t", 4),), since="s", giver="g")
 LATER: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -43,10 +43,10 @@ def test_orders_come_out_as_they_went_in(what: str) -> None:
 
 def test_a_membership_comes_out_as_it_went_in() -> None:
     drawn = random.Random(1)
-    members: tuple[messages.Member, ...] = ()
+    members: tuple[messages.TrainerMember, ...] = ()
     for epoch in range(1, 200):
         numbers = sorted(drawn.sample(range(1, 9), drawn.randint(0, 8)))
-        now = tuple(messages.Member(one, f"n/{one}", drawn.choice((0, epoch))) for one in numbers)
+        now = tuple(messages.TrainerMember(one, f"n/{one}", drawn.choice((0, epoch))) for one in numbers)
         word = counted(0, epoch - 1, members, epoch, now)
         members = members_after(members, word.came, word.went)
         assert members == now
@@ -107,12 +107,12 @@ def test_a_trainer_that_missed_a_message_requests_the_full_state() -> None:
     try:
         master = Master(bench)
         client = bench.joined(master)
-        master.tell(messages.MembersChanged(0, 1, 2, (messages.Member(8, "b/0", 0),), ()))
+        master.tell(messages.MembersChanged(0, 1, 2, (messages.TrainerMember(8, "b/0", 0),), ()))
         assert [one.number for one in client.members] == [8]
-        master.tell(messages.MembersChanged(0, 4, 5, (messages.Member(9, "c/0", 0),), ()))
+        master.tell(messages.MembersChanged(0, 4, 5, (messages.TrainerMember(9, "c/0", 0),), ()))
         assert [one.number for one in client.members] == [8], "it goes on from another membership"
         assert master.expect(messages.GetPlacement).version == -1
-        master.tell(messages.PlacementUpdate(0, bench.placement(), 5, (messages.Member(9, "c/0", 0),)))
+        master.tell(messages.PlacementUpdate(0, bench.placement(), 5, (messages.TrainerMember(9, "c/0", 0),)))
         master.tell(messages.MembersChanged(0, 3, 4, (), (9,)))
         assert [one.number for one in client.members] == [9], "what is older than that is no news"
     finally:

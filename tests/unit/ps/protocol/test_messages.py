@@ -14,12 +14,14 @@ from ps.protocol import messages
 from ps.spec import BUCKETS, TableSpec
 
 PLACEMENT = messages.PlacementMap(
-    3, 2, (messages.Server(1, "servers/a-0", "host", 7, "path", "machine"),), messages.pack([1] * BUCKETS)
+    3, 2, (messages.PserverAddress(1, "servers/a-0", "host", 7, "path", "machine"),), messages.pack([1] * BUCKETS)
 )
 WORDS = [
-    messages.Orders(0, 1, PLACEMENT, 4, (messages.Member(2, "a/0", 9),), Training(Mode.SYNC), (TableSpec("t", 8),)),
-    messages.Hello("servers/a-0", 1, 0, messages.pack(bytes(BUCKETS)), 1 << 30),
-    messages.OrdersChanged(0, 1, 3, 4, 5, (messages.Member(2, "a/0", 9),), (7, 8), PLACEMENT, revoked=(7,)),
+    messages.Orders(
+        0, 1, PLACEMENT, 4, (messages.TrainerMember(2, "a/0", 9),), Training(Mode.SYNC), (TableSpec("t", 8),)
+    ),
+    messages.PserverHello("servers/a-0", 1, 0, messages.pack(bytes(BUCKETS)), 1 << 30),
+    messages.OrdersChanged(0, 1, 3, 4, 5, (messages.TrainerMember(2, "a/0", 9),), (7, 8), PLACEMENT, revoked=(7,)),
     messages.OrdersChanged(
         0, 1, 3, 4, 5, tables=(TableSpec("t", 8),), checkpoint=messages.CheckpointOrder(1, "mark"), go=True
     ),
@@ -32,7 +34,7 @@ WORDS = [
     messages.FoundCheckpoints(
         4, (messages.FoundCheckpoint("checkpoint-4", 4, 100, (TableSpec("t", 8),)),), ("checkpoint-5: no manifest",)
     ),
-    messages.Load(1, 2, 3, 4, 5, 6, 7, 0.5, ((1, 2),)),
+    messages.PserverLoad(1, 2, 3, 4, 5, 6, 7, 0.5, ((1, 2),)),
     messages.Join("nonce", (TableSpec("t", 8),)),
     messages.SetLr(1, messages.LrHold(0, 0.5, "t")),
     messages.AtCheckpoint(4, 100, '{"a": 1}'),
@@ -40,8 +42,8 @@ WORDS = [
     messages.Joined(1, 0, PLACEMENT, 4, (), Training(), (), 5, "", "secret"),
     messages.PlacementUpdate(0, PLACEMENT, 4, ()),
     messages.PlacementChanged(0, PLACEMENT),
-    messages.MembersChanged(0, 3, 5, (messages.Member(2, "a/0", 9),), (7,)),
-    messages.Refused("table", "dim 16 here, 8 there", 3),
+    messages.MembersChanged(0, 3, 5, (messages.TrainerMember(2, "a/0", 9),), (7,)),
+    messages.RequestRefused("table", "dim 16 here, 8 there", 3),
 ]
 
 
