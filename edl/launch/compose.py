@@ -518,9 +518,9 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     if not spec.servers:
         return (leases,)
     from ps.coordinator.machine import PlacementMachine
-    from ps.coordinator.state import Limits
+    from ps.coordinator.state import CoordinatorLimits
 
-    limits = Limits(recover_s=spec.timeouts.recover_s)
+    limits = CoordinatorLimits(recover_s=spec.timeouts.recover_s)
     return (leases, PlacementMachine(spec.servers, limits=limits))
 
 

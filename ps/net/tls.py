@@ -38,15 +38,15 @@ def contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext
 
 def calling_over(plain: Wire, context: ssl.SSLContext | None, until_s: float) -> Wire:
     """The wire for the calling side; plain without a context."""
-    return plain if context is None else Tls(plain, context, False, until_s)
+    return plain if context is None else TlsSocket(plain, context, False, until_s)
 
 
 def called_over(plain: Wire, context: ssl.SSLContext | None, until_s: float) -> Wire:
     """The wire for the serving side; plain without a context or for unix sockets."""
-    return plain if context is None or not plain.checked else Tls(plain, context, True, until_s)
+    return plain if context is None or not plain.checked else TlsSocket(plain, context, True, until_s)
 
 
-class Tls:
+class TlsSocket:
     """A ``Wire`` with TLS."""
 
     checked = False

@@ -60,7 +60,7 @@ def of_ranges(ranges: Iterable[tuple[int, int]], buckets: int = BUCKETS) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PserverAddress:
     """A pserver and where it is reached."""
 
     number: int
@@ -80,7 +80,7 @@ class PlacementMap:
     version: int = 0
     history: int = 1
     """Raised when the parameters were rolled back to a checkpoint: trainers of an earlier history begin anew."""
-    servers: tuple[Server, ...] = ()
+    servers: tuple[PserverAddress, ...] = ()
     """Those that live. Who is not in this list is dead, for everybody."""
     owner: str = ""
     """``pack``ed. ``NOBODY``: the bucket waits to be restored, or the job for its first pservers."""
@@ -91,7 +91,7 @@ class PlacementMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TrainerMember:
     """A trainer of the membership epoch."""
 
     number: int
@@ -111,21 +111,21 @@ class LrHold:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CheckpointOrder:
     """A checkpoint under way, or one to begin from."""
 
     number: int
     phase: str
-    """``find``: say ``Found`` (one pserver is asked, before any bucket has an owner). ``mark``: note all rows as they
-    are now, without delay. ``write``: write those of the buckets owned at the mark. ``complete``: write the manifest
-    (one pserver is asked). ``restore``: load what the chart gives to this pserver."""
+    """``find``: answer with ``FoundCheckpoints`` (sent to one pserver, before any bucket has an owner). ``mark``: note
+    all rows as they are now, without delay. ``write``: write those of the buckets owned at the mark. ``complete``:
+    write the manifest (sent to one pserver). ``restore``: load the buckets that the placement gives this pserver."""
     run: str = ""
-    """``restore``: folder, below the checkpoint directory, of the cut. ``write``: the newest complete cut of this
-    history that was taken while these pservers ran, to write only what has changed since; empty: write all."""
+    """``restore``: the checkpoint's folder, relative to the checkpoint directory. ``write``: the newest complete
+    checkpoint of this history that these pservers wrote, to write only what has changed since; empty: write all."""
     extra: str = ""
     """``complete``: what the manifest has to say about trainers: step, positions and values, as JSON."""
     parts: tuple[str, ...] = ()
-    """``complete``: what each pserver has told (``CutDone.told``) about what it has written."""
+    """``complete``: what each pserver has told (``CheckpointPhaseDone.report``) about what it has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +136,15 @@ class Orders:
     """The Master's fencing token: orders with a smaller one are refused."""
     you: int
     """The number of the pserver that this is said to."""
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
     """Of the membership."""
-    members: tuple[Member, ...]
+    members: tuple[TrainerMember, ...]
     training: Training
     tables: tuple[TableSpec, ...]
     lr: tuple[LrHold, ...] = ()
     """By rising step; of the holds that apply to a table the last one with ``step`` at or below a push's counts."""
-    cut: Cut | None = None
+    checkpoint: CheckpointOrder | None = None
     revoked: tuple[int, ...] = ()
     """Trainers that are gone but may still have a push under way: refuse them."""
     drain: bool = False
@@ -156,7 +156,7 @@ class Orders:
     says about a bucket counts only if it was said under that version or a later one."""
     giver: str = ""
     """``pack``ed: whose release the owner has to wait for before it serves the bucket; ``NOBODY``: nobody's;
-    ``RESTORE``: it has to load it from the checkpoint in ``cut``."""
+    ``RESTORE``: it has to load it from the checkpoint in ``checkpoint``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +168,9 @@ class OrdersChanged:
     base: int
     version: int
     epoch: int
-    came: tuple[Member, ...] = ()
+    came: tuple[TrainerMember, ...] = ()
     went: tuple[int, ...] = ()
-    chart: PlacementMap | None = None
+    placement: PlacementMap | None = None
     """If more of it than its version is different."""
     training: Training | None = None
     tables: tuple[TableSpec, ...] | None = None
@@ -178,7 +178,7 @@ class OrdersChanged:
     revoked: tuple[int, ...] | None = None
     since: str | None = None
     giver: str | None = None
-    cut: Cut | None = None
+    checkpoint: CheckpointOrder | None = None
     """This one and what follows are as in ``Orders``, also if they are as they were."""
     drain: bool = False
     go: bool = False
@@ -188,7 +188,7 @@ class OrdersChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class PserverHello:
     """First word on a line, and again on each new one."""
 
     name: str
@@ -211,7 +211,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class OrdersPlease:
+class GetOrders:
     """A change of orders went on from others than these: all that holds is needed."""
 
     version: int
@@ -255,21 +255,21 @@ class TrainerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class CutDone:
-    """A phase of a cut is done here, or cannot be (``failed``)."""
+class CheckpointPhaseDone:
+    """A phase of a checkpoint is done here, or cannot be (``failed``)."""
 
     number: int
     phase: str
     failed: str = ""
-    told: str = ""
+    report: str = ""
     """JSON: what was written or restored (files, rows, bytes, seconds)."""
     lasting: bool = False
-    """Of a failure: it is the pserver's, not the cut's, and trying again, or with another cut, would not help."""
+    """The cause is the pserver, not the checkpoint: neither a retry nor another checkpoint would help."""
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCut:
-    """A complete cut that looks usable: its rows have not been read yet."""
+class FoundCheckpoint:
+    """A complete checkpoint that looks usable: its rows have not been read yet."""
 
     run: str
     """Its folder, below the checkpoint directory."""
@@ -277,23 +277,23 @@ class FoundCut:
     step: int
     tables: tuple[TableSpec, ...] = ()
     extra: str = ""
-    """What its manifest says about trainers, as ``Cut.extra`` of the phase ``complete`` gave it."""
+    """What its manifest says about trainers, as ``CheckpointOrder.extra`` of the phase ``complete`` gave it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to ``Cut(phase="find")``: what lies in the checkpoint directory."""
+class FoundCheckpoints:
+    """The answer to ``CheckpointOrder(phase="find")``: what lies in the checkpoint directory."""
 
     top: int
-    """The highest number that any cut there has, complete or not: new ones get higher ones."""
-    cuts: tuple[FoundCut, ...] = ()
+    """The highest number that any checkpoint there has, complete or not: new ones get higher ones."""
+    checkpoints: tuple[FoundCheckpoint, ...] = ()
     """Newest first, at most 3: when one cannot be restored, the next is tried."""
     refused: tuple[str, ...] = ()
-    """Why others cannot be used, a line each. With ``cuts`` empty: the job must not begin anew by itself."""
+    """Why others cannot be used, a line each. With ``checkpoints`` empty: the job must not begin anew by itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PserverLoad:
     """Now and then: what this pserver does. All counts since its start, except ``rows`` and ``bytes``."""
 
     rows: int
@@ -333,14 +333,14 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveMembership:
     """It has no more to do: nobody waits for it."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChartPlease:
+class GetPlacement:
     """Whatever is newer than ``version``."""
 
     version: int
@@ -364,16 +364,16 @@ class SetLr:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint, please. Answered with ``Saved`` or ``Refused`` of the same ``ask``."""
+    """A checkpoint, please. Answered with ``CheckpointSaved`` or ``RequestRefused`` of the same ``ask``."""
 
     ask: int
 
 
 @dataclass(frozen=True, slots=True)
-class AtCut:
+class AtCheckpoint:
     """The trainer has come to a boundary: all it has pushed is acknowledged, its data positions are told."""
 
-    cut: int
+    checkpoint: int
     step: int
     value: str = ""
     """What the script wants back after a restore, as JSON."""
@@ -381,10 +381,10 @@ class AtCut:
 
 @dataclass(frozen=True, slots=True)
 class DataNamed:
-    """The trainer that was asked to has named the data positions after the cut. ``ledgers``: by data set, the position
-    itself, for the manifest."""
+    """The trainer that received ``NameData`` has named the data positions. ``ledgers``: the positions by data set, for
+    the manifest."""
 
-    cut: int
+    checkpoint: int
     ledgers: tuple[tuple[str, str], ...]
 
 
@@ -397,9 +397,9 @@ class Joined:
 
     number: int
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
-    members: tuple[Member, ...]
+    members: tuple[TrainerMember, ...]
     training: Training
     tables: tuple[TableSpec, ...]
     step: int
@@ -418,68 +418,68 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Charted:
-    """All of the chart and the membership: whoever says this has been asked."""
+class PlacementUpdate:
+    """All of the placement and the membership: whoever says this has been asked."""
 
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
     """-1: nothing is said of the membership."""
-    members: tuple[Member, ...]
+    members: tuple[TrainerMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The chart has changed."""
+class PlacementChanged:
+    """The placement has changed."""
 
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """The membership has changed. Who knows another one than that of epoch ``since`` asks for it (``ChartPlease``)."""
+class MembersChanged:
+    """The membership has changed. Who knows another one than that of epoch ``since`` asks for it (``GetPlacement``)."""
 
     token: int
     since: int
     epoch: int
-    came: tuple[Member, ...]
+    came: tuple[TrainerMember, ...]
     went: tuple[int, ...]
     """Numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Stop at the next boundary for this cut, and say ``AtCut``."""
+    """Stop at the next boundary for this checkpoint, and say ``AtCheckpoint``."""
 
-    cut: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
 class NameData:
-    """To one trainer: all have stopped; name the data positions ``cut-<number>`` and say ``DataNamed``."""
+    """To one trainer: all have stopped; name the data positions ``checkpoint-<number>`` and say ``DataNamed``."""
 
-    cut: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """The cut is marked, or given up: train on."""
+    """The checkpoint is marked, or given up: train on."""
 
-    cut: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class CheckpointSaved:
     """The checkpoint that was asked for is complete. ``run``: its folder."""
 
     ask: int
-    cut: int
+    checkpoint: int
     run: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRefused:
     """``kind``: ``table`` (differs), ``stale`` (number or history is gone: begin anew), ``save``, ``word``."""
 
     kind: str
@@ -488,9 +488,33 @@ class Refused:
 
 
 _UNION: TaggedUnion[Any] = TaggedUnion(
-    *(Orders, OrdersChanged, Hello, Followed, OrdersPlease, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
-    *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
-    *(Joined, Waits, Charted, Placed, Counted, Halt, NameData, GoOn, Saved, Refused),
+    *(
+        Orders,
+        OrdersChanged,
+        PserverHello,
+        Followed,
+        GetOrders,
+        Synced,
+        Unsynced,
+        Took,
+        TrainerLost,
+        CheckpointPhaseDone,
+        FoundCheckpoints,
+        PserverLoad,
+    ),
+    *(Join, Begin, LeaveMembership, GetPlacement, Suspect, SetLr, Save, AtCheckpoint, DataNamed),
+    *(
+        Joined,
+        Waits,
+        PlacementUpdate,
+        PlacementChanged,
+        MembersChanged,
+        Halt,
+        NameData,
+        GoOn,
+        CheckpointSaved,
+        RequestRefused,
+    ),
     tag="word",
     what="a message of the parameter servers",
     advice="Master, pservers and trainers of a job must run the same version of edl",
