@@ -96,5 +96,5 @@ def pull_dense(client: Rowed, table: str, blocks: DenseLayout) -> dict[str, Arra
 
 
 def part(blocks: DenseLayout, grads: Mapping[str, Any]) -> tuple[NDArray[np.int64], Array]:
-    """Keys and packed gradients, as ``Client.push`` takes them."""
+    """Keys and packed gradients, as ``PsClient.push`` takes them."""
     return blocks.keys, blocks.pack(grads)

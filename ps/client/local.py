@@ -61,7 +61,7 @@ class LocalClient:
         """Does nothing: the parameters are lost with the process."""
 
     def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> NDArray[np.float32]:
-        """See ``ps.client.client.PsClient``."""
+        """Pull rows: float32 of shape ``(*keys.shape, dim)``, into ``out`` if given."""
         shape = (*keys.shape, self._spec(table).dim)
         rows = np.empty(shape, np.float32) if out is None else out
         flat = np.ascontiguousarray(keys, np.int64).reshape(-1)
@@ -69,11 +69,11 @@ class LocalClient:
         return rows
 
     def pull_many(self, keys: Mapping[str, Array], *, insert: bool = True) -> dict[str, NDArray[np.float32]]:
-        """See ``ps.client.client.PsClient``."""
+        """Pull rows of several tables."""
         return {table: self.pull(table, some, insert=insert) for table, some in keys.items()}
 
     def read(self, table: str, keys: Array) -> NDArray[np.float32]:
-        """See ``ps.client.client.PsClient``."""
+        """Read rows without side effects; a key without a row yields its initial weights."""
         return self.pull(table, keys, insert=False)
 
     def prefetch(self, table: str, keys: Array) -> None:
@@ -87,7 +87,7 @@ class LocalClient:
         self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", wait: bool = True,
         records: Records | None = None,
     ) -> None:  # fmt: skip
-        """See ``ps.client.client.PsClient``."""
+        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``)."""
         parts = [TablePush(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
         self._seq += 1
         self.store.push([TrainerPush(ME, self._seq, parts)], step=self.step, lr=self._lr())
@@ -97,16 +97,17 @@ class LocalClient:
     def push_and_pull(
         self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        """See ``ps.client.client.PsClient``."""
+        """Push gradients, which ends the step, and return the updated rows of those of these tables that were
+        pushed, ``(keys, dim)`` in the order of their keys, in a single request to each pserver."""
         self.push(grads, records=records)
         return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
 
     def first(self, table: str, keys: Array, values: Array) -> None:
-        """See ``ps.client.client.PsClient``."""
+        """Set the weights of keys that have no row yet; existing rows are left alone."""
         self.push({table: (keys, values)}, op="first")
 
     def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
-        """See ``ps.client.client.PsClient``."""
+        """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: from now on)."""
         if not (factor >= 0 and np.isfinite(factor)):
             raise SettingError("factor", f"{factor:g}", "must be 0 or more, and finite")
         if table:

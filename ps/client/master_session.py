@@ -131,12 +131,12 @@ class LiveMasterSession:
 
     @property
     def number(self) -> int:
-        """See ``MasterSession``."""
+        """This trainer's number, as ``MasterSession`` requires."""
         return self.joined.number
 
     @property
     def joined(self) -> messages.Joined:
-        """See ``MasterSession``."""
+        """The answer to ``Join``, updated with the newest epoch and members."""
         with self._changed:
             if self._joined is None:
                 raise PsError("this trainer has not joined yet")
@@ -144,7 +144,7 @@ class LiveMasterSession:
 
     @property
     def route(self) -> RoutingTable:
-        """See ``MasterSession``."""
+        """The newest placement map, as ``MasterSession`` requires."""
         with self._changed:
             if self._route is None:
                 raise PsError("this trainer has not joined yet")
@@ -152,7 +152,7 @@ class LiveMasterSession:
 
     @property
     def halted(self) -> int:
-        """See ``MasterSession``."""
+        """Number of the checkpoint to stop for; 0 if there is none."""
         with self._changed:
             return self._checkpoint
 
@@ -163,13 +163,13 @@ class LiveMasterSession:
             return self._to_name
 
     def check(self) -> None:
-        """See ``MasterSession``."""
+        """Raises ``RolledBack`` if this process must restart."""
         with self._changed:
             if self._over:
                 raise RolledBack(self._over)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """See ``MasterSession``."""
+        """Call ``listener``, from any thread, after every change; returns a function that removes it."""
         with self._changed:
             self._listeners.append(listener)
 
@@ -232,7 +232,7 @@ class LiveMasterSession:
         self._say(messages.SetLr(self.number, hold))
 
     def newer(self, version: int) -> None:
-        """See ``MasterSession``."""
+        """Request a placement map newer than this version."""
         with self._changed:
             now_s = _now_s()
             if now_s - self._asked_s < REQUEST_PAUSE_S:
@@ -241,7 +241,7 @@ class LiveMasterSession:
         self._say(messages.GetPlacement(version))
 
     def suspect(self, server: int, why: str) -> None:
-        """See ``MasterSession``."""
+        """Report a pserver that cannot be reached."""
         self._say(messages.Suspect(server, why[:300]))
 
     def ask_save(self) -> None:
@@ -341,7 +341,7 @@ class LiveMasterSession:
             self._say(message)
 
     def update_placement(self, message: messages.PlacementUpdate) -> None:
-        """See ``MasterSession``."""
+        """Take over a placement map that a pserver has sent."""
         with self._changed:
             self._use_placement(message)
             self._changed.notify_all()
@@ -455,7 +455,7 @@ class FixedMasterSession:
         return lambda: None
 
     def update_placement(self, message: messages.PlacementUpdate) -> None:
-        """See ``MasterSession``."""
+        """Take over a placement map that a pserver has sent."""
         if message.placement.version > self.route.version:
             self.route = RoutingTable(message.placement)
 

@@ -43,13 +43,13 @@ class _IntentRequest:
         self.keys = [intents.home_key(self.trainer)]
 
     def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
-        """See ``PserverRequest``."""
+        """Build the call for a sub-request."""
         head = {"of": self.trainer, "seq": self.seq, "fence": self.fence}
         body = [self.text.encode()] if self.text else []
         return PserverCall(FrameOp.INTENT, {**head, "version": route.version, "history": route.history}, body)
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         self.head, self.text = head, bytes(body).decode()
 
 

@@ -40,7 +40,7 @@ class RowReader:
         self._pulled_step = -1
 
     def pull(self, wanted: Mapping[str, Any], outs: Mapping[str, Weights | None], insert: bool) -> dict[str, Weights]:
-        """See ``Client.pull_many``."""
+        """Pull rows of several tables, with one request to each pserver."""
         core = self._core
         given = {table: as_keys(table, keys) for table, keys in wanted.items()}
         found = {table: as_out(core.spec(table), keys.shape, outs.get(table)) for table, keys in given.items()}
@@ -59,7 +59,7 @@ class RowReader:
         return found
 
     def prefetch(self, table: str, keys: Any) -> None:
-        """See ``Client.prefetch``."""
+        """Fetch the rows of these keys in the background, for a following pull of exactly the same keys."""
         core = self._core
         given, dim = as_keys(table, keys).copy(), core.spec(table).dim
 
@@ -74,7 +74,7 @@ class RowReader:
         self._ahead.ask(table, given, fetch, core.step, core.mode is Mode.SYNC and self._pulled_step == core.step)
 
     def scan(self, table: str) -> Iterator[Rows]:
-        """See ``Client.scan``."""
+        """Iterate over all rows with their state, a few buckets at a time."""
         self._core.spec(table)
         some = np.arange(1 << 17, dtype=np.int64)
         buckets, first = np.unique(hashing.buckets_of(some), return_index=True)

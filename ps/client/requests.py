@@ -54,7 +54,7 @@ class Pull:
         self.keys = [one.keys for one in self.fetches]
 
     def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
-        """See ``PserverRequest``."""
+        """Build the call for a sub-request."""
         wanted = []
         for part, where in sub_request.items:
             fetch = self.fetches[part]
@@ -84,7 +84,7 @@ class Pull:
         return into
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         self.applied[sub_request.server] = int(head.get("applied", -1))
         if self._placed.pop(id(sub_request), False):
             return
@@ -119,7 +119,7 @@ class PushRequest:
         self.keys = [one.keys for one in self.parts]
 
     def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
-        """See ``PserverRequest``."""
+        """Build the call for a sub-request."""
         some = [(self.parts[part], where) for part, where in sub_request.items]
         parts, body = requests.push(
             [TablePush(one.table, one.keys[where], one.grads[where], one.op) for one, where in some], self.dtype
@@ -136,7 +136,7 @@ class PushRequest:
         return PserverCall(FrameOp.PUSH, head, body)
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         places = [(self.back[self.parts[part].table], where) for part, where in sub_request.items
                   if self.parts[part].table in self.back]  # fmt: skip
         _unpack(body, self.row_dtype, places)
@@ -159,14 +159,14 @@ class Scan:
     clocked: bool = False
 
     def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
-        """See ``PserverRequest``. A sub-request has exactly one bucket."""
+        """Build the call for a sub-request. A sub-request has exactly one bucket."""
         (part, where) = sub_request.items[0]
         bucket = self.buckets[int(self.keys[part][where][0])]
         head = {"table": self.table, "bucket": bucket, "history": route.history, "version": route.version}
         return PserverCall(FrameOp.SCAN, head)
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         if body.nbytes:
             found = rows.decode(bytes(body))
             if len(found):

@@ -38,7 +38,8 @@ class RowWriter:
         self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True,
         records: Records | None = None, back: Sequence[str] = (),
     ) -> dict[str, NDArray[np.float32]]:  # fmt: skip
-        """See ``Client.push``. ``steps``: gradients end a step. ``back``: return the updated rows of these tables."""
+        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``). ``steps``: gradients end a step.
+        ``back``: return the updated rows of these tables."""
         core = self._core
         as_op(op)
         with self._lock:

@@ -145,7 +145,7 @@ class PlainSocket:
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def read_into(self, view: memoryview, least: int, until_s: float) -> int:
-        """See ``Wire``."""
+        """Read at least ``least`` bytes, at most as many as fit."""
         done, flags = 0, socket.MSG_WAITALL if least == len(view) else 0
         while True:
             self._wait(socket.SO_RCVTIMEO, until_s)
@@ -176,7 +176,7 @@ class PlainSocket:
         return count
 
     def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
-        """See ``Wire``."""
+        """Write all parts in order, passing an open file descriptor along if given."""
         rest = list(parts)
         along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))] if file >= 0 else []
         while rest:
@@ -199,21 +199,21 @@ class PlainSocket:
                 _look(until_s, "the peer is too slow")
 
     def pending(self) -> bool:
-        """See ``Wire``."""
+        """True if data can be read without waiting."""
         return bool(self._poll(select.POLLIN))
 
     def hung_up(self) -> bool:
-        """See ``Wire``."""
+        """True if the peer is known to have closed; unread data may remain."""
         lost = getattr(select, "POLLRDHUP", 0)
         return bool(self._poll(lost) & (lost | select.POLLHUP | select.POLLERR | select.POLLNVAL))
 
     def shut(self) -> None:
-        """See ``Wire``."""
+        """Shut down both directions, which wakes up blocked calls."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See ``Wire``."""
+        """Close the socket, once no thread uses it."""
         self._socket.close()
         while self.files:
             os.close(self.files.pop())
@@ -463,11 +463,11 @@ class _SocketListener:
 
     @property
     def closed(self) -> bool:
-        """See ``Listener``."""
+        """True after ``close``, as ``Listener`` requires."""
         return self._socket.fileno() < 0
 
     def accept(self) -> PlainSocket:
-        """See ``Listener``."""
+        """Wait for the next connection."""
         while True:
             connection, _ = self._socket.accept()
             try:
@@ -476,7 +476,7 @@ class _SocketListener:
                 connection.close()  # it has hung up already
 
     def close(self) -> None:
-        """See ``Listener``."""
+        """Stop listening, as ``Listener`` requires."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -486,15 +486,15 @@ class SystemSockets:
     """Sockets of the operating system."""
 
     def connect(self, host: str, port: int, until_s: float) -> PlainSocket:
-        """See ``Sockets``."""
+        """Connect over TCP, as ``Sockets`` requires."""
         return PlainSocket(connect_tcp(host, port, until_s))
 
     def connect_local(self, path: str, until_s: float) -> PlainSocket:
-        """See ``Sockets``."""
+        """Connect to an abstract unix socket."""
         return PlainSocket(connect_unix(path, until_s))
 
     def listen(self, host: str, port: int) -> Listening:
-        """See ``Sockets``."""
+        """Listen on TCP (0: any free port), and on an abstract unix socket if supported."""
         try:
             family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=256)

@@ -238,8 +238,8 @@ class BucketShell:
         return self._turns
 
     def refuses(self, sender: int, version: int, buckets: Sequence[int]) -> list[int]:
-        """See ``BucketMachine.refuses``. Requires the lock of the buckets' shard, which must be held until accepted
-        content is in the store."""
+        """The buckets for which nothing is accepted from ``sender``, whose newest orders are ``version``. Requires
+        the lock of the buckets' shard, which must be held until accepted content is in the store."""
         with self._stepping:
             refused = self._bucket_machine.refuses(sender, version, buckets)
             turn = self._turns
@@ -254,11 +254,11 @@ class BucketShell:
     # --- the owner of streams ----------------------------------------------------------------------------------------
 
     def connect(self, follower: int) -> FrameCaller:
-        """See ``replicate_out.Owner``."""
+        """Connect to the follower, as ``StreamOwner`` requires."""
         return self._around.connect(follower)
 
     def take_image(self, follower: int, bucket: int, copy: int) -> None:
-        """See ``replicate_out.Owner``."""
+        """Under the bucket's lock, put its image into the stream, unless it is no longer wanted."""
         with self._store.lock(bucket):
             to_follower = self._to_followers.get(follower)
             if to_follower is None or not to_follower.to[bucket] or to_follower.pending[bucket] != copy:
@@ -268,7 +268,7 @@ class BucketShell:
             to_follower.live[bucket] = 1
 
     def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
-        """See ``replicate_out.Owner``."""
+        """The follower, whose newest orders are ``version``, has refused these buckets."""
         to_follower = self._to_followers.get(follower)
         if to_follower is not None:
             to_follower.refused = max(to_follower.refused, version)
@@ -276,11 +276,11 @@ class BucketShell:
         self.post(h.FollowerFenced(follower, version, tuple(buckets)))
 
     def failed(self, what: str) -> None:
-        """See ``replicate_out.Owner``."""
+        """A thread has failed, as ``StreamOwner`` requires."""
         self._around.failed(what)
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
-        """See ``replicate_out.Owner``."""
+        """More is acknowledged: images, by the number of their copy, and marks."""
         for number, buckets in images.items():
             self.post(h.ImageAcked(follower, number, tuple(buckets)))
         for mark in marks:
@@ -289,12 +289,12 @@ class BucketShell:
             self.changed.notify_all()
 
     def lost(self, follower: int, why: str) -> None:
-        """See ``replicate_out.Owner``."""
+        """The stream broke, or cannot be opened."""
         log.warning("Parameter server: lost the replication stream to pserver %d: %s", follower, why)
         self.post(h.LineLost(follower))
 
     def made(self, follower: int) -> None:
-        """See ``replicate_out.Owner``."""
+        """The stream is open again and empty."""
         log.info("Parameter server: the replication stream to pserver %d is open again", follower)
         self.post(h.LineMade(follower))
 

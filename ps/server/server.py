@@ -239,7 +239,7 @@ class ParameterServer:
     # --- dependencies of the bucket shell and of checkpoints ----------------------------------------------------------
 
     def connect(self, follower: int) -> FrameCaller:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Connect to another pserver, as ``BucketShellDeps`` requires."""
         orders = self.bucket_machine.orders
         place = next((one for one in orders.placement.servers if one.number == follower), None) if orders else None
         if place is None:
@@ -252,13 +252,13 @@ class ParameterServer:
         )  # fmt: skip
 
     def say(self, message: Any) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Send a message to the Master; dropped without a connection."""
         master = self._master
         if master is not None:
             master.push(FrameOp.CONTROL, b"", [messages.encode(message).encode()])
 
     def prepare(self, orders: messages.Orders) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Prepare for new orders before they take effect: define tables."""
         for table in orders.tables:
             try:
                 self.store.define(table)
@@ -266,7 +266,7 @@ class ParameterServer:
                 log.error("Parameter server: %s", error)
 
     def followed(self, orders: messages.Orders) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """New orders have taken effect."""
         before = self.handlers.view
         self.handlers.view = View(orders, before)
         known = before.revoked if before is not None else frozenset()
@@ -293,17 +293,17 @@ class ParameterServer:
             self._gone()
 
     def restore(self, checkpoint: messages.CheckpointOrder, buckets: tuple[int, ...]) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Load these buckets in another thread, then ``post(Restored(…))``."""
         orders = self.bucket_machine.orders
         if orders is not None:
             self.checkpoint_task.restore(orders, checkpoint, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """See ``checkpoint_task.CheckpointTaskDeps``."""
+        """The buckets have been loaded."""
         self.bucket_shell.post(Restored(number, buckets))
 
     def reset(self, number: int, history: int) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Everything starts again; the rows have been discarded."""
         log.info("Parameter server %s starts again, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
@@ -316,22 +316,22 @@ class ParameterServer:
         self._trainers.forget()
 
     def failed(self, what: str) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """The process is inconsistent and must exit, so that replicas take over."""
         log.error("Parameter server %s exits: %s. Replicas take over its buckets", self._setup.name, what)
         self._failed(what)
 
     def line_begins(self) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """From now on messages go over the newest connection to the Master."""
         self._master = self._newest
 
     def line_made(self) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """``PserverHello`` has been sent on the new connection."""
         self.checkpoint_task.again()
         for trainer in self._trainers.lost:
             self.say(messages.TrainerLost(trainer))
 
     def owned(self) -> NDArray[np.uint8]:
-        """See ``checkpoint_task.CheckpointTaskDeps``."""
+        """Mask by bucket: nonzero for those that the orders assign to this pserver."""
         owner = np.frombuffer(self.bucket_machine.owner, np.int16)
         mine: NDArray[np.uint8] = np.zeros(BUCKETS, np.uint8)
         mine[: len(owner)] = owner == (self.bucket_machine.number or -1)

@@ -1,4 +1,4 @@
-"""The step barrier: averaging of a step's gradients in mode sync, and the staleness bound in mode async.
+"""The step barrier: averages a step's gradients in mode sync, and bounds the staleness in mode async.
 
 Pure; one per pserver. In mode sync, and in mode async with a staleness bound, each trainer pushes each step to *every*
 pserver that owns a bucket, if necessary without keys: the barrier waits for a trainer that has not been heard of. The

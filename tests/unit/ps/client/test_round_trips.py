@@ -18,7 +18,7 @@ from ps.rows import TablePush as Pushed
 from ps.spec import Damaged, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_fixture import Bench
 from tests.support.ps_servers import ALL, Boss, Plan, Trainer, place, server, tidy
-from tests.unit.ps.client.test_module import Vector
+from tests.unit.ps.client.test_frontend import Vector
 
 ZEROS = Initial(InitMethod.ZEROS)
 USERS = TableSpec("users", 4, Optimizer(UpdateRule.SGD, lr=0.5), ZEROS)
