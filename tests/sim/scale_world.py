@@ -74,7 +74,7 @@ class ScaleWorld:
         self._shown: Job | None = None
         self._wake_s: float | None = None
         self._calls = 0
-        self._wishes = 0
+        self._requests = 0
         story = self.story
         self.about = rc.About("fake", story.owner, story.indexed, story.ask_none_at_end)
         self.state = rc.State(self.about)
@@ -124,7 +124,7 @@ class ScaleWorld:
     def new_master(self) -> None:
         """Start a new Master. Calls in flight may still take effect, but their answers are lost."""
         self._rule += 1
-        self._calls = self._wishes = 0
+        self._calls = self._requests = 0
         self.state = rc.State(self.about)
         self._shown = None
         self.finished = False
@@ -148,10 +148,10 @@ class ScaleWorld:
                     assert self._calls == 1, f"two calls under way, seed {self.seed}"
                     self._check(effect)
                     self._call(effect)
-                case rc.Tell(wish):
-                    self._wishes += 1
-                    assert self._wishes == 1, f"two wishes under way, seed {self.seed}"
-                    self.at(self.random.uniform(0, 0.2), functools.partial(self._wish, wish, self._rule))
+                case rc.Tell(request):
+                    self._requests += 1
+                    assert self._requests == 1, f"two requests under way, seed {self.seed}"
+                    self.at(self.random.uniform(0, 0.2), functools.partial(self._submit, request, self._rule))
                 case rc.Explain(text):
                     self.explained = text
                 case rc.WakeAt(at_s):
@@ -288,22 +288,22 @@ class ScaleWorld:
                 node.member = position < count and count >= self.minimum
         self.at(self.random.uniform(0.2, 3.0), self._world)
 
-    def _wish(self, wish: object, rule: int) -> None:
+    def _submit(self, request: object, rule: int) -> None:
         granted = Granted(Verdict.ACCEPTED, "")
-        if isinstance(wish, Drain):
-            able = [node for node in self.nodes.values() if not node.leaving and node.name not in wish.nodes]
+        if isinstance(request, Drain):
+            able = [node for node in self.nodes.values() if not node.leaving and node.name not in request.nodes]
             if len(able) < self.minimum:
                 granted = Granted(Verdict.REFUSED, "fewer than the minimum would be left")
             else:
-                for name in wish.nodes:
+                for name in request.nodes:
                     self._leave(name)
-        if isinstance(wish, Resize):
-            assert wish.external and self.story.owner is SizeOwner.EXTERNAL
-            self.desired = min(max(wish.nodes, self.minimum), self.maximum)
+        if isinstance(request, Resize):
+            assert request.external and self.story.owner is SizeOwner.EXTERNAL
+            self.desired = min(max(request.nodes, self.minimum), self.maximum)
             self.asked = True
         if rule != self._rule:
             return
-        self._wishes -= 1
+        self._requests -= 1
         self.show()
         self.post(rc.Replied(granted))
 
