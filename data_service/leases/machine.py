@@ -195,9 +195,9 @@ class LeaseMachine:
             client.per_s, client.waited = message.records_per_s, message.waited
             client.heard_s = turn.now_s
         elif message.id > client.last:
-            client.said = hash(event.body)
+            client.request_hash = hash(event.body)
             self._request(turn, data, caller, client, message)
-        elif message.id < client.last or client.said != hash(event.body):
+        elif message.id < client.last or client.request_hash != hash(event.body):
             late = f"request {message.id} arrived after {client.last}"
             text = f"{message.dataset}: {late}, but ids must increase. Send it with a higher one"
             turn.effects.append(

@@ -25,7 +25,7 @@ class ClientState:
 
     last: int = -1
     """Highest request id received in this round."""
-    said: int = 0
+    request_hash: int = 0
     """Hash of that request: a process that replaces another one may reuse the id."""
     answer: str = ""
     """The answer to that request; empty while it is parked."""

@@ -313,7 +313,7 @@ class LeaseClient:
                 one.answer = message
                 one.done.set()
 
-    def _remember(self, said: Any, message: Any) -> None:
+    def _remember(self, request: Any, message: Any) -> None:
         if isinstance(message, Opened):
             self._fence = message.fence
             fresh = not (self._granted or self._acked or self._unkept)
@@ -327,18 +327,18 @@ class LeaseClient:
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it was included in the Open
-        if isinstance(said, NextEpoch) and self._lasting and self._open is not None:
+        if isinstance(request, NextEpoch) and self._lasting and self._open is not None:
             self._open = replace(self._open, epoch=getattr(message, "epoch", self._open.epoch))
-        if isinstance(said, Ack):
+        if isinstance(request, Ack):
             number = getattr(message, "number", -1)  # -1: refused, nothing to be stored
             lost = (
                 {shard for shard, _ in message.refused}
                 if isinstance(message, Done)
-                else {one[0] for one in said.shards}
+                else {one[0] for one in request.shards}
             )
-            if self._current(said.epoch):
-                self._keep_refused(lost, said.shards)
-            self._unkept = [(number if ack.shards == said.shards else old, ack) for old, ack in self._unkept]
+            if self._current(request.epoch):
+                self._keep_refused(lost, request.shards)
+            self._unkept = [(number if ack.shards == request.shards else old, ack) for old, ack in self._unkept]
         kept = getattr(message, "kept", 0)
         self._unkept = [(number, ack) for number, ack in self._unkept if not number or number > kept]
 

@@ -502,7 +502,7 @@ def test_fifty_rounds_leave_nothing_behind(bench: Bench, files: str) -> None:
         threads.append(len(set(threading.enumerate()) - before))
     data.close()
     assert set(threads) == {threads[0]}
-    assert sum(len(board._heard) for board in bench.boards) == 0
+    assert sum(len(board._listeners) for board in bench.boards) == 0
 
 
 def test_what_the_launcher_says_of_the_data(bench: Bench, files: str) -> None:
