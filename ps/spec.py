@@ -1,4 +1,4 @@
-"""What a table is: its shape, its optimizer, how rows begin, which keys get one, which lose it.
+"""The definition of a table: its shape, optimizer, initial values, admission and eviction of rows.
 
 The classes are frozen and validated; an invalid value raises ``SettingError`` with its name, its value and what is
 allowed. Trainers define tables; the first definition counts, and a different one of the same name is refused with the

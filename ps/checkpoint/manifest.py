@@ -34,7 +34,7 @@ EVICTED = "evicted"
 BLOCK_BYTES = 1 << 20
 """Checksums are per block of this size, so that a reader of part of a file can verify that part alone."""
 CHAIN = 8
-"""Most base checkpoints that an incremental one may need. After that many, everything is written anew."""
+"""Most base checkpoints that an incremental one may need. After that many, everything is written in full."""
 
 _END = b"\n}\n"
 _FOLDER = re.compile(r"(?:checkpoint|cut)-(\d{10,})")

@@ -390,7 +390,7 @@ class PsClient:
             self._core.tally.add(checkpoints=1)
             self._checkpoint_stop.stand(self._session, self._session.halted, self._core.step)
 
-    # --- how ---------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         self._writer.flush()

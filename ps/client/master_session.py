@@ -179,7 +179,7 @@ class LiveMasterSession:
 
         return end
 
-    # --- what is said ------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def join(self, *more: TableSpec) -> messages.Joined:
         """Join the job, or add tables to it. Blocks until every bucket has an owner. Raises ``PsError`` if a table is

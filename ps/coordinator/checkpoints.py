@@ -1,9 +1,9 @@
 """Coordination of checkpoints: all trainers stop at a step boundary, pservers mark their rows, trainers continue, and
 the marked rows are written.
 
-Halt -> AtCut of every member -> one trainer names the data positions -> ``mark`` on all pservers -> GoOn -> ``write``
--> ``complete`` on one pserver -> Saved. Any failure abandons the checkpoint; its number is not reused. Until the mark,
-buckets do not move.
+Halt -> AtCheckpoint of every member -> one trainer names the data positions -> ``mark`` on all pservers -> GoOn ->
+``write`` -> ``complete`` on one pserver -> CheckpointSaved. Any failure abandons the checkpoint; its number is not
+reused. Until the mark, buckets do not move.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CheckpointCoordinator:
             return messages.CheckpointOrder(self.top, "complete", "", self._extra(), self._parts)
         return None
 
-    # --- what is said ------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def ask(self, turn: PlacementTurn, caller: Caller, ask: int) -> None:
         """A trainer requests a checkpoint."""
@@ -137,7 +137,7 @@ class CheckpointCoordinator:
         if number in self._servers and self.phase in (MARK, WRITE, COMPLETE):
             self.give_up(turn, f"{name} was lost")
 
-    # --- how it goes on ----------------------------------------------------------------------------------------------
+    # --- progress ----------------------------------------------------------------------------------------------------
 
     def settle(self, turn: PlacementTurn) -> None:
         """Advance as far as the known facts allow."""

@@ -229,7 +229,7 @@ class PserverRegistry:
         turn.change(PLACEMENT)
         self._people.rolled_back(turn)
 
-    # --- the beginning, and after a loss -----------------------------------------------------------------------------
+    # --- start and restore -------------------------------------------------------------------------------------------
 
     @property
     def finder(self) -> int:
@@ -295,7 +295,7 @@ class PserverRegistry:
                 f"no checkpoint could be restored; the last attempt was {checkpoint.run} on {server.name}: {failed}"
             )
 
-    # --- what follows ------------------------------------------------------------------------------------------------
+    # --- consequences ------------------------------------------------------------------------------------------------
 
     def settle(self, turn: PlacementTurn) -> None:
         """Advance as far as the known facts allow."""

@@ -117,9 +117,9 @@ class _Reported(enum.Enum):
 class HelperLines:
     """``Lines`` to pservers."""
 
-    def __init__(self, kit: MasterLinesDeps, token: Token, listener: LineListener) -> None:
-        self._kit = kit
-        self._hello = CallerHello(MASTER, name=kit.name, token=int(token))
+    def __init__(self, deps: MasterLinesDeps, token: Token, listener: LineListener) -> None:
+        self._deps = deps
+        self._hello = CallerHello(MASTER, name=deps.name, token=int(token))
         self._listener = listener
         self._lines: dict[str, _PserverLine] = {}
 
@@ -130,13 +130,13 @@ class HelperLines:
         try:
             helper = _helper(value)
         except ProtocolError as error:
-            self._kit.log(f"cannot connect to {name}: {error}")
+            self._deps.log(f"cannot connect to {name}: {error}")
             return
         known = self._lines.get(name)
         if known is not None and known.helper == helper:
             return
         self.gone(name)
-        self._lines[name] = _PserverLine(self._kit, self._hello, self._listener, name, helper)
+        self._lines[name] = _PserverLine(self._deps, self._hello, self._listener, name, helper)
 
     def gone(self, name: str) -> None:
         """A pserver's key was deleted: disconnect."""
@@ -171,10 +171,10 @@ class _PserverLine:
     """The connection to one pserver, reopened as often as necessary."""
 
     def __init__(
-        self, kit: MasterLinesDeps, hello: CallerHello, listener: LineListener, name: str, helper: _Helper
+        self, deps: MasterLinesDeps, hello: CallerHello, listener: LineListener, name: str, helper: _Helper
     ) -> None:
         self.helper = helper
-        self._kit, self._hello, self._listener, self._name = kit, hello, listener, name
+        self._deps, self._hello, self._listener, self._name = deps, hello, listener, name
         self._reported = _Reported.NOTHING
         self._said = ""
         self._writer: LineWriter | None = None
@@ -193,14 +193,14 @@ class _PserverLine:
         """Disconnect and stop reconnecting."""
         self._task.cancel()
 
-    # --- again and again -------------------------------------------------------------------------------------------
+    # --- periodic messages -----------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             stood = False
             try:
-                reader, writer = await asyncio.wait_for(self._open(), self._kit.lease_ttl_s)
+                reader, writer = await asyncio.wait_for(self._open(), self._deps.lease_ttl_s)
                 stood = True
                 await self._talk(reader, writer)
             except (OSError, EOFError, asyncio.TimeoutError, ProtocolError, Denied) as error:
@@ -211,21 +211,21 @@ class _PserverLine:
     async def _down(self, error: Exception) -> None:
         """Report once that the connection is down; report a refusal in addition, since it proves more."""
         helper = self.helper
-        refused = await self._kit.refuses(helper.host, helper.port, min(1.0, self._kit.lease_ttl_s))
+        refused = await self._deps.refuses(helper.host, helper.port, min(1.0, self._deps.lease_ttl_s))
         if isinstance(error, ProtocolError | Denied) and str(error) != self._said:
             self._said = str(error)
-            self._kit.log(f"connection to {self._name} ({address(helper.host, helper.port)}): {error}")
+            self._deps.log(f"connection to {self._name} ({address(helper.host, helper.port)}): {error}")
         reported = _Reported.REFUSED if refused else _Reported.DOWN
         if reported is not self._reported and (refused or self._reported is not _Reported.REFUSED):
             self._reported = reported
             self._listener.down(self._name, refused)
 
-    # --- one line --------------------------------------------------------------------------------------------------
+    # --- one connection --------------------------------------------------------------------------------------------
 
     async def _open(self) -> tuple[asyncio.StreamReader, LineWriter]:
         """Open an authenticated connection."""
         helper = self.helper
-        reader, writer = await self._kit.connect(helper.host, helper.port, ssl=self._kit.tls)
+        reader, writer = await self._deps.connect(helper.host, helper.port, ssl=self._deps.tls)
         try:
             calling = Calling(helper.secret)
             writer.write(calling.opening)
@@ -272,7 +272,7 @@ class _PserverLine:
             return
         self._unanswered += 1
         writer.write(pack(FrameOp.PING, _PING_NUMBER, check=True))
-        every_s = self._kit.lease_ttl_s / PINGS
+        every_s = self._deps.lease_ttl_s / PINGS
         self._timer = asyncio.get_running_loop().call_later(every_s, self._ping, writer)
 
 

@@ -497,7 +497,7 @@ class BucketMachine:
             elif version > self.version:
                 self._early[bucket] = (giver, version)
 
-    # --- what comes of it --------------------------------------------------------------------------------------------
+    # --- effects -----------------------------------------------------------------------------------------------------
 
     def _follower(self, number: int) -> _Follower:
         return self._followers.setdefault(number, _Follower())

@@ -70,7 +70,7 @@ class BucketShellDeps(Protocol):
         ...
 
     def line_made(self) -> None:
-        """``Hello`` has been sent on the new connection."""
+        """``PserverHello`` has been sent on the new connection."""
         ...
 
 
@@ -107,7 +107,7 @@ class BucketShell:
         self,
         bucket_machine: BucketMachine,
         store: RowStore,
-        around: BucketShellDeps,
+        deps: BucketShellDeps,
         clock: Clock,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
@@ -120,7 +120,7 @@ class BucketShell:
         self.version = 0
         self._carried = 0
         """Version of the orders that have been carried out."""
-        self._bucket_machine, self._store, self._around, self._clock = bucket_machine, store, around, clock
+        self._bucket_machine, self._store, self._deps, self._clock = bucket_machine, store, deps, clock
         self._threads = threads
         self._stepping = threads.lock()
         self._turns = 0
@@ -220,7 +220,7 @@ class BucketShell:
         """All streams."""
         return [to_follower.stream for to_follower in tuple(self._to_followers.values())]
 
-    # --- for what arrives from others --------------------------------------------------------------------------------
+    # --- content from other pservers ---------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
@@ -255,7 +255,7 @@ class BucketShell:
 
     def connect(self, follower: int) -> FrameCaller:
         """Connect to the follower, as ``StreamOwner`` requires."""
-        return self._around.connect(follower)
+        return self._deps.connect(follower)
 
     def take_image(self, follower: int, bucket: int, copy: int) -> None:
         """Under the bucket's lock, put its image into the stream, unless it is no longer wanted."""
@@ -277,7 +277,7 @@ class BucketShell:
 
     def failed(self, what: str) -> None:
         """A thread has failed, as ``StreamOwner`` requires."""
-        self._around.failed(what)
+        self._deps.failed(what)
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
         """More is acknowledged: images, by the number of their copy, and marks."""
@@ -309,7 +309,7 @@ class BucketShell:
                 self._take(event)
             except Exception:
                 log.exception("Parameter server: cannot carry out %s", type(event).__name__)
-                self._around.failed(f"cannot carry out {type(event).__name__}")
+                self._deps.failed(f"cannot carry out {type(event).__name__}")
                 return
 
     def _take(self, event: h.Event) -> None:
@@ -317,7 +317,7 @@ class BucketShell:
             if event.orders.placement.version < self._bucket_machine.version:
                 log.info("Parameter server: ignoring orders %d, which are outdated", event.orders.placement.version)
                 return
-            self._around.prepare(event.orders)
+            self._deps.prepare(event.orders)
         with self._stepping:
             effects = self._bucket_machine.step(event)
             if isinstance(event, h.OrdersCame | h.Released | h.Restored | h.FollowerFenced):
@@ -333,16 +333,16 @@ class BucketShell:
                 self._drop(effect.buckets, turn)
         match event:
             case h.OrdersCame(orders):
-                self._around.followed(orders)
+                self._deps.followed(orders)
             case h.LineLost(follower) if follower in self._to_followers:
                 self._to_followers[follower].stream.again()
             case h.MasterLine():
-                self._around.line_begins()
+                self._deps.line_begins()
         for effect in effects:
             if isinstance(effect, h.SendToMaster):
-                self._around.say(effect.message)
+                self._deps.say(effect.message)
         if isinstance(event, h.MasterLine):
-            self._around.line_made()
+            self._deps.line_made()
 
     def _carry(self, effects: Sequence[h.Effect]) -> None:
         for effect in effects:
@@ -367,7 +367,7 @@ class BucketShell:
                 case h.Copy() | h.MarkStream() | h.SendRelease():
                     self._into_stream(effect)
                 case h.RestoreBuckets(checkpoint, buckets):
-                    self._around.restore(checkpoint, buckets)
+                    self._deps.restore(checkpoint, buckets)
 
     def _into_stream(self, effect: h.Copy | h.MarkStream | h.SendRelease) -> None:
         stream = self._to_follower(effect.follower).stream
@@ -418,7 +418,7 @@ class BucketShell:
             self.served[some] = 0
             self.stops[some] += np.uint32(1)
             self._store.drop(some)
-        self._around.reset(number, history)
+        self._deps.reset(number, history)
 
     def _drop(self, buckets: Sequence[int], turn: int) -> None:
         """Drop buckets, except those that a sender with newer orders has begun to send meanwhile."""

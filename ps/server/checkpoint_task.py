@@ -74,13 +74,13 @@ class CheckpointTask:
         store: RowStore,
         files: Files | None,
         job: str,
-        around: CheckpointTaskDeps,
+        deps: CheckpointTaskDeps,
         clock: Clock,
         bytes_per_s: float = 0.0,
         threads: Threads = SYSTEM_THREADS,
         restore_threads: int = RESTORE_THREADS,
     ) -> None:
-        self._store, self._files, self._job, self._around, self._clock = store, files, job, around, clock
+        self._store, self._files, self._job, self._deps, self._clock = store, files, job, deps, clock
         self._bytes_per_s = bytes_per_s
         self._threads, self._restore_threads = threads, restore_threads
         self._directory: CheckpointDirectory | None = None
@@ -120,7 +120,7 @@ class CheckpointTask:
     def again(self) -> None:
         """There is a new connection to the Master: repeat the reports about the newest checkpoint."""
         for message in list(self._said.values()):
-            self._around.say(message)
+            self._deps.say(message)
 
     def restore(self, orders: Orders, checkpoint: CheckpointOrder, buckets: tuple[int, ...]) -> None:
         """Load these buckets in the background."""
@@ -173,7 +173,7 @@ class CheckpointTask:
             message = CheckpointPhaseDone(checkpoint.number, checkpoint.phase, failed=repr(error))
         if message is not None:
             self._said[(checkpoint.number, checkpoint.phase)] = message
-            self._around.say(message)
+            self._deps.say(message)
 
     def _opened(self, number: int) -> CheckpointDirectory:
         if self._files is None:
@@ -194,7 +194,7 @@ class CheckpointTask:
         self._let_go()
         if self._files is None:
             raise _Lasting(NOWHERE)
-        self._mark = _Mark(checkpoint.number, self._around.owned(), self._store.snapshot(checkpoint.number))
+        self._mark = _Mark(checkpoint.number, self._deps.owned(), self._store.snapshot(checkpoint.number))
         return CheckpointPhaseDone(checkpoint.number, checkpoint.phase)
 
     def _write(self, checkpoint: CheckpointOrder, orders: Orders) -> CheckpointPhaseDone:
@@ -240,13 +240,13 @@ class CheckpointTask:
         report = self._opened(orders.you).restore(checkpoint.run, mine, put, threads=self._restore_threads)
         if life == self._lives:
             log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), checkpoint.run, report)
-            self._around.restored(checkpoint.number, buckets)
+            self._deps.restored(checkpoint.number, buckets)
 
     def _put(self, loaded: Loaded, life: int) -> None:
         piece = ShardChange(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
         with self._store.lock(shard=loaded.shard):  # skips buckets that orders have moved meanwhile
             if life == self._lives:
-                self._store.apply_piece(part_of(piece, self._around.owned() != 0))
+                self._store.apply_piece(part_of(piece, self._deps.owned() != 0))
 
     def _check_room(self, done: int, of_all: int) -> None:
         """Raise if the restored rows do not fit into memory; saved rows are never left out."""

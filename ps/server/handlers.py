@@ -211,7 +211,7 @@ class RequestHandlers:
             kind = "damaged" if isinstance(error, DamagedPush) else "table"
             return self._no(FrameOp.REFUSED, head, view, kind=kind, text=f"pserver {self._name}: {error}")
 
-    # --- what all requests have --------------------------------------------------------------------------------------
+    # --- common to all requests --------------------------------------------------------------------------------------
 
     def _asked(self, peer: EndpointPeer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
         if view is None:

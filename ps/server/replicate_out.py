@@ -196,7 +196,7 @@ class ReplicationStream:
         if caller is not None:
             caller.abort()
 
-    # --- what is asked about it ---------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def tail(self) -> tuple[int, int]:
@@ -230,7 +230,7 @@ class ReplicationStream:
         """True if content is accepted for sending."""
         return self._state not in ("down", "over")
 
-    # --- its threads --------------------------------------------------------------------------------------------------
+    # --- threads ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Start the thread with the first item. Requires the lock."""

@@ -110,7 +110,7 @@ class ParameterServer:
             sockets=setup.sockets,
         )
         self._master: EndpointPeer | None = None
-        """The Master that messages are sent to; ``_newest`` once ``CallerHello`` has been sent on it."""
+        """The Master that messages are sent to; ``_newest`` once ``PserverHello`` has been sent on it."""
         self._newest: EndpointPeer | None = None
         self._token = 0
         self._received: tuple[EndpointPeer | None, messages.Orders | None] = None, None
@@ -346,7 +346,7 @@ class ParameterServer:
             else 0
         )
 
-    # --- now and then ------------------------------------------------------------------------------------------------
+    # --- periodic work -----------------------------------------------------------------------------------------------
 
     def _look_after(self) -> None:
         while not self._over.wait(LOOK_S):
