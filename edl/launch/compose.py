@@ -48,7 +48,6 @@ from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.deps import AgentDeps
-from edl.agent.machine.events import Heard
 from edl.agent.machine.state import AgentState
 from edl.agent.shell import AgentShell
 from edl.agent.switches import Switches
@@ -78,7 +77,8 @@ from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.launch.watchdog import LoopWatch
-from edl.master.candidate import Callbacks, Candidate
+from edl.launch.wiring import wire
+from edl.master.candidate import Candidate
 from edl.master.election import Ruler
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
@@ -449,7 +449,7 @@ def _put_together(
 ) -> Launcher:
     """Build the candidate, the agent and the launcher, which are connected only by callbacks."""
     spec, clock, info = settings.spec, SystemClock(), place.info
-    candidate = Candidate(
+    candidate, agent, launcher = wire(
         MasterDeps(
             *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
             checkpoint_dir=settings.state.checkpoint_dir,
@@ -458,16 +458,9 @@ def _put_together(
             companions=scaling.companions(settings, store, place.endpoints, log),
         ),
         Ruler(info.node, info.host, info.port, place.web.url if place.web is not None else ""),
-        Callbacks(
-            follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token),
-            rule=lambda shell: _rule(place, shell),
-            concluded=lambda outcome: agent.post(Heard(outcome)),
-        ),
-    )
-    agent = _agent(settings, place, candidate, processes, warming, lambda: launcher.register_again(), log)
-    place.kept, place.room, place.copied = agent.kept, agent.room, agent.copied
-    launcher = Launcher(
-        Parts(
+        rule=lambda shell: _rule(place, shell),
+        make_agent=lambda candidate, register: _agent(settings, place, candidate, processes, warming, register, log),
+        make_parts=lambda candidate, agent: Parts(
             job=spec.job,
             lease_ttl_s=spec.timeouts.lease_ttl_s,
             clock=clock,
@@ -493,8 +486,9 @@ def _put_together(
                 log,
             ),
             kill_workers=processes.kill,
-        )
+        ),
     )
+    place.kept, place.room, place.copied = agent.kept, agent.room, agent.copied
     _begin_web(place, candidate)
     return launcher
 

@@ -1,4 +1,4 @@
-"""A simulated launcher: the shells that ship, put together as in ``edl.launch.compose``, on a loop in virtual time."""
+"""A simulated launcher: the shells that ship, connected by ``edl.launch.wiring`` as in a real one, in virtual time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch import launcher as real
 from edl.launch.registration import JobEnded, Registration
+from edl.launch.wiring import wire
 from edl.master import events as ev
-from edl.master.candidate import Callbacks, Candidate
+from edl.master.candidate import Candidate
 from edl.master.election import Ruler
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
@@ -101,7 +102,7 @@ class Launcher(SimProcess):
     def _put_together(self, registration: Registration) -> real.Launcher:
         deps, spec, info = self.deps, self.deps.spec, self.info
         clock = _ProcessClock(self.now_s)
-        candidate = Candidate(
+        self.candidate, self.shell, launcher = wire(
             MasterDeps(
                 *(self.store, clock, deps.keys, spec, info.node, self._refuses, self.log, lambda: deps.timeline.now_s),
                 checkpoint_dir="directory",
@@ -110,15 +111,9 @@ class Launcher(SimProcess):
                 decided=self._master_decided,
             ),
             Ruler(info.node, info.host, info.port),
-            Callbacks(
-                follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token),
-                rule=self.server.serve,
-                concluded=lambda outcome: agent.post(ag.Heard(outcome)),
-            ),
-        )
-        agent = self._agent(clock, candidate, lambda: launcher.register_again())
-        launcher = real.Launcher(
-            real.Parts(
+            rule=self.server.serve,
+            make_agent=lambda candidate, register: self._agent(clock, candidate, register),
+            make_parts=lambda candidate, agent: real.Parts(
                 job=spec.job,
                 lease_ttl_s=spec.timeouts.lease_ttl_s,
                 clock=clock,
@@ -134,9 +129,8 @@ class Launcher(SimProcess):
                 reporter=_NoReport(),
                 guard=lambda renewed: _NoGuard(),
                 exit_now=lambda code: self.crash(),  # at the third signal
-            )
+            ),
         )
-        self.candidate, self.shell = candidate, agent
         return launcher
 
     def _agent(

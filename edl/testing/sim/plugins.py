@@ -22,6 +22,10 @@ class Plugin:
 
     excused = False
     """Whether the job may end as incomplete because of this part."""
+    replenishes = False
+    """Whether this part starts launchers where some are missing; otherwise the world does, after the faults."""
+    settle_s = 0.0
+    """Seconds that this part needs to settle after the faults, beyond those of the job."""
 
     def job(self, world: SimWorld, total_s: float, script: Script | None) -> Job | None:
         """The job that workers do, instead of the one of the schedule. First call, before there is any launcher."""
@@ -65,6 +69,16 @@ class Plugins(Plugin):
     def excused(self) -> bool:  # type: ignore[override]
         """See ``Plugin.excused``: because of any part."""
         return any(part.excused for part in self.parts)
+
+    @property
+    def replenishes(self) -> bool:  # type: ignore[override]
+        """See ``Plugin.replenishes``: any part does."""
+        return any(part.replenishes for part in self.parts)
+
+    @property
+    def settle_s(self) -> float:  # type: ignore[override]
+        """See ``Plugin.settle_s``: the longest of all parts."""
+        return max((part.settle_s for part in self.parts), default=0.0)
 
     def job(self, world: SimWorld, total_s: float, script: Script | None) -> Job | None:
         """The job of the first part that has one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, SlotRules, Timeouts
-from edl.job_records import Training
+from edl.job_records import SchedulerChoice, SizeOwner, Training
 from edl.testing.sim.biases import USUAL, Biases
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
@@ -176,6 +176,27 @@ class Schedule:
             biases=Biases.draw(rng),
         )
 
+    @classmethod
+    def scheduled(cls, seed: int) -> Schedule:
+        """The job of ``resized``, with its faults or none, on a cluster whose scheduler provides the nodes."""
+        from edl.testing.sim.scheduler_plugin import SchedulerPlugin
+
+        drawn = cls.resized(seed)
+        rng = random.Random(f"cluster {seed}")  # noqa: S311 - not for secrets
+        owner = SizeOwner.EXTERNAL if rng.random() < 0.25 else SizeOwner.MASTER
+        faults = drawn.plan.faults if rng.random() < 0.8 else ()
+        kept = [one for one in faults if one.kind not in (FaultKind.RESTART, FaultKind.NEW_NODE, FaultKind.KILL)]
+        replicas = rng.randint(0, 7)
+        return dataclasses.replace(
+            drawn,
+            spec=dataclasses.replace(drawn.spec, scheduler=SchedulerChoice("statefulset", "sim", owner=owner)),
+            starts_s=(),
+            total_s=500.0,
+            plan=FaultPlan(tuple(kept), max(drawn.plan.quiet_s, 42.0)),
+            saved=(),
+            plugins=(lambda: SchedulerPlugin(seed, owner, replicas),),
+        )
+
 
 def _draw_policy(rng: random.Random) -> HyperPolicy:
     return HyperPolicy(
@@ -269,6 +290,7 @@ KINDS: Mapping[str, Callable[[int], Schedule]] = {
     "resized": Schedule.resized,
     "slotted": Schedule.slotted,
     "bursting": Schedule.bursting,
+    "scheduled": Schedule.scheduled,
 }
 """What a seed is the seed of."""
 

@@ -43,7 +43,7 @@ COPYING_SEEDS = 3
 """Of four jobs one has ``--copies=always``: those with seeds of this remainder."""
 KEEPALIVE_S = 5.0
 """The longest a cut stream goes unnoticed here."""
-
+SETTLE_S = KEEPALIVE_S + 6.0
 
 _OWN_ENDS = (ExitCode.TERMINATED, ExitCode.STORE_UNREACHABLE, ExitCode.JOB_CONFLICT)
 """How a launcher may end otherwise than its job: it was told to, it was cut off for too long, or so long that the
@@ -412,7 +412,7 @@ class SimWorld:
 
     def heal(self) -> None:
         """Undo every fault that can be undone, and see that there are nodes enough."""
-        self.training.shorten(60.0 if self.sized else 5.0)
+        self.training.shorten(max(60.0 if self.sized else 5.0, self.plugin.settle_s))
         self.network.slowness = self.network.usual_slowness
         self.deps.kill_on_write = self.deps.kill_on_hold = self.deps.kill_on_switch = False
         self.states.kill_source = False
@@ -428,7 +428,7 @@ class SimWorld:
 
     def _replenish(self) -> None:
         """Somebody starts a launcher wherever one is missing, as long as the job goes on."""
-        for node, launcher in list(self.launchers.items()):
+        for node, launcher in [] if self.plugin.replenishes else list(self.launchers.items()):
             missing = len(self.able()) < self._sizing.bounds(self.spec.nodes).highest
             if not self.ended() and missing and not launcher.alive:
                 info = launcher.info
@@ -523,7 +523,7 @@ class SimWorld:
     def judge(self) -> None:
         """Liveness: the job gets on, comes to its end, and everybody goes home with the same outcome."""
         times = self.spec.timeouts
-        settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + KEEPALIVE_S + 6.0
+        settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + SETTLE_S + self.plugin.settle_s
         if isinstance(self.training, SteppingJob):
             settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_PATIENCE_S + 6.0
         if self.sized:
@@ -534,7 +534,7 @@ class SimWorld:
         if self._sizing.suspended and not self.ended():
             self.run_until(self._written, settle_s, "what is in memory is in the checkpoint directory")
             self._go_on()
-            self.run_until(self.settled, settle_s, "the job settles once it is resumed")
+            self.run_until(self._all_settled, settle_s, "the job settles once it is resumed")
         if self.sized:
             self.training.shorten(5.0)
         work_s = 2 * self.training.longest_s + times.recover_s + 4 * settle_s

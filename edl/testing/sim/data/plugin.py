@@ -19,11 +19,12 @@ from data_service.leases.state import DataSet as Leased
 from data_service.loader.batching import order_of
 from data_service.protocol import add_request
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
-from data_service.protocol.messages import Ack, Done, LeasesGranted, Open, Opened, decode
+from data_service.protocol.messages import Ack, Done, Lease, LeasesGranted, Open, Opened, ReadRate, decode, encode
 from edl.arithmetic.permutation import Permutation
 from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
-from edl.master.service import Effect, Event, Service
+from edl.master.service import Effect, Event, Keep, Service, Tick
+from edl.ports import Delete
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.data.dataset import NAME, SimDataSet
 from edl.testing.sim.data.jobs import Readers, ReadingAlone, ReadingSteps
@@ -36,6 +37,8 @@ from edl.testing.sim.world import SimWorld
 from edl.types import Rank
 from edl.wire.messages import NO_STATE, Asked, Purpose, Version, World
 
+MOST_TICKS = 100
+MOST_KEPT_BYTES = 1_000_000
 Record = tuple[int, int]
 """Epoch and number."""
 
@@ -51,6 +54,10 @@ class DataFaultKind(enum.Enum):
     """A worker of another version says what nobody understands."""
     LOSE = "lose"
     """A worker's words are not passed on for a while: its agent loses them, and then says so."""
+    DEPOSE = "depose"
+    """The Master's key disappears from the store: another term begins, and the world goes on."""
+    DEPOSE_ON_KEEP = "depose-on-keep"
+    """The same, at the moment when the lease machine has decided something that is not stored yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class ObservedLeases(LeaseMachine):
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
         """See ``LeaseMachine.step``."""
         effects = super().step(event, now_s)
+        self._plugin.woken(event, effects)
         for data in self.sets.values():
             if data.table is not None:
                 for violation in table_violations(data.table):
@@ -100,7 +108,7 @@ class DataPlugin(Plugin):
         self.alone = alone
         self.data = SimDataSet.draw(rng, alone=alone)
         self.grows = rng.random() < 0.4 and self.data.tail != "drop"
-        self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 0, 2, 5))))
+        self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 2, 5, 10))))
         self.machine: LeaseMachine | None = None
         """Of the latest Master."""
         self.states: dict[Version, Fed] = {}
@@ -113,6 +121,8 @@ class DataPlugin(Plugin):
         self.lists: dict[int, int] = {}
         """Number of shards in an epoch that has ended, or is under way."""
         self.left_out: set[int] = set()
+        self._ticks: list[float] = []
+        self._depose_on_keep = False
         self._acks: dict[int, Acknowledged] = {}
         self._counted: set[Record] = set()
 
@@ -152,6 +162,7 @@ class DataPlugin(Plugin):
     def heal(self) -> None:
         """Reading is fast again, and no word is lost."""
         self.data.slow_until_s = 0.0
+        self._depose_on_keep = False
 
     def close(self) -> None:
         """End all threads."""
@@ -169,12 +180,38 @@ class DataPlugin(Plugin):
                 self.data.slow_s = self.rng.choice((0.5, 5.0, 40.0)) if self.alone else 1.0
             case DataFaultKind.NONSENSE if alive:
                 reader = alive[int(fault.pick * len(alive))]
-                body = self.rng.choice(("", "{}", "[1]", '{"word":"lease","id":"x"}'))
-                reader.transport.say(body, reader.worker.round)
+                bodies = ["", "{}", "[1]", '{"word":"lease","id":"x"}', encode(ReadRate(0, NAME, 5.0))]
+                bodies.append(encode(Lease(1 << 50, NAME, 0, 5)))
+                body = self.rng.choice(bodies)
+                reader.transport.say(body, reader.worker.round - (body == bodies[-1]))
             case DataFaultKind.LOSE if alive:
                 reader = alive[int(fault.pick * len(alive))]
                 reader.transport.lose_until_s = self._world.timeline.now_s + 0.5
                 self._world.timeline.after(0.6, self._readers.told, reader.worker, "", None)
+
+            case DataFaultKind.DEPOSE if self._world.master is not None:
+                self._depose()
+            case DataFaultKind.DEPOSE_ON_KEEP:
+                self._depose_on_keep = True
+
+    def _depose(self) -> None:
+        key = self._world.deps.keys.master
+        self._world.store.do(lambda memory: memory.write_now([Delete(key)]))
+
+    def woken(self, event: Event, effects: Sequence[Effect]) -> None:
+        """A Master's machine has had an event: it must not tick in vain, nor store too much at once."""
+        now_s = self._world.timeline.now_s
+        if isinstance(event, Tick):
+            self._ticks = [at_s for at_s in self._ticks if at_s > now_s - 1.0] + [now_s]
+            if len(self._ticks) > MOST_TICKS:
+                self.fail(f"the lease machine wants to be woken more than {MOST_TICKS} times in a second")
+        kept = [one for one in effects if isinstance(one, Keep)]
+        for one in kept:
+            if len(one.value) > MOST_KEPT_BYTES:
+                self.fail(f"{one.name}: {len(one.value)} bytes are stored at once")
+        if kept and self._depose_on_keep:
+            self._depose_on_keep = False
+            self._world.timeline.after(0.0, self._depose)
 
     def _add(self, when: str) -> None:
         master = self._world.master

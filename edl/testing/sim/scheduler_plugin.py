@@ -1,0 +1,257 @@
+"""A scheduler as a part of a simulated job: the reconciler that ships beside each Master, a cluster, faults and checks.
+
+What must hold: a Master has one call and one request under way at a time. While the job runs, it calls the cluster only
+if it owns the size, not while the job is suspended, and for a number within the bounds. It gives back no node that
+trains. When faults are over, the cluster provides what the job wants, nothing is left to explain, and no more calls are
+made.
+"""
+
+from __future__ import annotations
+
+import enum
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edl.job_records import SizeOwner
+from edl.master.state import Phase
+from edl.ports import Ruling
+from edl.schedulers.plan import Job
+from edl.schedulers.shell import Reconciler, job_of
+from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.plugins import Plugin
+from edl.testing.sim.simulated_cluster import ClusterTraits, SimCluster, SimScheduler
+from edl.testing.sim.world import LOOK_EVERY_S, SimWorld
+from edl.types import NodeId
+from edl.wire.scale_requests import Granted, ScaleRequest
+from edl.wire.status import JobStatus
+
+REST_S = 12.0
+"""Seconds without a call or a request after which the reconciler is at rest: longer than between two queries."""
+STALE_S = 2 * LOOK_EVERY_S
+"""Seconds after which the reconciler has seen a change of the job."""
+SETTLE_S = 300.0
+"""Seconds in which the size is reached: a refused call is repeated after a minute, as is one without effect."""
+
+
+class SchedulerFaultKind(enum.Enum):
+    """Changes that come from the cluster, beside the faults of the schedule."""
+
+    FOREIGN = "foreign"
+    """Another program sets the number of nodes."""
+    DOOM = "doom"
+    """A node is going to be removed, and is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFault:
+    """One of these changes. ``pick`` is from 0 to 1."""
+
+    at_s: float
+    kind: SchedulerFaultKind
+    pick: float = 0.0
+
+
+class ObservedRuling:
+    """The Master's shell as one reconciler sees it. Checks the reconciler's requests and calls."""
+
+    def __init__(self, plugin: SchedulerPlugin, launcher: Launcher, ruling: Ruling) -> None:
+        self._plugin, self.launcher, self._ruling = plugin, launcher, ruling
+        self.job: Job | None = None
+        """As it was shown last."""
+        self.stale_since_s: float | None = None
+        self._calls = self._requests = 0
+
+    # --- edl.ports.Ruling --------------------------------------------------------------------------------------------
+
+    def status(self) -> JobStatus:
+        """The current status, which the reconciler sees now."""
+        status = self._ruling.status()
+        self.job, self.stale_since_s = job_of(status), None
+        return status
+
+    async def submit(self, request: ScaleRequest) -> Granted:
+        """Submit a request."""
+        self._requests += 1
+        if self._requests > 1:
+            self._plugin.fail(f"two requests to the Master are under way: {request}")
+        self._plugin.acted()
+        try:
+            return await self._ruling.submit(request)
+        finally:
+            self._requests -= 1
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._ruling.changed()
+
+    def explain(self, text: str) -> None:
+        """Set the reason why the size is not reached."""
+        self._ruling.explain(text)
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def begins(self, nodes: int | None, names: Sequence[str] | None) -> None:
+        """A call begins."""
+        self._calls += 1
+        if self._calls > 1:
+            self._plugin.fail("two calls of the scheduler are under way")
+        if nodes is not None:
+            self._plugin.acted()
+            assert self.job is not None  # noqa: S101 - the reconciler decides nothing before it has seen the job
+            self._plugin.called(self.job, nodes, names)
+
+    def ends(self) -> None:
+        """The call is over."""
+        self._calls -= 1
+
+    def look(self, now_s: float) -> None:
+        """Whether the reconciler sees the job as it is."""
+        fresh = job_of(self._ruling.status()) == self.job
+        self.stale_since_s = None if fresh else (self.stale_since_s or now_s)
+        if self.stale_since_s is not None and now_s - self.stale_since_s > STALE_S:
+            self._plugin.fail(f"the reconciler on {self.launcher.node} has not seen the job as it is for {STALE_S:g} s")
+
+
+class SchedulerPlugin(Plugin):
+    """The scheduler of one schedule."""
+
+    replenishes = True
+    settle_s = SETTLE_S
+
+    def __init__(
+        self,
+        seed: int,
+        owner: SizeOwner,
+        replicas: int,
+        traits: ClusterTraits | None = None,
+        faults: Sequence[SchedulerFault] | None = None,
+    ) -> None:
+        """``traits`` and ``faults``: None to draw them from the seed."""
+        self.rng = rng = random.Random(f"scheduler {seed}")  # noqa: S311 - not for secrets
+        self.owner = owner
+        self.traits = traits or ClusterTraits.draw(rng)
+        self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 1, 3, 6)))) if faults is None else tuple(faults)
+        self._replicas = replicas
+        self._acted_s = 0.0
+        self._terms: list[ObservedRuling] = []
+        self._healed_running = False
+        self.changes: list[tuple[int, tuple[str, ...] | None]] = []
+        """Calls other than queries: the number of nodes, and the names of those given back (None: a request)."""
+
+    cluster: SimCluster
+    _world: SimWorld
+
+    def fail(self, text: str) -> None:
+        """Report a violation."""
+        self._world.checks.fail(f"scheduler: {text}")
+
+    def acted(self) -> None:
+        """The reconciler changes something."""
+        self._acted_s = self._world.timeline.now_s
+
+    # --- Plugin ------------------------------------------------------------------------------------------------------
+
+    def start(self, world: SimWorld) -> None:
+        """Set the cluster up and plan its faults."""
+        self._world = world
+        self.cluster = SimCluster(world, self.traits, self.rng, self._replicas)
+        self.cluster.taken = self._taken
+        for fault in self.faults:
+            world.timeline.at(fault.at_s, self._strike, fault)
+
+    def _strike(self, fault: SchedulerFault) -> None:
+        world = self._world
+        if world.ended() or not self.cluster.troubled:
+            return
+        if fault.kind is SchedulerFaultKind.FOREIGN:
+            self.cluster.foreign(int(fault.pick * 9))
+        else:
+            world.checks.trouble(0.0)
+            self.cluster.doom(fault.pick)
+
+    def companions(self, launcher: Launcher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
+        """The reconciler of a new Master."""
+        observed = ObservedRuling(self, launcher, ruling)
+        self._terms.append(observed)
+        reconciler = Reconciler(
+            lambda: SimScheduler(self.cluster, launcher, observed), observed, launcher, self.owner, launcher.log
+        )
+        return (reconciler.run(),)
+
+    def heal(self) -> None:
+        """Calls succeed at once. A cluster without nodes has no Master to ask for some, so its users do."""
+        self.cluster.troubled = False
+        self._healed_running = not self._world.ended()
+        lowest = self._world.spec.nodes.lowest
+        if not self.cluster.replicas or (self.owner is SizeOwner.EXTERNAL and self.cluster.replicas < lowest):
+            self.cluster.foreign(lowest)
+
+    def check(self) -> None:
+        """Compare what the Master's reconciler has seen with the job."""
+        master = self._world.master
+        for term in self._terms:
+            ruling = term.launcher.ruling
+            serving = ruling is not None and ruling.serving and not ruling.ended and not term.launcher.paused
+            if term.launcher is master and serving and term is self._terms[-1] and term.job is not None:
+                term.look(self._world.timeline.now_s)
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def called(self, job: Job, nodes: int, names: Sequence[str] | None) -> None:
+        """A Master that saw this job calls the cluster for so many nodes; ``names``: it gives these back."""
+        self.changes.append((nodes, tuple(names) if names is not None else None))
+        if job.ended:
+            if not self.traits.ask_none_at_end or nodes or names is None:
+                self.fail(f"after the end of the job the cluster is called for {nodes} nodes")
+            return
+        if self.owner is not SizeOwner.MASTER:
+            self.fail(f"the cluster is called for {nodes} nodes, and its users own the size")
+        if job.suspended:
+            self.fail(f"the cluster is called for {nodes} nodes while the job is suspended")
+        if nodes > job.maximum if names is None else nodes < job.minimum:
+            self.fail(f"the cluster is called for {nodes} nodes, outside {job.minimum} to {job.maximum}")
+        for node in job.nodes if names is not None else ():
+            if node.member and (node.index >= nodes if self.traits.indexed else node.name in (names or ())):
+                self.fail(f"{node.name} is given back, and it trains")
+
+    def _taken(self, name: str) -> None:
+        """A node is removed on a Master's request: it must not train. One that keeps its name may have come after."""
+        record, launcher = self._world.checks.record, self._world.launchers[NodeId(name)]
+        if record is None or record.phase is not Phase.RUNNING or record.world is None or self.traits.indexed:
+            return
+        member = record.world.member(NodeId(name))
+        if member is not None and member.incarnation == launcher.info.incarnation:
+            self.fail(f"the cluster removes {name} on request, and it trains")
+
+    def settled(self) -> bool:
+        """Whether the cluster provides what the job wants, and the reconciler is at rest."""
+        world, master = self._world, self._world.master
+        if world.ended():
+            return True
+        ruling = master.ruling if master is not None else None
+        if ruling is None or not ruling.serving or ruling.state is None:
+            return False
+        if world.timeline.now_s - self._acted_s < REST_S:
+            return False
+        job = job_of(ruling.status())
+        return job.suspended or (self.cluster.complete and self._fits(job) and not ruling.status().scale.waiting)
+
+    def _fits(self, job: Job) -> bool:
+        lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
+        provided = self.cluster.replicas
+        if self.owner is SizeOwner.EXTERNAL:
+            return not provided or job.desired == min(max(provided, job.minimum), job.maximum)
+        if job.asked:
+            return provided == min(max(job.desired // job.unit * job.unit, lowest), highest)
+        return lowest <= provided <= highest
+
+    def finish(self) -> None:
+        """A cluster that would start finished nodes again has been asked for none."""
+        if self._healed_running and self.traits.ask_none_at_end and self.cluster.replicas:
+            self.fail(f"the job has ended, and the cluster still provides {self.cluster.replicas} nodes")
+
+
+def _drawn(rng: random.Random) -> SchedulerFault:
+    return SchedulerFault(rng.uniform(1.0, 40.0), rng.choice(list(SchedulerFaultKind)), rng.random())

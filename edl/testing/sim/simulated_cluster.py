@@ -1,0 +1,277 @@
+"""A cluster with a scheduler: it starts and stops launchers, and the adapter through which a Master talks to it.
+
+The controller keeps as many nodes running as are requested. Calls take time, fail, and may take effect although their
+answer is lost, or although the Master that made them is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl.errors import SchedulerError
+from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.world import SimWorld
+from edl.types import NodeId
+
+CONTROL_S = 1.0
+"""Seconds between two looks of the controller at its nodes."""
+GRACE_S = 30.0
+"""Seconds from SIGTERM to SIGKILL for a launcher that is taken away."""
+CALM_CALL_S = 0.1
+"""The longest duration of a call, in seconds, once faults are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTraits:
+    """Properties and troubles of a cluster. Shares are from 0 to 1."""
+
+    indexed: bool = False
+    """Nodes are numbered and keep their names; the highest numbers are removed first (a StatefulSet)."""
+    ask_none_at_end: bool = False
+    """It must be asked for 0 nodes when the job has ended."""
+    error_share: float = 0.0
+    """Calls that fail without effect, but may succeed later."""
+    lost_share: float = 0.0
+    """Calls that take effect and fail all the same."""
+    final_share: float = 0.0
+    """Calls that are refused."""
+    slow_s: float = 1.0
+    """The longest duration of a call in seconds."""
+    start_s: float = 2.0
+    """The longest time in seconds until a requested node starts its launcher."""
+    capacity: int = 1000
+    """Nodes that exist; requests beyond it stay pending."""
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> ClusterTraits:
+        """A cluster with some of these troubles."""
+        return cls(
+            indexed=rng.random() < 0.5,
+            ask_none_at_end=rng.random() < 0.4,
+            error_share=rng.choice((0.0, 0.1, 0.5)),
+            lost_share=rng.choice((0.0, 0.1, 0.3)),
+            final_share=rng.choice((0.0, 0.0, 0.05)),
+            slow_s=rng.choice((0.2, 2.0, 20.0)),
+            start_s=rng.choice((0.5, 3.0, 10.0)),
+        )
+
+
+class SimCluster:
+    """The nodes that a scheduler provides, and its controller. ``replicas``: how many are requested."""
+
+    def __init__(self, world: SimWorld, traits: ClusterTraits, rng: random.Random, replicas: int) -> None:
+        self.world = world
+        self.traits = traits
+        self.rng = rng
+        self.replicas = replicas
+        self.troubled = True
+        """Calls are slow and fail."""
+        self.taken: Callable[[str], None] = lambda name: None
+        """Called before a node is removed on request."""
+        self.watchers: list[Callable[[Observation], None]] = []
+        self._coming: set[str] = set()
+        self._names: dict[str, int] = {}
+        """Nodes that run or ran under the controller, with their indexes."""
+        self._leaving: set[str] = set()
+        self._made = 0
+        self._control()
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def running(self) -> list[str]:
+        """Names of the nodes whose launchers run, in the order in which they were created."""
+        return [name for name in self._names if self._alive(name)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all requested nodes run, and no others."""
+        return not self._coming and not self._leaving and len(self.running()) == self.replicas
+
+    def _alive(self, name: str) -> bool:
+        launcher = self.world.launchers.get(NodeId(name))
+        return launcher is not None and launcher.alive
+
+    def _control(self) -> None:
+        """Start what is missing, stop what is too much, again and again."""
+        if not self.world.ended():
+            self.fill()
+        self.world.timeline.after(CONTROL_S, self._control)
+
+    def fill(self) -> None:
+        """Compare the nodes with the request once."""
+        if self.world.ended():
+            return
+        self._leaving = {name for name in self._leaving if self._alive(name)}
+        if self.traits.indexed:
+            for name in self.running():
+                if self._names[name] >= self.replicas:
+                    self._take(name)
+            for index in range(min(self.replicas, self.traits.capacity)):
+                if f"n{index}" not in self._coming and not self._alive(f"n{index}"):
+                    self._bring(f"n{index}", index)
+            return
+        here = [name for name in self.running() if name not in self._leaving]
+        surplus = len(here) + len(self._coming) - self.replicas
+        self._coming -= set(sorted(self._coming)[: max(0, surplus)])
+        while len(here) + len(self._coming) < min(self.replicas, self.traits.capacity):
+            self._made += 1
+            self._bring(f"j{self._made}", -1)
+
+    def _bring(self, name: str, index: int) -> None:
+        self._coming.add(name)
+
+        def come() -> None:
+            if name in self._coming and not self.world.ended() and not self._alive(name):
+                self._names[name] = index
+                self.world.start(name, slots=1 + len(self._names) % 2, index=index)
+            self._coming.discard(name)
+
+        self.world.timeline.after(self.rng.uniform(0.1, self.traits.start_s), come)
+
+    def _take(self, name: str) -> None:
+        """SIGTERM, and SIGKILL after a while."""
+        if name in self._leaving or not self._alive(name):
+            return
+        self._leaving.add(name)
+        launcher = self.world.launchers[NodeId(name)]
+        launcher.run(launcher.interrupt, 15)
+        self.world.timeline.after(GRACE_S, self._kill, launcher)
+
+    @staticmethod
+    def _kill(launcher: Launcher) -> None:
+        if launcher.alive:
+            launcher.crash()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def request(self, nodes: int) -> None:
+        """Provide at least this many."""
+        self.replicas = max(self.replicas, nodes)
+        self.fill()
+
+    def release(self, names: Sequence[str], nodes: int) -> None:
+        """Remove these, so that ``nodes`` are left. Without indexes, others that run are spared and still count."""
+        going = [name for name in self.running() if self._names[name] >= nodes] if self.traits.indexed else names
+        for name in going:
+            if self._alive(name):
+                self.taken(name)
+                self._take(name)
+        spared = 0 if self.traits.indexed else len([one for one in self.running() if one not in self._leaving])
+        self.replicas = max(min(self.replicas, nodes), spared if nodes else 0)
+        self.fill()
+
+    def foreign(self, replicas: int) -> None:
+        """Another program sets the number of nodes; the newest ones leave."""
+        self.replicas = replicas
+        if self.world.deps.trace is not None:
+            self.world.deps.trace(f"  CLUSTER  is set to {replicas} nodes")
+        if not self.traits.indexed:
+            staying = [name for name in self.running() if name not in self._leaving]
+            for name in staying[replicas:]:
+                self._take(name)
+        self._tell(Sized(Size(replicas)))
+        self.fill()
+
+    def doom(self, pick: float) -> None:
+        """Announce that a node will be removed, and remove it."""
+        names = self.running()
+        if names:
+            name = names[int(pick * len(names))]
+            self._tell(Doomed(name, "reclaimed", GRACE_S))
+            self.world.timeline.after(GRACE_S, self._kill, self.world.launchers[NodeId(name)])
+
+    def _tell(self, observation: Observation) -> None:
+        for watcher in list(self.watchers):
+            watcher(observation)
+
+
+class CallObserver(Protocol):
+    """Checks the calls of one Master's reconciler."""
+
+    def begins(self, nodes: int | None, names: Sequence[str] | None) -> None:
+        """A call begins. ``nodes``: None for a query. ``names``: None for a request for more nodes."""
+        ...
+
+    def ends(self) -> None:
+        """The call under way is over for the caller."""
+        ...
+
+
+class SimScheduler:
+    """``edl.schedulers.port.Scheduler`` of one Master."""
+
+    name = "cluster"
+
+    def __init__(self, cluster: SimCluster, launcher: Launcher, observer: CallObserver) -> None:
+        self._cluster, self._launcher, self._observer = cluster, launcher, observer
+        self.indexed = cluster.traits.indexed
+        self.ask_none_at_end = cluster.traits.ask_none_at_end
+
+    async def current(self) -> Size:
+        """The requested number of nodes."""
+        return await self._call(lambda: None, None, None)
+
+    async def request(self, nodes: int, reason: str) -> None:
+        """Ask for more nodes."""
+        await self._call(lambda: self._cluster.request(nodes), nodes, None)
+
+    async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
+        """Give nodes back."""
+        await self._call(lambda: self._cluster.release(names, nodes), nodes, names)
+
+    async def _call(self, effect: Callable[[], None], nodes: int | None, names: Sequence[str] | None) -> Size:
+        cluster, traits = self._cluster, self._cluster.traits
+        luck = cluster.rng.random() if cluster.troubled else 1.0
+        failed = luck < traits.error_share
+        lost = not failed and luck < traits.error_share + traits.lost_share
+        refused = not failed and not lost and luck < traits.error_share + traits.lost_share + traits.final_share
+        answer: asyncio.Future[Size] = asyncio.get_running_loop().create_future()
+        self._observer.begins(nodes, names)
+
+        def give() -> None:
+            if answer.done():
+                return
+            if failed or lost or refused:
+                answer.set_exception(SchedulerError("cluster: it does not answer", retry=not refused))
+            else:
+                answer.set_result(Size(cluster.replicas, len(cluster.running())))
+
+        def arrive() -> None:
+            if not failed and not refused:
+                effect()
+                if nodes is not None:
+                    self._launcher.say(f"cluster: {cluster.replicas} nodes after a call for {nodes} without {names}")
+            self._launcher.run(give)
+
+        slowest_s = traits.slow_s if cluster.troubled else CALM_CALL_S
+        cluster.world.timeline.after(cluster.rng.uniform(0.01, max(0.02, slowest_s)), arrive)
+        try:
+            return await answer
+        finally:
+            self._observer.ends()
+
+    async def watch(self) -> AsyncIterator[Observation]:
+        """Changes that others make. Breaks now and then."""
+        cluster, told = self._cluster, asyncio.Queue[Observation]()
+
+        def hear(observation: Observation) -> None:
+            self._launcher.run(told.put_nowait, observation)
+
+        cluster.watchers.append(hear)
+        try:
+            yield Sized(Size(cluster.replicas))
+            while True:
+                if cluster.troubled and cluster.rng.random() < cluster.traits.error_share:
+                    raise SchedulerError("cluster: the watch has ended", retry=True)
+                yield await told.get()
+        finally:
+            if hear in cluster.watchers:
+                cluster.watchers.remove(hear)
+
+    async def close(self) -> None:
+        """Nodes stay."""
