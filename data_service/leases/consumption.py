@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from data_service.manifest import RECORD_FORMATS
-from data_service.protocol.messages import Opened, RequestRefused
+from data_service.protocol.messages import DataRefused, Opened
 from edl.master.service import Caller
 
 
@@ -45,7 +45,7 @@ def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], .
     )
 
 
-def unopened(data: DataSet, client: ClientState, id: int) -> RequestRefused:
+def unopened(data: DataSet, client: ClientState, id: int) -> DataRefused:
     """The refusal for a client that has not opened the data set."""
     text = client.conflict or f"{data.name} is not open for this worker (or was rolled back): open it first"
-    return RequestRefused(id, data.name, "unopened", text)
+    return DataRefused(id, data.name, "unopened", text)

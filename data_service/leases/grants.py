@@ -17,11 +17,11 @@ from data_service.protocol.messages import (
     FINISHED,
     MORE,
     Answer,
+    DataRefused,
     Done,
     Lease,
     LeasesGranted,
     NextEpoch,
-    RequestRefused,
     encode_granted,
     shards_of,
 )
@@ -41,7 +41,7 @@ def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
         return None
     if message.epoch > table.epoch + 1:
         text = f"{data.name} is in epoch {table.epoch}; there are no leases for epoch {message.epoch} yet"
-        return RequestRefused(message.id, data.name, "epoch", text)
+        return DataRefused(message.id, data.name, "epoch", text)
     if message.epoch > table.epoch:
         return None
     if message.epoch < table.epoch:
@@ -72,7 +72,7 @@ def next_epoch(
         return unopened(data, client, message.id)
     rank = turn.ranks[caller]
     if not data.is_independent and rank != RANK_0:
-        return RequestRefused(
+        return DataRefused(
             message.id, data.name, "rank", f"only rank 0 begins an epoch of {data.name}, not rank {rank}"
         )
     table = data.table
@@ -83,10 +83,10 @@ def next_epoch(
         return Done(message.id, data.name, table.epoch, number=data.independent.number, kept=data.independent.kept)
     if message.epoch not in (table.epoch, table.epoch + 1):
         text = f"{data.name} is in epoch {table.epoch}; epoch {message.epoch} cannot begin now"
-        return RequestRefused(message.id, data.name, "epoch", text)
+        return DataRefused(message.id, data.name, "epoch", text)
     if message.epoch == table.epoch + 1:
         if not table.finished and not message.dropped:
-            return RequestRefused(message.id, data.name, "unfinished", _left(data, table))
+            return DataRefused(message.id, data.name, "unfinished", _left(data, table))
         if not table.finished:
             turn.note(
                 f"data {data.name}: epoch {table.epoch} ends, dropping {counted(message.dropped, 'record')} by its "

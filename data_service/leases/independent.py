@@ -21,11 +21,11 @@ from data_service.protocol.messages import (
     Ack,
     Answer,
     Commit,
+    DataRefused,
     Done,
     Gone,
     Open,
     Opened,
-    RequestRefused,
     Rollback,
     shards_of,
 )
@@ -147,13 +147,13 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
         try:
             ledger = data.fit(Ledger.decode(message.ledger))
         except DataError as error:
-            return RequestRefused(message.id, data.name, "ledger", f"{data.name}: {error}")
+            return DataRefused(message.id, data.name, "ledger", f"{data.name}: {error}")
     elif message.name in now.commits:
         ledger = data.fit(Ledger.decode(now.commits[message.name]))
     else:
         known = ", ".join(now.commits) or "none"
         text = f"{data.name} has no position named {message.name}; it has {known} (the last {COMMITS} are kept)"
-        return RequestRefused(message.id, data.name, "commit", text)
+        return DataRefused(message.id, data.name, "commit", text)
     data.begin(ledger)
     now.history = max(now.history, message.history)
     data.failures = {}

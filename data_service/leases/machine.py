@@ -20,6 +20,7 @@ from data_service.protocol.messages import (
     Ack,
     Answer,
     Commit,
+    DataRefused,
     Gone,
     Lease,
     NextEpoch,
@@ -27,7 +28,6 @@ from data_service.protocol.messages import (
     ReadRate,
     RegisterFiles,
     Request,
-    RequestRefused,
     Rollback,
     decode,
     encode,
@@ -166,12 +166,12 @@ class LeaseMachine:
         except ProtocolError as error:
             id_, dataset = salvage(event.body)
             turn.effects.append(
-                _tell(event.caller, RequestRefused(id_, dataset, "malformed", f"invalid message: {error}"))
+                _tell(event.caller, DataRefused(id_, dataset, "malformed", f"invalid message: {error}"))
             )
             return
         if not isinstance(message, Request):
             text = f"{type(message).__name__} is an answer, not a request"
-            turn.effects.append(_tell(event.caller, RequestRefused(*salvage(event.body), "malformed", text)))
+            turn.effects.append(_tell(event.caller, DataRefused(*salvage(event.body), "malformed", text)))
             return
         world = turn.world
         if world is None or event.round != world.round or event.caller not in turn.ranks:
@@ -179,12 +179,12 @@ class LeaseMachine:
                 "there is no world at present" if world is None else f"the current world is that of round {world.round}"
             )
             text = f"{message.dataset}: request from round {event.round}; {now}. Wait for the next round and open again"
-            turn.effects.append(_tell(event.caller, RequestRefused(message.id, message.dataset, "stale", text)))
+            turn.effects.append(_tell(event.caller, DataRefused(message.id, message.dataset, "stale", text)))
             return
         if isinstance(message, Open):
             self._readers.ask_again(event.caller)
         data = self._find(message)
-        if isinstance(data, RequestRefused):
+        if isinstance(data, DataRefused):
             turn.effects.append(_tell(event.caller, data))
             return
         caller = self._same.setdefault(event.caller, event.caller)
@@ -200,9 +200,7 @@ class LeaseMachine:
         elif message.id < client.last or client.request_hash != hash(event.body):
             late = f"request {message.id} arrived after {client.last}"
             text = f"{message.dataset}: {late}, but ids must increase. Send it with a higher one"
-            turn.effects.append(
-                _tell(event.caller, RequestRefused(message.id, message.dataset, "old", text, client.last))
-            )
+            turn.effects.append(_tell(event.caller, DataRefused(message.id, message.dataset, "old", text, client.last)))
         elif client.answer:
             turn.effects.append(Tell(event.caller, client.answer))
 
@@ -240,7 +238,7 @@ class LeaseMachine:
     ) -> Answer | str | None:
         """Execute a request. Returns the answer, or None if it has to wait."""
         if data.broken and not isinstance(message, RegisterFiles):
-            return RequestRefused(message.id, data.name, "ledger", data.broken)
+            return DataRefused(message.id, data.name, "ledger", data.broken)
         match message:
             case RegisterFiles():
                 return registration.register(data, turn, caller, message)
@@ -258,7 +256,7 @@ class LeaseMachine:
                 return independent.gone(data, turn, caller, client, message)
         if data.options.mode == STEPS:
             text = f"{data.name} is used in mode {STEPS}: its position is part of the model's state"
-            return RequestRefused(message.id, data.name, "mode", text)
+            return DataRefused(message.id, data.name, "mode", text)
         match message:
             case Ack():
                 return independent.acks(data, turn, caller, client, message)
@@ -280,15 +278,15 @@ class LeaseMachine:
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
-    def _find(self, message: Request) -> DataSet | RequestRefused:
+    def _find(self, message: Request) -> DataSet | DataRefused:
         data = self.sets.get(message.dataset)
         if data is None:
             if not isinstance(message, RegisterFiles | Open | ListFiles):
                 text = f"there is no data set {message.dataset}: rank 0 registers it, then each worker opens it"
-                return RequestRefused(message.id, message.dataset, "unknown", text)
+                return DataRefused(message.id, message.dataset, "unknown", text)
             if len(self.sets) >= MOST_SETS:
                 text = f"{message.dataset}: there are {MOST_SETS} data sets already"
-                return RequestRefused(message.id, message.dataset, "unknown", text)
+                return DataRefused(message.id, message.dataset, "unknown", text)
             data = self.sets[message.dataset] = DataSet(message.dataset, self._values)
         return data
 

@@ -13,11 +13,11 @@ from data_service.manifest import Manifest
 from data_service.protocol.messages import (
     INDEPENDENT,
     Answer,
+    DataRefused,
     DataSetOptions,
     FilesRegistered,
     Open,
     RegisterFiles,
-    RequestRefused,
     shards_of,
 )
 from edl.errors import DataError, ProtocolError
@@ -29,19 +29,19 @@ def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: RegisterFi
     """Register the shards of a data set."""
     if turn.ranks[caller] != RANK_0 and message.options.mode != INDEPENDENT:
         text = f"only rank 0 registers data; {data.name} was sent by rank {turn.ranks[caller]}"
-        return RequestRefused(message.id, data.name, "rank", text)
+        return DataRefused(message.id, data.name, "rank", text)
     blob = hashlib.blake2b(message.manifest, digest_size=16).digest()
     if data.files is None or data.blob != blob or message.options != data.options:
         try:
             files = FileList.decode(message.manifest)
             manifest = files.manifest
         except (DataError, LookupError) as error:
-            return RequestRefused(message.id, data.name, "malformed", f"{data.name}: {error}")
+            return DataRefused(message.id, data.name, "malformed", f"{data.name}: {error}")
         if message.options != data.options or data.files is None or not data.files.extends(files):
             difference = _difference(data, manifest, message.options)
             if difference and _in_use(data):
                 text = f"{data.name} is in use and was registered differently: {difference}"
-                return RequestRefused(message.id, data.name, "differs", f"{text}. Use another name for other data")
+                return DataRefused(message.id, data.name, "differs", f"{text}. Use another name for other data")
             _replace(data, turn, files, message, difference)
     data.blob = blob
     return FilesRegistered(message.id, data.name, data.listed.digest, len(data.listed), data.known.records)
@@ -66,13 +66,13 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
             _begin(data, turn, message)
         except DataError as error:
             data.set_open(client, False)
-            return RequestRefused(message.id, data.name, "ledger", f"{data.name}: {error}{_was(data)}")
+            return DataRefused(message.id, data.name, "ledger", f"{data.name}: {error}{_was(data)}")
     client.claim = message
     if data.table is not None:
         claim(data, turn, caller, client)
         if client.conflict:
             data.set_open(client, False)
-            return RequestRefused(message.id, data.name, "ledger", client.conflict)
+            return DataRefused(message.id, data.name, "ledger", client.conflict)
     return opened(data, message.id, data.table.epoch if data.table else message.epoch)
 
 
@@ -117,23 +117,23 @@ def _begin(data: DataSet, turn: LeaseTurn, message: Open) -> None:
             claim(data, turn, caller, client)
 
 
-def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, message: Open) -> RequestRefused | None:
+def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, message: Open) -> DataRefused | None:
     rank = turn.ranks[caller]
     if message.rank != rank:
         text = f"{data.name}: this worker has rank {rank} in this round, not {message.rank}"
-        return RequestRefused(message.id, data.name, "rank", text)
+        return DataRefused(message.id, data.name, "rank", text)
     if message.digest and not data.listed.knows(message.digest) and (message.rank == RANK_0 or data.table is not None):
         text = (
             f"{data.name} has digest {manifest.digest[:12]} ({manifest.describe()}), not {message.digest[:12]}"
             f"{_was(data)}. All ranks must use the same files"
         )
-        return RequestRefused(message.id, data.name, "differs", text)
+        return DataRefused(message.id, data.name, "differs", text)
     numbers = [end - 1 for _, end in (*message.granted[-1:], *message.finished[-1:])]
     numbers += [shard for shard, _ in message.returned] + [shard for shard, _, _ in message.acks]
     shards = data.listed.at(message.epoch).shards if data.table is None else data.table.ledger.shards
     if numbers and max(numbers) >= max(shards, data.listed.at(message.epoch).shards):
         text = f"{data.name}: there is no shard {max(numbers)}; there are {shards}"
-        return RequestRefused(message.id, data.name, "malformed", text)
+        return DataRefused(message.id, data.name, "malformed", text)
     return None
 
 

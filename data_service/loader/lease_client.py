@@ -16,6 +16,7 @@ from data_service.protocol import messages
 from data_service.protocol.messages import (
     Ack,
     Commit,
+    DataRefused,
     Done,
     Gone,
     Lease,
@@ -24,7 +25,6 @@ from data_service.protocol.messages import (
     Open,
     Opened,
     RegisterFiles,
-    RequestRefused,
     Rollback,
 )
 from edl.errors import DataError
@@ -129,16 +129,21 @@ class LeaseClient:
         return self._ask(message)
 
     def next_epoch(self, epoch: int, dropped: int, tell: bool) -> PendingRequest | None:
-        """Switch to another epoch. ``tell``: also request it from the Master (rank 0)."""
-        with self._lock:
-            self._granted.clear()
-            self._finished.clear()
-            self._returned.clear()
-            self._acked.clear()
-            self._uncounted.clear()
-            if self._open is not None:
-                self._open = replace(self._open, epoch=epoch)
+        """Switch to another epoch. ``tell``: also request it from the Master (rank 0). In independent mode the switch
+        takes place with the Master's answer: until then a new Master needs the acknowledgements of the old epoch."""
+        if not self._lasting:
+            with self._lock:
+                self._enter(epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
+
+    def _enter(self, epoch: int) -> None:
+        self._granted.clear()
+        self._finished.clear()
+        self._returned.clear()
+        self._acked.clear()
+        self._uncounted.clear()
+        if self._open is not None:
+            self._open = replace(self._open, epoch=epoch)
 
     def rollback(self, name: str, ledger: str, history: int) -> PendingRequest:
         """Independent mode: return to a position, once per history. Afterwards the data set must be opened again."""
@@ -219,11 +224,20 @@ class LeaseClient:
             check()
         if isinstance(asked.answer, kind):
             return asked.answer
-        if isinstance(asked.answer, RequestRefused):
+        if isinstance(asked.answer, DataRefused):
             raise DataError(f"data set {self.dataset}: {asked.answer.text}")
         raise DataError(
             f"data set {self.dataset}: {asked.answer!r:.200} is not an answer to {type(asked.message).__name__}"
         )
+
+    def epoch_after(self, asked: PendingRequest, check: Callable[[], None]) -> int:
+        """Independent mode: wait for the answer of ``next_epoch``, and return the epoch in which to read. That is the
+        present one if the Master knows of records that have not been counted. Raises ``DataError``."""
+        while not asked.done.wait(LOOK_S):
+            check()
+        if isinstance(asked.answer, DataRefused) and asked.answer.kind == "unfinished":
+            return int(asked.message.epoch) - 1
+        return self.wait(asked, check, Done).epoch
 
     def close(self) -> None:
         """Send no more, and drop waiting requests."""
@@ -273,19 +287,19 @@ class LeaseClient:
             asked = self._sent
             if asked is None or asked.message.id != message.id:
                 return  # a late answer to a request that was sent again
-            stale = isinstance(message, RequestRefused) and message.kind == "stale"
+            stale = isinstance(message, DataRefused) and message.kind == "stale"
             if stale and self._lasting and self._where()[0] == self._number:
                 return  # the next round will be announced, and everything is sent again
             if not (stale and self._lasting):
                 self._sent = None
-            if isinstance(message, RequestRefused) and message.kind == "old":
+            if isinstance(message, DataRefused) and message.kind == "old":
                 self.deps.numbers.rise_above(message.last)
                 self._queue.appendleft(asked)
                 return
             if stale and not self._lasting:
                 self._closed = True  # the end of this round will be announced
                 return
-            unknown = isinstance(message, RequestRefused) and message.kind == "unopened" and self._open is not None
+            unknown = isinstance(message, DataRefused) and message.kind == "unopened" and self._open is not None
             if unknown:
                 self._queue.appendleft(asked)
         if unknown or stale:
@@ -305,7 +319,7 @@ class LeaseClient:
             self._remember(asked.message, message)
         asked.answer = message
         asked.done.set()
-        if asked.again and isinstance(message, RequestRefused):
+        if asked.again and isinstance(message, DataRefused):
             # Pass the refusal on to the waiting requests.
             with self._lock:
                 waiting, self._queue = list(self._queue), collections.deque()
@@ -327,8 +341,8 @@ class LeaseClient:
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it was included in the Open
-        if isinstance(request, NextEpoch) and self._lasting and self._open is not None:
-            self._open = replace(self._open, epoch=getattr(message, "epoch", self._open.epoch))
+        if isinstance(request, NextEpoch) and isinstance(message, Done) and self._lasting:
+            self._enter(message.epoch)
         if isinstance(request, Ack):
             number = getattr(message, "number", -1)  # -1: refused, nothing to be stored
             lost = (

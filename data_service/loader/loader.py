@@ -290,12 +290,14 @@ class Loader(IndependentLoader):
         """Prepare the micro-batches of the next step. Returns False at the end of the epoch."""
         if self._independent and self._unacknowledged.redone:
             trainers.push()
-        place, prefetcher = self._attach()
-        if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
-            prefetcher = self._resize_steps(place, prefetcher)
-        if self._position.next_step is None and not self._plan_steps(place, prefetcher):
-            self._end_epoch(place)
-            return False
+        while True:
+            place, prefetcher = self._attach()
+            if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
+                prefetcher = self._resize_steps(place, prefetcher)
+            if self._position.next_step is not None or self._plan_steps(place, prefetcher):
+                break
+            if self._end_epoch(place):
+                return False
         step = self._position.next_step
         assert step is not None and self._plan is not None, "planned, after attach"  # noqa: S101
         ready: ReadyStep | None = None
@@ -362,7 +364,9 @@ class Loader(IndependentLoader):
         pattern = self._padding.pattern_of(steps)
         return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, prefetcher.known.version)
 
-    def _end_epoch(self, place: RankAssignment) -> None:
+    def _end_epoch(self, place: RankAssignment) -> bool:
+        """Switch to the next epoch. Returns False if this one goes on: a new Master lacks acknowledgements of lost
+        workers that were not stored, so their shards have to be read again (independent mode)."""
         assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
         ledger, client, total = self._ledger, self._client, self.progress().of_records
         if not ledger.records and not ledger.done_shards and not self._independent:
@@ -375,13 +379,20 @@ class Loader(IndependentLoader):
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are skipped (tail=drop)")
         self._end_prefetcher()
         self._files.rescan_at_epoch_end(place, client, self._settle())
+        if self._independent:
+            asked = client.next_epoch(ledger.epoch + 1, dropped, tell=True)
+            assert asked is not None, "it was sent"  # noqa: S101
+            epoch = client.epoch_after(asked, lambda: self._context.check(place.round))
+            if epoch == ledger.epoch:
+                return False
+            self._position.start_epoch(epoch)  # the other workers may be in a later one
+            return True
         # First, so that a new Master gets the new epoch, of which others may already have shards.
         self._position.next_epoch()
-        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._independent)
+        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0)
         if asked is not None:
-            answer = client.wait(asked, lambda: self._context.check(place.round), Done)
-            if self._independent and answer.epoch != ledger.epoch:
-                ledger.start(answer.epoch)  # the others are in a later epoch
+            client.wait(asked, lambda: self._context.check(place.round), Done)
+        return True
 
     def _nothing(self) -> str:
         assert self._ledger is not None  # noqa: S101

@@ -83,3 +83,8 @@ class LoaderPosition:
         """Start the next epoch, with nothing consumed."""
         with self._lock:
             self.known.next_epoch()
+
+    def start_epoch(self, epoch: int) -> None:
+        """Start this epoch, with nothing consumed."""
+        with self._lock:
+            self.known.start(epoch)

@@ -16,7 +16,7 @@ from data_service.loader.replay import LostTrainer, RecordRange, Replay, plan
 from data_service.loader.trainers import trainers
 from data_service.loader.window import ShardProgress, StepOffer, Supply
 from data_service.manifest import ShardRef
-from data_service.protocol.messages import Given, LeasesGranted, RequestRefused
+from data_service.protocol.messages import DataRefused, Given, LeasesGranted
 from edl.errors import DataError, EdlError, UnreachableData, UnsupportedData
 from edl.threads import ThreadHandle
 
@@ -269,7 +269,7 @@ class Prefetcher:
             return
         self.held.asked = None
         answer = asked.answer
-        if isinstance(answer, RequestRefused):
+        if isinstance(answer, DataRefused):
             raise DataError(f"data set {self._client.dataset}: {answer.text}")
         assert isinstance(answer, LeasesGranted), "the client matches answers with questions"  # noqa: S101
         leases: Sequence[Given] = answer.leases

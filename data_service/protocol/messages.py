@@ -4,7 +4,7 @@ A client is one worker and one data set. It sends one request, waits for the ans
 the next request with a higher ``id``. An unanswered request may be sent again *with the same id*: the machine executes
 it once and repeats its answer. The client drops answers with any other id than the pending one. Ids increase over the
 client's whole life, across rounds too. A process that replaces another one within a round may start with any id; if it
-is too low, ``RequestRefused(kind="old")`` gives the highest id so far (``RequestRefused.last``).
+is too low, ``DataRefused(kind="old")`` gives the highest id so far (``DataRefused.last``).
 
 A round in mode "steps": rank 0 sends ``RegisterFiles``, every rank sends ``Open``, then ``Lease`` as often as it needs
 more shards. After ``Reattached`` (another Master, or a new stream to the same one) a client repeats what may be lost,
@@ -284,7 +284,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRefused:
+class DataRefused:
     """The request was not executed; sending it again unchanged does not help."""
 
     id: Natural
@@ -311,7 +311,7 @@ class ReaderList:
     else."""
 
 
-Answer = FilesRegistered | Opened | LeasesGranted | Done | Listed | Grown | RequestRefused
+Answer = FilesRegistered | Opened | LeasesGranted | Done | Listed | Grown | DataRefused
 DataMessage = Request | Answer | ReaderList | AddFiles
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -341,14 +341,14 @@ _TAGS: dict[type[Any], str] = {
     RegisterFiles: "register",
     FilesRegistered: "registered",
     LeasesGranted: "granted",
-    RequestRefused: "refused",
+    DataRefused: "refused",
     ReaderList: "readers",
     ReadRate: "pace",
 }
 """Tags of messages whose tag is not the name of their class in lower case."""
 _UNION: TaggedUnion[DataMessage] = TaggedUnion(
     *(RegisterFiles, Open, Lease, NextEpoch, Ack, Commit, Rollback, Gone, ListFiles, Grow, ReadRate),
-    *(FilesRegistered, Opened, LeasesGranted, Done, Listed, Grown, RequestRefused),
+    *(FilesRegistered, Opened, LeasesGranted, Done, Listed, Grown, DataRefused),
     *(ReaderList, AddFiles),
     tag="word",
     what="a message about data",

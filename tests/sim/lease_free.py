@@ -16,6 +16,7 @@ from data_service.protocol.messages import (
     MORE,
     Ack,
     Commit,
+    DataRefused,
     DataSetOptions,
     Done,
     Gone,
@@ -27,7 +28,6 @@ from data_service.protocol.messages import (
     ReaderList,
     RegisterFiles,
     Request,
-    RequestRefused,
     Rollback,
     decode,
     encode,
@@ -349,7 +349,7 @@ class FreeSim:
         if isinstance(word, AddFiles | ReaderList) or trainer.waiting is None or word.id != trainer.waiting.id:
             return
         asked, trainer.waiting = trainer.waiting, None
-        if isinstance(word, RequestRefused):
+        if isinstance(word, DataRefused):
             self._refused(trainer, asked, word)
             return
         if isinstance(word, LeasesGranted | Done | Opened):
@@ -392,7 +392,7 @@ class FreeSim:
         """The trainer lost this shard: drop what it processed beyond the first ``but`` records."""
         trainer.processed -= {(shard, place) for place in range(but, self.sizes[shard])}
 
-    def _refused(self, trainer: Trainer, asked: Request, word: RequestRefused) -> None:
+    def _refused(self, trainer: Trainer, asked: Request, word: DataRefused) -> None:
         if word.kind == "old":
             trainer.ids = max(trainer.ids, word.last)
             trainer.queue.insert(0, asked)

@@ -13,6 +13,7 @@ from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, 
 from data_service.protocol.messages import (
     FINISHED,
     MORE,
+    DataRefused,
     DataSetOptions,
     FilesRegistered,
     Lease,
@@ -24,7 +25,6 @@ from data_service.protocol.messages import (
     ReadRate,
     RegisterFiles,
     Request,
-    RequestRefused,
     decode,
     encode,
     ranges,
@@ -339,7 +339,7 @@ class StepsSim:
         if isinstance(word, AddFiles | ReaderList) or side.waiting is None or word.id != side.waiting.id:
             return
         asked, side.waiting = side.waiting, None
-        if isinstance(word, RequestRefused):
+        if isinstance(word, DataRefused):
             if word.kind == "old":
                 side.ids = max(side.ids, word.last)
                 side.queue.insert(0, asked)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_service.loader.lease_client import LeaseClient
-from data_service.protocol.messages import RequestRefused
+from data_service.protocol.messages import DataRefused
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
@@ -37,7 +37,7 @@ def gives_up_what_is_asked(patch: Patch) -> None:
     answered = LeaseClient._answered
 
     def ends(self: LeaseClient, message: Any) -> None:
-        if isinstance(message, RequestRefused) and message.kind == "stale":
+        if isinstance(message, DataRefused) and message.kind == "stale":
             self._closed = True
         answered(self, message)
 

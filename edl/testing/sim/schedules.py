@@ -126,8 +126,11 @@ class Schedule:
 
         alone = seed % 3 == 2
         drawn = cls.independent(seed) if alone else cls.draw(seed)
-        plugins = (lambda: DataPlugin(seed, alone=alone),)
+        stops = seed % 6 == 5
+        plugins = (lambda: DataPlugin(seed, alone=alone, stops=stops),)
         script = None if alone else drawn.script or Script()
+        if stops:  # faults last until others have got the shards of the stopped worker
+            drawn = dataclasses.replace(drawn, plan=FaultPlan(drawn.plan.faults, max(drawn.plan.quiet_s, 55.0)))
         return dataclasses.replace(drawn, script=script, saved=(), plugins=plugins)
 
     @classmethod

@@ -110,7 +110,7 @@ class SimCluster:
         if self.traits.indexed:
             for name in self.running():
                 if self._names[name] >= self.replicas:
-                    self._take(name)
+                    self._take_by_surprise(name)
             for index in range(min(self.replicas, self.traits.capacity)):
                 if f"n{index}" not in self._coming and not self._alive(f"n{index}"):
                     self._bring(f"n{index}", index)
@@ -141,6 +141,12 @@ class SimCluster:
         launcher = self.world.launchers[NodeId(name)]
         launcher.run(launcher.interrupt, 15)
         self.world.timeline.after(GRACE_S, self._kill, launcher)
+
+    def _take_by_surprise(self, name: str) -> None:
+        """Remove a node that may train: the job may lose a step."""
+        if name not in self._leaving:
+            self.world.checks.trouble(0.0)
+        self._take(name)
 
     @staticmethod
     def _kill(launcher: Launcher) -> None:
@@ -173,7 +179,7 @@ class SimCluster:
         if not self.traits.indexed:
             staying = [name for name in self.running() if name not in self._leaving]
             for name in staying[replicas:]:
-                self._take(name)
+                self._take_by_surprise(name)
         self._tell(Sized(Size(replicas)))
         self.fill()
 

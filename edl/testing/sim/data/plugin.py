@@ -37,6 +37,8 @@ from edl.testing.sim.world import SimWorld
 from edl.types import Rank
 from edl.wire.messages import NO_STATE, Asked, Purpose, Version, World
 
+STOPPED_S = 60.0
+"""Longer than a worker may be silent about its shards."""
 MOST_TICKS = 100
 MOST_KEPT_BYTES = 1_000_000
 Record = tuple[int, int]
@@ -54,6 +56,8 @@ class DataFaultKind(enum.Enum):
     """A worker of another version says what nobody understands."""
     LOSE = "lose"
     """A worker's words are not passed on for a while: its agent loses them, and then says so."""
+    STOP = "stop"
+    """A worker is stopped (SIGSTOP) until the faults are over: it is silent, and others get its shards."""
     DEPOSE = "depose"
     """The Master's key disappears from the store: another term begins, and the world goes on."""
     DEPOSE_ON_KEEP = "depose-on-keep"
@@ -103,12 +107,15 @@ class Acknowledged:
 class DataPlugin(Plugin):
     """Data of one schedule."""
 
-    def __init__(self, seed: int, *, alone: bool) -> None:
+    def __init__(self, seed: int, *, alone: bool, stops: bool = False) -> None:
+        """``stops``: one of the workers that need no others is stopped for long."""
         self.rng = rng = random.Random(f"data {seed}")  # noqa: S311 - not for secrets
         self.alone = alone
         self.data = SimDataSet.draw(rng, alone=alone)
         self.grows = rng.random() < 0.4 and self.data.tail != "drop"
         self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 2, 5, 10))))
+        if stops:
+            self.faults += (DataFault(rng.uniform(2.0, 6.0), DataFaultKind.STOP, rng.random()),)
         self.machine: LeaseMachine | None = None
         """Of the latest Master."""
         self.states: dict[Version, Fed] = {}
@@ -189,6 +196,9 @@ class DataPlugin(Plugin):
                 reader.transport.lose_until_s = self._world.timeline.now_s + 0.5
                 self._world.timeline.after(0.6, self._readers.told, reader.worker, "", None)
 
+            case DataFaultKind.STOP if alive:
+                self._world.checks.worker_failures += 1
+                self._world.freeze(alive[int(fault.pick * len(alive))].worker, STOPPED_S)
             case DataFaultKind.DEPOSE if self._world.master is not None:
                 self._depose()
             case DataFaultKind.DEPOSE_ON_KEEP:
@@ -381,4 +391,5 @@ class DataPlugin(Plugin):
 
 
 def _drawn(rng: random.Random) -> DataFault:
-    return DataFault(rng.uniform(1.0, 30.0), rng.choice(list(DataFaultKind)), rng.random())
+    kinds = [kind for kind in DataFaultKind if kind is not DataFaultKind.STOP]
+    return DataFault(rng.uniform(1.0, 30.0), rng.choice(kinds), rng.random())

@@ -15,6 +15,7 @@ from data_service.protocol.messages import (
     STEPS,
     Ack,
     Commit,
+    DataRefused,
     DataSetOptions,
     Done,
     FilesRegistered,
@@ -25,7 +26,6 @@ from data_service.protocol.messages import (
     Opened,
     ReadRate,
     RegisterFiles,
-    RequestRefused,
     Rollback,
     decode,
     encode,
@@ -111,7 +111,7 @@ def test_anybody_may_list_the_shards() -> None:
     master.begin(1)
     steps = Master(STEPS)
     refused = steps.ask(1, RegisterFiles, manifest=steps.manifest.encode(), options=steps.options)
-    assert isinstance(refused, RequestRefused) and refused.kind == "rank"
+    assert isinstance(refused, DataRefused) and refused.kind == "rank"
 
 
 def test_a_named_position_is_reported(master: Master) -> None:
@@ -144,9 +144,7 @@ def test_another_masters_machine_remembers_the_history(master: Master) -> None:
 def test_a_position_of_other_data_is_refused(master: Master) -> None:
     other = Ledger("0" * 32, 3, seed=1, shuffle=True).encode()
     refused = master.ask(0, Rollback, name="cut-1", ledger=other, history=2)
-    assert (
-        isinstance(refused, RequestRefused) and refused.kind == "ledger" and "belongs to data of digest" in refused.text
-    )
+    assert isinstance(refused, DataRefused) and refused.kind == "ledger" and "belongs to data of digest" in refused.text
     assert master.ask(0, Rollback, name="cut-1", ledger="{}", history=2).kind == "ledger"
     assert master.ask(0, Rollback, name="cut-9", history=2).kind == "commit"
 

@@ -19,6 +19,7 @@ from data_service.protocol import messages
 from data_service.protocol.messages import (
     Ack,
     Commit,
+    DataRefused,
     DataSetOptions,
     Done,
     Lease,
@@ -27,7 +28,6 @@ from data_service.protocol.messages import (
     Open,
     Opened,
     RegisterFiles,
-    RequestRefused,
 )
 from edl.errors import DataError, ProtocolError
 from edl.master.service import Caller, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan, WorldEnded
@@ -155,7 +155,7 @@ class TestSteps:
         rule.say(0, NextEpoch, 1)
         assert isinstance(rule.received[caller(0)], Done)
         assert numbers(rule.lease(0, 1, epoch=1)) == [0]
-        refused = rule.get(RequestRefused, 0, Lease, 3, 1)
+        refused = rule.get(DataRefused, 0, Lease, 3, 1)
         assert refused.kind == "epoch"
 
     def test_a_round_begins_with_rank_0s_ledger(self) -> None:
@@ -195,14 +195,14 @@ class TestSteps:
     def test_two_who_claim_one_shard_are_told(self) -> None:
         rule = Rule(2, Rule().start().kept, taken_over=True)
         rule.get(Opened, 0, Open, 0, granted=((1, 2),))
-        refused = rule.get(RequestRefused, 1, Open, 1, granted=((1, 2),))
+        refused = rule.get(DataRefused, 1, Open, 1, granted=((1, 2),))
         assert refused.kind == "ledger"
         assert "shard 1 is leased to worker 0 on n0" in refused.text
 
     def test_an_epoch_may_end_with_some_dropped(self) -> None:
         rule = Rule().start()
         rule.lease(0)
-        refused = rule.get(RequestRefused, 0, NextEpoch, 1)
+        refused = rule.get(DataRefused, 0, NextEpoch, 1)
         assert refused.text == (
             "epoch 0 of train is not finished: 3 shards pending, 1 leased (worker 0 on n0). Finish it, or state how "
             "many records are dropped"
@@ -218,10 +218,10 @@ class TestSteps:
         assert rule.body(0, text) == first
         assert numbers(rule.lease(1)) == [1]
         refused = rule.body(0, messages.encode(Lease(49, NAME, 0, 1)))
-        assert isinstance(refused, RequestRefused)
+        assert isinstance(refused, DataRefused)
         assert (refused.kind, refused.last) == ("old", 50)
         other = rule.body(0, messages.encode(Lease(50, NAME, 0, 2)))
-        assert isinstance(other, RequestRefused)
+        assert isinstance(other, DataRefused)
 
 
 class TestPoison:
@@ -259,14 +259,14 @@ class TestRefusals:
     def test_another_round(self) -> None:
         rule = Rule().start()
         refused = rule.say(0, Lease, 0, 1, round=0)
-        assert isinstance(refused, RequestRefused)
+        assert isinstance(refused, DataRefused)
         assert (refused.kind, refused.text) == (
             "stale",
             "train: request from round 0; the current world is that of round 1. Wait for the next round and open again",
         )
         rule.do(rule.machine.step(WorldEnded(Round(1), "over"), 1.0))
         refused = rule.say(0, Lease, 0, 1)
-        assert isinstance(refused, RequestRefused)
+        assert isinstance(refused, DataRefused)
         assert "there is no world at present" in refused.text
 
     def test_a_shard_of_another_worker(self) -> None:
@@ -283,14 +283,14 @@ class TestRefusals:
 
     def test_other_files_while_in_use(self) -> None:
         rule = Rule().start()
-        refused = rule.get(RequestRefused, 0, RegisterFiles, small(sizes=(10,)).encode(), DataSetOptions(seed=5))
+        refused = rule.get(DataRefused, 0, RegisterFiles, small(sizes=(10,)).encode(), DataSetOptions(seed=5))
         assert refused.kind == "differs"
         assert "1 file removed: part-1; seed=5 instead of 0; shuffle=True instead of False" in refused.text
         rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
         rule.begin(1)
         rule.get(messages.FilesRegistered, 0, RegisterFiles, small(sizes=(10,)).encode(), PLAIN)
         old = Ledger.of(small(), shuffle=False).encode()
-        refused = rule.get(RequestRefused, 0, Open, 0, ledger=old)
+        refused = rule.get(DataRefused, 0, Open, 0, ledger=old)
         assert refused.kind == "ledger"
         assert "(1 file removed: part-1)" in refused.text
 
@@ -309,15 +309,15 @@ class TestRefusals:
         ],
     )
     def test_what_cannot_be(self, rank: int, word: type[Any], values: tuple[Any, ...], kind: str) -> None:
-        refused = Rule().start().get(RequestRefused, rank, word, *values)
+        refused = Rule().start().get(DataRefused, rank, word, *values)
         assert refused.kind == kind
         assert NAME in refused.text or word is RegisterFiles
 
     def test_unknown_data_and_who_has_not_opened(self) -> None:
         rule = Rule()
-        assert rule.get(RequestRefused, 0, Lease, 0, 1).kind == "unknown"
+        assert rule.get(DataRefused, 0, Lease, 0, 1).kind == "unknown"
         rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
-        assert rule.get(RequestRefused, 0, Lease, 0, 1).kind == "unopened"
+        assert rule.get(DataRefused, 0, Lease, 0, 1).kind == "unopened"
 
     @given(
         st.text(max_size=40)
@@ -327,7 +327,7 @@ class TestRefusals:
     )
     def test_nonsense_is_answered(self, body: str) -> None:
         refused = Rule(1).body(0, body)
-        assert isinstance(refused, RequestRefused)
+        assert isinstance(refused, DataRefused)
         assert refused.kind == "malformed"
 
     @given(
@@ -379,11 +379,11 @@ class TestFree:
         rule.get(Done, 0, Ack, 0, ((0, 2, False),))
         rule.get(Done, 0, Commit, "one")
         rule.get(Done, 0, Ack, 0, ((0, 4, True),))
-        assert rule.get(RequestRefused, 0, messages.Rollback, "two").text.startswith(
+        assert rule.get(DataRefused, 0, messages.Rollback, "two").text.startswith(
             "train has no position named two; it has one"
         )
         rule.get(Done, 0, messages.Rollback, "one")
-        assert rule.get(RequestRefused, 0, Ack, 0, ((0, 4, True),)).kind == "unopened"
+        assert rule.get(DataRefused, 0, Ack, 0, ((0, 4, True),)).kind == "unopened"
         opened = rule.get(Opened, 0, Open, 0, granted=((0, 1),))
         assert (opened.fence, [shard for shard, _ in opened.refused]) == (1, [0])
         assert rule.lease(0, 1).leases[0].upto == 2
@@ -403,7 +403,7 @@ def test_messages_survive_encoding() -> None:
         Open(2, NAME, 3, 1, "x", "d", ((1, 2),), ((1, 2),), ((3, 4),), ((1, 2, True),), 5),
         Lease(3, NAME, 0, 9, ((1, 2),), ((3, 4, "why"),)),
         LeasesGranted(4, NAME, 0, (messages.Given(small().ref(2), 1),), "more", ((1, "no"),), 1, 2),
-        RequestRefused(5, NAME, "old", "text", 9),
+        DataRefused(5, NAME, "old", "text", 9),
     ]
     assert [messages.decode(messages.encode(word)) for word in words] == words
     assert messages.ranges([5, 1, 2, 3]) == ((1, 4), (5, 6))

@@ -10,11 +10,11 @@ from data_service.leases.machine import LeaseMachine
 from data_service.leases.reader_registry import ReaderRegistry
 from data_service.manifest import ManifestBuilder
 from data_service.protocol.messages import (
+    DataRefused,
     DataSetOptions,
     Open,
     ReaderList,
     RegisterFiles,
-    RequestRefused,
     decode,
     encode,
 )
@@ -150,7 +150,7 @@ def test_a_worker_cannot_say_which_readers_there_are() -> None:
     (answer,) = job.machine.step(Said(A, Round(1), encode(ReaderList((FIRST,)))), 0.0)
     assert isinstance(answer, Tell)
     refused = decode(answer.body)
-    assert isinstance(refused, RequestRefused)
+    assert isinstance(refused, DataRefused)
     assert refused.kind == "malformed"
 
 

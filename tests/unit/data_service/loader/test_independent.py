@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from data_service.leases import independent
 from data_service.loader import trainers
+from data_service.loader.lease_client import LeaseClient
 from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
 from edl.errors import DataError, SettingError
@@ -437,3 +439,51 @@ def test_a_cut_of_other_data_is_refused(bench: Bench, files: str) -> None:
 
 
 Work = Callable[[int], None]
+
+
+# --- the end of an epoch and a new Master ----------------------------------------------------------------------------
+
+
+def at_the_end(monkeypatch: pytest.MonkeyPatch, bench: Bench, call: Callable[[LeaseClient], None]) -> None:
+    """Lose the request for the next epoch, call this once, and replace the Master."""
+    real = LeaseClient.next_epoch
+    left = [call]
+
+    def next_epoch(self: LeaseClient, *arguments: Any, **named: Any) -> Any:
+        if not left:
+            return real(self, *arguments, **named)
+        bench.lose = lambda: True
+        asked = real(self, *arguments, **named)
+        bench.lose = lambda: False
+        left.pop()(self)
+        bench.replace_master()
+        return asked
+
+    monkeypatch.setattr(LeaseClient, "next_epoch", next_epoch)
+    monkeypatch.setattr(independent, "KEEP_EVERY_S", 1e9)
+
+
+def test_a_new_master_hears_of_the_epoch_that_is_being_left(
+    bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acknowledgements that were not stored are repeated although the trainer waits for the next epoch."""
+    at_the_end(monkeypatch, bench, lambda client: None)
+    bench.begin(1)
+    data = make(bench, files)
+    seen = [one for batch in data for one in ids(batch)]
+    assert sorted(seen) == [*range(RECORDS)] and data.epoch == 1
+
+
+def test_an_epoch_goes_on_when_the_new_master_lacks_acknowledgements(
+    bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were those of a trainer that is gone: its shards are read again, and no trainer fails."""
+
+    def forget(client: LeaseClient) -> None:
+        client._unkept.clear()
+
+    at_the_end(monkeypatch, bench, forget)
+    bench.begin(1)
+    data = make(bench, files)
+    seen = [one for batch in data for one in ids(batch)]
+    assert set(seen) == {*range(RECORDS)} and len(seen) > RECORDS and data.epoch == 1

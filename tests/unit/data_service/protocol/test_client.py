@@ -11,6 +11,7 @@ from data_service.loader.transport import Dispatcher
 from data_service.manifest import ShardRef
 from data_service.protocol import messages
 from data_service.protocol.messages import (
+    DataRefused,
     DataSetOptions,
     Done,
     Given,
@@ -20,7 +21,6 @@ from data_service.protocol.messages import (
     Open,
     Opened,
     RegisterFiles,
-    RequestRefused,
 )
 from edl.errors import DataError
 
@@ -138,7 +138,7 @@ def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient
 
 def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
-    line.answer(RequestRefused, kind="old", text="higher", last=1 << 50)
+    line.answer(DataRefused, kind="old", text="higher", last=1 << 50)
     assert line.said[-1].id == (1 << 50) + 1 and not lease.done.is_set()
     line.grant()
     assert lease.done.is_set()
@@ -146,7 +146,7 @@ def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Lea
 
 def test_a_refusal_is_an_error_with_its_text(line: Wire, client: LeaseClient) -> None:
     opened = client.open(0, "")
-    line.answer(RequestRefused, kind="differs", text="other files: b.parquet")
+    line.answer(DataRefused, kind="differs", text="other files: b.parquet")
     with pytest.raises(DataError, match=r"data set d: other files: b\.parquet"):
         client.wait(opened, never, Opened)
 
@@ -156,14 +156,14 @@ def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: L
     line.open()
     lease = client.lease(0, 1)
     line.hear(None)
-    line.answer(RequestRefused, kind="ledger", text="both have it")
+    line.answer(DataRefused, kind="ledger", text="both have it")
     with pytest.raises(DataError, match="both have it"):
         client.wait(lease, never, LeasesGranted)
 
 
 def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
-    line.answer(RequestRefused, kind="stale", text="round 4")
+    line.answer(DataRefused, kind="stale", text="round 4")
     client.lease(0, 1)
     assert len(line.said) == 1
 
