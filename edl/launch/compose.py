@@ -11,7 +11,8 @@ A launcher
    is ready, and starts and stops workers as the Master orders;
 6. ends when the agent does, and gives everything back (``Launcher._say_farewell``).
 
-``launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, and ``Launcher.run`` (``launcher.py``) runs it.
+``launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, ``wire`` (``wiring.py``) connects it, and
+``Launcher.run`` (``launcher.py``) runs it.
 """
 
 from __future__ import annotations
