@@ -232,9 +232,14 @@ def test_what_is_repeated_is_what_was_had(files: str) -> None:
     raise AssertionError("one of them had less, and repeated nothing")
 
 
-def test_dropping_is_reported(bench: Bench, files: str) -> None:
-    shares_of(bench, files, 2, tail="drop", shard_records=150, batch_size=64)
-    assert any("dropping" in text and "by its rule" in text for text in bench.notes), bench.notes
+def test_dropping_is_reported(files: str) -> None:
+    for _ in range(50):
+        bench = Bench()
+        found = shares_of(bench, files, 2, tail="drop", shard_records=150, batch_size=64)
+        if not any(isinstance(shares, DataError) for shares in found):  # on a busy machine one rank may get all shards
+            assert any("dropping" in text and "by its rule" in text for text in bench.notes), bench.notes
+            return
+    raise AssertionError("one rank got all of the shards each time")
 
 
 def test_dropping_everything_is_an_error(bench: Bench, files: str) -> None:

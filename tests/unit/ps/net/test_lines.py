@@ -23,6 +23,7 @@ from ps.net.master_lines import HelperLines, MasterLinesDeps
 from ps.protocol.frames import Frame, FrameOp
 from ps.protocol.handshake import MASTER
 from tests.support.master_fixture import KEYS, Agent, Bench, play
+from tests.support.relay import start_relay
 
 SECRET = "a secret"
 HOST = "127.0.0.1"
@@ -208,24 +209,13 @@ def test_a_silent_pserver_counts_as_down_but_not_as_dead() -> None:
 
     async def scenario() -> None:
         frozen = asyncio.Event()
-        answers: list[asyncio.StreamWriter] = []
 
         with pserver() as server:
 
-            async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                answers.append(writer)
-                there_reader, there_writer = await asyncio.open_connection(HOST, server.endpoint.port)
-                answers.append(there_writer)
+            def passes(data: bytes) -> bool:
+                return not frozen.is_set()
 
-                async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-                    while data := await source.read(4096):
-                        if not frozen.is_set():
-                            sink.write(data)
-
-                with contextlib.suppress(OSError):
-                    await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
-
-            listener = await asyncio.start_server(relay, HOST, 0)
+            listener = await start_relay(server.endpoint.port, passes=passes)
             port = listener.sockets[0].getsockname()[1]
             ear = Ear()
             lines = lines_for(ear, ttl_s=0.2)
@@ -237,8 +227,6 @@ def test_a_silent_pserver_counts_as_down_but_not_as_dead() -> None:
             await ear.until(("down", NAME, False), ("up", NAME, None))
             lines.close()
             listener.close()
-            for one in answers:
-                one.close()
 
     asyncio.run(scenario())
 
