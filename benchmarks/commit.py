@@ -35,10 +35,10 @@ from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import CheckpointStorage, Writer
-from edl.checkpoint.memory.buffer_table import Refusal, Stream
-from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
-from edl.checkpoint.memory.snapshot_pool import SnapshotPool
+from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
+from edl.checkpoint.memory.buffer_table import BufferRefusal, SnapshotStream
+from edl.checkpoint.memory.memory_checkpoints import BufferGrant, MemoryCheckpoints
+from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
 from edl.ports import Label
 from edl.tasks import end
 from edl.testing.snapshots import make_snapshot
@@ -64,8 +64,8 @@ KEPT = b"kept"
 async def serve(agent: socket.socket, folder: str, limit_bytes: int, peer_port: int) -> None:
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[bytes] = asyncio.Queue()
-    checkpoint_storage = CheckpointStorage(
-        PlainFiles(folder), Writer(JOB, "run"), Retention(), wall_clock_s=wall_clock_s, say=print
+    checkpoint_storage = FileCheckpointStorage(
+        PlainFiles(folder), WriterIdentity(JOB, "run"), Retention(), wall_clock_s=wall_clock_s, say=print
     )
     memory = MemoryCheckpoints(
         NodeId("agent"),
@@ -100,8 +100,8 @@ async def _pass_on(told: asyncio.Queue[bytes], agent: socket.socket) -> None:
         agent.send(await told.get())
 
 
-def _answer(agent: socket.socket, grant: Grant | Refusal) -> None:
-    if isinstance(grant, Refusal):
+def _answer(agent: socket.socket, grant: BufferGrant | BufferRefusal) -> None:
+    if isinstance(grant, BufferRefusal):
         agent.send(answer_bytes(NoBuffer(STATE, grant.why)))
         return
     descriptors = [] if grant.descriptor is None else [grant.descriptor]
@@ -261,14 +261,14 @@ def _step(side: int) -> None:
 
 def travel(port: int, size: int, runs: int) -> list[Outcome]:
     """Measure copies to another process over loopback; the sender computes the checksum beforehand."""
-    mine = SnapshotPool(NodeId("bench"), JOB, 4 * size, lambda: None)
+    mine = MemorySnapshotPool(NodeId("bench"), JOB, 4 * size, lambda: None)
     copies = TcpCopies(NodeId("bench"), lambda: TOKEN, SystemClock())
     outcomes = []
     for commit in range(1, runs + 2):
         holding = Holding(Version(1, commit))
         data = make_snapshot(holding, commit, size, JOB)
         label = Label(NodeId("bench"), holding, len(data), zlib.crc32(data))
-        arrival = mine.incoming(Stream.of_worker(0, STATE), label)
+        arrival = mine.incoming(SnapshotStream.of_worker(0, STATE), label)
         arrival.view[:] = data
         arrival.accept()
         loan = mine.lend(holding.version, 0)
@@ -294,7 +294,7 @@ def _told(process: subprocess.Popen[bytes], near: socket.socket) -> None:
 def _as_peer(descriptor: int, limit_bytes: int) -> None:
     """Run as another node: receive copies until the socket ends."""
     told = socket.socket(fileno=descriptor)
-    snapshot_pool = SnapshotPool(NodeId("peer"), JOB, limit_bytes, lambda: None)
+    snapshot_pool = MemorySnapshotPool(NodeId("peer"), JOB, limit_bytes, lambda: None)
     copies = TcpCopies(NodeId("peer"), lambda: TOKEN, SystemClock())
     told.send(str(copies.start(snapshot_pool, "127.0.0.1")).encode())
     told.recv(1)

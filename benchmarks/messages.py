@@ -30,10 +30,10 @@ def cases() -> list[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Any]]]
     leases = tuple(
         data.Given(ShardRef(i, f"/data/part-{i // 10}.parquet", i, i + 100, 100, 2**20), 0) for i in range(1000)
     )
-    servers = tuple(ps.Server(i, f"pserver-{i}", "10.0.0.1", 4000 + i) for i in range(8))
+    servers = tuple(ps.PserverAddress(i, f"pserver-{i}", "10.0.0.1", 4000 + i) for i in range(8))
     owner = ps.pack([1] * BUCKETS)
-    chart = ps.PlacementMap(3, 1, servers, owner, owner, owner)
-    trainers = tuple(ps.Member(i, f"node-{i}/0") for i in range(64))
+    placement = ps.PlacementMap(3, 1, servers, owner, owner, owner)
+    trainers = tuple(ps.TrainerMember(i, f"node-{i}/0") for i in range(64))
     return [
         (
             "job's settings",
@@ -48,9 +48,9 @@ def cases() -> list[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Any]]]
             local.encode_to_agent,
             local.decode_to_agent,
         ),
-        ("1,000 leases", data.Granted(7, "train", 1, leases, "more"), data.encode, data.decode),
+        ("1,000 leases", data.LeasesGranted(7, "train", 1, leases, "more"), data.encode, data.decode),
         ("acknowledgement", data.Ack(7, "train", 1, ((1, 100, True), (2, 50, False))), data.encode, data.decode),
-        ("placement, 64 trainers", ps.Charted(7, chart, 3, trainers), ps.encode, ps.decode),
+        ("placement, 64 trainers", ps.PlacementUpdate(7, placement, 3, trainers), ps.encode, ps.decode),
     ]
 
 

@@ -70,7 +70,7 @@ def scan_command(
     listed: bool,
 ) -> None:
     """Show the number of files, shards and records that the patterns match: files, folders, globs; local or URLs."""
-    from data_service.formats.options import Options
+    from data_service.formats.options import FormatOptions
     from data_service.manifest import counted
     from data_service.scan import scan
 
@@ -80,7 +80,7 @@ def scan_command(
         shard_records=shard_records,
         shard_bytes=shard_mb << 20,
         storage_options=_pairs("--storage", storage),
-        options=Options.of(_pairs("--option", given)),
+        options=FormatOptions.of(_pairs("--option", given)),
         say=_say,
     )
     if listed:
@@ -128,7 +128,7 @@ def convert_command(
     from data_service.convert.conversion import convert
     from data_service.convert.progress_bar import conversion_bar
     from data_service.convert.recipe import Pack, Recipe, parsed_fill
-    from data_service.formats.options import Options
+    from data_service.formats.options import FormatOptions
     from data_service.manifest import counted
 
     recipe = Recipe(
@@ -149,7 +149,7 @@ def convert_command(
             shard_bytes=shard_mb << 20,
             workers=workers,
             storage_options=_pairs("--storage", storage),
-            options=Options.of(_pairs("--option", given)),
+            options=FormatOptions.of(_pairs("--option", given)),
             say=_say,
             progress=progress,
         )

@@ -99,7 +99,7 @@ class FileList:
         return self
 
     def __len__(self) -> int:
-        """Number of shards."""
+        """Number of shards in the whole list."""
         return self.segments[-1].shards if self.segments else 0
 
     @property
@@ -178,7 +178,7 @@ class FileList:
 
     @property
     def encoded_bytes(self) -> int:
-        """Length of ``encode()``."""
+        """Length of ``encode()`` in bytes, without encoding the list."""
         with self._lock:
             self._encode_heads()
             return self._ends[-1] if self._ends else 0
@@ -318,8 +318,8 @@ def pieces(manifest: Manifest, most: int = SEGMENT_FILES) -> Iterator[Manifest]:
 
 def with_files(position: str, files: FileList) -> str:
     """Add the file list to a position (JSON): a later job may find more files."""
-    told = json.loads(position)
-    return json.dumps({**told, "files": base64.b64encode(files.encode()).decode("ascii")}, separators=(",", ":"))
+    fields = json.loads(position)
+    return json.dumps({**fields, "files": base64.b64encode(files.encode()).decode("ascii")}, separators=(",", ":"))
 
 
 def files_of(position: str) -> FileList:

@@ -157,7 +157,7 @@ class Ledger:
             )
 
     def copy(self) -> Ledger:
-        """An independent copy."""
+        """A copy that shares no data with this ledger."""
         other = Ledger(self.digest, 0, seed=self.seed, shuffle=self.shuffle, epoch=self.epoch)
         other.shards, other.done, other.partial = self.shards, self.done[:], dict(self.partial)
         other.done_shards, other.records = self.done_shards, self.records

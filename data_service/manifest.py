@@ -96,11 +96,11 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
+        """Size of all files in bytes."""
         return sum(self._sizes)
 
     def ref(self, index: int) -> ShardRef:
-        """One shard. Raises ``IndexError``."""
+        """The shard with this number. Raises ``IndexError``."""
         edges = self._edges
         if not 0 <= 2 * index < len(edges):
             raise IndexError(f"shard {index} of {len(self)}")
@@ -199,7 +199,7 @@ class Manifest:
         return f"the same files, split differently: {len(other):,} shards instead of {len(self):,}"
 
     def encode(self) -> bytes:
-        """Encode as bytes."""
+        """Encode as bytes: a line of JSON, then compressed parts."""
         parts = [zlib.compress(part, 1) for part in self._parts()]
         head = {
             "format": self.format,

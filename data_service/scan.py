@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from data_service.file_list import REPLACED
 from data_service.filesystems import FoundFile, Storage, is_url
 from data_service.formats import open_reader
-from data_service.formats.options import Options, format_of
+from data_service.formats.options import FormatOptions, format_of
 from data_service.manifest import FORMATS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
 from edl.errors import DataError, SettingError
 
@@ -41,7 +41,7 @@ def scan(
     shard_records: int = SHARD_RECORDS,
     shard_bytes: int = SHARD_BYTES,
     storage_options: Mapping[str, Any] | None = None,
-    options: Options | None = None,
+    options: FormatOptions | None = None,
     say: Say | None = None,
     known: KnownFiles | None = None,
 ) -> Manifest:
@@ -73,7 +73,7 @@ def scan(
     if unready is not None:
         files = [file for file in files if _is_ready(file, kind, columns, storage_options, options, unready)]
     paths = [*([pattern] if pattern else []), *(file.path for file in files if file.size_bytes)]
-    settled = _settled(kind, paths, columns, storage_options, options or Options())
+    settled = _settled(kind, paths, columns, storage_options, options or FormatOptions())
     reader = open_reader(kind, columns, storage_options=storage_options, options=settled)
     try:
         if pattern and files and kind != USER_FORMAT:
@@ -116,7 +116,7 @@ def _is_ready(
     kind: str,
     columns: Sequence[str] | None,
     storage_options: Mapping[str, Any] | None,
-    options: Options | None,
+    options: FormatOptions | None,
     unready: Callable[[str, DataError], None],
 ) -> bool:
     """True if the columns of a CSV or JSON lines file can be determined."""
@@ -150,15 +150,15 @@ def settle_types(
     columns: Sequence[str] | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
-    options: Options | None = None,
-) -> Options:
+    options: FormatOptions | None = None,
+) -> FormatOptions:
     """Add the type of each column to the options of CSV or JSON lines, so that all readers use the same.
 
     Types are inferred from the first lines of up to ``SAMPLED_FILES`` files: integers and floats become float,
     otherwise differing types text. Other formats contain their types. Raises ``DataError`` as ``scan`` does.
     """
     files = [file.path for file in manifest.files if file.shards]
-    return _settled(manifest.format, files, columns, storage_options, options or Options())
+    return _settled(manifest.format, files, columns, storage_options, options or FormatOptions())
 
 
 def _settled(
@@ -166,8 +166,8 @@ def _settled(
     files: list[str],
     columns: Sequence[str] | None,
     storage_options: Mapping[str, Any] | None,
-    given: Options,
-) -> Options:
+    given: FormatOptions,
+) -> FormatOptions:
     if kind not in ("csv", "jsonl"):
         return given
     import pyarrow as pa

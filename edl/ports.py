@@ -200,7 +200,7 @@ class Ruling(Protocol):
         """The current status of the job."""
         ...
 
-    async def wish(self, request: ScaleRequest) -> Granted:
+    async def submit(self, request: ScaleRequest) -> Granted:
         """Submit a request; returns when it is in the store or has been refused."""
         ...
 

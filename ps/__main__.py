@@ -34,10 +34,10 @@ def server(arguments: tuple[str, ...]) -> None:
 def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str, ...]) -> None:
     """Write the weights of a checkpoint for inference, into the folder OUT.
 
-    CHECKPOINT: path or URL that ends in ps/<job>/cut-<number>, or in ps/<job> for the newest one."""
-    from ps.client.export import export_cut
+    CHECKPOINT: path or URL that ends in ps/<job>/checkpoint-<number>, or in ps/<job> for the newest one."""
+    from ps.client.export import export_checkpoint
 
-    done = export_cut(checkpoint, out, format=format, dtype=dtype, tables=tables)
+    done = export_checkpoint(checkpoint, out, format=format, dtype=dtype, tables=tables)
     for table, rows in done.rows.items():
         click.echo(f"{table}: {rows:,} rows")
     click.echo(f"{done.bytes:,} bytes in {done.folder}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Job:
+class BackgroundJob:
     """A submitted job and its result."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -49,17 +49,17 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[BackgroundJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._beginning = threading.Lock()
 
-    def submit(self, work: Callable[[], Any]) -> Job:
+    def submit(self, work: Callable[[], Any]) -> BackgroundJob:
         """Queue a job; return a handle to its result."""
         with self._beginning:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-        job = Job(work)
+        job = BackgroundJob(work)
         self._jobs.put(job)
         return job
 

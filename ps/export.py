@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ps.client.export import Export, Exported, export_cut, export_running, open, write
+from ps.client.export import Export, Exported, export_checkpoint, export_cut, export_running, open, write
 
-__all__ = ["Export", "Exported", "export_cut", "export_running", "open", "write"]
+__all__ = ["Export", "Exported", "export_checkpoint", "export_cut", "export_running", "open", "write"]

@@ -31,7 +31,7 @@ class Intent:
     """The trainer may not push anything new."""
 
 
-class Fenced(Exception):
+class IntentFenced(Exception):
     """Raised when other trainers have taken over this trainer's records."""
 
 
@@ -53,11 +53,11 @@ class Intents:
         """Intents by home bucket and trainer; images of buckets need them by bucket."""
 
     def declare(self, trainer: int, seq: int, text: str) -> Intent:
-        """Replace the trainer's intent; return the current one. Raises ``Fenced``."""
+        """Replace the trainer's intent; return the current one. Raises ``IntentFenced``."""
         here = self._held.setdefault(home(trainer), {})
         known = here.get(trainer, Intent())
         if known.fenced:
-            raise Fenced
+            raise IntentFenced
         if seq >= known.seq:
             here[trainer] = Intent(seq, text)
         return here[trainer]

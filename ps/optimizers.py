@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ps.spec import Initial, Optimizer, Rule, Start
+from ps.spec import Initial, InitMethod, Optimizer, UpdateRule
 
 # Names and defaults are the frameworks'; for rows of tables the rules of ``ps.spec`` apply.
 
 
 def SGD(lr: float = 0.01, *, weight_decay: float = 0.0, clip_value: float = 0.0, clip_norm: float = 0.0) -> Optimizer:
     """Stochastic gradient descent without momentum."""
-    return Optimizer(Rule.SGD, lr, weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
+    return Optimizer(UpdateRule.SGD, lr, weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
 
 
 def Momentum(
@@ -23,7 +23,7 @@ def Momentum(
 ) -> Optimizer:
     """SGD with momentum. A sparse row's velocity is only updated when the row gets a gradient."""
     return Optimizer(
-        Rule.MOMENTUM,
+        UpdateRule.MOMENTUM,
         lr,
         momentum=momentum,
         nesterov=nesterov,
@@ -45,7 +45,7 @@ def Adagrad(
     """Adagrad, with one sum of squares per weight. Gradients of a batch mean are small: with ``initial_accumulator=0``
     the first step of each row has length ``lr``, however small its gradient."""
     return Optimizer(
-        Rule.ADAGRAD,
+        UpdateRule.ADAGRAD,
         lr,
         eps=eps,
         initial_accumulator=initial_accumulator,
@@ -66,7 +66,7 @@ def RowAdagrad(
 ) -> Optimizer:
     """Adagrad with one sum of squares per row: almost no memory besides the weights. Sparse tables only."""
     return Optimizer(
-        Rule.ROW_ADAGRAD,
+        UpdateRule.ROW_ADAGRAD,
         lr,
         eps=eps,
         initial_accumulator=initial_accumulator,
@@ -89,7 +89,7 @@ def Adam(
     """Lazy Adam: a row's moments are only updated when it gets a gradient. For rows that get one in every step, such as
     dense parameters, it is ordinary Adam."""
     return Optimizer(
-        Rule.ADAM,
+        UpdateRule.ADAM,
         lr,
         beta1=beta1,
         beta2=beta2,
@@ -104,24 +104,24 @@ def Ftrl(
     lr: float = 0.1, *, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5, initial_accumulator: float = 0.1
 ) -> Optimizer:
     """FTRL-Proximal; ``l1`` makes weights exactly 0. Use it with ``Zeros()`` as the initializer."""
-    return Optimizer(Rule.FTRL, lr, l1=l1, l2=l2, lr_power=lr_power, initial_accumulator=initial_accumulator)
+    return Optimizer(UpdateRule.FTRL, lr, l1=l1, l2=l2, lr_power=lr_power, initial_accumulator=initial_accumulator)
 
 
 def Uniform(scale: float = 0.01, seed: int = 0) -> Initial:
     """Uniform in ``-scale .. scale``."""
-    return Initial(Start.UNIFORM, scale, seed)
+    return Initial(InitMethod.UNIFORM, scale, seed)
 
 
 def Normal(scale: float = 0.01, seed: int = 0) -> Initial:
     """Normal with mean 0 and standard deviation ``scale``."""
-    return Initial(Start.NORMAL, scale, seed)
+    return Initial(InitMethod.NORMAL, scale, seed)
 
 
 def Constant(value: float) -> Initial:
     """All weights equal to ``value``."""
-    return Initial(Start.CONSTANT, value)
+    return Initial(InitMethod.CONSTANT, value)
 
 
 def Zeros() -> Initial:
     """All weights 0."""
-    return Initial(Start.ZEROS, 0.0)
+    return Initial(InitMethod.ZEROS, 0.0)

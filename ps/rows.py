@@ -109,7 +109,7 @@ def decode_first(buffer: Buffer) -> tuple[Rows, int]:
     return Rows(keys, weights, state, *numbers), place  # type: ignore[arg-type]
 
 
-class Op:
+class RowOp:
     """Operation that a part of a push applies to its rows."""
 
     GRAD = "grad"
@@ -122,21 +122,21 @@ class Op:
     """Like ``assign``, but only for keys without a row."""
 
 
-OPS = (Op.GRAD, Op.ADD, Op.ASSIGN, Op.FIRST)
+OPS = (RowOp.GRAD, RowOp.ADD, RowOp.ASSIGN, RowOp.FIRST)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TablePush:
     """One table's part of a push. Values of repeated keys are summed."""
 
     table: str
     keys: NDArray[np.int64]
     grads: NDArray[np.float32]
     """``(n, dim)``."""
-    op: str = Op.GRAD
+    op: str = RowOp.GRAD
 
 
-class Push(NamedTuple):
+class TrainerPush(NamedTuple):
     """One push of a trainer. ``seq`` numbers its pushes; a push that has been applied is not applied again.
 
     ``trainer`` 0: no trainer, without protection against repetition.
@@ -144,11 +144,11 @@ class Push(NamedTuple):
 
     trainer: int
     seq: int
-    parts: Sequence[Part]
+    parts: Sequence[TablePush]
 
 
 @dataclass(slots=True)
-class Piece:
+class ShardChange:
     """The effect of a push or an eviction on one shard: changed rows with their new content, and removed keys."""
 
     shard: int
@@ -163,7 +163,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Image:
+class BucketImage:
     """The complete content of one bucket."""
 
     bucket: int

@@ -1,4 +1,4 @@
-"""What a table is: its shape, its optimizer, how rows begin, which keys get one, which lose it.
+"""The definition of a table: its shape, optimizer, initial values, admission and eviction of rows.
 
 The classes are frozen and validated; an invalid value raises ``SettingError`` with its name, its value and what is
 allowed. Trainers define tables; the first definition counts, and a different one of the same name is refused with the
@@ -20,7 +20,7 @@ MOST_DIM = 4096
 MOST_TABLES = 256
 
 
-class Rule(enum.Enum):
+class UpdateRule(enum.Enum):
     """Update rules. Each keeps a number of float32 state values per weight or per row."""
 
     SGD = "sgd"
@@ -41,7 +41,7 @@ class Optimizer:
     """An update rule with its hyperparameters. Those that the rule does not use are ignored. Raises
     ``SettingError``."""
 
-    rule: Rule = Rule.SGD
+    rule: UpdateRule = UpdateRule.SGD
     lr: float = 0.01
     momentum: float = 0.9
     nesterov: bool = False
@@ -76,7 +76,7 @@ class Optimizer:
             raise SettingError("lr_power", f"{self.lr_power:g}", "must be from -10 to 0")
 
 
-class Start(enum.Enum):
+class InitMethod(enum.Enum):
     """Initialisation of rows."""
 
     ZEROS = "zeros"
@@ -92,7 +92,7 @@ class Initial:
     """A row's initial weights: a function of (seed, key, column) only, so the same on any pserver at any time.
     ``seed``: 0 .. 2**62 - 1."""
 
-    start: Start = Start.UNIFORM
+    start: InitMethod = InitMethod.UNIFORM
     scale: float = 0.01
     seed: int = 0
 
@@ -190,7 +190,7 @@ class TableSpec:
             )
         if self.dense and (self.eviction.any or self.admission != Admission()):
             raise SettingError(f"table {self.name}", "dense", "cannot have admission or eviction")
-        if self.dense and self.optimizer.rule is Rule.ROW_ADAGRAD:
+        if self.dense and self.optimizer.rule is UpdateRule.ROW_ADAGRAD:
             raise SettingError(f"optimizer of table {self.name}", "row-adagrad", "is only for sparse tables")
 
     def difference(self, other: TableSpec) -> str:

@@ -29,7 +29,7 @@ from benchmarks.common import report
 from data_service.leases.machine import LeaseMachine
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest, ManifestBuilder
-from data_service.protocol.messages import Granted, Lease, Open, Options, Register, decode, encode
+from data_service.protocol.messages import DataSetOptions, Lease, LeasesGranted, Open, RegisterFiles, decode, encode
 from edl.adapters.clock import SystemClock
 from edl.adapters.transport import Connection, MasterServer
 from edl.config import JobSpec, NodeRange, Timeouts
@@ -89,7 +89,9 @@ class Alone:
         self.do(self.machine.load({}, 0.0))
         self.do(self.machine.step(WorldBegan(world_of(nodes)), 0.0))
         self.encoded = manifest.encode()
-        self.register_s = self.timed(lambda: self.say(0, Register(self.next(), NAME, self.encoded, Options())))
+        self.register_s = self.timed(
+            lambda: self.say(0, RegisterFiles(self.next(), NAME, self.encoded, DataSetOptions()))
+        )
         for rank in range(nodes):
             self.say(rank, Open(self.next(), NAME, rank))
 
@@ -111,7 +113,7 @@ class Alone:
                 told = effect.body
         return told
 
-    def say(self, rank: int, word: Register | Open | Lease) -> str:
+    def say(self, rank: int, word: RegisterFiles | Open | Lease) -> str:
         return self.do(self.machine.step(Said(Caller(NodeId(f"n{rank}"), 0), Round(1), encode(word)), 1.0))
 
     def rate(self, want: int, over_s: float) -> float:
@@ -150,12 +152,12 @@ def alone(shards: int, over_s: float) -> dict[str, float]:
     after.machine.load(master.kept, 0.0)
     found["load"] = time.perf_counter() - start
     after.machine.step(WorldBegan(world_of(after.nodes), taken_over=True), 0.0)
-    after.say(0, Register(after.next(), NAME, master.encoded, Options()))
+    after.say(0, RegisterFiles(after.next(), NAME, master.encoded, DataSetOptions()))
     for rank in range(after.nodes):
         after.say(rank, Open(after.next(), NAME, rank, ledger=text if rank == 0 else ""))
     granted = decode(after.say(0, Lease(after.next(), NAME, 0, 1)))
     found["recovery to the first lease"] = time.perf_counter() - start
-    assert isinstance(granted, Granted) and granted.leases, granted
+    assert isinstance(granted, LeasesGranted) and granted.leases, granted
     return found
 
 
@@ -262,7 +264,7 @@ class Crew:
                 member = message.world.member(node)
                 assert member is not None
                 if member.first_rank == 0:
-                    say(encode(Register(1, NAME, self.manifest.read_bytes(), Options())))
+                    say(encode(RegisterFiles(1, NAME, self.manifest.read_bytes(), DataSetOptions())))
                 else:
                     say(encode(Open(2, NAME, member.first_rank)))
             if not isinstance(message, ServiceTold):

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import ipc
 
-from data_service.formats import Reader, open_reader
+from data_service.formats import FormatReader, open_reader
 from data_service.manifest import Manifest, ShardRef
 from data_service.remote.client import Pool, RemoteReader
 from data_service.scan import scan
@@ -90,7 +90,7 @@ def readers(count: int, authority: str) -> Iterator[tuple[Pool, list[subprocess.
             process.communicate()
 
 
-def read_all(reader: Reader, refs: Sequence[ShardRef], epochs: int) -> tuple[float, float, int]:
+def read_all(reader: FormatReader, refs: Sequence[ShardRef], epochs: int) -> tuple[float, float, int]:
     """Wall-clock seconds, CPU seconds of this process, and bytes of all shards, with every value touched."""
     wall, cpu, size = time.perf_counter(), time.process_time(), 0
     for _ in range(epochs):

@@ -148,21 +148,21 @@ class Crowd:
             assert before is not None
             word = orders_after(before, word)
         self._do(name, self._holdings[name].step(hd.OrdersCame(word)))
-        if word.cut is not None and word.cut.phase == "find":
-            self.feed(sv.Heard(name, messages.encode(messages.Found(word.cut.number))))
+        if word.checkpoint is not None and word.checkpoint.phase == "find":
+            self.feed(sv.Heard(name, messages.encode(messages.FoundCheckpoints(word.checkpoint.number))))
 
     def _do(self, name: str, effects: Sequence[hd.Effect]) -> None:
         assert self._holdings is not None
         bucket_machine = self._holdings[name]
         for effect in effects:
             match effect:
-                case hd.Say(word):
+                case hd.SendToMaster(word):
                     self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._do(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
-                case hd.Mark(follower, number):
+                case hd.MarkStream(follower, number):
                     self._do(name, bucket_machine.step(hd.MarkAcked(follower, number)))
-                case hd.Release(follower, buckets, version):
+                case hd.SendRelease(follower, buckets, version):
                     for other, one in self._holdings.items():
                         if one.number == follower:
                             self._do(other, one.step(hd.Released(bucket_machine.number, version, buckets)))

@@ -21,9 +21,9 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.ps.rpc import Client, Room, Work, clients, cpu_s, server
-from ps.rows import Op, Part, Push
-from ps.spec import Optimizer, Rule, TableSpec
-from ps.store.store import Store
+from ps.rows import RowOp, TablePush, TrainerPush
+from ps.spec import Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
 
 KEYS = 100_000
 ROUNDS = 6
@@ -35,10 +35,10 @@ BASE = "gRPC unary"
 
 def work(dims: str, rows: str) -> Work:
     """Handle ``pull D``: rows for the keys in the body; or ``push D``: keys, then gradients."""
-    store = Store()
+    store = RowStore()
     store.warm()
     for dim in map(int, dims.split(",")):
-        store.define(TableSpec(f"t{dim}", dim, optimizer=Optimizer(Rule.ADAGRAD, lr=0.01)))
+        store.define(TableSpec(f"t{dim}", dim, optimizer=Optimizer(UpdateRule.ADAGRAD, lr=0.01)))
         for begin in range(0, int(rows), KEYS):
             keys = np.arange(begin, min(begin + KEYS, int(rows)), dtype=np.int64)
             store.pull(f"t{dim}", keys, np.empty((len(keys), dim), np.float32), step=1)
@@ -52,7 +52,7 @@ def work(dims: str, rows: str) -> Work:
             store.pull(f"t{dim}", keys, out, step=1)
             return [out]
         grads = np.frombuffer(body, np.float32, offset=keys.nbytes).reshape(KEYS, int(dim))
-        store.push([Push(1, next(seq), (Part(f"t{dim}", keys, grads, Op.GRAD),))], step=1)
+        store.push([TrainerPush(1, next(seq), (TablePush(f"t{dim}", keys, grads, RowOp.GRAD),))], step=1)
         return []
 
     return answer

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import report
-from ps.spec import Optimizer, Rule, TableSpec
-from ps.store.store import Store
+from ps.spec import Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
 
 GOAL_S, GOAL_MEMORY = 0.050, 1.3
 
@@ -49,7 +49,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def pulled(store: Store, keys: NDArray[np.int64], out: NDArray[np.float32]) -> Call:
+def pulled(store: RowStore, keys: NDArray[np.int64], out: NDArray[np.float32]) -> Call:
     """Pull keys that are new."""
     before, start, cpu = resource.getrusage(resource.RUSAGE_THREAD), time.perf_counter(), time.thread_time()
     store.pull("t", keys, out[: len(keys)], step=1)
@@ -68,10 +68,10 @@ def idled(cpu: float) -> float:
 
 
 def grown(
-    rows: int, batch: int, dim: int, rule: Rule, watch: bool = False
-) -> tuple[Store, list[Call], list[float], int]:
+    rows: int, batch: int, dim: int, rule: UpdateRule, watch: bool = False
+) -> tuple[RowStore, list[Call], list[float], int]:
     """A store with that many keys; each pull; an idle loop after each (``watch``); memory before."""
-    store = Store()
+    store = RowStore()
     store.warm()
     store.define(TableSpec("t", dim, Optimizer(rule)))
     keys = np.random.default_rng(1).integers(-(1 << 62), 1 << 62, rows)
@@ -94,7 +94,7 @@ def grown(
 def main(begin: int, rows: int, batch: int, dim: int) -> None:
     """The longest pull of new keys while a table grows (Adagrad)."""
     first, load = begin // batch, report.load_average()
-    store, calls, idle, _ = grown(rows, batch, dim, Rule.ADAGRAD, watch=True)
+    store, calls, idle, _ = grown(rows, batch, dim, UpdateRule.ADAGRAD, watch=True)
     calls, idle = calls[first:], idle[first:]
     load = max(load, report.load_average())
     table = Table(title=f"{begin:,} to {store.rows('t'):,} rows, dim {dim}, load {load:.1f}")
@@ -138,7 +138,7 @@ def memory(rows: int, dim: int, rules: str) -> None:
     for heading in ("rule", "raw B", "store B", "ratio", "resident B", "ratio", "goal"):
         table.add_column(heading, justify="right")
     for name in rules.split(","):
-        store, _, _, before = grown(rows, 100_000, dim, Rule(name))
+        store, _, _, before = grown(rows, 100_000, dim, UpdateRule(name))
         raw = 4 * (dim + store.tables["t"].layout.slots) + 8
         held, lives = store.bytes() / store.rows("t"), (resident() - before) / store.rows("t")
         numbers = (f"{held:.1f}", f"{held / raw:.2f}", f"{lives:.1f}", f"{lives / raw:.2f}", f"{GOAL_MEMORY:.2f}")

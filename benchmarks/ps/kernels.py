@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import report
-from ps.rows import Part, Push
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.rows import TablePush, TrainerPush
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from ps.store.slabs import settled
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 GOALS = {"pull": 0.75, "push": 0.85}
 RATE, EPS = 0.1, 1e-8
@@ -70,9 +70,11 @@ class Ours:
     """A store with one table of the same keys."""
 
     def __init__(self, dim: int, keys: Keys, batch: int) -> None:
-        self.store = Store()
+        self.store = RowStore()
         self.store.warm()
-        self.store.define(TableSpec("t", dim, Optimizer(Rule.ADAGRAD, lr=RATE, eps=EPS), Initial(Start.ZEROS)))
+        self.store.define(
+            TableSpec("t", dim, Optimizer(UpdateRule.ADAGRAD, lr=RATE, eps=EPS), Initial(InitMethod.ZEROS))
+        )
         self._seqs: dict[int, int] = {}
         out = np.empty((batch, dim), np.float32)
         for begin in range(0, len(keys), batch):
@@ -85,7 +87,7 @@ class Ours:
 
     def push(self, keys: Keys, grads: NDArray[np.float32], trainer: int = 1) -> None:
         self._seqs[trainer] = self._seqs.get(trainer, 0) + 1
-        self.store.push([Push(trainer, self._seqs[trainer], [Part("t", keys, grads)])], step=2)
+        self.store.push([TrainerPush(trainer, self._seqs[trainer], [TablePush("t", keys, grads)])], step=2)
 
 
 def batches(kind: str, keys: Keys, size: int, count: int, generator: np.random.Generator) -> list[Keys]:

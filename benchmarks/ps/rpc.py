@@ -20,10 +20,10 @@ import grpc
 import numpy as np
 import psutil
 
-from ps.net.caller import Caller, Endpoint, Peer, Reply
-from ps.protocol.frames import Frame, Op
-from ps.protocol.handshake import TRAINER, Hello
-from ps.protocol.messages import Server
+from ps.net.caller import EndpointPeer, FrameCaller, FrameEndpoint, FrameReply
+from ps.protocol.frames import Frame, FrameOp
+from ps.protocol.handshake import TRAINER, CallerHello
+from ps.protocol.messages import PserverAddress
 
 SECRET = "benchmark"  # noqa: S105 - of processes on this host that live for seconds
 HOST = "127.0.0.1"
@@ -49,14 +49,16 @@ class Client(Protocol):
 class Ours:
     def __init__(self, ready: dict[str, Any], *, unix: bool, check: bool = True, borrow: bool = True) -> None:
         path, machine = (ready["path"], ready["machine"]) if unix else ("", "")
-        place = Server(1, "bench", HOST, ready["port"], path, machine)
-        self._caller = Caller.connect(place, Hello(TRAINER, 1, "bench", check=check), secret=SECRET, deadline_s=LONG_S)
+        place = PserverAddress(1, "bench", HOST, ready["port"], path, machine)
+        self._caller = FrameCaller.connect(
+            place, CallerHello(TRAINER, 1, "bench", check=check), secret=SECRET, deadline_s=LONG_S
+        )
         if not borrow:
             self._caller._connection.borrowed = None
 
     def call(self, head: str, parts: Sequence[Any], out: Any | None) -> Any:
         into = None if out is None else (lambda size, _: memoryview(out).cast("B"))
-        return self._caller.request(Op.PULL, head.encode(), parts, deadline_s=LONG_S, into=into).body
+        return self._caller.request(FrameOp.PULL, head.encode(), parts, deadline_s=LONG_S, into=into).body
 
     def close(self) -> None:
         self._caller.close()
@@ -116,8 +118,8 @@ def _join(parts: Sequence[Any]) -> bytes:
 def serve(work: Work) -> None:
     """Serve until stdin ends."""
 
-    def handle(peer: Peer, frame: Frame) -> Reply:
-        return Reply(Op.OK, b"", work(str(frame.head, "utf-8"), frame.body, peer.room))
+    def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:
+        return FrameReply(FrameOp.OK, b"", work(str(frame.head, "utf-8"), frame.body, peer.room))
 
     kept: dict[str, memoryview] = {}
 
@@ -132,7 +134,7 @@ def serve(work: Work) -> None:
     def stream(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield from _chunks(_join(work(*_split(b"".join(requests)), room)))
 
-    endpoint = Endpoint(handle, secret=SECRET)
+    endpoint = FrameEndpoint(handle, secret=SECRET)
     endpoint.start(HOST)
     server = grpc.server(ThreadPoolExecutor(2), options=_NO_LIMIT)
     handlers: dict[str, Any] = {

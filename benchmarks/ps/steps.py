@@ -27,18 +27,18 @@ from rich.table import Table
 
 from benchmarks.common import report
 from edl.job_records import Training
-from ps.client.client import Client
-from ps.client.dense import Blocks
-from ps.net.caller import Caller
+from ps.client.client import PsClient
+from ps.client.dense import DenseLayout
+from ps.net.caller import FrameCaller
 from ps.protocol import messages
-from ps.protocol.frames import Frame, Op
-from ps.protocol.handshake import MASTER, Hello
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
+from ps.protocol.frames import Frame, FrameOp
+from ps.protocol.handshake import MASTER, CallerHello
+from ps.spec import BUCKETS, Optimizer, TableSpec, UpdateRule
 
 FIELDS, WIDTH, NUMBERS, DEADLINE_S = 39, 8, 13, 60.0
-ADAM = Optimizer(Rule.ADAM, lr=1e-3)
+ADAM = Optimizer(UpdateRule.ADAM, lr=1e-3)
 SHAPES = {"a": (FIELDS * WIDTH + NUMBERS, 64), "b": (64, 32), "c": (32, 1)}
-BLOCKS = Blocks(SHAPES, 256)
+BLOCKS = DenseLayout(SHAPES, 256)
 TABLES = (TableSpec("factors", WIDTH, ADAM), TableSpec("single", 1, ADAM), BLOCKS.spec("dense", ADAM))
 Floats = NDArray[np.float32]
 
@@ -66,23 +66,23 @@ class Pserver:
         self.process.stdin.flush()
         told = json.loads(self.process.stdout.readline())
         self.place = Place("a", "127.0.0.1", told["port"], told["path"], told["machine"])
-        server = messages.Server(1, "a", "127.0.0.1", told["port"], told["path"], told["machine"])
+        server = messages.PserverAddress(1, "a", "127.0.0.1", told["port"], told["path"], told["machine"])
         nobody = messages.pack([0] * BUCKETS)
-        self.chart = messages.PlacementMap(1, 1, (server,), messages.pack([1] * BUCKETS), nobody, nobody)
+        self.placement = messages.PlacementMap(1, 1, (server,), messages.pack([1] * BUCKETS), nobody, nobody)
         self._order(nobody)
 
     def _order(self, nobody: str) -> None:
-        hello = Hello(MASTER, name="steps", token=1)
-        self._line = Caller.connect(self.place, hello, secret=self.secret, deadline_s=DEADLINE_S)
+        hello = CallerHello(MASTER, name="steps", token=1)
+        self._line = FrameCaller.connect(self.place, hello, secret=self.secret, deadline_s=DEADLINE_S)
         followed: list[Frame] = []
         self._line.heard = followed.append
-        orders = messages.Orders(1, 1, self.chart, 1, (), Training(), TABLES, since=messages.pack([1] * BUCKETS, "i"),
-                              giver=nobody)  # fmt: skip
-        self._line.send(Op.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=DEADLINE_S)
+        orders = messages.Orders(1, 1, self.placement, 1, (), Training(), TABLES,
+                              since=messages.pack([1] * BUCKETS, "i"), giver=nobody)  # fmt: skip
+        self._line.send(FrameOp.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=DEADLINE_S)
 
-    def client(self, number: int) -> Client:
+    def client(self, number: int) -> PsClient:
         """A trainer's client."""
-        return Client.direct((), tables=TABLES, secret=self.secret, placement=self.chart, number=number)
+        return PsClient.direct((), tables=TABLES, secret=self.secret, placement=self.placement, number=number)
 
     def stop(self) -> None:
         """Stop the process by closing its launcher's connection."""
@@ -93,14 +93,16 @@ class Pserver:
         self.process.stdout.close()
 
 
-def one_by_one(client: Client, keys: NDArray[np.int64], model: Callable[..., Mapping[str, Any]], at: Floats) -> Floats:
+def one_by_one(
+    client: PsClient, keys: NDArray[np.int64], model: Callable[..., Mapping[str, Any]], at: Floats
+) -> Floats:
     """One request for each table, one for the push, one for the dense values."""
     rows = {name: client.pull(name, keys) for name in ("factors", "single")}
     client.push(model(keys, rows, at))
     return client.pull("dense", BLOCKS.keys, insert=False)
 
 
-def together(client: Client, keys: NDArray[np.int64], model: Callable[..., Mapping[str, Any]], at: Floats) -> Floats:
+def together(client: PsClient, keys: NDArray[np.int64], model: Callable[..., Mapping[str, Any]], at: Floats) -> Floats:
     """One request for all rows, and one for the push, which also returns the dense values."""
     rows = client.pull_many({"factors": keys, "single": keys})
     return client.push_and_pull(model(keys, rows, at), ["dense"])["dense"]
@@ -129,7 +131,7 @@ def _grad(tensor: Any) -> Floats:
 
 
 def run(
-    client: Client, server: psutil.Process, batch: int, rounds: int, steps: int
+    client: PsClient, server: psutil.Process, batch: int, rounds: int, steps: int
 ) -> tuple[list[list[float]], list[float]]:
     """Examples per second of each round, and microseconds of CPU time per example (both processes), by method."""
     generator = np.random.default_rng(1)

@@ -20,10 +20,10 @@ from torch import nn
 import edl.torch as edl
 import edl.torch.ps as ps
 from ps.client.frontend import part
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 
 COUNTERS = 4096
-COUNT = TableSpec("count", 2, Optimizer(Rule.ADD), Initial(Start.ZEROS))
+COUNT = TableSpec("count", 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
 ONES = np.ones((64, 2), np.float32)
 
 

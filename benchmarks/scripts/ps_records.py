@@ -17,12 +17,12 @@ import numpy as np
 from data_service.loader import trainers
 from data_service.loader.loader import Loader
 from data_service.loader.worker_context import IndependentContext, WorkerContext
-from ps.client.client import Client
+from ps.client.client import PsClient
 from ps.client.frontend import part
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 
 SHARED = 97
-PUSHES = TableSpec("pushes", 1, Optimizer(Rule.ADD), Initial(Start.ZEROS))
+PUSHES = TableSpec("pushes", 1, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
 
 
 class Data(Loader):
@@ -52,11 +52,11 @@ def main() -> None:
     parser.add_argument("--add", action="store_true")
     parser.add_argument("--step-time", type=float, default=0.0)
     options = parser.parse_args()
-    rule = Optimizer(Rule.ADD) if options.add else Optimizer(Rule.SGD, lr=1.0)
-    zeros = Initial(Start.ZEROS)
+    rule = Optimizer(UpdateRule.ADD) if options.add else Optimizer(UpdateRule.SGD, lr=1.0)
+    zeros = Initial(InitMethod.ZEROS)
     for spec in (TableSpec("own", 2, rule, zeros), TableSpec("together", 3, rule, zeros), PUSHES):
         part.declare(spec)
-    client: Client = part.client  # type: ignore[assignment]
+    client: PsClient = part.client  # type: ignore[assignment]
     books = np.memmap(options.folder / f"{os.getpid()}.books", np.int64, "w+", shape=(2,))
     times = (options.folder / f"{os.getpid()}.times").open("a", buffering=1)
     data = Data(

@@ -26,7 +26,7 @@ from pyarrow import ipc
 
 from data_service.convert.recipe import Recipe
 from data_service.formats import open_reader
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.manifest import UNKNOWN, Manifest, ShardRef, counted
 from data_service.scan import SHARD_BYTES, Say, scan, settle_types
 from edl.arithmetic.permutation import Permutation, key
@@ -88,7 +88,7 @@ class ConversionJob:
     output: str
     format: str
     recipe: Recipe
-    options: Options
+    options: FormatOptions
     storage_options: dict[str, Any]
 
 
@@ -101,7 +101,7 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     workers: int = 1,
     storage_options: Mapping[str, Any] | None = None,
-    options: Options | None = None,
+    options: FormatOptions | None = None,
     say: Say | None = None,
     progress: Callable[[ConversionProgress], None] | None = None,
 ) -> Converted:
@@ -135,7 +135,7 @@ def convert(
         return _run(job, manifest, workers, progress or (lambda now: None))
 
 
-def _functions(options: Options | None) -> tuple[Any, ...]:
+def _functions(options: FormatOptions | None) -> tuple[Any, ...]:
     return (options.read, options.shards) if options is not None else ()
 
 
@@ -247,7 +247,7 @@ def _refuse_foreign(folder: str) -> None:
         raise DataError(text)
 
 
-def _in_words(options: Options) -> dict[str, Any]:
+def _in_words(options: FormatOptions) -> dict[str, Any]:
     """The options for the plan; functions by name, even if they cannot be imported by it."""
     for name in ("read", "shards"):
         function = getattr(options, name)

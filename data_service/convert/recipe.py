@@ -31,7 +31,7 @@ class Pack:
 
     @classmethod
     def of(cls, text: str) -> Pack:
-        """Parse ``NAME[:TYPE]=COLUMN[,…]``. Raises ``SettingError``."""
+        """Parse a pack in the form ``NAME[:TYPE]=COLUMN[,…]``. Raises ``SettingError``."""
         head, _, columns = text.partition("=")
         name, _, kind = head.partition(":")
         if not name or not all(columns.split(",")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.manifest import FORMATS
 from edl.errors import SettingError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from data_service.manifest import ShardRef
 
 
-class Reader(Protocol):
+class FormatReader(Protocol):
     """The interface of readers: of files (``open_reader``) and of readers on other hosts."""
 
     def read(self, ref: ShardRef) -> pa.Table:
@@ -32,12 +32,16 @@ class Reader(Protocol):
         ...
 
 
+Reader = FormatReader
+"""The former name of ``FormatReader``."""
+
+
 def open_reader(
     format: str,
     columns: Sequence[str] | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
-    options: Options | None = None,
+    options: FormatOptions | None = None,
 ) -> FileReader[Any]:
     """Open a reader for files of one format (``Manifest.format``).
 
@@ -56,7 +60,7 @@ def open_reader(
         raise SettingError("format", format, f"needs a package that is not installed ({error})", advice) from None
     from data_service.filesystems import Storage
 
-    given = (tuple(columns) if columns is not None else None, Storage(storage_options), (options or Options()))
+    given = (tuple(columns) if columns is not None else None, Storage(storage_options), (options or FormatOptions()))
     match format:
         case "ipc":
             from data_service.formats.ipc import IpcReader

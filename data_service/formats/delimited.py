@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_service.filesystems import Storage
 from data_service.formats.file_reader import OpenFile, short
 from data_service.formats.lines import LineFile, LineReader, column_types, with_types
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from edl.errors import DataError
 
 NEWLINE = 10
@@ -30,7 +30,7 @@ class CsvReader(LineReader):
 
     format = "csv"
 
-    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
+    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: FormatOptions) -> None:
         super().__init__(columns, storage, options)
         self.can_split = not options.quoted_newlines
         self._types = column_types(dict(options.types))
@@ -45,7 +45,7 @@ class CsvReader(LineReader):
         return int(outside[-1]) + 1 if len(outside) else 0
 
     def header(self, file: str, head: bytes, first: int) -> tuple[tuple[str, ...], int]:
-        """See ``LineReader.header``."""
+        """Column names from the first line (or the options), and the offset of the first record."""
         if not self.options.header:
             return self.options.names, first
         end = self._first_line(head[first:]) + first
@@ -63,17 +63,17 @@ class CsvReader(LineReader):
         return tuple(names), end
 
     def delimiter(self, file: str) -> str:
-        """See ``LineReader.delimiter``."""
+        """The delimiter of the options, else the one that the file's suffix implies."""
         tabs = ".tsv" in file.lower().rpartition("/")[2]
         return self.options.delimiter or ("\t" if tabs else ",")
 
     def checked_edge(self, file: str, line: bytes) -> None:
-        """See ``LineReader.checked_edge``."""
+        """Raise ``DataError`` if the edge of two shards is between quotes."""
         if self._quote >= 0 and line.count(self._quote) % 2:
             raise DataError(f"{file}: {QUOTED_NEWLINE}")
 
     def inferred(self, file: str, head: bytes, opened: LineFile) -> pa.Schema:
-        """See ``LineReader.inferred``."""
+        """All columns, with the types given in the options or inferred by pyarrow."""
         self._check_quotes(head, file)
         if not head.strip():
             names = opened.names
@@ -85,7 +85,7 @@ class CsvReader(LineReader):
         return with_types(table.schema, self._types)
 
     def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
-        """See ``LineReader.parsed``."""
+        """Parse complete lines as CSV, in one block."""
         types = {field.name: field.type for field in opened.schema}
         return self._table(data, opened.handle, opened.schema.names, types)
 

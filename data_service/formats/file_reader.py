@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, TypeVar
 import pyarrow as pa
 
 from data_service.filesystems import Storage, is_url
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from edl.errors import DataError, EdlError, UnreachableData
 
@@ -84,13 +84,13 @@ class OpenFiles(Generic[T]):
 
 
 class FileReader(ABC, Generic[T]):
-    """A ``Reader`` of files. ``T``: what the format keeps for an open file."""
+    """A ``FormatReader`` of files. ``T``: what the format keeps for an open file."""
 
     format: ClassVar[str]
     unlike: ClassVar[str] = UNLIKE
     """Advice for files whose columns differ."""
 
-    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
+    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: FormatOptions) -> None:
         self.columns = columns
         self.storage = storage
         self.options = options
@@ -99,8 +99,8 @@ class FileReader(ABC, Generic[T]):
         self._first_lock = threading.Lock()
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``Reader.read``."""
-        with told(ref.file, shard=ref):
+        """Read exactly the records of a shard; see ``FormatReader.read``."""
+        with file_errors(ref.file, shard=ref):
             opened = self.open_files.get(ref.file)
             _check_size(ref, opened.stamp)
             table = self._read(opened, ref)
@@ -112,16 +112,16 @@ class FileReader(ABC, Generic[T]):
 
     def schema(self, file: str) -> pa.Schema:
         """Schema of the tables read from a file. Raises ``DataError``."""
-        with told(file):
+        with file_errors(file):
             return self.open_files.get(file).schema
 
     def split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> list[FileSplit]:
         """The shards of a non-empty file. Raises ``DataError``."""
-        with told(file):
+        with file_errors(file):
             return list(self._split(file, size_bytes, shard_records, shard_bytes))
 
     def close(self) -> None:
-        """See ``Reader.close``."""
+        """Close open files; see ``FormatReader.close``."""
         self.open_files.clear()
 
     def _open(self, file: str) -> OpenFile[T]:
@@ -169,16 +169,16 @@ class FileReader(ABC, Generic[T]):
     def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]: ...
 
 
-def grouped(batches: Iterable[int], shard_records: int, *, cut: bool) -> Iterator[FileSplit]:
+def grouped(batches: Iterable[int], shard_records: int, *, split: bool) -> Iterator[FileSplit]:
     """Split a file into shards of at most ``shard_records``, given its batch sizes: small batches are joined; with
-    ``cut``, large ones are divided."""
+    ``split``, large ones are divided."""
     begin = end = 0
     for size in batches:
         if end > begin and end - begin + size > shard_records:
             yield FileSplit(begin, end, end - begin)
             begin = end
         end += size
-        if cut and size > shard_records:
+        if split and size > shard_records:
             yield from _equal_parts(begin, end, shard_records)
             begin = end
     if end > begin:
@@ -206,7 +206,7 @@ def checked_range(ref: ShardRef, count: int, what: str) -> None:
 
 
 @contextlib.contextmanager
-def told(file: str, shard: ShardRef | None = None) -> Iterator[None]:
+def file_errors(file: str, shard: ShardRef | None = None) -> Iterator[None]:
     """Context that turns any problem with the file into a ``DataError`` that names it."""
     where = f"{file}, shard {_name(shard)}" if shard is not None else file
     try:

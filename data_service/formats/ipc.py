@@ -74,8 +74,8 @@ class IpcReader(FileReader[IpcFile]):
 
     def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]:
         batches = self.open_files.get(file).handle.batches
-        cut = not any(batch.compressed for batch in batches)
-        return grouped((batch.records for batch in batches), shard_records, cut=cut)
+        split = not any(batch.compressed for batch in batches)
+        return grouped((batch.records for batch in batches), shard_records, split=split)
 
 
 def _open_file(source: pa.NativeFile, read_at: ReadAt, columns: tuple[str, ...] | None) -> tuple[IpcFile, pa.Schema]:

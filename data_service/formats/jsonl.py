@@ -8,7 +8,7 @@ import pyarrow.json as pajson
 from data_service.filesystems import Storage
 from data_service.formats.file_reader import OpenFile, short
 from data_service.formats.lines import LineFile, LineReader, column_types, with_types
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from edl.errors import DataError
 
 
@@ -18,12 +18,12 @@ class JsonReader(LineReader):
 
     format = "jsonl"
 
-    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
+    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: FormatOptions) -> None:
         super().__init__(columns, storage, options)
         self._types = column_types(dict(options.types))
 
     def inferred(self, file: str, head: bytes, opened: LineFile) -> pa.Schema:
-        """See ``LineReader.inferred``."""
+        """All keys of the first lines, with the types given in the options or inferred by pyarrow."""
         given = pa.schema(list(self._types.items()))
         if not head.strip():
             return given
@@ -35,7 +35,7 @@ class JsonReader(LineReader):
         return with_types(found, {**texts, **self._types})  # text that looks like a date stays text
 
     def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
-        """See ``LineReader.parsed``."""
+        """Parse complete lines, each a JSON object."""
         return self._table(data, opened.schema, "ignore" if self.columns is not None else "error")
 
     def _table(self, data: bytes, schema: pa.Schema, unexpected: str) -> pa.Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from data_service.formats.file_reader import CHANGED, FileReader, FileSplit, OpenFile, checked_range, short, told
+from data_service.formats.file_reader import CHANGED, FileReader, FileSplit, OpenFile, checked_range, file_errors, short
 from data_service.formats.options import packing_of
 from data_service.manifest import ShardRef
 from edl.errors import DataError, SettingError
@@ -39,8 +39,8 @@ class LineReader(FileReader[LineFile]):
     unlike = "Set the column's type (types), or fix the file"
 
     def pieces(self, ref: ShardRef) -> Iterator[pa.Table]:
-        """See ``FileReader.pieces``."""
-        with told(ref.file, shard=ref):
+        """The records of a shard, one table per block of lines."""
+        with file_errors(ref.file, shard=ref):
             opened = self.open_files.get(ref.file)
             file = opened.handle
             checked_range(ref, file.size, "bytes")
@@ -50,7 +50,7 @@ class LineReader(FileReader[LineFile]):
 
     def found(self, file: str) -> pa.Schema:
         """All columns as they appear in the first lines; null if a column has no value there. Raises ``DataError``."""
-        with told(file):
+        with file_errors(file):
             return self._enter(file)[1]
 
     def _read(self, opened: OpenFile[LineFile], ref: ShardRef) -> pa.Table:
@@ -64,8 +64,8 @@ class LineReader(FileReader[LineFile]):
         while True:
             head = self._head(file, packing, wanted)
             whole = len(head) < wanted
-            cut = len(head) if whole else self.edge(head)
-            if cut > 0 or whole:
+            end = len(head) if whole else self.edge(head)
+            if end > 0 or whole:
                 break
             if wanted >= LINE_LIMIT_BYTES:
                 raise DataError(
@@ -73,9 +73,9 @@ class LineReader(FileReader[LineFile]):
                 )
             wanted *= 8
         first = len(BOM) if head.startswith(BOM) else 0
-        names, begin = self.header(file, head[:cut], first)
+        names, begin = self.header(file, head[:end], first)
         opened = LineFile(size, begin, packing, names, self.delimiter(file))
-        return opened, self.inferred(file, head[begin:cut], opened)
+        return opened, self.inferred(file, head[begin:end], opened)
 
     def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]:
         opened = self.open_files.get(file).handle
@@ -85,10 +85,10 @@ class LineReader(FileReader[LineFile]):
         begin, length = opened.first, size_bytes - opened.first
         parts = max(1, -(-length // shard_bytes))
         for part in range(1, parts + 1):
-            cut = opened.first + length * part // parts
-            if part < parts and cut <= begin:
+            edge = opened.first + length * part // parts
+            if part < parts and edge <= begin:
                 continue  # a line that is longer than a shard
-            end = size_bytes if part == parts else self._line_after(file, cut)
+            end = size_bytes if part == parts else self._line_after(file, edge)
             if end > begin:
                 yield FileSplit(begin, end, -1)
                 begin = end
@@ -109,7 +109,7 @@ class LineReader(FileReader[LineFile]):
         return (), first
 
     def delimiter(self, file: str) -> str:
-        """The delimiter between values."""
+        """The delimiter between values; empty if the format has none."""
         return ""
 
     def checked_edge(self, file: str, line: bytes) -> None:

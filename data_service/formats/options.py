@@ -37,7 +37,7 @@ unchanged; their meaning is up to the two functions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class FormatOptions:
     """How to read the files. All values can be expressed in JSON, functions as ``"module:function"``. Raises
     ``SettingError``."""
 
@@ -74,7 +74,7 @@ class Options:
             raise SettingError("open_files", self.open_files, "must be at least 1")
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Options:
+    def of(cls, plain: Mapping[str, Any]) -> FormatOptions:
         """Create from names and values, of JSON types or as text: ``types=a:float32,b:int64``, ``names=a,b``,
         ``header=false``.
 
@@ -89,7 +89,7 @@ class Options:
     def plain(self) -> dict[str, Any]:
         """The options that differ from the defaults, for JSON. Raises ``SettingError`` for a function that is not given
         by name."""
-        usual = Options()
+        usual = FormatOptions()
         differing = {
             one.name: getattr(self, one.name)
             for one in fields(self)
@@ -103,7 +103,7 @@ class Options:
                 differing[name] = dict(value) if isinstance(value, Mapping) else list(value)
         return differing
 
-    def resolved(self) -> Options:
+    def resolved(self) -> FormatOptions:
         """A copy in which functions given by name are imported. Raises ``SettingError`` if there is no such
         function."""
         return replace(self, read=_function("read", self.read), shards=_function("shards", self.shards))
@@ -159,3 +159,7 @@ def _function(name: str, given: Any) -> Any:
     if not callable(found):
         raise SettingError(name, given, "is not a function")
     return found
+
+
+Options = FormatOptions
+"""The name of ``FormatOptions`` in scripts."""

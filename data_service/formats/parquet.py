@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_service.filesystems import is_url
-from data_service.formats.file_reader import FileReader, FileSplit, OpenFile, checked_range, grouped, told
+from data_service.formats.file_reader import FileReader, FileSplit, OpenFile, checked_range, file_errors, grouped
 from data_service.manifest import ShardRef
 
 PIECE_RECORDS = 65536
@@ -32,8 +32,8 @@ class ParquetReader(FileReader[ParquetFile]):
     format = "parquet"
 
     def pieces(self, ref: ShardRef) -> Iterator[pa.Table]:
-        """See ``FileReader.pieces``."""
-        with told(ref.file, shard=ref):
+        """The records of a shard in tables of at most ``PIECE_RECORDS``."""
+        with file_errors(ref.file, shard=ref):
             opened = self._open(ref.file)  # opened separately, so that no other thread has to wait
             checked_range(ref, opened.handle.offsets[-1], "records")
             groups, skip = _groups(opened.handle.offsets, ref)
@@ -65,7 +65,7 @@ class ParquetReader(FileReader[ParquetFile]):
     def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]:
         offsets = self.open_files.get(file).handle.offsets
         sizes = (high - low for low, high in pairwise(offsets))
-        return grouped(sizes, shard_records, cut=False)
+        return grouped(sizes, shard_records, split=False)
 
 
 def _groups(offsets: list[int], ref: ShardRef) -> tuple[list[int], int]:

@@ -61,7 +61,7 @@ class RaggedColumn:
         return RaggedColumn(self.values.take(places, axis=0), offsets)
 
     def copy(self) -> RaggedColumn:
-        """A writable copy."""
+        """A copy whose values and offsets are writable."""
         return RaggedColumn(self.values.copy(), self.offsets.copy())
 
     def public(self, pad: Any = None) -> Any:

@@ -18,11 +18,11 @@ class TextReader(LineReader):
     unlike = "It must be UTF-8: convert it, or read it with your own functions (format user)"
 
     def inferred(self, file: str, head: bytes, opened: LineFile) -> pa.Schema:
-        """See ``LineReader.inferred``."""
+        """One column of strings, named ``text``."""
         return SCHEMA
 
     def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
-        """See ``LineReader.parsed``."""
+        """Split lines into records; their newlines are removed."""
         whole = pa.array([data.removesuffix(b"\n")], pa.large_binary())
         try:
             lines = pc.split_pattern(whole.cast(pa.large_string()), "\n").values

@@ -1,4 +1,4 @@
-"""Any other format: functions of the user read and list shards."""
+"""Any other format: the user's functions list and read shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data_service.filesystems import Storage
 from data_service.formats.arrays import from_numpy
 from data_service.formats.file_reader import UNREACHED, FileReader, FileSplit, OpenFile, is_out_of_reach, short
 from data_service.formats.lines import column_types
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData
 
@@ -20,12 +20,12 @@ ADVICE = "Fix the function; for damaged data let it raise edl.errors.DataError, 
 
 
 class UserReader(FileReader[str]):
-    """Calls ``Options.read`` for each shard. Thread-safe if that function is."""
+    """Calls ``FormatOptions.read`` for each shard. Thread-safe if that function is."""
 
     format = "user"
     unlike = "Let the function return the same columns for all shards: a pyarrow.Table, or set the types"
 
-    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
+    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: FormatOptions) -> None:
         super().__init__(columns, storage, options)
         found = options.resolved()
         if found.read is None:
@@ -35,7 +35,7 @@ class UserReader(FileReader[str]):
         self._types = column_types(dict(options.types))
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``Reader.read``."""
+        """Call the user's function for a shard, and check what it returns."""
         where = f"{ref.file}, shard {ref.index} [{ref.begin}, {ref.end})"
         try:
             table = self._as_table(self._function(ref.file, ref.begin, ref.end))

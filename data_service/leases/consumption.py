@@ -1,10 +1,10 @@
-"""Common to both modes: counting consumed records, and answers to opened and unopened clients."""
+"""Common to both modes: counting consumed records, and the answers to clients with and without the data set open."""
 
 from __future__ import annotations
 
 from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from data_service.manifest import RECORD_FORMATS
-from data_service.protocol.messages import Opened, Refused
+from data_service.protocol.messages import DataRefused, Opened
 from edl.master.service import Caller
 
 
@@ -26,7 +26,7 @@ def take(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, 
 
 
 def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], ...] = ()) -> Opened:
-    """The answer to ``Open``."""
+    """Build the answer to ``Open``."""
     version, now = data.listed.at(epoch), data.independent
     return Opened(
         id,
@@ -45,7 +45,7 @@ def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], .
     )
 
 
-def unopened(data: DataSet, client: ClientState, id: int) -> Refused:
+def unopened(data: DataSet, client: ClientState, id: int) -> DataRefused:
     """The refusal for a client that has not opened the data set."""
     text = client.conflict or f"{data.name} is not open for this worker (or was rolled back): open it first"
-    return Refused(id, data.name, "unopened", text)
+    return DataRefused(id, data.name, "unopened", text)

@@ -14,7 +14,7 @@ from data_service.file_list import FileList, ListSegment, sort_out
 from data_service.leases.state import AddOrder, DataSet, LeaseTurn, printable
 from data_service.manifest import Manifest, counted
 from data_service.protocol.file_list_messages import NOW, AddFiles, Grow, Grown, Listed, ListFiles
-from data_service.protocol.messages import Answer, Refused, encode
+from data_service.protocol.messages import Answer, DataRefused, encode
 from edl.errors import DataError
 from edl.master.service import Effect, Keep, Tell
 
@@ -32,7 +32,7 @@ def list_files(data: DataSet, message: ListFiles) -> Answer:
 def grow(data: DataSet, turn: LeaseTurn, message: Grow, *, is_open: bool) -> Answer | None:
     """Add found files. ``is_open``: the position and all outstanding leases are known."""
     if data.files is None:
-        return Refused(message.id, data.name, "unknown", f"{data.name} has not been registered: open it first")
+        return DataRefused(message.id, data.name, "unknown", f"{data.name} has not been registered: open it first")
     if data.table is not None and not is_open:
         return None  # a worker may already know that the epoch is over
     try:
@@ -42,7 +42,7 @@ def grow(data: DataSet, turn: LeaseTurn, message: Grow, *, is_open: bool) -> Ans
         segment = _append(data, turn, found.fresh, message) if found.fresh.file_count else None
     except DataError as error:
         if not message.order:
-            return Refused(message.id, data.name, "differs", f"{data.name}: {error}")
+            return DataRefused(message.id, data.name, "differs", f"{data.name}: {error}")
         return _settle(data, turn, message, f"nothing was added: {error}", 0)
     if segment is None:
         text = f"nothing was added: {counted(found.known, 'file')} already listed"
@@ -100,10 +100,10 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
     files.manifest  # noqa: B018 - decodes, and so verifies, what was loaded
     if f"orders/{data.name}" in kept:
         try:
-            told = json.loads(data.values.get(kept, f"orders/{data.name}"))
-            data.ordered = int(told["last"])
+            stored = json.loads(data.values.get(kept, f"orders/{data.name}"))
+            data.ordered = int(stored["last"])
             rows = [
-                AddOrder(int(n), str(by), tuple(map(str, names)), str(when)) for n, by, names, when in told["orders"]
+                AddOrder(int(n), str(by), tuple(map(str, names)), str(when)) for n, by, names, when in stored["orders"]
             ]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"the orders of {data.name} in the store are damaged: {error}") from None

@@ -17,11 +17,11 @@ from data_service.protocol.messages import (
     FINISHED,
     MORE,
     Answer,
+    DataRefused,
     Done,
-    Granted,
     Lease,
+    LeasesGranted,
     NextEpoch,
-    Refused,
     encode_granted,
     shards_of,
 )
@@ -29,7 +29,7 @@ from edl.errors import DataError
 from edl.master.service import Caller, Fail, Flaw
 
 REASON_LETTERS = 300
-"""Most letters of a failure reason that are kept."""
+"""Most characters of a failure reason that are kept."""
 
 
 def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Lease) -> Answer | str | None:
@@ -41,7 +41,7 @@ def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
         return None
     if message.epoch > table.epoch + 1:
         text = f"{data.name} is in epoch {table.epoch}; there are no leases for epoch {message.epoch} yet"
-        return Refused(message.id, data.name, "epoch", text)
+        return DataRefused(message.id, data.name, "epoch", text)
     if message.epoch > table.epoch:
         return None
     if message.epoch < table.epoch:
@@ -72,7 +72,9 @@ def next_epoch(
         return unopened(data, client, message.id)
     rank = turn.ranks[caller]
     if not data.is_independent and rank != RANK_0:
-        return Refused(message.id, data.name, "rank", f"only rank 0 begins an epoch of {data.name}, not rank {rank}")
+        return DataRefused(
+            message.id, data.name, "rank", f"only rank 0 begins an epoch of {data.name}, not rank {rank}"
+        )
     table = data.table
     if table is None or not is_open(data, turn):
         return None
@@ -81,10 +83,10 @@ def next_epoch(
         return Done(message.id, data.name, table.epoch, number=data.independent.number, kept=data.independent.kept)
     if message.epoch not in (table.epoch, table.epoch + 1):
         text = f"{data.name} is in epoch {table.epoch}; epoch {message.epoch} cannot begin now"
-        return Refused(message.id, data.name, "epoch", text)
+        return DataRefused(message.id, data.name, "epoch", text)
     if message.epoch == table.epoch + 1:
         if not table.finished and not message.dropped:
-            return Refused(message.id, data.name, "unfinished", _left(data, table))
+            return DataRefused(message.id, data.name, "unfinished", _left(data, table))
         if not table.finished:
             turn.note(
                 f"data {data.name}: epoch {table.epoch} ends, dropping {counted(message.dropped, 'record')} by its "
@@ -97,10 +99,10 @@ def next_epoch(
     return Done(message.id, data.name, message.epoch, number=data.independent.number, kept=data.independent.kept)
 
 
-def _granted(data: DataSet, message: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> Granted:
+def _granted(data: DataSet, message: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> LeasesGranted:
     now = data.independent
     version = data.listed.at(message.epoch)
-    return Granted(
+    return LeasesGranted(
         *(message.id, data.name, message.epoch, (), state, refused, now.number, now.kept),
         ended=tuple(now.ended),
         version=version.number,
@@ -205,7 +207,7 @@ def _quarantine(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, a
 
 
 def flaw(data: DataSet) -> Flaw:
-    """The message about skipped shards for the end of the job."""
+    """The message about skipped shards at the end of the job."""
     listed = [
         f"{one.file} {one.begin}-{one.end}" + (f" after {counted(one.upto, 'record')}" if one.upto else "")
         for one in sorted(data.quarantine.values(), key=lambda one: one.shard)
@@ -216,7 +218,7 @@ def flaw(data: DataSet) -> Flaw:
 
 
 def encode_quarantine(quarantine: Mapping[int, QuarantinedShard]) -> bytes:
-    """Encode for the store."""
+    """Encode the quarantined shards for the store."""
     rows = [[one.shard, one.file, one.begin, one.end, one.upto, one.epoch, *one.reasons] for one in quarantine.values()]
     return json.dumps(rows).encode("ascii")
 
@@ -246,9 +248,9 @@ def _is_done(table: LeaseTable, shard: int) -> bool:
 
 
 def _left(data: DataSet, table: LeaseTable) -> str:
-    held = sorted(caller for caller, hand in table.hands.items() if hand)
+    held = sorted(caller for caller, leased in table.leases.items() if leased)
     by = f" ({', '.join(who(caller) for caller in held[:5])}{' and others' if len(held) > 5 else ''})" if held else ""
     return (
         f"epoch {table.epoch} of {data.name} is not finished: {counted(table.pending, 'shard')} pending, "
-        f"{len(table.holders)} in hand{by}. Finish it, or state how many records are dropped"
+        f"{len(table.holders)} leased{by}. Finish it, or state how many records are dropped"
     )

@@ -17,7 +17,18 @@ from data_service.leases.shard_order import FRESH
 from data_service.leases.state import ClientState, DataSet, IndependentState, LeaseTurn
 from data_service.ledger import Ledger
 from data_service.manifest import counted
-from data_service.protocol.messages import Ack, Answer, Commit, Done, Gone, Open, Opened, Refused, Rollback, shards_of
+from data_service.protocol.messages import (
+    Ack,
+    Answer,
+    Commit,
+    DataRefused,
+    Done,
+    Gone,
+    Open,
+    Opened,
+    Rollback,
+    shards_of,
+)
 from edl.errors import DataError
 from edl.master.service import Caller
 from edl.types import NodeId
@@ -26,10 +37,10 @@ KEEP_EVERY_S = 1.0
 COMMITS = 8
 """Number of named positions that are kept; the oldest is dropped first."""
 TAKE_OVER_WAIT_S = 10.0
-DOERS = 4096
+REMEMBERED_ACKNOWLEDGERS = 4096
 MOST_ENDED = 256
 """Most lost trainers whose numbers are sent to others (more if more were alive at once); pservers keep as many."""
-KEPT_DOERS = 256
+STORED_ACKNOWLEDGERS = 256
 """Number of recent shards for which the last acknowledging client is kept and stored."""
 LEAST_SILENCE_S = 30.0
 SILENCE_FACTOR = 8.0
@@ -53,7 +64,7 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
         lost(data, caller)
         if message.trainer:
             now.trainers[caller] = message.trainer
-            now.crowd = max(now.crowd, len(now.trainers))
+            now.most_trainers = max(now.most_trainers, len(now.trainers))
     if message.fence == now.fence and message.epoch == table.epoch:
         refused = _claims(data, turn, table, caller, message)
         if refused and message.trainer:
@@ -74,7 +85,7 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
 def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
     """Count records of a shard as consumed. Returns the reason if they do not count, else ""."""
     table, client = data.position, data.clients[caller]
-    since_s = table.hands.get(caller, {}).get(shard, turn.now_s)
+    since_s = table.leases.get(caller, {}).get(shard, turn.now_s)
     problem = take(data, turn, caller, shard, upto, complete)
     if problem:
         return problem
@@ -136,18 +147,18 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
         try:
             ledger = data.fit(Ledger.decode(message.ledger))
         except DataError as error:
-            return Refused(message.id, data.name, "ledger", f"{data.name}: {error}")
+            return DataRefused(message.id, data.name, "ledger", f"{data.name}: {error}")
     elif message.name in now.commits:
         ledger = data.fit(Ledger.decode(now.commits[message.name]))
     else:
         known = ", ".join(now.commits) or "none"
         text = f"{data.name} has no position named {message.name}; it has {known} (the last {COMMITS} are kept)"
-        return Refused(message.id, data.name, "commit", text)
+        return DataRefused(message.id, data.name, "commit", text)
     data.begin(ledger)
     now.history = max(now.history, message.history)
     data.failures = {}
     now.fence += 1
-    now.doers.clear()
+    now.acknowledged_by.clear()
     now.trainers.clear()
     now.ended.clear()
     for one in data.clients.values():
@@ -158,7 +169,7 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
 
 
 def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Gone) -> Answer:
-    """A worker leaves."""
+    """A worker leaves: release its leases, and forget it as a client that takes part."""
     epoch = 0
     if data.table is not None:
         epoch = data.table.epoch
@@ -177,10 +188,10 @@ def world_began(data: DataSet, turn: LeaseTurn) -> None:
     now, table = data.independent, data.table
     if table is None:
         return
-    for caller in [one for one, hand in table.hands.items() if one not in turn.ranks]:
+    for caller in [one for one, leased in table.leases.items() if one not in turn.ranks]:
         if table.release(caller, turn.now_s):
             now.dirty = True
-        del table.hands[caller]
+        del table.leases[caller]
     for caller in [one for one in now.trainers if one not in turn.ranks]:
         lost(data, caller)
         now.dirty = True
@@ -192,7 +203,7 @@ def world_began(data: DataSet, turn: LeaseTurn) -> None:
 
 
 def tick(data: DataSet, turn: LeaseTurn) -> None:
-    """Process expired deadlines."""
+    """Process expired deadlines: clients that have not opened again, and silent workers."""
     now, table = data.independent, data.table
     if table is None:
         return
@@ -208,9 +219,9 @@ def tick(data: DataSet, turn: LeaseTurn) -> None:
     if now.check_s and turn.now_s >= now.check_s:
         now.check_s = 0.0
         limit_s = silence_s(data)
-        for caller, hand in table.hands.items():
+        for caller, leased in table.leases.items():
             client = data.clients.get(caller)
-            if hand and (client is None or turn.now_s >= client.heard_s + limit_s):
+            if leased and (client is None or turn.now_s >= client.heard_s + limit_s):
                 shards = table.release(caller, turn.now_s)
                 lost(data, caller)
                 turn.note(
@@ -227,7 +238,7 @@ def lost(data: DataSet, caller: Caller) -> None:
 def _ended(now: IndependentState, trainer: int) -> None:
     if trainer and trainer not in now.ended:
         now.ended.append(trainer)
-        del now.ended[: -max(MOST_ENDED, now.crowd)]
+        del now.ended[: -max(MOST_ENDED, now.most_trainers)]
         now.dirty = True
 
 
@@ -245,7 +256,9 @@ def settle(data: DataSet, turn: LeaseTurn) -> None:
         turn.wake(now.until_s)
     if table.holders:
         if not now.check_s:
-            heard = [data.clients[one].heard_s for one, hand in table.hands.items() if hand and one in data.clients]
+            heard = [
+                data.clients[one].heard_s for one, leased in table.leases.items() if leased and one in data.clients
+            ]
             now.check_s = min(heard, default=turn.now_s) + silence_s(data)
         turn.wake(now.check_s)
 
@@ -260,7 +273,7 @@ def silence_s(data: DataSet) -> float:
 def keep(data: DataSet, turn: LeaseTurn) -> None:
     """Write the position to the store."""
     now, table = data.independent, data.position
-    last = list(now.doers.items())[-KEPT_DOERS:]
+    last = list(now.acknowledged_by.items())[-STORED_ACKNOWLEDGERS:]
     head = {
         "number": now.number,
         "fence": now.fence,
@@ -290,22 +303,22 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
         now.callers = {Caller(NodeId(str(node)), int(slot)) for node, slot in head["callers"]}
         now.trainers = {Caller(NodeId(str(n)), int(slot)): int(one) for n, slot, one in head.get("trainers", ())}
         now.ended = [int(one) for one in head.get("ended", ())]
-        now.crowd = max(len(now.trainers), len(now.ended))
+        now.most_trainers = max(len(now.trainers), len(now.ended))
         doers = {int(shard): Caller(NodeId(str(node)), int(slot)) for shard, node, slot in head["doers"]}
         if f"commits/{data.name}" in kept:
             now.commits = dict(json.loads(data.values.get(kept, f"commits/{data.name}")))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{name} in the store is damaged: {error}") from None
     data.begin(data.fit(Ledger.decode(ledger_text.decode("ascii", "replace"))))
-    now.doers = doers
+    now.acknowledged_by = doers
     now.awaited = set(now.callers)
 
 
 def _remember(now: IndependentState, shard: int, caller: Caller) -> None:
-    now.doers.pop(shard, None)
-    now.doers[shard] = caller
-    if len(now.doers) > DOERS:
-        del now.doers[next(iter(now.doers))]
+    now.acknowledged_by.pop(shard, None)
+    now.acknowledged_by[shard] = caller
+    if len(now.acknowledged_by) > REMEMBERED_ACKNOWLEDGERS:
+        del now.acknowledged_by[next(iter(now.acknowledged_by))]
 
 
 def _keep_commits(data: DataSet, turn: LeaseTurn) -> None:
@@ -323,7 +336,7 @@ def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, m
     may = (FRESH, BACK) if data.independent.awaited else (FRESH,)
     counts = {shard: upto for shard, upto, complete in message.acks if not complete}
     for shard, upto, complete in message.acks:
-        by = data.independent.doers.get(shard, caller)
+        by = data.independent.acknowledged_by.get(shard, caller)
         if by != caller:
             refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has continued it"
         if by != caller or table.ledger.is_done(shard):

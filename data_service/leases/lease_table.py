@@ -37,14 +37,14 @@ class ReturnedShard:
 class LeaseTable:
     """The leases of one epoch. Owns ``ledger``: the finished shards and the progress of begun ones."""
 
-    __slots__ = ("_fresh", "_order", "_states", "back", "hands", "holders", "ledger", "manifest", "quarantined")
+    __slots__ = ("_fresh", "_order", "_states", "back", "holders", "leases", "ledger", "manifest", "quarantined")
 
     def __init__(self, manifest: Manifest, ledger: Ledger, quarantined: Iterable[int] = ()) -> None:
         """Start from the position of ``ledger``, with nothing leased."""
         self.manifest = manifest
         self.ledger = ledger
         self.holders: dict[int, Caller] = {}
-        self.hands: dict[Caller, dict[int, float]] = {}
+        self.leases: dict[Caller, dict[int, float]] = {}
         """Leased shards of each client, with the time of the grant."""
         self.back: dict[int, ReturnedShard] = {}
         self.quarantined = 0
@@ -105,12 +105,12 @@ class LeaseTable:
             chosen.append(shard)
         if not chosen:
             return []
-        hand = self.hands.setdefault(to, {})
+        leased = self.leases.setdefault(to, {})
         count = self.ledger.partial.get
         for shard in chosen:
             states[shard] = LEASED
             self.holders[shard] = to
-            hand[shard] = now_s
+            leased[shard] = now_s
         return [(shard, count(shard, 0)) for shard in chosen]
 
     def hold(self, by: Caller, shard: int, now_s: float) -> str:
@@ -125,7 +125,7 @@ class LeaseTable:
         self._unqueue(shard)
         self._states[shard] = LEASED
         self.holders[shard] = by
-        self.hands.setdefault(by, {})[shard] = now_s
+        self.leases.setdefault(by, {})[shard] = now_s
         return ""
 
     def take(self, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
@@ -153,17 +153,22 @@ class LeaseTable:
         Handles only the common case. Shards that were begun or do not match are returned. Returns new records, new
         shards, and the remaining ones.
         """
-        ledger, states, holders, hand = self.ledger, self._states, self.holders, self.hands.get(by)
+        ledger, states, holders, leased = self.ledger, self._states, self.holders, self.leases.get(by)
         done, partial, count = ledger.done, ledger.partial, self.manifest.count
         new = shards = 0
         rest = []
         for shard, records in finished:
-            if holders.get(shard) is not by or hand is None or shard in partial or (exact and count(shard) != records):
+            if (
+                holders.get(shard) is not by
+                or leased is None
+                or shard in partial
+                or (exact and count(shard) != records)
+            ):
                 rest.append((shard, records))
                 continue
             done[shard >> 3] |= 1 << (shard & 7)
             states[shard] = DONE
-            del holders[shard], hand[shard]
+            del holders[shard], leased[shard]
             new += records
             shards += 1
         ledger.done_shards += shards
@@ -188,7 +193,7 @@ class LeaseTable:
 
     def release(self, holder: Caller, now_s: float, but: Collection[int] = ()) -> int:
         """Return a client's shards to pending, except ``but``. Returns their number."""
-        shards = [shard for shard in self.hands.get(holder, ()) if shard not in but]
+        shards = [shard for shard in self.leases.get(holder, ()) if shard not in but]
         for shard in shards:
             self.put_back(shard, now_s)
         return len(shards)
@@ -238,10 +243,10 @@ class LeaseTable:
             self._fresh -= 1
 
     def _let_go(self, shard: int) -> None:
-        hand = self.hands[self.holders.pop(shard)]
-        del hand[shard]
+        leased = self.leases[self.holders.pop(shard)]
+        del leased[shard]
 
 
 def who(caller: Caller) -> str:
-    """A caller as text."""
+    """A caller as text: slot and node."""
     return f"worker {caller.slot} on {caller.node}"

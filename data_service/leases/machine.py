@@ -20,13 +20,13 @@ from data_service.protocol.messages import (
     Ack,
     Answer,
     Commit,
+    DataRefused,
     Gone,
     Lease,
     NextEpoch,
     Open,
-    Pace,
-    Refused,
-    Register,
+    ReadRate,
+    RegisterFiles,
     Request,
     Rollback,
     decode,
@@ -165,11 +165,13 @@ class LeaseMachine:
             message = decode(event.body)
         except ProtocolError as error:
             id_, dataset = salvage(event.body)
-            turn.effects.append(_tell(event.caller, Refused(id_, dataset, "malformed", f"invalid message: {error}")))
+            turn.effects.append(
+                _tell(event.caller, DataRefused(id_, dataset, "malformed", f"invalid message: {error}"))
+            )
             return
         if not isinstance(message, Request):
             text = f"{type(message).__name__} is an answer, not a request"
-            turn.effects.append(_tell(event.caller, Refused(*salvage(event.body), "malformed", text)))
+            turn.effects.append(_tell(event.caller, DataRefused(*salvage(event.body), "malformed", text)))
             return
         world = turn.world
         if world is None or event.round != world.round or event.caller not in turn.ranks:
@@ -177,28 +179,28 @@ class LeaseMachine:
                 "there is no world at present" if world is None else f"the current world is that of round {world.round}"
             )
             text = f"{message.dataset}: request from round {event.round}; {now}. Wait for the next round and open again"
-            turn.effects.append(_tell(event.caller, Refused(message.id, message.dataset, "stale", text)))
+            turn.effects.append(_tell(event.caller, DataRefused(message.id, message.dataset, "stale", text)))
             return
         if isinstance(message, Open):
             self._readers.ask_again(event.caller)
         data = self._find(message)
-        if isinstance(data, Refused):
+        if isinstance(data, DataRefused):
             turn.effects.append(_tell(event.caller, data))
             return
         caller = self._same.setdefault(event.caller, event.caller)
         client = data.clients.get(caller)
         if client is None:
             client = data.clients[caller] = ClientState()
-        if isinstance(message, Pace):
+        if isinstance(message, ReadRate):
             client.per_s, client.waited = message.records_per_s, message.waited
             client.heard_s = turn.now_s
         elif message.id > client.last:
-            client.said = hash(event.body)
+            client.request_hash = hash(event.body)
             self._request(turn, data, caller, client, message)
-        elif message.id < client.last or client.said != hash(event.body):
+        elif message.id < client.last or client.request_hash != hash(event.body):
             late = f"request {message.id} arrived after {client.last}"
             text = f"{message.dataset}: {late}, but ids must increase. Send it with a higher one"
-            turn.effects.append(_tell(event.caller, Refused(message.id, message.dataset, "old", text, client.last)))
+            turn.effects.append(_tell(event.caller, DataRefused(message.id, message.dataset, "old", text, client.last)))
         elif client.answer:
             turn.effects.append(Tell(event.caller, client.answer))
 
@@ -235,10 +237,10 @@ class LeaseMachine:
         self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, message: Request
     ) -> Answer | str | None:
         """Execute a request. Returns the answer, or None if it has to wait."""
-        if data.broken and not isinstance(message, Register):
-            return Refused(message.id, data.name, "ledger", data.broken)
+        if data.broken and not isinstance(message, RegisterFiles):
+            return DataRefused(message.id, data.name, "ledger", data.broken)
         match message:
-            case Register():
+            case RegisterFiles():
                 return registration.register(data, turn, caller, message)
             case Open():
                 return registration.open_(data, turn, caller, client, message)
@@ -254,7 +256,7 @@ class LeaseMachine:
                 return independent.gone(data, turn, caller, client, message)
         if data.options.mode == STEPS:
             text = f"{data.name} is used in mode {STEPS}: its position is part of the model's state"
-            return Refused(message.id, data.name, "mode", text)
+            return DataRefused(message.id, data.name, "mode", text)
         match message:
             case Ack():
                 return independent.acks(data, turn, caller, client, message)
@@ -276,15 +278,15 @@ class LeaseMachine:
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
-    def _find(self, message: Request) -> DataSet | Refused:
+    def _find(self, message: Request) -> DataSet | DataRefused:
         data = self.sets.get(message.dataset)
         if data is None:
-            if not isinstance(message, Register | Open | ListFiles):
+            if not isinstance(message, RegisterFiles | Open | ListFiles):
                 text = f"there is no data set {message.dataset}: rank 0 registers it, then each worker opens it"
-                return Refused(message.id, message.dataset, "unknown", text)
+                return DataRefused(message.id, message.dataset, "unknown", text)
             if len(self.sets) >= MOST_SETS:
                 text = f"{message.dataset}: there are {MOST_SETS} data sets already"
-                return Refused(message.id, message.dataset, "unknown", text)
+                return DataRefused(message.id, message.dataset, "unknown", text)
             data = self.sets[message.dataset] = DataSet(message.dataset, self._values)
         return data
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from data_service.protocol.messages import Readers, encode
+from data_service.protocol.messages import ReaderList, encode
 from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Progress, Tell
 
 PREFIX = "readers/"
@@ -21,7 +21,7 @@ class ReaderRegistry:
         """``authority``: sent with the list, in a job with a secret."""
         self._authority = authority
         self._readers: dict[str, tuple[str, str, int, str]] = {}
-        self._told: set[Caller] = set()
+        self._informed: set[Caller] = set()
         self._ever: set[Caller] = set()
         """Workers that have ever received a list."""
         self.due = False
@@ -46,8 +46,8 @@ class ReaderRegistry:
             self._readers.pop(name, None)
         else:
             try:
-                told = json.loads(event.value)
-                host, port, secret = told["host"], told["port"], told["secret"]
+                stored = json.loads(event.value)
+                host, port, secret = stored["host"], stored["port"], stored["secret"]
                 if not (isinstance(host, str) and isinstance(secret, str) and type(port) is int and 0 < port < 65536):
                     raise ValueError("host, port or secret is none")
                 self._readers[name] = (name, host, port, secret)
@@ -55,18 +55,18 @@ class ReaderRegistry:
                 self._readers.pop(name, None)
                 notes.append(Note(f"ignoring reader {name}: its key has no valid address ({error})"))
         if self._readers != before:
-            self._told.clear()
+            self._informed.clear()
             self.due = True
         return notes
 
     def ask_again(self, caller: Caller) -> None:
         """The caller opens data, so earlier messages to it may be lost: send it the list again."""
-        self._told.discard(caller)
+        self._informed.discard(caller)
         self.due = True
 
     def world_began(self) -> None:
         """New processes may run in the slots: all need the list."""
-        self._told.clear()
+        self._informed.clear()
         self._ever.clear()
 
     def tell(self, callers: Collection[Caller]) -> list[Effect]:
@@ -74,10 +74,10 @@ class ReaderRegistry:
         another."""
         self.due = False
         concerned = callers if self._readers else self._ever.intersection(callers)
-        missing = sorted(caller for caller in concerned if caller not in self._told)
-        self._told.update(missing)
+        missing = sorted(caller for caller in concerned if caller not in self._informed)
+        self._informed.update(missing)
         self._ever.update(missing)
         if not missing:
             return []
-        text = encode(Readers(tuple(self._readers[name] for name in sorted(self._readers)), self._authority))
+        text = encode(ReaderList(tuple(self._readers[name] for name in sorted(self._readers)), self._authority))
         return [Tell(caller, text) for caller in missing]

@@ -13,11 +13,11 @@ from data_service.manifest import Manifest
 from data_service.protocol.messages import (
     INDEPENDENT,
     Answer,
+    DataRefused,
+    DataSetOptions,
+    FilesRegistered,
     Open,
-    Options,
-    Refused,
-    Register,
-    Registered,
+    RegisterFiles,
     shards_of,
 )
 from edl.errors import DataError, ProtocolError
@@ -25,26 +25,26 @@ from edl.master.service import Caller, Effect
 from edl.wire import json_messages
 
 
-def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: Register) -> Answer:
+def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: RegisterFiles) -> Answer:
     """Register the shards of a data set."""
     if turn.ranks[caller] != RANK_0 and message.options.mode != INDEPENDENT:
         text = f"only rank 0 registers data; {data.name} was sent by rank {turn.ranks[caller]}"
-        return Refused(message.id, data.name, "rank", text)
+        return DataRefused(message.id, data.name, "rank", text)
     blob = hashlib.blake2b(message.manifest, digest_size=16).digest()
     if data.files is None or data.blob != blob or message.options != data.options:
         try:
             files = FileList.decode(message.manifest)
             manifest = files.manifest
         except (DataError, LookupError) as error:
-            return Refused(message.id, data.name, "malformed", f"{data.name}: {error}")
+            return DataRefused(message.id, data.name, "malformed", f"{data.name}: {error}")
         if message.options != data.options or data.files is None or not data.files.extends(files):
             difference = _difference(data, manifest, message.options)
             if difference and _in_use(data):
                 text = f"{data.name} is in use and was registered differently: {difference}"
-                return Refused(message.id, data.name, "differs", f"{text}. Use another name for other data")
+                return DataRefused(message.id, data.name, "differs", f"{text}. Use another name for other data")
             _replace(data, turn, files, message, difference)
     data.blob = blob
-    return Registered(message.id, data.name, data.listed.digest, len(data.listed), data.known.records)
+    return FilesRegistered(message.id, data.name, data.listed.digest, len(data.listed), data.known.records)
 
 
 def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Open) -> Answer | None:
@@ -66,13 +66,13 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
             _begin(data, turn, message)
         except DataError as error:
             data.set_open(client, False)
-            return Refused(message.id, data.name, "ledger", f"{data.name}: {error}{_was(data)}")
+            return DataRefused(message.id, data.name, "ledger", f"{data.name}: {error}{_was(data)}")
     client.claim = message
     if data.table is not None:
         claim(data, turn, caller, client)
         if client.conflict:
             data.set_open(client, False)
-            return Refused(message.id, data.name, "ledger", client.conflict)
+            return DataRefused(message.id, data.name, "ledger", client.conflict)
     return opened(data, message.id, data.table.epoch if data.table else message.epoch)
 
 
@@ -117,27 +117,27 @@ def _begin(data: DataSet, turn: LeaseTurn, message: Open) -> None:
             claim(data, turn, caller, client)
 
 
-def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, message: Open) -> Refused | None:
+def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, message: Open) -> DataRefused | None:
     rank = turn.ranks[caller]
     if message.rank != rank:
         text = f"{data.name}: this worker has rank {rank} in this round, not {message.rank}"
-        return Refused(message.id, data.name, "rank", text)
+        return DataRefused(message.id, data.name, "rank", text)
     if message.digest and not data.listed.knows(message.digest) and (message.rank == RANK_0 or data.table is not None):
         text = (
             f"{data.name} has digest {manifest.digest[:12]} ({manifest.describe()}), not {message.digest[:12]}"
             f"{_was(data)}. All ranks must use the same files"
         )
-        return Refused(message.id, data.name, "differs", text)
+        return DataRefused(message.id, data.name, "differs", text)
     numbers = [end - 1 for _, end in (*message.granted[-1:], *message.finished[-1:])]
     numbers += [shard for shard, _ in message.returned] + [shard for shard, _, _ in message.acks]
     shards = data.listed.at(message.epoch).shards if data.table is None else data.table.ledger.shards
     if numbers and max(numbers) >= max(shards, data.listed.at(message.epoch).shards):
         text = f"{data.name}: there is no shard {max(numbers)}; there are {shards}"
-        return Refused(message.id, data.name, "malformed", text)
+        return DataRefused(message.id, data.name, "malformed", text)
     return None
 
 
-def _difference(data: DataSet, manifest: Manifest, options: Options) -> str:
+def _difference(data: DataSet, manifest: Manifest, options: DataSetOptions) -> str:
     """Difference between the registered and the offered data; empty if nothing was registered."""
     if data.manifest is None:
         return ""
@@ -162,7 +162,7 @@ def _was(data: DataSet) -> str:
     return f" ({data.previous.difference(data.manifest)})"
 
 
-def _replace(data: DataSet, turn: LeaseTurn, files: FileList, message: Register, difference: str) -> None:
+def _replace(data: DataSet, turn: LeaseTurn, files: FileList, message: RegisterFiles, difference: str) -> None:
     manifest = files.manifest
     if data.files is not None:
         turn.effects += file_additions.forget(data)
@@ -191,7 +191,7 @@ def load_set(data: DataSet, value: bytes) -> None:
     """The inverse of ``keep_set``. Raises ``DataError``."""
     head, _, encoded = value.partition(b"\n")
     try:
-        data.options = json_messages.decode(Options, head)
+        data.options = json_messages.decode(DataSetOptions, head)
     except ProtocolError as error:
         raise DataError(f"the options of {data.name} in the store are damaged: {error}") from None
     data.files = FileList.decode(encoded)

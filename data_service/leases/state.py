@@ -13,7 +13,7 @@ from data_service.leases.throughput import Rate
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.protocol.fields import Ranges
-from data_service.protocol.messages import INDEPENDENT, Answer, Open, Options, Request, encode, ranges
+from data_service.protocol.messages import INDEPENDENT, Answer, DataSetOptions, Open, Request, encode, ranges
 from edl.master.service import Caller, Effect, Note, Tell, WakeAt
 from edl.types import Rank
 from edl.wire.messages import World
@@ -25,7 +25,7 @@ class ClientState:
 
     last: int = -1
     """Highest request id received in this round."""
-    said: int = 0
+    request_hash: int = 0
     """Hash of that request: a process that replaces another one may reuse the id."""
     answer: str = ""
     """The answer to that request; empty while it is parked."""
@@ -98,13 +98,13 @@ class IndependentState:
     """Named positions (encoded ledgers), oldest first."""
     callers: set[Caller] = field(default_factory=set)
     """Clients that take part, as stored."""
-    doers: dict[int, Caller] = field(default_factory=dict)
+    acknowledged_by: dict[int, Caller] = field(default_factory=dict)
     """Client that last acknowledged records of a shard, for recent shards of this epoch, oldest first."""
     trainers: dict[Caller, int] = field(default_factory=dict)
     """The number of each caller's process in the parameter servers."""
     ended: list[int] = field(default_factory=list)
     """Numbers of trainers lost in this epoch, oldest first: parts of their last push may have been applied."""
-    crowd: int = 0
+    most_trainers: int = 0
     """The most trainers at one time; as many may be lost together."""
     dirty: bool = False
     awaited: set[Caller] = field(default_factory=set)
@@ -137,7 +137,7 @@ class DataSet:
         self._records: tuple[int, int] = (-1, -1)
         self.previous: Manifest | None = None
         """The previously registered manifest, to describe the difference."""
-        self.options = Options()
+        self.options = DataSetOptions()
         self.broken = ""
         """Why the data set cannot be used: its accounting in the store is damaged."""
         self.clients: dict[Caller, ClientState] = {}
@@ -153,7 +153,7 @@ class DataSet:
 
     @property
     def is_independent(self) -> bool:
-        """True in independent mode."""
+        """True if the data set is used in independent mode."""
         return self.options.mode == INDEPENDENT
 
     @property
@@ -212,17 +212,17 @@ class DataSet:
         client.opened = is_open
 
     def others(self, than: Caller) -> Collection[Caller]:
-        """Open clients except one."""
+        """All open clients except this one."""
         return [caller for caller, client in self.clients.items() if client.opened and caller != than]
 
     def quarantined(self) -> Ranges:
-        """Quarantined shards as ranges."""
+        """Numbers of the quarantined shards, as ranges."""
         return ranges(self.quarantine)
 
     def begin(self, ledger: Ledger) -> LeaseTable:
         """Replace the lease table by one for this position."""
         self.table = LeaseTable(self.known, ledger, self.quarantine)
-        self.independent.doers.clear()
+        self.independent.acknowledged_by.clear()
         for client in self.clients.values():
             client.records = 0
         return self.table

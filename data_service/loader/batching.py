@@ -27,7 +27,7 @@ class StepSizes:
 
     @property
     def total(self) -> int:
-        """Records per step."""
+        """Records of one step, over all micro-batches."""
         return sum(self.sizes)
 
 
@@ -47,7 +47,7 @@ class Cursor:
 
     @property
     def left(self) -> int:
-        """Number of unread records."""
+        """Number of unread records of the shard."""
         return self.records - self.upto
 
     def rows(self, count: int) -> Any:

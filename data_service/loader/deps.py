@@ -1,4 +1,4 @@
-"""What a loader takes from its process: threads and what they wait with, a clock, and the numbers of requests.
+"""The dependencies of loaders: threads with their events and locks, a clock, and request numbers.
 
 A simulation in virtual time passes its own.
 """
@@ -38,7 +38,7 @@ class RequestNumbers:
 
 @dataclass(frozen=True, slots=True)
 class LoaderDeps:
-    """What the loaders of one process share."""
+    """Threads, clock and request numbers, shared by the loaders of one process."""
 
     threads: Threads = SYSTEM_THREADS
     clock: Clock = field(default_factory=SystemClock)
@@ -46,4 +46,4 @@ class LoaderDeps:
 
 
 PROCESS = LoaderDeps()
-"""Those of this process."""
+"""The dependencies of this process's loaders."""

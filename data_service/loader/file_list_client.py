@@ -11,7 +11,7 @@ from data_service.loader.lease_client import LeaseClient
 from data_service.loader.source import DataSource
 from data_service.manifest import Manifest, named
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, Grow, Grown, Listed, ListFiles
-from data_service.protocol.messages import Options, Registered
+from data_service.protocol.messages import DataSetOptions, FilesRegistered
 from data_service.scan import KnownFiles
 from edl.errors import DataError, EdlError, SettingError
 from edl.threads import Threads
@@ -53,7 +53,7 @@ class FileListClient:
             if files.segments and not self.files.extends(files):
                 self.files, self._encoded = files.shared(threading.RLock()), b""
 
-    def check(self, ledger: Ledger, options: Options) -> None:
+    def check(self, ledger: Ledger, options: DataSetOptions) -> None:
         """Raise ``DataError`` unless the ledger is a position in these files and this order."""
         if not self.files.knows(ledger.digest, ledger.shards):
             ledger.belongs(self.files.digest, len(self.files), options.seed, options.shuffle)
@@ -67,25 +67,25 @@ class FileListClient:
             if segments and len(self.files.segments) >= segments:
                 return
             have = self.encoded()
-            told = _rest(client, check, len(have))
-            files = FileList.decode(told) if told else FileList()
+            listed = _rest(client, check, len(have))
+            files = FileList.decode(listed) if listed else FileList()
             with self._lock:
                 self.files.segments += files.segments
-                self._encoded = have + told
+                self._encoded = have + listed
         if len(self.files.segments) < segments:
             raise DataError(f"data set {self.name}: the Master lists {len(self.files.segments)} parts, not {segments}")
 
     def register(
-        self, client: LeaseClient, source: DataSource, options: Options, ledger: Ledger | None, check: Check
+        self, client: LeaseClient, source: DataSource, options: DataSetOptions, ledger: Ledger | None, check: Check
     ) -> None:
         """Rank 0: register the files, starting with those that the position knows. Raises ``DataError``."""
-        told = FileList.decode(_rest(client, check, 0))
-        base = self.files if self.files.segments and not told.extends(self.files) else told
+        listed = FileList.decode(_rest(client, check, 0))
+        base = self.files if self.files.segments and not listed.extends(self.files) else listed
         known = base if base.segments else None
         try:
             found = self._look(source, known, check)
         except DataError:
-            if ledger is not None or not told.segments:
+            if ledger is not None or not listed.segments:
                 raise
             known, found = None, self._look(source, None, check)  # no position depends on the registered list
         if known is None:
@@ -98,7 +98,7 @@ class FileListClient:
         self._send(client, options, check)
         if not found.file_count:
             return
-        if told.segments and not source.rescan:
+        if listed.segments and not source.rescan:
             self._mention(found)
             return
         self.grow(client, check, found, ledger, source.when)
@@ -167,7 +167,7 @@ class FileListClient:
         try:
             found = self._look(source, self.files, check, quiet=True)
         except DataError as error:
-            self._tell_once(str(error))
+            self._say_once(str(error))
             return
         if not epoch_end:
             found = self._settled(found)
@@ -188,19 +188,19 @@ class FileListClient:
             return source.scan(check, say)
         held = KnownFiles(known.sizes(), _like(known))
         if quiet:
-            held.unready = lambda path, error: self._tell_once(str(error))
+            held.unready = lambda path, error: self._say_once(str(error))
         found = source.scan(check, say, known=held, format=known.manifest.format)
         gone = [path for path in known.own_paths() if path not in held.seen]
         if gone:
             raise DataError(f"data set {self.name}: {named('listed but missing', gone)}. {ADVICE}")
         return found
 
-    def _send(self, client: LeaseClient, options: Options, check: Check) -> None:
+    def _send(self, client: LeaseClient, options: DataSetOptions, check: Check) -> None:
         encoded, segments = self.encoded(), self.files.segments
         if len(encoded) <= LARGE_BYTES:
-            client.wait(client.register(encoded, options), check, Registered)
+            client.wait(client.register(encoded, options), check, FilesRegistered)
             return
-        client.wait(client.register(segments[0].encode(), options), check, Registered)
+        client.wait(client.register(segments[0].encode(), options), check, FilesRegistered)
         for one in segments[1:]:
             client.wait(client.ask(Grow(0, self.name, one.blob, one.epoch, NOW, one.named)), check, Grown)
 
@@ -211,7 +211,7 @@ class FileListClient:
             more = named("new since the data set was listed", paths)
             self._say(f"data set {self.name}: {more}; add them with edl data add, data.add() or rescan=…")
 
-    def _tell_once(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if text not in self._ignored:
             self._ignored.add(text)
             self._say(f"data set {self.name}: {text}. It will be retried")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
 from typing import Any
 
 from data_service.ledger import Ledger
+from data_service.loader.current_step import CurrentStep
 from data_service.loader.lease_client import LeaseClient
+from data_service.loader.loader_config import LoaderConfig
 from data_service.loader.prefetcher import Prefetcher
 from data_service.loader.replay import encode
 from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.worker_context import RankAssignment, WorkerContext
-from data_service.protocol.messages import Done, Opened, Pace
+from data_service.protocol.messages import Done, Opened, ReadRate
 from edl.ports import Clock
 from edl.worker.session import note
-from edl.worker.steps import Share
 
 IDLE_S = 0.2
 """Seconds without a batch after which the parameter servers are notified."""
@@ -49,19 +49,24 @@ class BatchWait:
             )
 
 
-class IndependentMixin:
-    """The loader's methods for independent mode."""
+class IndependentLoader:
+    """The base of ``Loader``: its place in the world, and the interface of independent mode for scripts and parameter
+    servers. See ``data_service.loader.trainers``."""
 
-    _name: str
-    _context: WorkerContext
-    _client: LeaseClient | None
-    _place: RankAssignment | None
-    _prefetcher: Prefetcher | None
-    _parts: collections.deque[tuple[Any, Share]]
-    _unacknowledged: UnacknowledgedBatches
-    _hold: bool | None
+    def __init__(self, name: str, config: LoaderConfig, context: WorkerContext) -> None:
+        self._name = name
+        self._config = config
+        self._context = context.independent() if config.independent else context
+        self._place: RankAssignment | None = None
+        """The last assignment with which the data set was opened."""
+        self._client: LeaseClient | None = None
+        """The client of this round; None unless the data set is open."""
+        self._prefetcher: Prefetcher | None = None
+        self._step: CurrentStep | None = None
+        self._unacknowledged = UnacknowledgedBatches()
 
     def _connect(self) -> tuple[RankAssignment, LeaseClient]:
+        """Join the current round, and open the data set if that has not been done."""
         raise NotImplementedError
 
     @property
@@ -76,14 +81,15 @@ class IndependentMixin:
 
     @property
     def rank(self) -> int:
-        """This worker's current rank."""
+        """This worker's rank in the current world."""
         where = self._context.where()
         return self._context.place().rank if where is None else where[1]
 
     @property
     def held(self) -> bool:
         """True if batches only count when ``done`` is called."""
-        return trainers.held if self._hold is None else self._hold
+        acknowledge = self._config.acknowledge
+        return trainers.held if acknowledge is None else acknowledge == "done"
 
     @property
     def handed_out(self) -> int:
@@ -130,12 +136,14 @@ class IndependentMixin:
 
     def peek(self) -> Any:
         """The next batch if it is ready, else None. It stays in the queue and must not be modified."""
-        return self._parts[0][0] if self._parts else self._prefetcher.first() if self._prefetcher is not None else None
+        if self._step is not None:
+            return self._step.first
+        return None if self._prefetcher is None else self._prefetcher.first()
 
     def say_alive(self) -> None:
         """Report that this worker is alive while it waits for something else, so it keeps its shards. Thread-safe."""
         if self._client is not None:
-            self._client.tell(Pace(0, self._name, 0.0))
+            self._client.tell(ReadRate(0, self._name, 0.0))
 
 
 class _First(Exception):
@@ -143,7 +151,7 @@ class _First(Exception):
 
 
 def open_lasting(
-    data: IndependentMixin,
+    data: IndependentLoader,
     client: LeaseClient,
     registered: bool,
     register: Callable[[], None],
@@ -165,7 +173,7 @@ def open_lasting(
 
 
 def _open(
-    data: IndependentMixin,
+    data: IndependentLoader,
     client: LeaseClient,
     registered: bool,
     register: Callable[[], None],

@@ -16,15 +16,15 @@ from data_service.protocol import messages
 from data_service.protocol.messages import (
     Ack,
     Commit,
+    DataRefused,
     Done,
     Gone,
-    Granted,
     Lease,
+    LeasesGranted,
     NextEpoch,
     Open,
     Opened,
-    Refused,
-    Register,
+    RegisterFiles,
     Rollback,
 )
 from edl.errors import DataError
@@ -75,7 +75,7 @@ class LeaseClient:
         self._closed = False
         self.ended = deps.threads.event()
         """Set when the client is closed or its round is over."""
-        self._register: Register | None = None
+        self._register: RegisterFiles | None = None
         self._open: Open | None = None
         self._granted: set[int] = set()
         self._finished: set[int] = set()
@@ -91,15 +91,15 @@ class LeaseClient:
         self._acks_due: list[PendingRequest] = []
         """Independent mode: unanswered acknowledgements."""
         self._fence = 0
-        self.on_news: Callable[[Any], None] | None = None
+        self.on_message: Callable[[Any], None] | None = None
         """Receives unsolicited messages. Must not block."""
         transport.listen(dataset, self._heard)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def register(self, manifest: bytes, options: messages.Options) -> PendingRequest:
+    def register(self, manifest: bytes, options: messages.DataSetOptions) -> PendingRequest:
         """Rank 0: register the shards."""
-        self._register = Register(0, self.dataset, manifest, options)
+        self._register = RegisterFiles(0, self.dataset, manifest, options)
         return self._ask(self._register)
 
     def open(self, epoch: int, digest: str) -> PendingRequest:
@@ -161,7 +161,7 @@ class LeaseClient:
         return self._ask(Gone(0, self.dataset))
 
     def ask(self, message: Any) -> PendingRequest:
-        """Send any other request."""
+        """Send any other request, such as those about the file list."""
         return self._ask(message)
 
     def withdraw(self, asked: PendingRequest) -> None:
@@ -224,7 +224,7 @@ class LeaseClient:
             check()
         if isinstance(asked.answer, kind):
             return asked.answer
-        if isinstance(asked.answer, Refused):
+        if isinstance(asked.answer, DataRefused):
             raise DataError(f"data set {self.dataset}: {asked.answer.text}")
         raise DataError(
             f"data set {self.dataset}: {asked.answer!r:.200} is not an answer to {type(asked.message).__name__}"
@@ -235,7 +235,7 @@ class LeaseClient:
         present one if the Master knows of records that have not been counted. Raises ``DataError``."""
         while not asked.done.wait(LOOK_S):
             check()
-        if isinstance(asked.answer, Refused) and asked.answer.kind == "unfinished":
+        if isinstance(asked.answer, DataRefused) and asked.answer.kind == "unfinished":
             return int(asked.message.epoch) - 1
         return self.wait(asked, check, Done).epoch
 
@@ -276,8 +276,8 @@ class LeaseClient:
         if message is None:
             self._say_again()
         elif getattr(message, "id", None) is None:
-            if self.on_news is not None:
-                self.on_news(message)
+            if self.on_message is not None:
+                self.on_message(message)
         else:
             self._answered(message)
         self._go_on()
@@ -287,26 +287,30 @@ class LeaseClient:
             asked = self._sent
             if asked is None or asked.message.id != message.id:
                 return  # a late answer to a request that was sent again
-            stale = isinstance(message, Refused) and message.kind == "stale"
+            stale = isinstance(message, DataRefused) and message.kind == "stale"
             if stale and self._lasting and self._where()[0] == self._number:
                 return  # the next round will be announced, and everything is sent again
             if not (stale and self._lasting):
                 self._sent = None
-            if isinstance(message, Refused) and message.kind == "old":
+            if isinstance(message, DataRefused) and message.kind == "old":
                 self.deps.numbers.rise_above(message.last)
                 self._queue.appendleft(asked)
                 return
             if stale and not self._lasting:
                 self._closed = True  # the end of this round will be announced
                 return
-            unknown = isinstance(message, Refused) and message.kind == "unopened" and self._open is not None
+            unknown = isinstance(message, DataRefused) and message.kind == "unopened" and self._open is not None
             if unknown:
                 self._queue.appendleft(asked)
         if unknown or stale:
             self._say_again()  # there is a new Master, which will be announced
             return
         with self._lock:
-            if isinstance(message, Granted) and isinstance(asked.message, Lease) and self._current(asked.message.epoch):
+            if (
+                isinstance(message, LeasesGranted)
+                and isinstance(asked.message, Lease)
+                and self._current(asked.message.epoch)
+            ):
                 for given in message.leases:
                     self._granted.add(given.shard.index)
                     self._returned.pop(given.shard.index, None)
@@ -315,7 +319,7 @@ class LeaseClient:
             self._remember(asked.message, message)
         asked.answer = message
         asked.done.set()
-        if asked.again and isinstance(message, Refused):
+        if asked.again and isinstance(message, DataRefused):
             # Pass the refusal on to the waiting requests.
             with self._lock:
                 waiting, self._queue = list(self._queue), collections.deque()
@@ -323,7 +327,7 @@ class LeaseClient:
                 one.answer = message
                 one.done.set()
 
-    def _remember(self, said: Any, message: Any) -> None:
+    def _remember(self, request: Any, message: Any) -> None:
         if isinstance(message, Opened):
             self._fence = message.fence
             fresh = not (self._granted or self._acked or self._unkept)
@@ -337,18 +341,18 @@ class LeaseClient:
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it was included in the Open
-        if isinstance(said, NextEpoch) and isinstance(message, Done) and self._lasting:
+        if isinstance(request, NextEpoch) and isinstance(message, Done) and self._lasting:
             self._enter(message.epoch)
-        if isinstance(said, Ack):
+        if isinstance(request, Ack):
             number = getattr(message, "number", -1)  # -1: refused, nothing to be stored
             lost = (
                 {shard for shard, _ in message.refused}
                 if isinstance(message, Done)
-                else {one[0] for one in said.shards}
+                else {one[0] for one in request.shards}
             )
-            if self._current(said.epoch):
-                self._keep_refused(lost, said.shards)
-            self._unkept = [(number if ack.shards == said.shards else old, ack) for old, ack in self._unkept]
+            if self._current(request.epoch):
+                self._keep_refused(lost, request.shards)
+            self._unkept = [(number if ack.shards == request.shards else old, ack) for old, ack in self._unkept]
         kept = getattr(message, "kept", 0)
         self._unkept = [(number, ack) for number, ack in self._unkept if not number or number > kept]
 
@@ -377,7 +381,7 @@ class LeaseClient:
             pending = [asked for asked in pending if not isinstance(asked.message, Ack)]  # included in Open
             kinds = {type(asked.message) for asked in pending}
             again: list[PendingRequest] = []
-            if self._register is not None and Register not in kinds:
+            if self._register is not None and RegisterFiles not in kinds:
                 again.append(self._pending(self._register, again=True))
             if self._open is not None and Open not in kinds:
                 granted = self._granted

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import collections
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_service.formats import Reader
-from data_service.formats import options as reading
-from data_service.formats.ragged import RaggedColumn, checked_pad
+from data_service.formats import FormatReader
+from data_service.formats.options import FormatOptions
 from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
+from data_service.loader.current_step import CurrentStep
 from data_service.loader.deps import PROCESS
 from data_service.loader.file_list_client import FileListClient
-from data_service.loader.files_mixin import FilesMixin
-from data_service.loader.independent import BatchWait, IndependentMixin, open_lasting
+from data_service.loader.growing_files import GrowingFiles
+from data_service.loader.independent import BatchWait, IndependentLoader, open_lasting
 from data_service.loader.lease_client import LeaseClient
+from data_service.loader.loader_config import MODES, BatchConversion, LoaderConfig
+from data_service.loader.loader_position import LoaderPosition
 from data_service.loader.meter import Meter
 from data_service.loader.padding import Padding
-from data_service.loader.prefetcher import EpochFiles, LeasedShards, Prefetcher, ReadOrder, ReadyStep
+from data_service.loader.prefetcher import LeasedShards, Prefetcher, ReadOrder, ReadyStep
 from data_service.loader.source import DataSettings, DataSource, checked_name
 from data_service.loader.trainers import trainers
-from data_service.loader.unacknowledged import UnacknowledgedBatches
-from data_service.loader.window import Offer, PlannedStep, Supply, Tail, decode, encode, plan, tail_named
-from data_service.loader.worker_context import RankAssignment, WorkerContext, converted
-from data_service.protocol.messages import INDEPENDENT, STEPS, Done, Opened, Options
+from data_service.loader.window import Offer, Supply, Tail, decode, encode, plan, tail_named
+from data_service.loader.worker_context import RankAssignment, WorkerContext
+from data_service.protocol.file_list_messages import NOW
+from data_service.protocol.messages import DataSetOptions, Done, Opened
 from edl.arithmetic.hyper import StepPlan
-from edl.errors import DataError, SettingError, StateError
+from edl.errors import DataError, StateError
 from edl.worker.session import note
 from edl.worker.steps import Share
 
 STATE_VERSION = 2
 GONE_S = 2.0
 """Seconds that ``close`` waits for the Master to confirm that the worker leaves."""
-MIXED, MIXED_INDEPENDENT = 16, 4
-"""Default number of shards whose records are mixed: fewer for independent trainers, so that an epoch ends quickly."""
-MIXED_BYTES = 1 << 30
-"""Most bytes of shards that are mixed by default."""
 AGAIN_S = 0.01
 """Pause in seconds when no worker has data but some may be returned."""
 
@@ -57,7 +53,7 @@ class DataProgress:
     of_shards: int
 
 
-class Loader(FilesMixin, IndependentMixin):
+class Loader(IndependentLoader):
     """One data set, iterated jointly by all workers of a world. Each record is used once per epoch, despite failures.
 
     It can be put into ``State``: its position is committed and rolled back with the model. A batch counts with the
@@ -69,7 +65,7 @@ class Loader(FilesMixin, IndependentMixin):
     ``batch_size``: samples per batch of one worker, unless the job prescribes other batches. ``format``: by default
     derived from the file names. ``columns``: only these. ``shuffle`` (default True): a new order in each epoch, by
     ``seed`` (default 0). ``shuffle_shards``: number of shards that are open at once and whose records are mixed; by
-    default 16, or 4 in mode "free", and fewer if they take more than 1 GiB.
+    default 16, or 4 in independent mode, and fewer if they take more than 1 GiB.
 
     ``tail``: what a worker does that has run out of data while others have some. ``"pad"`` (default): it repeats
     samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which every worker has a
@@ -79,12 +75,12 @@ class Loader(FilesMixin, IndependentMixin):
     tuples. ``fill``: replacements for nulls, by column. ``pad``: padding values for columns of lists of varying length;
     without one they become ``Ragged(values, offsets)``. ``prefetch``: number of steps kept ready.
 
-    ``mode``: ``"free"`` for independent workers. A batch then counts when the next one is requested
-    (``acknowledge="next"``) or when ``done`` is called (``"done"``); by default the former, but with parameter servers
-    when its push is acknowledged. ``failures``: attempts to read a shard before it is skipped. ``shard_records`` and
-    ``shard_bytes``: size of a shard in formats that count records or lines. ``options``: of the format. ``remote``:
-    ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``: ``"module:function"``,
-    applied to each ``pyarrow.RecordBatch`` where it is read.
+    ``mode``: ``"steps"``, or ``"independent"`` (formerly ``"free"``) for workers that do not step together. A batch
+    then counts when the next one is requested (``acknowledge="next"``) or when ``done`` is called (``"done"``); by
+    default the former, but with parameter servers when its push is acknowledged. ``failures``: attempts to read a shard
+    before it is skipped. ``shard_records`` and ``shard_bytes``: size of a shard in formats that count records or lines.
+    ``options``: of the format. ``remote``: ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md.
+    ``decode``: ``"module:function"``, applied to each ``pyarrow.RecordBatch`` where it is read.
 
     ``rescan``: also use files that match the patterns later; scans every so many seconds, or at the end of each epoch
     (``"epoch"``). ``when``: new files join the current epoch (``"now"``, the default) or the next one
@@ -109,26 +105,23 @@ class Loader(FilesMixin, IndependentMixin):
         transform: Callable[[dict[str, Any]], Any] | None = None,
         fill: Mapping[str, Any] | None = None,
         pad: Mapping[str, Any] | None = None,
-        mode: str = STEPS,
+        mode: str = "steps",
         acknowledge: str | None = None,
         failures: int = 3,
         shard_records: int | None = None,
         shard_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        options: reading.Options | Mapping[str, Any] | None = None,
+        options: FormatOptions | Mapping[str, Any] | None = None,
         remote: str | None = None,
         decode: str | None = None,
         rescan: str | float | None = None,
         when: str | None = None,
     ) -> None:
         """See the class for the arguments. Raises ``SettingError``."""
-        self._context = self._make_context()
-        self._name = checked_name(name)
-        _check(batch_size=batch_size, prefetch=prefetch, shuffle_shards=shuffle_shards, failures=failures)
-        if mode not in (STEPS, INDEPENDENT):
-            raise SettingError("mode", mode, f"must be {STEPS} or {INDEPENDENT}")
-        self._batch_size, self._prefetch, self._shuffle_shards = batch_size, prefetch, shuffle_shards
-        self._transform, self._fill, self._pad = transform, fill, checked_pad(dict(pad or {}))
+        context = self._make_context()
+        config = LoaderConfig(batch_size, prefetch, shuffle_shards, failures, mode, acknowledge)
+        super().__init__(checked_name(name), config, context)
+        self._conversion = BatchConversion(transform, fill, pad)
         self._settings = DataSettings(
             files=(files,) if isinstance(files, str) else None if files is None else tuple(files),
             format=format,
@@ -139,44 +132,29 @@ class Loader(FilesMixin, IndependentMixin):
             shard_records=shard_records,
             shard_bytes=shard_bytes,
             storage_options=storage_options,
-            options=options if options is None or isinstance(options, reading.Options) else reading.Options.of(options),
+            options=options if options is None or isinstance(options, FormatOptions) else FormatOptions.of(options),
             remote=remote,
             decode=decode,
             rescan=None if rescan is None else str(rescan),
             when=when,
         )
-        if acknowledge not in (None, "next", "done") or (acknowledge and mode != INDEPENDENT):
-            raise SettingError("acknowledge", acknowledge, f"must be next or done, and is for mode={INDEPENDENT}")
-        self._hold = None if acknowledge is None else acknowledge == "done"
-        self._mode, self._failures = mode, failures
-        if mode == INDEPENDENT:
-            self._context = self._context.independent()
         self._tail = Tail.PAD if tail is None else tail_named(tail)
         self._begin()
 
     def _begin(self) -> None:
         """Initialise the state of an unused loader."""
         self._source: DataSource | None = None
-        self._options = Options()
-        self._lock = threading.Lock()
-        self._ledger: Ledger | None = None
+        self._options = DataSetOptions()
+        self._padding = Padding(0, False)
+        self._position = LoaderPosition(independent=self._independent)
+        self._files = GrowingFiles(self._name, self._position, self._context, self._deps, independent=self._independent)
         self._restored = True
         self._generation = 0
-        self._place: RankAssignment | None = None
-        self._client: LeaseClient | None = None
+        """Number of restored positions; an iterator is valid for one generation."""
         self._opened: Opened | None = None
-        self._reader: Reader | None = None
-        self._prefetcher: Prefetcher | None = None
+        self._reader: FormatReader | None = None
         self._plan: StepPlan | None = None
-        self._window: collections.deque[PlannedStep] = collections.deque()
-        self._parts: collections.deque[tuple[Any, Share]] = collections.deque()
-        self._step: PlannedStep | None = None
-        self._padding = Padding(0, False)
         self._share: Share | None = None
-        self._ready: ReadyStep | None = None
-        self._unacknowledged = UnacknowledgedBatches()
-        self._file_list = FileListClient(self._name, note, self._deps.threads)
-        self._known: EpochFiles | None = None
         self._meter = Meter(self._deps.clock)
 
     # --- for framework subclasses ------------------------------------------------------------------------------------
@@ -191,9 +169,22 @@ class Loader(FilesMixin, IndependentMixin):
 
     # --- for scripts -------------------------------------------------------------------------------------------------
 
+    def add(self, files: str | Sequence[str], *, when: str = NOW) -> str:
+        """Add files to the data set: paths, patterns or URLs, of the same format and columns. Callable on any worker,
+        inside the function that ``run`` calls.
+
+        ``when="now"``: they join the current epoch, or the next one if all of its records are used; ``"next-epoch"``:
+        the next one. Returns the outcome, which is in the store by then. Files that are already listed are not added
+        again. Raises ``DataError`` if nothing is found, or a file is damaged, has other columns, is still being
+        written, or has changed since it was listed; ``SettingError`` for another ``when``.
+        """
+        place, client = self._connect()
+        names = (files,) if isinstance(files, str) else tuple(files)
+        return self._files.add(client, self._settle(), names, when, lambda: self._context.check(place.round))
+
     @property
     def epoch(self) -> int:
-        """The current epoch, from 0. Increases at the end of an iteration. In mode "free" it may start higher."""
+        """The current epoch, from 0. Increases at the end of an iteration. In independent mode it may start higher."""
         if self._ledger is None and self._lasting:
             self._connect()
         return 0 if self._ledger is None else self._ledger.epoch
@@ -206,7 +197,8 @@ class Loader(FilesMixin, IndependentMixin):
     def progress(self) -> DataProgress:
         """The current progress, including batches that have been returned but not committed."""
         ledger, opened = self._ledger, self._opened
-        total = self._known.records if self._known is not None else opened.records if opened is not None else -1
+        known = self._files.known
+        total = known.records if known is not None else opened.records if opened is not None else -1
         if ledger is None:
             return DataProgress(0, 0, total, 0, opened.shards if opened is not None else 0)
         return DataProgress(ledger.epoch, ledger.records, total, ledger.done_shards, ledger.shards)
@@ -245,7 +237,7 @@ class Loader(FilesMixin, IndependentMixin):
             "version": STATE_VERSION,
             "dataset": self._name,
             "ledger": None if ledger is None or self._independent else ledger.state_dict(),
-            "files": b"" if ledger is None or self._independent else self._files_state(),
+            "files": b"" if ledger is None or self._independent else self._files.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -269,12 +261,9 @@ class Loader(FilesMixin, IndependentMixin):
             )
         self._detach()
         self._generation += 1
-        with self._lock:
-            self._ledger = ledger
+        self._position.restore(ledger)
         self._restored = True
-        self._restore_files(state)
-        if ledger is not None and self._file_list.files.segments:
-            self._file_list.check(ledger, self._options)
+        self._files.restore(state, self._options)
 
     # --- iterating ---------------------------------------------------------------------------------------------------
 
@@ -287,13 +276,14 @@ class Loader(FilesMixin, IndependentMixin):
                 )
             if self._independent and not self.held:
                 self.done()
-            if not self._parts and not self._begin_step():
+            if self._step is None and not self._begin_step():
                 return
-            batch, share = self._parts.popleft()
+            assert self._step is not None, "a step has begun"  # noqa: S101
+            batch, share = self._step.pop()
             self._share = share
             self._meter.count(share.samples)
-            if not self._parts:
-                self._count()
+            if self._step.is_over:
+                self._end_step()
             yield batch, share
 
     def _begin_step(self) -> bool:
@@ -304,44 +294,34 @@ class Loader(FilesMixin, IndependentMixin):
             place, prefetcher = self._attach()
             if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
                 prefetcher = self._resize_steps(place, prefetcher)
-            if self._window or self._plan_steps(place, prefetcher):
+            if self._position.next_step is not None or self._plan_steps(place, prefetcher):
                 break
             if self._end_epoch(place):
                 return False
-        step = self._window[0]
+        step = self._position.next_step
+        assert step is not None and self._plan is not None, "planned, after attach"  # noqa: S101
+        ready: ReadyStep | None = None
         if step.own[place.rank if not self._independent else 0]:
             if self._independent and self._unacknowledged.must_be_pushed(prefetcher.next_redo()):
                 trainers.push()
             ready = prefetcher.pop()
             self._padding.remember(self.epoch, ready)
-            self._ready = ready
             parts = ready.parts
         else:
-            assert self._reader is not None, "attach has opened it"  # noqa: S101
-            made = self._padding.make(
-                step.samples[place.rank], prefetcher.step_sizes.sizes, self._reader, self._columns
-            )
-            parts = [(self._finish(part), samples) for part, samples in made]
-        assert self._plan is not None, "attach has planned"  # noqa: S101
+            parts = self._padding_parts(step.samples[place.rank], prefetcher)
         logical = self._plan.logical(place.rank) if not self._independent else (-1,)
-        total = max(1, sum(step.samples))
-        for index, (batch, samples) in enumerate(parts):
-            self._parts.append((batch, Share(samples, total, index, len(parts), logical[index])))
-        self._step = step
+        self._step = CurrentStep(parts, max(1, sum(step.samples)), logical, ready)
         return True
 
-    def _count(self) -> None:
+    def _padding_parts(self, samples: int, prefetcher: Prefetcher) -> list[tuple[Any, int]]:
+        assert self._reader is not None, "attach has opened it"  # noqa: S101
+        made = self._padding.make(samples, prefetcher.step_sizes.sizes, self._reader, self._columns)
+        return [(self._finish(part), count) for part, count in made]
+
+    def _end_step(self) -> None:
         """The step's last micro-batch is returned: with the next commit all workers' records of it are consumed."""
-        step, self._step = self._step, None
-        assert step is not None and self._ledger is not None, "a step has begun"  # noqa: S101
-        with self._lock:
-            self._window.popleft()
-            for segment in step.taken:
-                # Mode "free": a shard may return to its previous holder if an acknowledgement did not count.
-                ledger, shard = self._ledger, segment.shard
-                if not self._independent or not (ledger.is_done(shard) or segment.upto < ledger.count(shard)):
-                    ledger.take(shard, segment.upto, segment.complete)
-        ready, self._ready = self._ready, None
+        ready, self._step = self._ready, None
+        self._position.consume()
         if self._independent and ready is not None:
             shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
             self._unacknowledged.add(self.epoch, shards, ready.pieces, ready.redo)
@@ -364,12 +344,11 @@ class Loader(FilesMixin, IndependentMixin):
             offers = [offer] if single else [decode(data) for data in self._context.exchange(encode(offer))]
             window = plan(offers, self._tail if not self._independent else Tail.JOIN)
             assert self._client is not None, "attached"  # noqa: S101
-            self._grow_to(window.version, self._client, prefetcher.known, check)
+            self._files.grow_to(window.version, self._client, prefetcher.known, check)
             self._padding.pattern = self._padding.pattern or window.pattern
             if window.steps:
-                with self._lock:
-                    self._window.extend(window.steps)
-                if not self._independent:  # in mode "free" each batch is acknowledged
+                self._position.plan(window.steps)
+                if not self._independent:  # in independent mode, each batch is acknowledged
                     prefetcher.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
             if self._independent and self.held and len(self._unacknowledged):
@@ -399,19 +378,17 @@ class Loader(FilesMixin, IndependentMixin):
                 left = f"{dropped:,}" if total >= 0 else "some"
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are skipped (tail=drop)")
         self._end_prefetcher()
-        self._look_at_epochs_end(place, client, ledger)
+        self._files.rescan_at_epoch_end(place, client, self._settle())
         if self._independent:
             asked = client.next_epoch(ledger.epoch + 1, dropped, tell=True)
-            assert asked is not None, "it is told"  # noqa: S101
+            assert asked is not None, "it was sent"  # noqa: S101
             epoch = client.epoch_after(asked, lambda: self._context.check(place.round))
             if epoch == ledger.epoch:
                 return False
-            with self._lock:
-                ledger.start(epoch)  # the others may be in a later epoch
+            self._position.start_epoch(epoch)  # the other workers may be in a later one
             return True
         # First, so that a new Master gets the new epoch, of which others may already have shards.
-        with self._lock:
-            ledger.next_epoch()
+        self._position.next_epoch()
         asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0)
         if asked is not None:
             client.wait(asked, lambda: self._context.check(place.round), Done)
@@ -436,7 +413,7 @@ class Loader(FilesMixin, IndependentMixin):
         return place, self._prefetcher
 
     def _connect(self) -> tuple[RankAssignment, LeaseClient]:
-        """Join the current round."""
+        """Join the current round: open the data set there if that has not been done. Raises ``StateError``."""
         place = self._context.place()
         changed = self._place is None or place.round != self._place.round
         if self._client is None or (changed and not self._lasting):
@@ -463,19 +440,21 @@ class Loader(FilesMixin, IndependentMixin):
         source = self._settle()
         where = self._context.where if self._lasting else None
         at = self._context.transport(), self._name, place.round, place.rank
-        client = LeaseClient(*at, self._position, where, self._deps)  # type: ignore[arg-type]
+        client = LeaseClient(*at, self._position.announced, where, self._deps)  # type: ignore[arg-type]
 
         def check() -> None:
             self._context.check(place.round)
 
-        self._hear(place, client, source)
+        def register() -> None:
+            self._files.register(client, source, self._options, check)
+
+        self._files.listen(place, client, source)
         try:
             if place.rank == 0 and self._opened is None:
-                self._list_files(client, source, check)
+                register()
             epoch, digest = (self._ledger.epoch, self._ledger.digest) if self._ledger is not None else (0, "")
             if self._lasting:
-                again = lambda: self._list_files(client, source, check)  # noqa: E731
-                opened = open_lasting(self, client, place.rank == 0, again, check)
+                opened = open_lasting(self, client, place.rank == 0, register, check)
             else:
                 opened = client.wait(client.open(epoch, digest), check, Opened)
         except BaseException:
@@ -483,54 +462,44 @@ class Loader(FilesMixin, IndependentMixin):
             raise
         if self._ledger is None:
             seed, shuffle = self._options.seed, self._options.shuffle
-            self._ledger = Ledger(opened.digest, opened.shards, seed=seed, shuffle=shuffle, epoch=opened.epoch)
-        self._fit_ledger(client, opened, check)
-        if self._independent and opened.epoch != self._ledger.epoch:
-            self._ledger.start(opened.epoch)
+            ledger = Ledger(opened.digest, opened.shards, seed=seed, shuffle=shuffle, epoch=opened.epoch)
+            self._position.restore(ledger)
+        self._files.fit_position(client, opened, self._options, check)
+        if self._independent and opened.epoch != self._position.known.epoch:
+            self._position.known.start(opened.epoch)
         if self._reader is None:
             self._reader = source.reader(opened.format, place.rank)
         self._client, self._opened, self._place = client, opened, place
-        self._look_again(place, client, source)
+        self._files.rescan_periodically(place, client, source)
         self._padding.pattern = ""
-
-    def _position(self) -> str:
-        """The position including what was announced to all ranks but not returned yet. Thread-safe."""
-        with self._lock:
-            if self._ledger is None or self._independent:
-                return ""
-            ledger = self._ledger.copy()
-            for step in self._window:
-                for segment in step.taken:
-                    ledger.take(segment.shard, segment.upto, segment.complete)
-        return ledger.encode()
 
     def _settle(self) -> DataSource:
         """Resolve the settings with those of the launcher."""
         if self._source is None:
             settings = self._settings.settle(self._name, self._context.environment())
-            assert settings.files and settings.shard_records and settings.shard_bytes and settings.options  # noqa: S101
             self._tail = tail_named(settings.tail or "")
-            self._options = Options(settings.seed or 0, bool(settings.shuffle), self._mode, self._failures)
+            mode, failures = MODES[self._config.mode], self._config.failures
+            self._options = DataSetOptions(settings.seed or 0, bool(settings.shuffle), mode, failures)
             self._padding = Padding(self._options.seed, self._options.shuffle)
-            self._source = DataSource(
-                self._name,
-                settings.files,
-                settings.format,
-                settings.columns,
-                settings.shard_records,
-                settings.shard_bytes,
-                settings.storage_options or {},
-                settings.options,
-                settings.remote or "",
-                settings.decode or "",
-                settings.rescan or "",
-                settings.when or "",
-            )
+            self._source = settings.source(self._name)
         return self._source
 
     @property
     def _independent(self) -> bool:
-        return self._mode == INDEPENDENT
+        return self._config.independent
+
+    @property
+    def _ledger(self) -> Ledger | None:
+        return self._position.ledger
+
+    @property
+    def _file_list(self) -> FileListClient:
+        return self._files.client
+
+    @property
+    def _ready(self) -> ReadyStep | None:
+        """The step whose batches are being returned; None between steps, and for padding."""
+        return None if self._step is None else self._step.ready
 
     @property
     def _lasting(self) -> bool:
@@ -540,21 +509,22 @@ class Loader(FilesMixin, IndependentMixin):
     def _new_prefetcher(self, place: RankAssignment, held: LeasedShards) -> Prefetcher:
         assert self._client is not None and self._reader is not None  # noqa: S101
         independent = self._independent
-        step_sizes, self._plan = self._context.step_sizes(self._batch_size, place)
+        config = self._config
+        step_sizes, self._plan = self._context.step_sizes(config.batch_size, place)
         order = ReadOrder(
             self._options.seed,
             self.epoch,
             self._options.shuffle,
-            (self._shuffle_shards or (MIXED_INDEPENDENT if independent else MIXED)) if self._options.shuffle else 1,
+            config.mixed_shards if self._options.shuffle else 1,
             independent or self._tail is not Tail.DROP,
-            0 if self._shuffle_shards else MIXED_BYTES,
+            config.mixed_bytes,
         )
         prefetcher = Prefetcher(
             self._client,
             self._reader,
             order,
-            StepSizes((self._batch_size,)) if independent else step_sizes,
-            prefetch=self._prefetch,
+            StepSizes((config.batch_size,)) if independent else step_sizes,
+            prefetch=config.prefetch,
             columns=self._columns,
             finish=self._finish,
             over=lambda: self._context.over(place.round),
@@ -567,8 +537,7 @@ class Loader(FilesMixin, IndependentMixin):
         """New settings apply from this step on, on all ranks: prepared steps are made again with other sizes. All ranks
         have agreed on these steps and none has returned them, so all drop them."""
         prefetcher.stop(wait=True)
-        with self._lock:
-            self._window.clear()
+        self._position.drop_planned()
         self._prefetcher = self._new_prefetcher(place, prefetcher.held)
         return self._prefetcher
 
@@ -583,30 +552,15 @@ class Loader(FilesMixin, IndependentMixin):
         client, self._client = self._client, None
         if client is not None:
             client.close()
-        with self._lock:
-            self._window.clear()
-        self._parts.clear()
-        self._step = self._ready = None
+        self._position.drop_planned()
+        self._step = None
         self._unacknowledged.clear()
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
     def _columns(self, table: Any) -> Columns:
-        from data_service.formats.arrays import to_numpy
-
-        return to_numpy(table, self._fill)
+        return self._conversion.columns(table)
 
     def _finish(self, columns: Columns) -> Any:
         """Convert a micro-batch to what the script gets. Called on the reading thread."""
-        # Unmixed records are views of the file.
-        whole = {name: array if array.flags.writeable else array.copy() for name, array in columns.items()}
-        for name, array in whole.items():
-            if isinstance(array, RaggedColumn):
-                whole[name] = array.public(self._pad.get(name))
-        return converted(whole if self._transform is None else self._transform(whole), self._tensor)
-
-
-def _check(**options: int | None) -> None:
-    for option, value in options.items():
-        if value is not None and value < 1:
-            raise SettingError(option, value, "must be at least 1")
+        return self._conversion.finish(columns, self._tensor)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from data_service.loader.lease_client import LeaseClient
-from data_service.protocol.messages import Pace
+from data_service.protocol.messages import ReadRate
 from edl.ports import Clock
 
 PACE_S = 2.0
@@ -23,7 +23,7 @@ class Meter:
         self._waited_s = 0.0
 
     def count(self, records: int) -> None:
-        """Count returned records."""
+        """Count records that the script has received."""
         self._records += records
 
     @contextlib.contextmanager
@@ -40,5 +40,5 @@ class Meter:
         elapsed_s = self._clock.now_s() - self._since_s
         if elapsed_s < PACE_S or client is None:
             return
-        client.tell(Pace(0, name, self._records / elapsed_s, min(1.0, self._waited_s / elapsed_s)))
+        client.tell(ReadRate(0, name, self._records / elapsed_s, min(1.0, self._waited_s / elapsed_s)))
         self._since_s, self._records, self._waited_s = self._clock.now_s(), 0, 0.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from data_service.formats import Reader
+from data_service.formats import FormatReader
 from data_service.loader.batching import Columns, Cursor, micro_batches, order_of, take
 from data_service.loader.prefetcher import ReadyStep
 from data_service.loader.replay import RecordRange
@@ -41,7 +41,7 @@ class Padding:
         return "" if self.pattern or not steps else json.dumps(astuple(steps[0].pieces[0].ref))
 
     def make(
-        self, samples: int, sizes: Sequence[int], reader: Reader, columns: Callable[[Any], Columns]
+        self, samples: int, sizes: Sequence[int], reader: FormatReader, columns: Callable[[Any], Columns]
     ) -> list[tuple[Columns, int]]:
         """Padding micro-batches that count ``samples`` samples. With 0 they hold samples that do not count."""
         total = sum(sizes)
@@ -51,7 +51,7 @@ class Padding:
         parts = micro_batches(found, min(count, total), sizes)
         return [({name: array.copy() for name, array in part.items()}, some if samples else 0) for part, some in parts]
 
-    def _read_again(self, total: int, reader: Reader, columns: Callable[[Any], Columns]) -> tuple[Columns, int]:
+    def _read_again(self, total: int, reader: FormatReader, columns: Callable[[Any], Columns]) -> tuple[Columns, int]:
         pieces = self._pieces or (RecordRange(ShardRef(*json.loads(self.pattern)), 0, total),)
         cursors = []
         for piece in pieces:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from data_service.formats import Reader
+from data_service.formats import FormatReader
 from data_service.loader.batching import Columns, Cursor, StepSizes, micro_batches, order_of, take
 from data_service.loader.lease_client import LOOK_S, LeaseClient, PendingRequest
 from data_service.loader.replay import LostTrainer, RecordRange, Replay, plan
 from data_service.loader.trainers import trainers
 from data_service.loader.window import ShardProgress, StepOffer, Supply
 from data_service.manifest import ShardRef
-from data_service.protocol.messages import Given, Granted, Refused
+from data_service.protocol.messages import DataRefused, Given, LeasesGranted
 from edl.errors import DataError, EdlError, UnreachableData, UnsupportedData
 from edl.threads import ThreadHandle
 
@@ -43,7 +43,7 @@ class ReadsAhead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadOrder:
-    """What determines the order of records in an epoch."""
+    """The parameters that determine the order of records in an epoch."""
 
     seed: int
     epoch: int
@@ -129,7 +129,7 @@ class Prefetcher:
     def __init__(
         self,
         client: LeaseClient,
-        reader: Reader,
+        reader: FormatReader,
         order: ReadOrder,
         step_sizes: StepSizes,
         *,
@@ -175,7 +175,7 @@ class Prefetcher:
     # --- the training thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start reading."""
+        """Start the thread that reads."""
         self._thread = self._threads.start(self._run, name="edl-data")
 
     def stop(self, wait: bool = False) -> None:
@@ -269,9 +269,9 @@ class Prefetcher:
             return
         self.held.asked = None
         answer = asked.answer
-        if isinstance(answer, Refused):
+        if isinstance(answer, DataRefused):
             raise DataError(f"data set {self._client.dataset}: {answer.text}")
-        assert isinstance(answer, Granted), "the client matches answers with questions"  # noqa: S101
+        assert isinstance(answer, LeasesGranted), "the client matches answers with questions"  # noqa: S101
         leases: Sequence[Given] = answer.leases
         with self._changed:
             for given in leases:

@@ -76,7 +76,7 @@ class LostTrainer:
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """What to do with newly leased shards that lost trainers may have held."""
+    """The plan for newly leased shards that lost trainers may have held."""
 
     leases: list[Given] = field(default_factory=list)
     """Leases to continue reading."""
@@ -99,8 +99,8 @@ def encode(dataset: str, epoch: int, done: Acks, batches: Iterable[Batch]) -> st
         [one.index, files.setdefault(one.file, len(files)), one.begin, one.end, one.records, one.size_bytes]
         for one in shards
     ]
-    said = {"set": dataset, "epoch": epoch, "done": done, "files": list(files), "shards": rows, "batches": pieces}
-    return json.dumps(said, separators=(",", ":"))
+    fields = {"set": dataset, "epoch": epoch, "done": done, "files": list(files), "shards": rows, "batches": pieces}
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def decode(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> LostTrainer | None:
@@ -108,22 +108,22 @@ def decode(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> LostT
     if not text:
         return None
     try:
-        said: dict[str, Any] = json.loads(text)
-        if (said["set"], said["epoch"]) != (dataset, epoch):
+        fields: dict[str, Any] = json.loads(text)
+        if (fields["set"], fields["epoch"]) != (dataset, epoch):
             return None
-        files = [str(file) for file in said["files"]]
+        files = [str(file) for file in fields["files"]]
         refs = [
             ShardRef(int(index), _entry(files, file), int(begin), int(end), int(records), int(size))
-            for index, file, begin, end, records, size in said["shards"]
+            for index, file, begin, end, records, size in fields["shards"]
         ]
         batches = tuple(
             tuple(
                 RecordRange(_entry(refs, ref), int(begin), int(upto), bool(complete))
                 for ref, begin, upto, complete in one
             )
-            for one in said["batches"]
+            for one in fields["batches"]
         )
-        done = {int(shard): (int(upto), bool(complete)) for shard, upto, complete in said["done"]}
+        done = {int(shard): (int(upto), bool(complete)) for shard, upto, complete in fields["done"]}
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(f"data set {dataset}: cannot read the last intent of trainer {trainer}: {error!r}") from None
     return LostTrainer(trainer, seq, done, batches)

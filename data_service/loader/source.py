@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from data_service.formats import Reader, open_reader
-from data_service.formats.options import Options
+from data_service.formats import FormatReader, open_reader
+from data_service.formats.options import FormatOptions
 from data_service.manifest import USER_FORMAT, Manifest
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
 from edl.errors import SettingError
@@ -42,7 +42,7 @@ class DataSource:
     shard_records: int = SHARD_RECORDS
     shard_bytes: int = SHARD_BYTES
     storage_options: Mapping[str, Any] = field(default_factory=dict)
-    options: Options = field(default_factory=Options)
+    options: FormatOptions = field(default_factory=FormatOptions)
     remote: str = ""
     """Use of remote readers: empty, ``prefer`` or ``only``."""
     decode: str = ""
@@ -114,7 +114,7 @@ class DataSource:
         finally:
             reader.close()
 
-    def reader(self, format: str, rank: int) -> Reader:
+    def reader(self, format: str, rank: int) -> FormatReader:
         """The reader of the data set's shards, for the worker of this rank."""
         storage = dict(self.storage_options)
         here = open_reader(format, self.columns, storage_options=storage, options=self.options)
@@ -148,7 +148,7 @@ class DataSettings:
     shard_records: int | None = None
     shard_bytes: int | None = None
     storage_options: Mapping[str, Any] | None = None
-    options: Options | None = None
+    options: FormatOptions | None = None
     remote: str | None = None
     decode: str | None = None
     rescan: str | None = None
@@ -157,14 +157,14 @@ class DataSettings:
     def settle(self, name: str, environment: Mapping[str, str]) -> DataSettings:
         """Complete the settings by those of ``--data``, then by defaults. Raises ``SettingError`` for invalid values,
         and if there are no files."""
-        told = declared(environment, name)
+        launcher = declared(environment, name)
         defaults = {
             "shuffle": True,
             "seed": 0,
             "tail": "pad",
             "shard_records": SHARD_RECORDS,
             "shard_bytes": SHARD_BYTES,
-            "options": Options(),
+            "options": FormatOptions(),
             "storage_options": {},
             "remote": "",
             "decode": "",
@@ -173,8 +173,8 @@ class DataSettings:
         }
         found: dict[str, Any] = {}
         for name_ in (one.name for one in fields(DataSettings)):
-            said = (getattr(self, name_), told.get(name_), defaults.get(name_))
-            found[name_] = next((value for value in said if value is not None), None)
+            candidates = (getattr(self, name_), launcher.get(name_), defaults.get(name_))
+            found[name_] = next((value for value in candidates if value is not None), None)
         if not found["files"]:
             known = ", ".join(names(environment)) or "none"
             advice = f"Pass files in the script, or start the job with --data {name}=PATTERN (currently named: {known})"
@@ -187,6 +187,24 @@ class DataSettings:
         if found["when"] not in (NOW, NEXT_EPOCH):
             raise SettingError("when", found["when"], f"must be {NOW} or {NEXT_EPOCH}")
         return DataSettings(**found)
+
+    def source(self, name: str) -> DataSource:
+        """The source of the data set with this name; for settings that ``settle`` has completed."""
+        assert self.files and self.shard_records and self.shard_bytes and self.options  # noqa: S101
+        return DataSource(
+            name,
+            self.files,
+            self.format,
+            self.columns,
+            self.shard_records,
+            self.shard_bytes,
+            self.storage_options or {},
+            self.options,
+            self.remote or "",
+            self.decode or "",
+            self.rescan or "",
+            self.when or "",
+        )
 
 
 def _is_rescan(value: str) -> bool:
@@ -209,14 +227,13 @@ def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     Empty if there are none. Raises ``SettingError``.
     """
     try:
-        told = json.loads(environment.get(VARIABLE) or "{}").get(name, {})
-        items = dict(told)
+        items = dict(json.loads(environment.get(VARIABLE) or "{}").get(name, {}))
     except (ValueError, TypeError, AttributeError) as error:
         value = environment.get(VARIABLE, "")
         raise SettingError(VARIABLE, value, f"is not in the launcher's format ({error})") from None
     found: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    kinds = {one.name: one.type for one in fields(Options)}
+    kinds = {one.name: one.type for one in fields(FormatOptions)}
     for key, value in items.items():
         match key:
             case "files":
@@ -238,7 +255,7 @@ def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
                     f"--data {name}", f"{key}={value}", f"no such setting; available are {', '.join(known)}"
                 )
     if options:
-        found["options"] = Options.of(options)
+        found["options"] = FormatOptions.of(options)
     return found
 
 

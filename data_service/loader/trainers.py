@@ -17,7 +17,7 @@ from data_service.loader.replay import LostTrainer, decode
 
 
 class IndependentData(Protocol):
-    """A data set in independent mode; see ``data_service.loader.independent.IndependentMixin``."""
+    """A data set in independent mode; see ``data_service.loader.independent.IndependentLoader``."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Beginning:
     """Positions by data set."""
 
 
-class Trainers:
+class TrainerDataSets:
     """The registry of a process: its data sets and callbacks."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Trainers:
             self._idle()
 
     def on_idle(self, call: Callable[[], object] | None) -> None:
-        """See the function ``on_idle``."""
+        """Set the callback for long waits; see the function ``on_idle``."""
         self._idle = call
 
     def opening(self) -> None:
@@ -125,7 +125,7 @@ class Trainers:
             self._opening()
 
     def on_opening(self, call: Callable[[], object] | None) -> None:
-        """See the function ``on_opening``."""
+        """Set the callback for opening; see the function ``on_opening``."""
         self._opening = call
 
     def push(self) -> None:
@@ -134,7 +134,7 @@ class Trainers:
             self._push()
 
     def joined(self, number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
-        """See the function ``joined``."""
+        """This process is a trainer now; see the function ``joined``."""
         self.number, self._push, self._fence = number, push, fence
 
     def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[LostTrainer]:
@@ -150,7 +150,7 @@ class Trainers:
         return found
 
 
-trainers = Trainers()
+trainers = TrainerDataSets()
 
 
 def hold() -> None:

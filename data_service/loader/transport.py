@@ -21,7 +21,7 @@ from edl.worker.link import Link
 _CLOCK = SystemClock()
 SERVICE = "data"
 """Name of the Master's service."""
-Heard = Callable[[Any], None]
+Listener = Callable[[Any], None]
 """A listener: takes each message for a data set; None when sent messages may be lost."""
 LOCAL_NODE = NodeId("local")
 
@@ -33,15 +33,15 @@ class MasterTransport(Protocol):
         """Send a message as a worker of this round. Thread-safe. If it may be lost, listeners are called with None."""
         ...
 
-    def listen(self, dataset: str, heard: Heard) -> None:
+    def listen(self, dataset: str, listener: Listener) -> None:
         """Set the listener for messages about a data set. It is called on any thread."""
         ...
 
-    def listens(self, dataset: str, heard: Heard) -> bool:
+    def listens(self, dataset: str, listener: Listener) -> bool:
         """Whether this is still the listener for a data set."""
         ...
 
-    def forget(self, dataset: str, heard: Heard) -> None:
+    def forget(self, dataset: str, listener: Listener) -> None:
         """Remove this listener, unless another one has replaced it."""
         ...
 
@@ -50,20 +50,20 @@ class Dispatcher:
     """Dispatches incoming messages to the listeners of their data sets."""
 
     def __init__(self) -> None:
-        self._heard: dict[str, Heard] = {}
+        self._listeners: dict[str, Listener] = {}
 
-    def listen(self, dataset: str, heard: Heard) -> None:
-        """See ``MasterTransport``."""
-        self._heard[dataset] = heard
+    def listen(self, dataset: str, listener: Listener) -> None:
+        """Set the listener for messages about a data set."""
+        self._listeners[dataset] = listener
 
-    def listens(self, dataset: str, heard: Heard) -> bool:
-        """See ``MasterTransport``."""
-        return self._heard.get(dataset) == heard
+    def listens(self, dataset: str, listener: Listener) -> bool:
+        """Whether this is still the listener for a data set."""
+        return self._listeners.get(dataset) == listener
 
-    def forget(self, dataset: str, heard: Heard) -> None:
-        """See ``MasterTransport``."""
-        if self._heard.get(dataset) == heard:
-            del self._heard[dataset]
+    def forget(self, dataset: str, listener: Listener) -> None:
+        """Remove this listener, unless another one has replaced it."""
+        if self._listeners.get(dataset) == listener:
+            del self._listeners[dataset]
 
     def hear(self, text: str | None) -> None:
         """Dispatch a message from the Master; None when another Master has taken over."""
@@ -76,9 +76,9 @@ class Dispatcher:
                 return
         dataset = getattr(message, "dataset", "")
         # Some messages, such as the list of readers, are for all data sets.
-        for heard in [self._heard.get(dataset)] if dataset else list(self._heard.values()):
-            if heard is not None:
-                heard(message)
+        for listener in [self._listeners.get(dataset)] if dataset else list(self._listeners.values()):
+            if listener is not None:
+                listener(message)
 
 
 class LinkTransport(Dispatcher):
@@ -90,7 +90,7 @@ class LinkTransport(Dispatcher):
         link.listen(SERVICE, self.hear)
 
     def say(self, text: str, number: int) -> None:
-        """See ``MasterTransport``."""
+        """Send a message through the agent; drop it if the link is gone."""
         link = self._link()
         if link is not None:
             link.call(SERVICE, text, number)
@@ -118,7 +118,7 @@ class LocalTransport(Dispatcher):
         self._step(WorldBegan(World(Round(1), (member,), 0)))
 
     def say(self, text: str, number: int) -> None:
-        """See ``MasterTransport``. What the machine answers is heard before this returns."""
+        """Pass a message to the machine. Its answers are dispatched before this returns."""
         self._step(Said(Caller(LOCAL_NODE, 0), Round(number), text))
 
     def _step(self, event: Event) -> None:

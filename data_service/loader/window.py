@@ -16,7 +16,7 @@ from edl.errors import DataError, SettingError
 
 
 class Tail(enum.Enum):
-    """What ranks do that have run out of data while others have some."""
+    """The behaviour of ranks that have run out of data while others have some."""
 
     PAD = "pad"
     """They repeat samples, which count like all others."""
@@ -27,7 +27,7 @@ class Tail(enum.Enum):
 
 
 class Supply(enum.Enum):
-    """What a rank may still get, beyond what it has ready."""
+    """Whether a rank may get more data, beyond the steps that it has ready."""
 
     MORE = "more"
     DRY = "dry"

@@ -27,7 +27,7 @@ class RankAssignment:
 
 
 class WorkerContext(Protocol):
-    """What a loader needs from its process."""
+    """The interface between a loader and its process."""
 
     def place(self) -> RankAssignment:
         """Wait for and return the current assignment. Raises ``StateError`` where data cannot be used."""
@@ -58,7 +58,7 @@ class WorkerContext(Protocol):
         ...
 
     def environment(self) -> Mapping[str, str]:
-        """The process's environment variables."""
+        """The environment variables of this process."""
         ...
 
     def anew(self) -> bool:
@@ -93,7 +93,7 @@ class SessionContext:
         return RankAssignment(seat.round, seat.rank, seat.world_size)
 
     def transport(self) -> MasterTransport:
-        """See ``WorkerContext``."""
+        """The agent's connection to the Master, or a local lease machine in a script without a launcher."""
         link = sessions.current().link
         if link is not None:
             return transport_over(link)
@@ -115,15 +115,15 @@ class SessionContext:
         return session.seat is None or session.seat.round != number or session.link.broken(number)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """See ``WorkerContext``."""
+        """All-gather over the framework's default group."""
         return self._framework.exchange(data)
 
     def settings(self) -> int:
-        """See ``WorkerContext``."""
+        """Version of the job's current settings."""
         return hyper.current().number
 
     def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
-        """See ``WorkerContext``."""
+        """The micro-batch sizes that the job's settings prescribe. Raises ``StateError`` if a step is too small."""
         settings = hyper.current()
         plan = step_plan(settings, batch_size, place.world_size)
         if not plan.local[-1]:
@@ -131,20 +131,20 @@ class SessionContext:
         return StepSizes(plan.sizes(place.rank), settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
-        """See ``WorkerContext``."""
+        """The environment variables of the session."""
         return sessions.current().environment
 
     def anew(self) -> bool:
-        """See ``WorkerContext``."""
+        """Restart the lease machine of a script without a launcher."""
         self._local = None
         return sessions.current().link is None
 
     def independent(self) -> WorkerContext:
-        """See ``WorkerContext``."""
+        """A context for independent mode that uses this one inside ``run``."""
         return IndependentContext(self)
 
     def where(self) -> tuple[int, int] | None:
-        """See ``WorkerContext``."""
+        """None: this worker's rounds end with its worlds."""
         return None
 
 
@@ -158,18 +158,18 @@ class IndependentContext:
         self._transport: MasterTransport | None = None
 
     def where(self) -> tuple[int, int] | None:
-        """See ``WorkerContext``."""
+        """The current round and rank outside ``run``; None inside."""
         if self._stepping():
             return None
         return trainer.attach().place()[:2]
 
     def place(self) -> RankAssignment:
-        """See ``WorkerContext``."""
+        """The current assignment; outside ``run`` it changes while the worker continues to read."""
         inner = self._stepping()
         return inner.place() if inner else RankAssignment(*trainer.attach().place())
 
     def transport(self) -> MasterTransport:
-        """See ``WorkerContext``."""
+        """The connection to the lease machine; outside ``run`` it outlives rounds."""
         inner = self._stepping()
         if inner:
             return inner.transport()
@@ -181,13 +181,13 @@ class IndependentContext:
         return self._transport
 
     def check(self, number: int) -> None:
-        """See ``WorkerContext``."""
+        """Raise ``RoundOver`` if the round is over; only inside ``run``."""
         inner = self._stepping()
         if inner:
             inner.check(number)
 
     def over(self, number: int) -> bool:
-        """See ``WorkerContext``."""
+        """True if this round is over; outside ``run`` never."""
         inner = self._stepping()
         return inner.over(number) if inner else False
 
@@ -196,24 +196,24 @@ class IndependentContext:
         return [data]
 
     def settings(self) -> int:
-        """See ``WorkerContext``."""
+        """Always 0: the job does not prescribe batches."""
         return 0
 
     def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
-        """See ``WorkerContext``."""
+        """One micro-batch of the script's own size."""
         return StepSizes((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
 
     def environment(self) -> Mapping[str, str]:
-        """See ``WorkerContext``."""
+        """The environment variables of the session."""
         return sessions.current().environment
 
     def anew(self) -> bool:
-        """See ``WorkerContext``."""
+        """Restart the lease machine of a script without a launcher."""
         self._transport = None
         return self._inner.anew() if self._inner is not None else sessions.current().link is None
 
     def independent(self) -> WorkerContext:
-        """See ``WorkerContext``."""
+        """Return this context, which is one already."""
         return self
 
     def _stepping(self) -> SessionContext | None:

@@ -11,12 +11,12 @@ from edl.errors import ProtocolError
 from edl.wire import json_messages
 
 MOST_FILES = 1000
-"""Most paths or patterns per order; a pattern may match any number of files."""
+"""Most paths or patterns per request; a pattern may match any number of files."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """The request of ``edl data add``."""
+    """The body of a request to add files."""
 
     dataset: Name
     files: tuple[str, ...]
@@ -24,7 +24,7 @@ class AddRequest:
 
 
 def encode(asked: AddRequest) -> str:
-    """As text."""
+    """Encode the request as JSON."""
     return json_messages.encode(asked).decode()
 
 

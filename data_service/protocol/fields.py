@@ -10,6 +10,6 @@ Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Whole = Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)]
 Number = Annotated[float, Meta(ge=0, le=1e300)]
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]*\Z")]
-"""Fit for a key of the store."""
+"""A name that is valid in a key of the store."""
 Ranges = tuple[tuple[Natural, Natural], ...]
-"""Half-open ranges of shard numbers, rising and apart."""
+"""Half-open ranges of shard numbers, in ascending order, without overlaps."""

@@ -10,13 +10,14 @@ from msgspec import Meta
 from data_service.protocol.fields import Name, Natural
 
 NOW, NEXT_EPOCH = "now", "next-epoch"
-"""When files that are added join: the epoch under way if it is not over, or the one after it."""
+"""When added files join: in the current epoch if it is not over, or in the next one."""
 When = Annotated[str, Meta(pattern=rf"^({NOW}|{NEXT_EPOCH})\Z")]
 
 
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """Request the file list from this byte on (``file_list``); what a client has is a prefix."""
+    """Request the encoded file list (``data_service.file_list``) from a byte offset on. The list only grows at its end,
+    so a client that has its beginning fetches the rest."""
 
     id: Natural
     dataset: Name
@@ -25,33 +26,33 @@ class ListFiles:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Report found files; those that are not listed yet join an epoch. Repeating it has no effect."""
+    """Report files; those that are not listed yet join an epoch. Idempotent."""
 
     id: Natural
     dataset: Name
     manifest: bytes = b""
-    """``Manifest.encode()`` of them; base64 in the text. Empty with ``error``."""
+    """``Manifest.encode()`` of the files; base64 in the text. Empty with ``error``."""
     epoch: Natural = 0
-    """The one that "now" means, where the machine has no position yet."""
+    """The epoch that "now" refers to if the machine has no position yet."""
     when: When = NOW
     named: bool = False
-    """They were named, and not found by the data set's own patterns."""
+    """True if the files were named by a user, not found by the data set's own patterns."""
     order: Natural = 0
-    """Number of the ``AddFiles`` that it answers; 0: of none."""
+    """Number of the ``AddFiles`` that this answers; 0 if it answers none."""
     error: str = ""
-    """Why the files of the order cannot be added."""
+    """The reason why the files of the order cannot be added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Answer to ``ListFiles``."""
+    """Answer to ``ListFiles``: a part of the encoded list."""
 
     id: Natural
     dataset: Name
     data: bytes
     """A part of the list's bytes; base64 in the text."""
     total: Natural
-    """Bytes of the whole list; 0 when nothing is registered."""
+    """Size of the whole list in bytes; 0 if nothing is registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,14 @@ class Grown:
     id: Natural
     dataset: Name
     text: str
-    """What has come of it, for people."""
+    """The outcome, for people."""
     added: Natural
-    """Files that are new."""
+    """Number of new files."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddFiles:
-    """Sent to the worker that lists the files: an order to add more (``edl data add``). Answered by ``Grow``."""
+    """An order to add files (``edl data add``), sent to the worker that scans files. Answered with ``Grow``."""
 
     dataset: Name
     order: Natural

@@ -1,23 +1,23 @@
-"""What workers and the leases' machine say to each other: frozen dataclasses and their JSON text.
+"""The messages between workers and the Master's lease machine: frozen dataclasses and their JSON encoding.
 
 A client is one worker and one data set. It sends one request, waits for the answer that repeats its ``id``, and sends
-the next one with a higher ``id``. A request that stays without an answer may be sent again *with the same id*: the
-machine does it once and answers it again. An answer with another id than the one waited for is dropped. Ids rise over
-the client's whole life, also across rounds; a process that takes the place of another one within a round may begin
-anywhere, and is told with ``Refused(kind="old")`` above which number to go on (``Refused.last``).
+the next request with a higher ``id``. An unanswered request may be sent again *with the same id*: the machine executes
+it once and repeats its answer. The client drops answers with any other id than the pending one. Ids increase over the
+client's whole life, across rounds too. A process that replaces another one within a round may start with any id; if it
+is too low, ``DataRefused(kind="old")`` gives the highest id so far (``DataRefused.last``).
 
-A round, mode "steps": rank 0 sends ``Register``, every rank sends ``Open``, then ``Lease`` as often as it needs more.
-After ``Reattached`` (another Master, or a new stream to the same one) a client says again what may be lost, each with
-a new id and in this order: rank 0 its ``Register``; everybody ``Open`` with all that it has been granted in this round
-and epoch; then the request that was without an answer, if any, with everything in it. That is always allowed, and
-changes nothing where nothing was lost. A shard that the machine has granted and that is missing in ``Open`` goes back
-to the pending ones: that answer has not arrived, and must be dropped if it still does.
+A round in mode "steps": rank 0 sends ``RegisterFiles``, every rank sends ``Open``, then ``Lease`` as often as it needs
+more shards. After ``Reattached`` (another Master, or a new stream to the same one) a client repeats what may be lost,
+each message with a new id and in this order: rank 0 its ``RegisterFiles``; every rank ``Open`` with all shards granted
+to it in this round and epoch; then the complete unanswered request, if any. Repeating is always allowed, and has no
+effect if nothing was lost. A shard that the machine has granted and that is missing in ``Open`` becomes pending again:
+the client has not received that answer, and must drop it if it still arrives.
 
 Independent mode: ``Open`` as well, then ``Lease`` and ``Ack``. Answers have ``number`` and ``kept``: an ``Ack`` (or the
-``finished`` and ``failed`` of a ``Lease``) whose answer has a ``number`` above the last ``kept`` heard is not in the
-store yet. The client remembers those, and says them again in ``Open.acks`` of the next ``Open``, with the ``fence`` of
-the ``Opened`` that they were leased under; an ``Ack`` without an answer goes there too, and is not sent again itself.
-Said twice they count once.
+``finished`` and ``failed`` of a ``Lease``) whose answer has a ``number`` above the last ``kept`` received is not in the
+store yet. The client remembers these and repeats them in ``Open.acks`` of its next ``Open``, with the ``fence`` of the
+``Opened`` under which they were leased. An unanswered ``Ack`` is repeated there too, and not sent again by itself. A
+repeated acknowledgement counts once.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from edl.wire.json_messages import TaggedUnion
 STEPS = "steps"
 """Mode in which the consumed records are part of the model's state, and a round's ledger comes from there."""
 INDEPENDENT = "free"
-"""Independent mode, for trainers that do not step together: the Master's ledger is the truth."""
+"""Independent mode, for trainers that do not step together: the Master's ledger is authoritative."""
 MORE, DRY, FINISHED = "more", "dry", "finished"
-"""States of an epoch as an answer to ``Lease`` tells them."""
+"""States of an epoch in the answer to ``Lease``; see ``LeasesGranted.state``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How a data set is handed out. The same for all who use it."""
+class DataSetOptions:
+    """How a data set is distributed; the same for all of its clients."""
 
     seed: Whole = 0
-    """Of the order of the shards, and of the records within one."""
+    """Determines the order of the shards, and of the records within each."""
     shuffle: bool = True
     mode: Annotated[str, Meta(pattern=rf"^({STEPS}|{INDEPENDENT})\Z")] = STEPS
     """``steps`` or ``free``."""
@@ -60,21 +60,22 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
-    """Rank 0, or anybody in independent mode: these are the shards. The same again changes nothing."""
+class RegisterFiles:
+    """Register the shards of a data set. From rank 0, or from any worker in independent mode. Idempotent."""
 
     id: Natural
     dataset: Name
     manifest: bytes
     """``Manifest.encode()``; base64 in the text."""
-    options: Options = Options()
+    options: DataSetOptions = DataSetOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """This worker takes part from here on in this round. Answered with ``Opened`` once the data set is registered.
+    """Join this round. Answered with ``Opened`` once the data set is registered.
 
-    ``Lease`` is answered only when rank 0 has opened, and after a change of the Master when all ranks have.
+    ``Lease`` is answered only after rank 0 has opened the data set; after a change of the Master, only after all ranks
+    have.
     """
 
     id: Natural
@@ -82,71 +83,74 @@ class Open:
     rank: Natural
     epoch: Natural = 0
     ledger: str = ""
-    """Rank 0 in mode "steps": ``Ledger.encode()`` of what is consumed, announced included; "": nothing of ``epoch``."""
+    """From rank 0 in mode "steps": ``Ledger.encode()`` of the consumed records, including announced ones; empty if
+    nothing of ``epoch`` is consumed."""
     digest: str = ""
-    """Of the manifest that the client believes to use; "" when it knows none."""
+    """Digest of the manifest that the client expects; empty if it has none."""
     granted: Ranges = ()
-    """Mode "steps": every shard granted to this rank in this round and ``epoch``, but not those of ``returned``; empty
-    at a round's begin. All of them: rank 0 may have told another Master its position before the others' last messages
-    were answered. Independent mode: what it has in hand."""
+    """Mode "steps": every shard granted to this rank in this round and ``epoch``, except those in ``returned``; empty
+    at the start of a round. Finished ones are included, because rank 0 may have sent its position to another Master
+    before the last messages of the other ranks were answered. Independent mode: the shards that the worker holds."""
     finished: Ranges = ()
-    """Those of ``granted`` that it has said to be finished, or would have."""
+    """The shards of ``granted`` whose end the client has reported, or was about to report."""
     returned: tuple[tuple[Natural, Natural], ...] = ()
-    """Shards that it has given back as failed in this round and epoch, with the count of records consumed."""
+    """Shards that the client has returned as failed in this round and epoch, with the number of consumed records."""
     acks: tuple[tuple[Natural, Natural, bool], ...] = ()
-    """Independent mode: see ``Ack.shards``; those that may not be in the store yet, and for each of ``granted`` that is
-    begun the count of its records acknowledged so far."""
+    """Independent mode: acknowledgements that may not be in the store yet (see ``Ack.shards``), and the number of
+    acknowledged records of each shard in ``granted`` that is partly consumed."""
     fence: Natural = 0
-    """Independent mode: of the last ``Opened``. ``granted`` and ``acks`` from before a rollback do not count."""
+    """Independent mode: the fence of the last ``Opened``. ``granted`` and ``acks`` from before a rollback do not
+    count."""
     trainer: Natural = 0
-    """Independent mode: the number of this worker's process in the parameter servers; 0: it has none."""
+    """Independent mode: the number of this worker's process in the parameter servers; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """More shards, please; and what became of earlier ones."""
+    """Request more shards, and report the outcome of earlier ones."""
 
     id: Natural
     dataset: Name
     epoch: Natural
     want: Natural
-    """At most so many; 0 only reports."""
+    """Most shards to grant; 0: the message is only a report."""
     finished: tuple[tuple[Natural, Natural], ...] = ()
-    """Shards of this epoch with the number of all their records: reading is over, and in mode "steps" all their records
-    have been announced to all ranks."""
+    """Shards of this epoch that have been read completely, with their number of records. In mode "steps" all these
+    records have been announced to all ranks."""
     failed: tuple[tuple[Natural, Natural, str], ...] = ()
-    """Shards that cannot be read on, the count of their records that are consumed all the same (in mode "steps":
-    announced; report the failure only then), and why."""
+    """Shards that cannot be read further: the shard, the number of its records that are consumed nevertheless, and the
+    reason. In mode "steps", a failure is reported only after these records have been announced."""
     unreached: Ranges = ()
-    """Those of ``failed`` whose files could not be reached: they are never left out."""
+    """The shards of ``failed`` whose files were inaccessible; these are never quarantined."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextEpoch:
-    """Rank 0, or anybody in independent mode: the epoch before this one is over."""
+    """End the current epoch. From rank 0, or from any worker in independent mode."""
 
     id: Natural
     dataset: Name
     epoch: Natural
-    """The one that begins."""
+    """The epoch that starts."""
     dropped: Natural = 0
-    """Records left over on purpose (rule "drop"); without it the epoch before must be finished."""
+    """Records skipped on purpose (``tail="drop"``). If 0, all shards of the previous epoch must be finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Independent mode: these records are consumed."""
+    """Independent mode: acknowledge consumed records."""
 
     id: Natural
     dataset: Name
     epoch: Natural
     shards: tuple[tuple[Natural, Natural, bool], ...]
-    """Shard, count of its records consumed so far (not since the last ``Ack``), whether that is all of it."""
+    """Shard, number of its records consumed so far (not since the last ``Ack``), whether that is all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Independent mode: name the present position. In the store when answered; ``Done.ledger`` is the position."""
+    """Independent mode: store the current position under a name. Answered when it is in the store; ``Done.ledger`` is
+    the position."""
 
     id: Natural
     dataset: Name
@@ -155,58 +159,58 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Independent mode: back to a named position. All leases are void; everybody has to open again."""
+    """Independent mode: return to a named position. Voids all leases; every worker must open the data set again."""
 
     id: Natural
     dataset: Name
     name: Name
     ledger: str = ""
-    """The position itself, ``Ledger.encode()``, for a Master that has never heard the name."""
+    """The position itself, ``Ledger.encode()``, for a Master that does not know the name."""
     history: Natural = 0
-    """Of the parameters that go with it: for each history this is done once, whoever asks first, and never for one
-    before the last. 0: always."""
+    """History of the parameters that belong to the position. The rollback is executed once per history, for the first
+    request, and never for an older history than the last one. 0: always executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """This worker takes no more part: what it has in hand goes to others at once (independent mode)."""
+    """Independent mode: leave. The worker's shards become available to others at once."""
 
     id: Natural
     dataset: Name
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """For ``edl status``, and a sign of life; no answer comes, and ``id`` is not looked at."""
+class ReadRate:
+    """A worker's throughput, for ``edl status``, and a sign of life. Not answered; ``id`` is ignored."""
 
     id: Natural
     dataset: Name
     records_per_s: Number
-    """Records that this worker hands out."""
+    """Records per second that this worker's script receives."""
     waited: Number = 0.0
-    """Share of the time in which training waited for data, 0 to 1."""
+    """Share of the time in which training waited for data, from 0 to 1."""
 
 
-Request = Register | Open | Lease | NextEpoch | Ack | Commit | Rollback | Gone | ListFiles | Grow | Pace
+Request = RegisterFiles | Open | Lease | NextEpoch | Ack | Commit | Rollback | Gone | ListFiles | Grow | ReadRate
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """The data set is known."""
+class FilesRegistered:
+    """Answer to ``RegisterFiles``: the data set as it is registered now."""
 
     id: Natural
     dataset: Name
     digest: str
     shards: Natural
     records: Whole
-    """-1 when it is not known before they are read."""
+    """-1 if unknown before reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The worker takes part."""
+    """Answer to ``Open``: the worker has joined the round."""
 
     id: Natural
     dataset: Name
@@ -214,48 +218,52 @@ class Opened:
     format: str
     shards: Natural
     records: Whole
-    options: Options
+    options: DataSetOptions
     epoch: Natural
-    """The present one; in mode "steps" the one of the worker's own ``Open`` until rank 0's ledger is there."""
+    """The current epoch. In mode "steps", the epoch of the worker's own ``Open`` until rank 0 has sent its ledger."""
     quarantined: Ranges = ()
     refused: tuple[tuple[Natural, str], ...] = ()
-    """Independent mode: of ``granted`` and ``acks``, those that do not count: shard, and why."""
+    """Independent mode: entries of ``granted`` and ``acks`` that do not count: shard and reason."""
     fence: Natural = 0
+    """Independent mode: number of rollbacks so far."""
     number: Natural = 0
     kept: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One leased shard."""
+    """One leased shard, and where reading continues in it."""
 
     shard: ShardRef
     upto: int
-    """Records of it, in its own order, that are consumed already: reading goes on behind them."""
+    """Number of its records, in the shard's order, that are already consumed; reading continues after them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """Answer to ``Lease``."""
+class LeasesGranted:
+    """Answer to ``Lease``: the granted shards, and the state of the epoch."""
 
     id: Natural
     dataset: Name
     epoch: Natural
     leases: tuple[Given, ...]
     state: str
-    """``more``: ask again when you need more. ``dry``: nothing now, but others hold shards that may come back.
-    ``finished``: every shard of the epoch is done or quarantined."""
+    """``more``: there may be more shards to lease. ``dry``: none at present, but other workers hold shards that may be
+    returned. ``finished``: every shard of the epoch is done or quarantined."""
     refused: tuple[tuple[Natural, str], ...] = ()
-    """Of ``finished`` and ``failed``, those that do not count: shard, and why."""
+    """Entries of ``finished`` and ``failed`` that do not count: shard and reason."""
     number: Natural = 0
     kept: Natural = 0
     ended: tuple[Natural, ...] = ()
-    """Independent mode: trainers (``Open.trainer``) that were lost with shards in hand in this epoch, oldest first."""
+    """Independent mode: trainers (``Open.trainer``) lost in this epoch while they held shards, oldest first."""
     version: Natural = 0
-    """Segments of the list of files that ``epoch`` consists of; then its shards, digest and records (-1: unknown)."""
+    """Number of segments of the file list that belong to ``epoch``."""
     shards: Natural = 0
+    """Number of shards in these segments."""
     digest: str = ""
+    """Digest of these segments."""
     records: Whole = -1
+    """Records in these segments; -1 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,49 +274,53 @@ class Done:
     dataset: Name
     epoch: Natural
     refused: tuple[tuple[Natural, str], ...] = ()
-    """Of ``Ack.shards``, those that do not count: shard, and why."""
+    """Entries of ``Ack.shards`` that do not count: shard and reason."""
     number: Natural = 0
-    """Independent mode: acknowledgements of all workers so far, this one included."""
+    """Independent mode: number of acknowledgements of all workers so far, including this one."""
     kept: Natural = 0
-    """Those of them that are in the store."""
+    """Number of acknowledgements that are in the store."""
     ledger: str = ""
-    """After ``Commit``: the position that has the name now."""
+    """After ``Commit``: the position that now has the name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """It is not done, and sending it again unchanged does not help."""
+class DataRefused:
+    """The request was not executed; sending it again unchanged does not help."""
 
     id: Natural
     dataset: str
     kind: str
-    """``stale`` another round; ``malformed``; ``unknown`` data set, ``rank`` only rank 0 may; ``differs`` from what is
-    registered; ``ledger`` does not fit; ``unopened``: send ``Open`` first (also after a rollback); ``old`` id;
-    ``epoch``; ``unfinished``; ``mode``; ``commit`` of no such name."""
+    """``stale``: from another round. ``malformed``: not a valid message. ``unknown``: no such data set. ``rank``: only
+    allowed for rank 0. ``differs``: from the registered files. ``ledger``: does not match the files. ``unopened``: send
+    ``Open`` first (also after a rollback). ``old``: the id is too low. ``epoch``: not the current one. ``unfinished``:
+    the epoch is not over. ``mode``: not allowed in this mode. ``commit``: no position has this name."""
     text: str
+    """The reason, for people."""
     last: Natural = 0
-    """With ``old``: highest id heard from this client."""
+    """With ``old``: the highest id received from this client."""
 
 
 @dataclass(frozen=True, slots=True)
-class Readers:
-    """Told to each worker that opens data, and when it changes: remote readers (``remote.flight``)."""
+class ReaderList:
+    """The live remote readers (``remote.flight``), sent to each worker that opens a data set, and on each change."""
 
     readers: tuple[tuple[str, str, Natural, str], ...]
     """Name, host, port and secret of each."""
     authority: str = field(default="", repr=False)
-    """In a job with a secret: by what readers and workers make certificates for one another, and for nothing else."""
+    """In a job with a secret: the key from which readers and workers derive certificates for each other, and nothing
+    else."""
 
 
-Answer = Registered | Opened | Granted | Done | Listed | Grown | Refused
-DataMessage = Request | Answer | Readers | AddFiles
+Answer = FilesRegistered | Opened | LeasesGranted | Done | Listed | Grown | DataRefused
+DataMessage = Request | Answer | ReaderList | AddFiles
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _PackedLeases:
-    """The leases of a ``Granted``, beside its other fields: many shards lie in one file, whose path is there once."""
+    """The leases of a ``LeasesGranted``, encoded beside its other fields. Each file is listed once, because it usually
+    contains many shards."""
 
     rows: list[tuple[int, int, int, int, int, int]]
     """Shard, records consumed, index of its file, begin, end, records (see ``Manifest.rows``)."""
@@ -319,20 +331,29 @@ class _PackedLeases:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What a refusal of any request repeats."""
+    """The fields of any request that its refusal repeats."""
 
     id: Natural = 0
     dataset: str = ""
 
 
+_TAGS: dict[type[Any], str] = {
+    RegisterFiles: "register",
+    FilesRegistered: "registered",
+    LeasesGranted: "granted",
+    DataRefused: "refused",
+    ReaderList: "readers",
+    ReadRate: "pace",
+}
+"""Tags of messages whose tag is not the name of their class in lower case."""
 _UNION: TaggedUnion[DataMessage] = TaggedUnion(
-    *(Register, Open, Lease, NextEpoch, Ack, Commit, Rollback, Gone, ListFiles, Grow, Pace),
-    *(Registered, Opened, Granted, Done, Listed, Grown, Refused),
-    *(Readers, AddFiles),
+    *(RegisterFiles, Open, Lease, NextEpoch, Ack, Commit, Rollback, Gone, ListFiles, Grow, ReadRate),
+    *(FilesRegistered, Opened, LeasesGranted, Done, Listed, Grown, DataRefused),
+    *(ReaderList, AddFiles),
     tag="word",
     what="a message about data",
     advice="All launchers and workers of a job must run the same version of edl",
-    name=lambda kind: kind.__name__.lower(),
+    name=lambda kind: _TAGS.get(kind, kind.__name__.lower()),
 )
 _RANGES: dict[type[Any], tuple[str, ...]] = {
     Open: ("granted", "finished"),
@@ -344,28 +365,28 @@ _RANGES: dict[type[Any], tuple[str, ...]] = {
 
 def encode(message: DataMessage) -> str:
     """Encode a message as JSON."""
-    if isinstance(message, Granted):
+    if isinstance(message, LeasesGranted):
         return encode_granted(message, *_pack(message.leases))
     return _UNION.encode(message).decode()
 
 
-def encode_granted(granted: Granted, rows: list[list[int]], files: list[str], sizes: list[int]) -> str:
-    """The text of a ``Granted`` whose leases are given as ``Manifest.rows`` makes them: without an object for each."""
+def encode_granted(granted: LeasesGranted, rows: list[list[int]], files: list[str], sizes: list[int]) -> str:
+    """Encode a ``LeasesGranted`` whose leases are given as rows of ``Manifest.rows``, without an object for each."""
     text = _UNION.encode(replace(granted, leases=()))
     leases = json_messages.encode({"rows": rows, "files": files, "sizes": sizes})
     return f"{text[:-1].decode()},{leases[1:].decode()}"
 
 
 def decode(text: str) -> DataMessage:
-    """Decode a message from JSON. Raises ``ProtocolError`` naming what is wrong with it."""
+    """Decode a message from JSON. Raises ``ProtocolError`` that names the invalid field."""
     message = _UNION.decode(text)
     for name in _RANGES.get(type(message), ()):
         _check_ranges(name, getattr(message, name))
-    return replace(message, leases=_unpack(text)) if isinstance(message, Granted) else message
+    return replace(message, leases=_unpack(text)) if isinstance(message, LeasesGranted) else message
 
 
 def salvage(text: str) -> tuple[int, str]:
-    """Id and data set of a message that ``decode`` refused, as far as it has any; the refusal repeats them."""
+    """Id and data set of a message that ``decode`` refused, for the refusal; 0 and "" if it has none."""
     try:
         head = json_messages.decode(_Head, text)
     except ProtocolError:
@@ -374,7 +395,7 @@ def salvage(text: str) -> tuple[int, str]:
 
 
 def ranges(shards: Iterable[int]) -> Ranges:
-    """Shard numbers, in any order, as ranges."""
+    """Convert shard numbers, in any order, to ranges."""
     found: list[tuple[int, int]] = []
     for shard in sorted(shards):
         if found and shard <= found[-1][1]:
@@ -390,7 +411,7 @@ def shards_of(given: Ranges) -> list[int]:
 
 
 def _pack(leases: tuple[Given, ...]) -> tuple[list[list[int]], list[str], list[int]]:
-    """Rows of numbers, the paths that they point into, since many shards lie in one file, and the sizes of those."""
+    """Rows of numbers, the files that these refer to by index, and the sizes of the files in bytes."""
     files: dict[str, int] = {}
     sizes: list[int] = []
     rows = []
@@ -412,12 +433,12 @@ def _unpack(text: str) -> tuple[Given, ...]:
             for index, upto, file, begin, end, records in packed.rows
         )
     except IndexError:
-        raise ProtocolError(f"a granted message names more than its {min(len(files), len(sizes))} files") from None
+        raise ProtocolError(f"a granted message refers to more than its {min(len(files), len(sizes))} files") from None
 
 
 def _check_ranges(name: str, given: Ranges) -> None:
     last = 0
     for begin, end in given:
         if not last <= begin < end:
-            raise ProtocolError(f"{name}: ranges must rise and not overlap, unlike {begin}-{end}")
+            raise ProtocolError(f"{name}: ranges must rise and not overlap, but {begin}-{end} does not")
         last = end

@@ -1,5 +1,6 @@
 """Old name of ``data_service.formats``, for existing scripts."""
 
-from data_service.formats import Reader, open_reader
+from data_service.formats import FormatReader as Reader
+from data_service.formats import open_reader
 
 __all__ = ["Reader", "open_reader"]

@@ -1,8 +1,8 @@
 """The trainer's side of remote readers: shards that other processes read and decode.
 
-``Pool`` is the list of live readers, as sent by the Master. ``RemoteReader`` is a ``Reader`` that requests a shard from
-one of them and continues at another, from the next record on, if that one dies, freezes or fails. The trainer keeps the
-shard's lease throughout, so the accounting is the same as for local reading.
+``Pool`` is the list of live readers, as sent by the Master. ``RemoteReader`` is a ``FormatReader`` that requests a
+shard from one of them and continues at another, from the next record on, if that one dies, freezes or fails. The
+trainer keeps the shard's lease throughout, so the accounting is the same as for local reading.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from data_service.formats import Reader
-from data_service.formats.options import Options
+from data_service.formats import FormatReader
+from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from data_service.remote.flight import RefusalKind, Ticket, batches_of, function_named
 from data_service.remote.tls import client_arguments
@@ -40,7 +40,7 @@ LIFETIME_S = 1800.0
 continues with a new stream."""
 DEPTH = 4
 """Batches buffered per stream."""
-MOST_ANSWERS = 3
+MOST_UNEXPECTED_ERRORS = 3
 """Number of consecutive readers with unexpected errors after which the shard counts as unreadable."""
 MOST_PASSES = 64
 AHEAD = 4
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Address(NamedTuple):
-    """A live reader, as in the message ``Readers``."""
+    """A live reader, as in the message ``ReaderList``."""
 
     id: str
     host: str
@@ -193,7 +193,7 @@ def shared_pool(first: int = 0) -> Pool:
         return _shared[0]
 
 
-class _Trouble(Exception):
+class _StreamError(Exception):
     """A stream has ended early. ``kind``: as reported by the reader; empty if it did not report one."""
 
     def __init__(self, text: str, kind: str = "") -> None:
@@ -214,7 +214,7 @@ class _RecordStream:
         self._thread.start()
 
     def next(self, patience_s: float) -> tuple[pa.RecordBatch, int] | None:
-        """The next batch and the number of records in the whole shard; None at the end. Raises ``_Trouble``."""
+        """The next batch and the number of records in the whole shard; None at the end. Raises ``_StreamError``."""
         waited_s, piece = 0.0, None
         while True:
             try:
@@ -224,9 +224,9 @@ class _RecordStream:
                 waited_s += LOOK_S
                 limit_s = patience_s if self._link.listed else min(patience_s, GONE_PATIENCE_S)
                 if waited_s >= limit_s:
-                    raise _Trouble(f"sent nothing for {waited_s:g} s") from None
+                    raise _StreamError(f"sent nothing for {waited_s:g} s") from None
         if isinstance(piece, BaseException):
-            raise _understood(piece)
+            raise _as_stream_error(piece)
         if piece is None:
             return None
         return piece.data, int(piece.app_metadata.to_pybytes())
@@ -267,17 +267,17 @@ class _RecordStream:
         return False
 
 
-def _understood(error: BaseException) -> _Trouble:
+def _as_stream_error(error: BaseException) -> _StreamError:
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        told = json.loads(error.extra_info)  # type: ignore[attr-defined]
-        return _Trouble(str(told["text"]), str(told["kind"]))
+        sent = json.loads(error.extra_info)  # type: ignore[attr-defined]
+        return _StreamError(str(sent["text"]), str(sent["kind"]))
     first = str(error).partition(". gRPC client debug context")[0]
-    return _Trouble(f"{type(error).__name__}: {first}")
+    return _StreamError(f"{type(error).__name__}: {first}")
 
 
 @dataclass(slots=True)
 class ReaderCounts:
-    """Counters of a ``RemoteReader``."""
+    """Counters of a ``RemoteReader``: shards by place, and takeovers."""
 
     remote_shards: int = 0
     local_shards: int = 0
@@ -304,7 +304,7 @@ class _Fetch:
 
 
 class RemoteReader:
-    """A ``Reader`` whose shards are read and decoded on other hosts.
+    """A ``FormatReader`` whose shards are read and decoded on other hosts.
 
     ``dataset``: name or digest. ``format``, ``columns``, ``options``, ``storage_options``: as for ``open_reader``.
     ``ahead``: number of expected shards that are fetched at once; all may be in memory. ``local``: reads what no reader
@@ -320,10 +320,10 @@ class RemoteReader:
         format: str,
         columns: Sequence[str] | None = None,
         *,
-        local: Reader | None = None,
+        local: FormatReader | None = None,
         policy: str = "prefer",
         decode: str = "",
-        options: Options | None = None,
+        options: FormatOptions | None = None,
         storage_options: Mapping[str, Any] | None = None,
         patience_s: float = PATIENCE_S,
         depth: int = DEPTH,
@@ -348,7 +348,7 @@ class RemoteReader:
             records=-1,
             columns=tuple(columns) if columns is not None else None,
             decode=decode,
-            options=(options or Options()).plain(),
+            options=(options or FormatOptions()).plain(),
             storage=dict(storage_options or {}),
         )
         self._patience_s = patience_s
@@ -374,7 +374,7 @@ class RemoteReader:
                     self._expected[ref] = _Fetch(self._read, ref)
 
     def read(self, ref: ShardRef) -> pa.Table:
-        """See ``Reader.read``; the table may have many chunks."""
+        """See ``FormatReader.read``; the table may have many chunks."""
         with self._lock:
             expected = self._expected.pop(ref, None)
         return expected.future.result() if expected is not None else self._read(ref, self._closing)
@@ -394,7 +394,7 @@ class RemoteReader:
         self._pool.wake()
 
     def close(self) -> None:
-        """See ``Reader.close``. The pool stays open."""
+        """Drop announced shards and end running streams. The pool stays open."""
         self._closing.set()
         self.interrupt()
         if self._local is not None:
@@ -436,42 +436,42 @@ class _ShardRead:
     def __init__(self, owner: RemoteReader, ticket: Ticket) -> None:
         self._owner = owner
         self._ticket = ticket
-        self._got = ticket.upto
+        self._received = ticket.upto
         self._total = -1
-        self._lacking: dict[str, str] = {}
+        self._without_access: dict[str, str] = {}
         """Readers without access to the file, with their messages."""
         self._busy: set[str] = set()
         """Readers that were at capacity when asked."""
         self._begun = owner._interruptions
-        self._vain = 0
+        self._fruitless_attempts = 0
         """Consecutive attempts without any record."""
-        self._answers = 0
+        self._unexpected_errors = 0
         """Consecutive unexpected errors without a record in between."""
-        self._troubled = False
+        self._failure_reported = False
 
     def run(self) -> Iterator[pa.RecordBatch]:
         owner = self._owner
         while True:
-            link = owner._pool.take({*self._lacking, *self._busy}, pressing=owner._local is None)
-            if link is None and (owner._local is not None or (self._lacking and not self._busy)):
-                yield from self._here()
+            link = owner._pool.take({*self._without_access, *self._busy}, pressing=owner._local is None)
+            if link is None and (owner._local is not None or (self._without_access and not self._busy)):
+                yield from self._read_locally()
                 return
             if link is None:
                 if not owner._pool.wait(LOOK_S if self._busy else 1.0) or self._is_over():
                     raise DataError(f"{self._where()}: no remote reader is available, and waiting was cancelled")
                 self._busy.clear()
                 continue
-            trouble: _Trouble | None = None
-            before = self._got
+            failure: _StreamError | None = None
+            before = self._received
             finished = False
             try:
                 yield from self._from(link)
                 finished = True
-            except _Trouble as error:
-                trouble = error
+            except _StreamError as error:
+                failure = error
             finally:
                 # Also if the consumer stops early, which is not the reader's fault.
-                failed = trouble is not None and trouble.kind not in (
+                failed = failure is not None and failure.kind not in (
                     RefusalKind.DATA,
                     RefusalKind.SCRIPT,
                     RefusalKind.BUSY,
@@ -480,26 +480,26 @@ class _ShardRead:
             if finished:
                 owner.counts.remote_shards += 1
                 return
-            assert trouble is not None  # noqa: S101 - either finished or in trouble
-            self._judge(link, trouble, self._got > before)
+            assert failure is not None  # noqa: S101 - either finished or failed
+            self._handle_failure(link, failure, self._received > before)
 
     def _from(self, link: _Link) -> Iterator[pa.RecordBatch]:
-        stream = _RecordStream(link, replace(self._ticket, upto=self._got), self._owner._depth)
+        stream = _RecordStream(link, replace(self._ticket, upto=self._received), self._owner._depth)
         nothing_left = False
         try:
             while (piece := stream.next(self._owner._patience_s)) is not None:
                 batch, total = piece
                 self._check_total(total)
-                if batch.num_rows or self._got == self._ticket.upto:
-                    self._got += batch.num_rows
-                    if self._got > total:
+                if batch.num_rows or self._received == self._ticket.upto:
+                    self._received += batch.num_rows
+                    if self._received > total:
                         raise DataError(f"{self._where()}: {link} sent more than its {total} records")
                     yield batch
-                nothing_left = self._got == total
+                nothing_left = self._received == total
         finally:
             stream.close()
         if not nothing_left:
-            raise _Trouble(f"ended the stream after {self._got} of {self._total} records")
+            raise _StreamError(f"ended the stream after {self._received} of {self._total} records")
 
     def _check_total(self, total: int) -> None:
         if self._total not in (-1, total):
@@ -509,29 +509,33 @@ class _ShardRead:
             )
         self._total = total
 
-    def _judge(self, link: _Link, trouble: _Trouble, progress: bool) -> None:
+    def _handle_failure(self, link: _Link, error: _StreamError, progress: bool) -> None:
         """Classify a failure; returns if another reader should be tried. Raises ``DataError`` and ``UsageError``."""
-        if trouble.kind == RefusalKind.DATA:
-            raise DataError(str(trouble))
-        if trouble.kind == RefusalKind.SCRIPT:
-            raise UsageError(f"{link}: {trouble}")
-        if trouble.kind == RefusalKind.BUSY:
+        if error.kind == RefusalKind.DATA:
+            raise DataError(str(error))
+        if error.kind == RefusalKind.SCRIPT:
+            raise UsageError(f"{link}: {error}")
+        if error.kind == RefusalKind.BUSY:
             self._busy.add(link.where.id)
             return
-        self._answers, self._vain = (0, 0) if progress else (self._answers, self._vain + 1)
-        if trouble.kind == RefusalKind.MISSING:
-            self._lacking[link.where.id] = f"{link}: {trouble}"
-        elif trouble.kind:
-            self._answers += 1
-            if self._answers >= MOST_ANSWERS and self._owner._local is None:
-                raise DataError(f"{self._where()}: {MOST_ANSWERS} readers failed; the last one, {link}: {trouble}")
-        if not self._troubled:
-            self._troubled = True
+        if progress:
+            self._unexpected_errors = self._fruitless_attempts = 0
+        else:
+            self._fruitless_attempts += 1
+        if error.kind == RefusalKind.MISSING:
+            self._without_access[link.where.id] = f"{link}: {error}"
+        elif error.kind:
+            self._unexpected_errors += 1
+            if self._unexpected_errors >= MOST_UNEXPECTED_ERRORS and self._owner._local is None:
+                failures = f"{self._unexpected_errors} readers failed"
+                raise DataError(f"{self._where()}: {failures}; the last one, {link}: {error}")
+        if not self._failure_reported:
+            self._failure_reported = True
             self._owner._say(
-                f"{link}: {trouble}. Continuing at record {self._got} of {self._where()} with another reader"
+                f"{link}: {error}. Continuing at record {self._received} of {self._where()} with another reader"
             )
         self._owner.counts.takeovers += 1
-        if self._vain > len(self._owner._pool):  # do not retry too often
+        if self._fruitless_attempts > len(self._owner._pool):  # do not retry too often
             self._owner._pool.wait(LOOK_S)
             if self._is_over():
                 raise DataError(f"{self._where()}: no remote reader responds, and waiting was cancelled")
@@ -539,20 +543,21 @@ class _ShardRead:
     def _is_over(self) -> bool:
         return self._owner._closing.is_set() or self._owner._interruptions != self._begun
 
-    def _here(self) -> Iterator[pa.RecordBatch]:
+    def _read_locally(self) -> Iterator[pa.RecordBatch]:
         """Read in this process if allowed. Raises ``DataError``."""
         owner, ticket = self._owner, self._ticket
         if owner._local is None:
-            listed = "; ".join(self._lacking.values())
+            listed = "; ".join(self._without_access.values())
             raise DataError(
                 f"{self._where()}: no reader can open it: {listed}. Do the readers have access to these files?"
             )
         owner.counts.local_shards += 1
         table = owner._local.read(ticket.ref)
         self._check_total(table.num_rows)
-        if self._got == table.num_rows and self._got > ticket.upto:
+        if self._received == table.num_rows and self._received > ticket.upto:
             return
-        yield from batches_of(table, ticket.key, self._got, ticket.rows, function_named(ticket.decode), ticket.decode)
+        decode = function_named(ticket.decode)
+        yield from batches_of(table, ticket.key, self._received, ticket.rows, decode, ticket.decode)
 
     def _where(self) -> str:
         return f"{self._ticket.file}, shard {self._ticket.index}"

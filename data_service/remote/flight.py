@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from data_service.formats import Reader, open_reader
-from data_service.formats.options import Options
+from data_service.formats import FormatReader, open_reader
+from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from data_service.remote.tls import server_arguments
 from edl.arithmetic.permutation import Permutation
@@ -76,13 +76,13 @@ class Ticket:
     decode: str = ""
     """``module:function``, applied to each batch: takes a ``RecordBatch`` and returns one with as many rows."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the format: ``Options.plain()``."""
+    """Options of the format: ``FormatOptions.plain()``."""
     storage: Mapping[str, Any] = field(default_factory=dict)
     """Options for fsspec, if the files are URLs."""
 
     @property
     def ref(self) -> ShardRef:
-        """The requested shard."""
+        """The requested shard as a ``ShardRef``."""
         return ShardRef(self.index, self.file, self.begin, self.end, self.records)
 
     @property
@@ -91,7 +91,7 @@ class Ticket:
         return json.dumps([self.dataset, self.format, self.columns, self.options, self.storage], sort_keys=True)
 
     def encode(self) -> bytes:
-        """Encode as JSON."""
+        """Encode the ticket as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -254,7 +254,7 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         self._free = threading.Semaphore(capacity)
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._readers: OrderedDict[str, Reader] = OrderedDict()
+        self._readers: OrderedDict[str, FormatReader] = OrderedDict()
 
     def do_get(self, context: Any, ticket: fl.Ticket) -> fl.GeneratorStream:
         """Called by Flight, on its own thread."""
@@ -302,13 +302,16 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
                     f"with --reader-functions={name}"
                 )
 
-    def _reader(self, ticket: Ticket) -> Reader:
+    def _reader(self, ticket: Ticket) -> FormatReader:
         with self._lock:
             reader = self._readers.get(ticket.reader)
             if reader is None:
                 columns = list(ticket.columns) if ticket.columns is not None else None
                 reader = open_reader(
-                    ticket.format, columns, storage_options=ticket.storage or None, options=Options.of(ticket.options)
+                    ticket.format,
+                    columns,
+                    storage_options=ticket.storage or None,
+                    options=FormatOptions.of(ticket.options),
                 )
                 self._readers[ticket.reader] = reader
                 if len(self._readers) > MOST_READERS:

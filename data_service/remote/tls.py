@@ -15,7 +15,7 @@ from edl.wire.secret import Secret
 
 
 def server_arguments(host: str, port: int, authority: str) -> dict[str, Any]:
-    """Arguments for ``FlightServerBase``."""
+    """Arguments of ``FlightServerBase`` for this address, with or without TLS."""
     identity = _identity(authority)
     if identity is None:
         return {"location": f"grpc://{address(host, port)}"}

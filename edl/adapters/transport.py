@@ -111,7 +111,7 @@ class MasterService(Protocol):
         """Pass a request on to a service, or answer why not."""
         ...
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
+    async def submit(self, request: ScaleRequest) -> Granted:
         """Accept a request for another size or other members, or answer why not; it is in the store when this
         returns."""
         ...
@@ -145,7 +145,7 @@ class MasterServer:
             "Status": grpc.unary_unary_rpc_method_handler(self._status, small(_decode_question), codec.encode),
             "Events": grpc.unary_stream_rpc_method_handler(self._events, small(_decode_request), codec.encode),
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask, small(_decode_asked), codec.encode),
-            **{kind.__name__: self._wish_handler(kind) for kind in typing.get_args(ScaleRequest)},
+            **{kind.__name__: self._scale_handler(kind) for kind in typing.get_args(ScaleRequest)},
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -202,15 +202,15 @@ class MasterServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("unreachable") from None
 
-    def _wish_handler(self, kind: type[ScaleRequest]) -> Any:
+    def _scale_handler(self, kind: type[ScaleRequest]) -> Any:
         return grpc.unary_unary_rpc_method_handler(
-            self._wish, small(functools.partial(codec.decode, kind)), codec.encode
+            self._submit, small(functools.partial(codec.decode, kind)), codec.encode
         )
 
-    async def _wish(self, request: ScaleRequest, context: Any) -> Granted:
+    async def _submit(self, request: ScaleRequest, context: Any) -> Granted:
         service = await self._ruling(context)
         try:
-            return await service.wish(request)
+            return await service.submit(request)
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("unreachable") from None
@@ -297,10 +297,10 @@ class MasterClient:
         answer: Answer = await reply
         return answer
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
+    async def submit(self, request: ScaleRequest) -> Granted:
         """Request another size or other members. Raises ``grpc.aio.AioRpcError``."""
-        data = codec.encode(wish)  # gRPC would send an empty message in place of one that cannot be encoded
-        method: Any = self._channel.unary_unary(f"/{SERVICE}/{type(wish).__name__}", None, _decode_granted)
+        data = codec.encode(request)  # gRPC would send an empty message in place of one that cannot be encoded
+        method: Any = self._channel.unary_unary(f"/{SERVICE}/{type(request).__name__}", None, _decode_granted)
         reply: Any = method(data, metadata=self._metadata, timeout=self._timeout_s)
         granted: Granted = await reply
         return granted

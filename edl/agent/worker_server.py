@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.agent.machine import events as ev
-from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.memory_checkpoints import Grant
+from edl.checkpoint.memory.buffer_table import BufferRefusal
+from edl.checkpoint.memory.memory_checkpoints import BufferGrant
 from edl.errors import EdlError, ProtocolError
 from edl.tasks import BackgroundTasks
 from edl.types import Round
@@ -38,11 +38,11 @@ _STRANGER_LIMIT = 500
 class WorkerCheckpoints(Protocol):
     """The worker server's interface to the checkpoint manager."""
 
-    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Request a buffer for the next snapshot of a stream."""
         ...
 
-    def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
+    def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Accept a complete snapshot, effective at once; the returned coroutine waits for the next buffer.
 
         Raises ``ProtocolError`` when the snapshot is not what the worker says.
@@ -275,11 +275,13 @@ class WorkerServer:
         else:
             self._background.begin(self._grant(line, message.stream, granting))
 
-    async def _grant(self, line: _Line, stream: str, granting: Coroutine[Any, Any, Grant | Refusal]) -> None:
+    async def _grant(
+        self, line: _Line, stream: str, granting: Coroutine[Any, Any, BufferGrant | BufferRefusal]
+    ) -> None:
         match await granting:
-            case Grant(buffer, size, descriptor):
+            case BufferGrant(buffer, size, descriptor):
                 self._send(line, local.Buffer(stream, buffer, size), *(() if descriptor is None else (descriptor,)))
-            case Refusal(why):
+            case BufferRefusal(why):
                 self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
 
     async def _fetch(self, line: _Line, message: local.Fetch) -> None:

@@ -11,15 +11,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
+from edl.checkpoint.memory.buffer_table import BufferRefusal
+from edl.checkpoint.memory.memory_checkpoints import BufferGrant, MemoryCheckpoints
 from edl.errors import CheckpointError, EdlError
 from edl.ports import CheckpointStorage
 from edl.types import NodeId
 from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, KeepWith, Source, Version, World
 
-HAND_OVER_S = 10.0
+LEAVING_S = 10.0
 """Seconds that a leaving node waits for its peer to receive the newest commit, besides what it writes to the
 directory."""
 
@@ -45,11 +45,11 @@ class CheckpointManager:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Request a buffer for a worker's next commit; see ``worker_server.WorkerCheckpoints``."""
         return self._memory.want(slot, stream, size)
 
-    def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
+    def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Accept a worker's commit; see ``worker_server.WorkerCheckpoints``."""
         return self._memory.committed(slot, message)
 
@@ -161,4 +161,4 @@ class CheckpointManager:
         await self.look()
         if held > self.stored[0]:
             await self._memory.flush(reason)
-        await self._memory.handed_over(HAND_OVER_S)
+        await self._memory.copied_before_leaving(LEAVING_S)

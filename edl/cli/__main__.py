@@ -98,7 +98,7 @@ _COMMANDS = {"kill": "edl stop", "save": "edl checkpoint", "set": "edl set"}
 
 
 async def _ask(
-    where: dict[str, str], as_json: bool, purpose: Purpose, wait: bool, wish: str = "", *, sure: bool = True
+    where: dict[str, str], as_json: bool, purpose: Purpose, wait: bool, argument: str = "", *, sure: bool = True
 ) -> None:
     from edl.cli.ask import ask, checked
     from edl.cli.find import master_of
@@ -109,7 +109,7 @@ async def _ask(
             members = ", ".join(node.node for node in seen.nodes if node.first_rank >= 0)
             place = members if len(members) <= LINE else f"{len(members.split())} nodes"
             click.confirm(f"End job {seen.job} ({seen.phase}, {seen.world_size} workers on {place})?", abort=True)
-        outcome = checked(await ask(client, purpose, _COMMANDS[purpose.value], wait=wait, wish=wish), purpose)
+        outcome = checked(await ask(client, purpose, _COMMANDS[purpose.value], wait=wait, argument=argument), purpose)
     click.echo(json.dumps(to_plain(outcome)) if as_json else outcome.text)
 
 

@@ -156,12 +156,12 @@ _READERS: dict[Purpose, Callable[[str], Reader]] = {
 }
 
 
-async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: bool, wish: str = "") -> Outcome:
+async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: bool, argument: str = "") -> Outcome:
     """Send a request; with ``wait`` wait for its outcome. Raises ``UsageError`` when it is refused."""
     journal = (await client.status()).journal
     after = journal[-1].number if journal else 0
     who = f"{command} ({who_asks()})"
-    answer = await client.ask(Asked(purpose, who, wish))
+    answer = await client.ask(Asked(purpose, who, argument))
     if not answer.ok:
         raise UsageError(answer.text)
     if not wait:

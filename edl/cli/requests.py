@@ -57,7 +57,7 @@ class Asker(Protocol):
         """The current status of the job."""
         ...
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
+    async def submit(self, request: ScaleRequest) -> Granted:
         """Submit a request; returns the Master's answer."""
         ...
 
@@ -65,9 +65,9 @@ class Asker(Protocol):
 Connect = Callable[[], AbstractAsyncContextManager[Asker]]
 
 
-async def ask(client: Asker, wish: ScaleRequest) -> Granted:
+async def ask(client: Asker, request: ScaleRequest) -> Granted:
     """Submit a request. Raises ``UsageError`` when it is refused."""
-    granted = await client.wish(wish)
+    granted = await client.submit(request)
     if not granted.ok:
         raise UsageError(granted.text)
     return granted

@@ -80,7 +80,7 @@ def scale(
 )
 @click.option(
     "--checkpoint",
-    type=click.Choice([care.value for care in DrainMode]),
+    type=click.Choice([mode.value for mode in DrainMode]),
     default=DrainMode.TRY.value,
     help="must: write one first; try: only if there is time; no: none. Default: try.",
 )
@@ -91,8 +91,8 @@ def drain(
     from edl.cli.requests import gone
 
     names = tuple(dict.fromkeys(nodes))
-    wish = Drain(names, _by("drain"), reason, deadline, DrainMode(checkpoint))
-    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: gone(names, granted.generation)))
+    request = Drain(names, _by("drain"), reason, deadline, DrainMode(checkpoint))
+    _run(_Asking(where, as_json, wait).ask(request, lambda granted: gone(names, granted.generation)))
 
 
 @click.command()
@@ -185,25 +185,25 @@ class _Asking:
         """Cordon, or with ``wanted`` false uncordon."""
         from edl.cli.requests import cordoned, dropped
 
-        wish = Cordon(node, wanted, _by("cordon" if wanted else "uncordon"), reason, device)
+        request = Cordon(node, wanted, _by("cordon" if wanted else "uncordon"), reason, device)
         if device:
-            await self.ask(wish, lambda granted: dropped(node, device, granted.generation, wanted=wanted))
+            await self.ask(request, lambda granted: dropped(node, device, granted.generation, wanted=wanted))
         else:
-            await self.ask(wish, lambda granted: cordoned(node, granted.generation, wanted=wanted))
+            await self.ask(request, lambda granted: cordoned(node, granted.generation, wanted=wanted))
 
     async def suspend(self, reason: str, *, wanted: bool) -> None:
         """Suspend, or with ``wanted`` false resume."""
         from edl.cli.requests import suspended
 
-        wish = Suspend(wanted, _by("suspend" if wanted else "resume"), reason)
-        await self.ask(wish, lambda granted: suspended(granted.generation, wanted=wanted))
+        request = Suspend(wanted, _by("suspend" if wanted else "resume"), reason)
+        await self.ask(request, lambda granted: suspended(granted.generation, wanted=wanted))
 
-    async def ask(self, wish: ScaleRequest, goal: Callable[[Granted], Goal]) -> None:
+    async def ask(self, request: ScaleRequest, goal: Callable[[Granted], Goal]) -> None:
         """Submit one request and wait for its outcome."""
         from edl.cli import requests
 
         async with self._client() as client:
-            granted = await requests.ask(client, wish)
+            granted = await requests.ask(client, request)
         await self._settle(granted, goal(granted))
 
     async def _settle(self, granted: Granted, goal: Goal) -> None:

@@ -11,7 +11,8 @@ A launcher
    is ready, and starts and stops workers as the Master orders;
 6. ends when the agent does, and gives everything back (``Launcher._say_farewell``).
 
-``launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, and ``Launcher.run`` (``launcher.py``) runs it.
+``launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, ``wire`` (``wiring.py``) connects it, and
+``Launcher.run`` (``launcher.py``) runs it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from edl.agent.workers.outputs import claim
 from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import CheckpointStorage, Writer
+from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.checkpoint.memory.memory_files import available_bytes
@@ -390,9 +391,11 @@ async def _memory_checkpoints(settings: LaunchSettings, place: _Place, log: Call
     """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
     wanted, checkpoint_storage = settings.state, None
     if place.files is not None:
-        checkpoint_storage = CheckpointStorage(
+        checkpoint_storage = FileCheckpointStorage(
             place.files,
-            Writer(settings.spec.job, run=hashlib.sha256(f"run {place.registration.token}".encode()).hexdigest()[:16]),
+            WriterIdentity(
+                settings.spec.job, run=hashlib.sha256(f"run {place.registration.token}".encode()).hexdigest()[:16]
+            ),
             Retention(wanted.keep_last, wanted.keep_every),
             wall_clock_s=wall_clock_s,
             say=log,
@@ -510,9 +513,9 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     if not spec.servers:
         return (leases,)
     from ps.coordinator.machine import PlacementMachine
-    from ps.coordinator.state import Limits
+    from ps.coordinator.state import CoordinatorLimits
 
-    limits = Limits(recover_s=spec.timeouts.recover_s)
+    limits = CoordinatorLimits(recover_s=spec.timeouts.recover_s)
     return (leases, PlacementMachine(spec.servers, limits=limits))
 
 

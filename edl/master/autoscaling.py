@@ -85,7 +85,7 @@ def _lacking(turn: Turn, world: World) -> str:
         return "the state is sharded and only in memory: no other size fits it"
     if turn.record.observed < sizing.generation:
         return f"a resize is under way: {resizing.standing(turn).waiting or 'nearly done'}"
-    wanted = sizing.wished(turn.spec.nodes)
+    wanted = sizing.requested(turn.spec.nodes)
     if wanted > nodes:
         return f"{count(wanted - nodes, 'more node')} to come"
     if not turn.bounds.lowest <= nodes <= turn.bounds.highest:

@@ -64,7 +64,7 @@ NAMES: dict[str, tuple[str, Callable[[str, str], object]]] = {
 """Settings that can be changed manually: the field of the policy, and the parser."""
 
 
-def wished(policy: HyperPolicy, request: str) -> HyperPolicy:
+def changed_policy(policy: HyperPolicy, request: str) -> HyperPolicy:
     """The policy with changes such as ``global-batch=512 lr-scale=0.5``. Raises ``SettingError``."""
     changes: dict[str, object] = {}
     for item in request.split():
@@ -128,11 +128,11 @@ def _write(turn: Turn, settings: Settings, commit: int) -> None:
     if settings.number == before.number:
         return
     turn.write(settings=settings)
-    if describe(settings) == describe(before) and not turn.record.wish:
+    if describe(settings) == describe(before) and not turn.record.settings_request:
         return  # the same settings for another number of workers: the note about the world says that
-    by = f" ({turn.record.wish})" if turn.record.wish else ""
+    by = f" ({turn.record.settings_request})" if turn.record.settings_request else ""
     turn.note(Kind.SETTINGS, f"settings {settings.number} from commit {commit}: {describe(settings)}{by}")
-    turn.write(wish="")
+    turn.write(settings_request="")
 
 
 def _pending(state: MasterState | Turn) -> bool:
@@ -149,16 +149,16 @@ def _pending(state: MasterState | Turn) -> bool:
 
 def asked(turn: Turn, message: Asked) -> None:
     """Handle a request to change settings."""
-    who = f"{message.by}: {' '.join(message.wish.split())}"
+    who = f"{message.by}: {' '.join(message.argument.split())}"
     try:
-        policy = wished(policy_of(turn), message.wish)
+        policy = changed_policy(policy_of(turn), message.argument)
     except SettingError as error:
         turn.note(Kind.SETTINGS, f"{who}: refused, {error}")
         return
-    turn.write(policy=policy, wish=who)
+    turn.write(policy=policy, settings_request=who)
     turn.settings_failed = False
     if not _pending(turn):
-        turn.write(wish="")
+        turn.write(settings_request="")
         turn.note(Kind.SETTINGS, f"{who}: {UNCHANGED}")
     elif not turn.underway or turn.record.done:
         turn.note(Kind.SETTINGS, f"{who}: {_later(turn.record)}")
@@ -174,7 +174,7 @@ def reply(state: MasterState, underway: bool, request: str) -> Answer:
     if state.record.kill:
         return Answer(f"the job is being stopped ({state.record.kill})", ok=False)
     try:
-        wished(policy_of(state), request)
+        changed_policy(policy_of(state), request)
     except SettingError as error:
         return Answer(str(error), ok=False)
     if underway:

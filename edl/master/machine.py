@@ -501,8 +501,8 @@ def _told(turn: Turn, event: Told) -> None:
     planning.asked(turn, event.asked)
 
 
-def _wished(turn: Turn, event: ScaleRequested) -> None:
-    resizing.wished(turn, event)
+def _scale_requested(turn: Turn, event: ScaleRequested) -> None:
+    resizing.handle_request(turn, event)
 
 
 def _unfit(turn: Turn, event: Unfit) -> None:
@@ -533,7 +533,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeExpired: _expired,
     NodeSaid: _said,
     Told: _told,
-    ScaleRequested: _wished,
+    ScaleRequested: _scale_requested,
     Unfit: _unfit,
     Flawed: _flawed,
     Failed: _failed,

@@ -97,9 +97,9 @@ def _settle(turn: Turn, agreement: Agreement, commit: int) -> None:
 def _wait_for_it(turn: Turn, commit: int) -> None:
     """Let nodes that must not leave before a checkpoint is complete wait for this one."""
     world = turn.record.world
-    if world is not None and any(one.care is DrainMode.MUST for one in turn.record.departing):
+    if world is not None and any(one.mode is DrainMode.MUST for one in turn.record.departing):
         marked = [
-            dataclasses.replace(one, era=world.era, commit=commit) if one.care is DrainMode.MUST else one
+            dataclasses.replace(one, era=world.era, commit=commit) if one.mode is DrainMode.MUST else one
             for one in turn.record.departing
         ]
         turn.write(departing=tuple(marked))
@@ -155,7 +155,7 @@ def consider_checkpoint(turn: Turn) -> None:
 
 def consider_settings(turn: Turn) -> None:
     """Apply manually changed settings, unless the world is about to change anyway."""
-    reason = turn.record.wish or "settings changed by hand"
+    reason = turn.record.settings_request or "settings changed by hand"
     if hyper.wants_boundary(turn):
         agree(turn, Purpose.SET, reason)
     elif hyper.wants_world(turn):
@@ -316,7 +316,7 @@ def lies_stored(turn: Turn, version: Version) -> None:
 def _keep_those_that_wait(turn: Turn, failed: Kept) -> None:
     """Nodes that were to leave after this checkpoint stay, since it failed."""
     stay = [one for one in turn.record.departing if one.commit and Version(one.era, one.commit) <= failed.version]
-    stay = [one for one in stay if one.care is DrainMode.MUST and not _has_been_told(turn, one)]
+    stay = [one for one in stay if one.mode is DrainMode.MUST and not _has_been_told(turn, one)]
     if stay:
         left = tuple(one for one in turn.record.departing if one not in stay)
         turn.write(departing=left)

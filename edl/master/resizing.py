@@ -1,8 +1,8 @@
 """Brings the world in line with the requested size.
 
-``wished`` accepts a request. The rules below it compare what is wanted with what is at every step, and begin one change
-at a time: the next world follows the newest requests. A planned change happens at one step boundary, however many nodes
-come and go with it.
+``handle_request`` accepts a request. The functions below it compare the requested size with the current one at every
+step, and begin one change at a time: the next world follows the newest requests. A planned change happens at one step
+boundary, however many nodes come and go with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleReque
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def wished(turn: Turn, event: ScaleRequested) -> None:
+def handle_request(turn: Turn, event: ScaleRequested) -> None:
     """Accept a request, or answer why not."""
     request, record = event.request, turn.record
     judged = judge(record.sizing, request, _facts(turn, event))
@@ -54,7 +54,7 @@ def _take_on(turn: Turn, request: ScaleRequest) -> None:
         case Drain():
             _send_away(turn, request)
         case Cordon():
-            slots.wished(turn, request)
+            slots.cordon(turn, request)
         case Suspend(suspended=False):
             turn.forming_since_s = turn.now_s
 
@@ -70,7 +70,7 @@ def _send_away(turn: Turn, request: Drain) -> None:
         node, incarnation = entry.info.node, entry.info.incarnation
         before = departing.get((node, incarnation))
         era, commit = (before.era, before.commit) if before is not None else (0, 0)
-        departing[node, incarnation] = Departing(node, incarnation, why, request.deadline_s, request.care, era, commit)
+        departing[node, incarnation] = Departing(node, incarnation, why, request.deadline_s, request.mode, era, commit)
     turn.write(departing=tuple(departing.values()))
 
 
@@ -153,7 +153,7 @@ def depart(turn: Turn) -> None:
             held.append(one)
             continue
         entry = turn.update(entry, departing=True, draining=True)
-        turn.tell(entry, Depart(one.reason, one.deadline_s, one.care))
+        turn.tell(entry, Depart(one.reason, one.deadline_s, one.mode))
         if turn.member(entry) is not None:
             told.append(entry)
     if told and turn.underway:
@@ -164,7 +164,7 @@ def depart(turn: Turn) -> None:
 
 def _may_go(turn: Turn, one: Departing) -> bool:
     """Whether the node may leave now, since no checkpoint must be complete first."""
-    if one.care is not DrainMode.MUST:
+    if one.mode is not DrainMode.MUST:
         return True
     stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
     if one.commit and stored >= Version(one.era, one.commit):
@@ -334,7 +334,7 @@ def standing(turn: Turn) -> Standing:
         return Standing(False, _obstacle(turn, best, now))
     if record.rejoins and not turn.underway:
         return Standing(False, f"workers of round {world.round} are on their way")
-    wanted = max(record.sizing.wished(turn.spec.nodes), turn.bounds.lowest)
+    wanted = max(record.sizing.requested(turn.spec.nodes), turn.bounds.lowest)
     lacking = f"{count(wanted - now, 'more node')} to come: {now} of {wanted} train" if wanted > now else ""
     return Standing(True, lacking)
 

@@ -486,7 +486,7 @@ class MasterShell:
             status, services=self._hosting.views(), scale=scale, warnings=(*warnings, *status.warnings)
         )
 
-    async def wish(self, request: ScaleRequest) -> Granted:
+    async def submit(self, request: ScaleRequest) -> Granted:
         """Request another size or other members, in order with all events; return once the request is in the store.
 
         Raises ``FencedOut`` if this Master steps down first. The request may or may not be stored: ask the next Master.
@@ -508,7 +508,7 @@ class MasterShell:
     def ask(self, asked: Asked) -> Answer:
         """Handle a switch request. Its effect appears in the history."""
         assert self._state is not None  # noqa: S101 - as above
-        answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.wish)
+        answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.argument)
         if answer.ok:
             self._events.put_nowait(ev.Told(asked))
         return answer
@@ -525,7 +525,7 @@ class MasterShell:
             return Answer(f"this job has no service for {asked.purpose.value}", ok=False)
         number = next(_order_numbers)
         self._orders[number] = asyncio.get_running_loop().create_future()
-        self._events.put_nowait(Hosted(asked.purpose.value, sv.Ordered(number, asked.by, asked.wish)))
+        self._events.put_nowait(Hosted(asked.purpose.value, sv.Ordered(number, asked.by, asked.argument)))
         return await self._orders[number]
 
     @property

@@ -62,13 +62,13 @@ class Sizing:
         """The bounds that apply."""
         return NodeRange(self.minimum, self.maximum, spec.unit) if self.maximum else spec
 
-    def wished(self, spec: NodeRange) -> int:
+    def requested(self, spec: NodeRange) -> int:
         """The requested number of nodes, within the bounds; 0: no request."""
         return within(self.bounds(spec), self.desired) if self.desired else 0
 
     def target(self, spec: NodeRange) -> int:
         """The number of nodes of a world, if enough are available."""
-        return self.wished(spec) or self.bounds(spec).highest
+        return self.requested(spec) or self.bounds(spec).highest
 
     def excludes(self, node: str) -> bool:
         """Whether a node is cordoned."""
@@ -100,7 +100,7 @@ class Departing:
     incarnation: Incarnation
     reason: str
     deadline_s: float
-    care: DrainMode
+    mode: DrainMode
     era: int = 0
     """Commit that must be complete in the checkpoint directory before the node is told; 0, 0: not agreed on yet."""
     commit: int = 0
@@ -282,9 +282,9 @@ def _drain(sizing: Sizing, request: Drain, facts: Facts) -> Judged:
         return Judged(Verdict.UNKNOWN, _unknown(strangers, facts), sizing)
     if not math.isfinite(request.deadline_s) or request.deadline_s < 0:
         return _refused(sizing, f"a deadline of {request.deadline_s:g} s: not a time. Leave it out, or give seconds")
-    if request.care is DrainMode.MUST and not facts.saves:
+    if request.mode is DrainMode.MUST and not facts.saves:
         return _refused(sizing, "no checkpoint can be written first: the job has no --checkpoint-dir")
-    if request.care is DrainMode.MUST and not facts.aware:
+    if request.mode is DrainMode.MUST and not facts.aware:
         return _refused(sizing, "no checkpoint can be written first: the script does not use edl.State")
     going = frozenset(request.nodes)
     short = _short(sizing, facts, going) or _storeless(facts, going)

@@ -143,7 +143,7 @@ def _forget(turn: Turn, back: Sequence[Dropped]) -> None:
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def wished(turn: Turn, request: Cordon) -> None:
+def cordon(turn: Turn, request: Cordon) -> None:
     """Carry out a request that ``edl.master.sizing`` has accepted."""
     entry = turn.nodes.get(NodeId(request.node))
     info = entry.info if entry is not None else None

@@ -121,7 +121,7 @@ class Record:
     """Current batch and LR of the last world; ``world.settings`` is what it began with."""
     policy: HyperPolicy | None = None
     """The manually changed policy; None if it was never changed."""
-    wish: str = ""
+    settings_request: str = ""
     """The requester and content of a manual change, until it takes effect."""
     first_workers: int = 0
     """Workers of the first world, for which the script's LR is meant unless configured otherwise."""

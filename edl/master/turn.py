@@ -107,7 +107,7 @@ class Turn:
         """The size of the world after the recorded one, if ``available`` nodes can take part."""
         world = self.record.world
         previous = len(world.members) if world is not None else 0
-        wanted = self.record.sizing.wished(self.spec.nodes)
+        wanted = self.record.sizing.requested(self.spec.nodes)
         return next_size(self.bounds, self.spec.fault_tolerance, previous, available, wanted)
 
     def free(self) -> list[NodeEntry]:

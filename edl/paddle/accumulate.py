@@ -79,7 +79,7 @@ class PaddleTrainee:
         """Nothing to do: other workers wait only for the averaging."""
 
     def conclude(self) -> None:
-        """Average the gradients."""
+        """Average the gradients over all workers, once per step."""
         if self._wrapper is not None:
             self._wrapper.average_gradients()
 
@@ -119,7 +119,7 @@ class PaddleTrainee:
             fill(buffer, values)
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -106,7 +106,7 @@ def _info(dtype: Any, shape: tuple[int, ...]) -> ArrayInfo:
 
 
 class PaddleArrays:
-    """Implements ``edl.worker.framework.Arrays`` for Paddle."""
+    """The array port of ``edl.worker`` (``Arrays``) for Paddle."""
 
     def is_array(self, value: object) -> bool:
         """Whether the value is a tensor or a numpy array."""

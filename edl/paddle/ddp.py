@@ -185,7 +185,7 @@ def _all_or_nobody(ring: Ring) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        ring.abort(f"a collective broke off ({type(error).__name__}: {error})")
+        ring.abort(f"a collective failed ({type(error).__name__}: {error})")
         raise
 
 

@@ -17,7 +17,7 @@ from edl.worker.ring import PeerLost, Ring
 
 
 class PaddleFramework:
-    """Implements ``edl.worker.framework.Framework`` for Paddle."""
+    """The framework port of ``edl.worker`` (``Framework``) for Paddle."""
 
     name = "paddle"
 

@@ -105,7 +105,7 @@ class LogicalModel:
         return [sum(int(self._parameters[number].size) for number in numbers) for numbers in self._kinds.values()]
 
     def blank(self, array: int, rows: int, columns: int) -> Any:
-        """An uninitialized array."""
+        """An uninitialized array of one kind, of this shape."""
         return np.empty((rows, columns), list(self._kinds)[array])
 
     def gather(self, sent: Any) -> Any:

@@ -99,7 +99,7 @@ class Embedding(nn.Layer):
         return rows.mean(axis=-2) if self.combiner == "mean" else rows
 
     def extra_repr(self) -> str:
-        """The text in ``print(model)``."""
+        """The arguments shown by ``print(model)``."""
         return f"{self.table!r}, dim={self.dim}" + (f", combiner={self.combiner!r}" if self.combiner else "")
 
 
@@ -140,7 +140,7 @@ class Dense:
         part.declare_dense(self, optimizer if optimizer is not None else Optimizer(), damaged)
 
     def read(self) -> dict[str, Any]:
-        """The parameters by name."""
+        """The trained parameters by name."""
         return {key: _floats(one) for key, one in self._parameters.items()}
 
     def write(self, values: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a worker's start needs from Paddle. Called by name from ``edl.worker.frameworks``."""
+"""Checks and settings of Paddle for starting a worker. Called by name from ``edl.worker.frameworks``."""
 
 from __future__ import annotations
 

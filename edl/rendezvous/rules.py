@@ -20,36 +20,36 @@ class Size:
     reason: str
 
 
-def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available: int, wished: int = 0) -> Size:
+def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available: int, requested: int = 0) -> Size:
     """Decide the next world's number of nodes.
 
-    ``previous``: nodes in the last world, 0 before the first. ``available``: nodes that are ready. ``wished``: a
+    ``previous``: nodes in the last world, 0 before the first. ``available``: nodes that are ready. ``requested``: a
     requested size within the bounds, 0 for none; it overrides the size that the level would choose.
     """
     if previous and level is FaultTolerance.RECOVER:
-        return _recover(bounds, previous, available, wished)
-    usable = min(available, previous) if previous and level is FaultTolerance.SHRINK and not wished else available
-    nodes = bounds.fit(min(usable, wished) if wished else usable)
+        return _recover(bounds, previous, available, requested)
+    usable = min(available, previous) if previous and level is FaultTolerance.SHRINK and not requested else available
+    nodes = bounds.fit(min(usable, requested) if requested else usable)
     if nodes == 0:
         return Size(0, f"{count(available)} ready, at least {bounds.lowest} needed (--nnodes={bounds})")
-    return Size(nodes, _surplus(bounds, nodes, available, wished))
+    return Size(nodes, _surplus(bounds, nodes, available, requested))
 
 
-def _recover(bounds: NodeRange, previous: int, available: int, wished: int) -> Size:
+def _recover(bounds: NodeRange, previous: int, available: int, requested: int) -> Size:
     """Keep the size until another one is requested and enough nodes are ready for it."""
-    if wished and available >= wished:
-        return Size(wished, f"{count(wished)}, as requested")
-    keep = min(max(previous, bounds.lowest), wished or bounds.highest)
+    if requested and available >= requested:
+        return Size(requested, f"{count(requested)}, as requested")
+    keep = min(max(previous, bounds.lowest), requested or bounds.highest)
     if available >= keep:
         return Size(keep, "all places are filled again")
     missing = keep - available
     return Size(0, f"--fault-tolerance=recover keeps {count(keep)}: waiting for {count(missing, 'replacement')}")
 
 
-def _surplus(bounds: NodeRange, nodes: int, available: int, wished: int) -> str:
+def _surplus(bounds: NodeRange, nodes: int, available: int, requested: int) -> str:
     if nodes == available:
         return f"{count(nodes)} ready"
-    if nodes == wished:
+    if nodes == requested:
         return f"{nodes} of {count(available)} ready, as requested; the others are spares"
     if nodes == bounds.highest:
         return f"{nodes} of {count(available)} ready, the maximum; the others are spares"

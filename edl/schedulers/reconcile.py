@@ -133,7 +133,7 @@ Call = Current | Ask | Release
 class Tell:
     """Submit a request to the Master. ``Replied`` or ``Unheard`` follows."""
 
-    wish: ScaleRequest
+    request: ScaleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class State:
     look_s: float = 0.0
     """The latest time for the next query."""
     call: Call | None = None
-    wish: ScaleRequest | None = None
+    request: ScaleRequest | None = None
     errors: int = 0
     """Number of consecutive errors."""
     trouble: str = ""
@@ -292,12 +292,12 @@ class _Turn:
         self._set(size=size, look_s=self._now_s + LOOK_S)
 
     def _replied(self, granted: Granted) -> None:
-        wish, done = self.state.wish, granted.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
-        self._set(wish=None)
-        if isinstance(wish, Drain) and done:
-            self._set(sent_away=self.state.sent_away | set(wish.nodes))
-        if isinstance(wish, Resize) and done and self.state.size is not None:
-            self._set(told=self._told(self.state.size.nodes) if self.state.size.nodes == wish.nodes else None)
+        request, done = self.state.request, granted.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
+        self._set(request=None)
+        if isinstance(request, Drain) and done:
+            self._set(sent_away=self.state.sent_away | set(request.nodes))
+        if isinstance(request, Resize) and done and self.state.size is not None:
+            self._set(told=self._told(self.state.size.nodes) if self.state.size.nodes == request.nodes else None)
         if done:
             self._set(refusal="")
         elif granted.verdict is Verdict.UNKNOWN:  # one of the nodes has left meanwhile; the others still have to leave
@@ -311,7 +311,7 @@ class _Turn:
 
     def _unheard(self, text: str) -> None:
         self._refused(text)
-        self._set(wish=None, hush_s=self._now_s + UNHEARD_S, doomed_s=self._now_s + UNHEARD_S)
+        self._set(request=None, hush_s=self._now_s + UNHEARD_S, doomed_s=self._now_s + UNHEARD_S)
 
     def _refused(self, text: str) -> None:
         if text != self.state.refusal:
@@ -335,11 +335,11 @@ class _Turn:
             self.effects.append(Finished())
             return
         plan = self._plan(self.state.job)
-        if self.state.wish is None and not self._ended:
-            wish = self._next_wish(self.state.job, plan)
-            if wish is not None:
-                self._set(wish=wish)
-                self.effects.append(Tell(wish))
+        if self.state.request is None and not self._ended:
+            request = self._next_request(self.state.job, plan)
+            if request is not None:
+                self._set(request=request)
+                self.effects.append(Tell(request))
         if self.state.call is None and self._now_s >= self.state.resume_s:
             call = self._next_call(self.state.job, plan)
             if call is not None:
@@ -355,7 +355,7 @@ class _Turn:
             return None
         return release_plan(job, state.size.nodes, state.about.indexed)
 
-    def _next_wish(self, job: Job, plan: Plan | None) -> ScaleRequest | None:
+    def _next_request(self, job: Job, plan: Plan | None) -> ScaleRequest | None:
         name = self.state.about.name
         doomed = self._doomed(job)
         self._set(urgent=doomed is not None)
@@ -369,7 +369,7 @@ class _Turn:
         if plan is None or not away:
             return None
         self._set(surplus=self.state.surplus | set(away))
-        return Drain(tuple(away), name, plan.reason, care=DrainMode.TRY)
+        return Drain(tuple(away), name, plan.reason, mode=DrainMode.TRY)
 
     def _doomed(self, job: Job) -> Drain | None:
         """The drain of all doomed nodes at one step boundary. Nodes that no longer exist are forgotten: a later node
@@ -474,7 +474,7 @@ class _Turn:
         times = []
         if state.call is None:
             times = [state.resume_s, max(state.look_s, state.resume_s), state.last_s + self._same_pause_s]
-        if state.wish is None:
+        if state.request is None:
             times.append(state.hush_s)
             times += [state.doomed_s] if state.doomed else []
         due_s = min((at_s for at_s in times if at_s > self._now_s), default=None)

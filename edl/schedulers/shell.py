@@ -20,7 +20,7 @@ from edl.wire.status import JobStatus
 
 CALL_LIMIT_S = 120.0
 """A safety limit in seconds, above the time limits of the adapters."""
-WISH_LIMIT_S = 30.0
+REQUEST_LIMIT_S = 30.0
 """Time limit in seconds; the store may be unreachable."""
 WATCH_AGAIN_S = 60.0
 """Pause in seconds after a watch that failed permanently."""
@@ -79,8 +79,8 @@ class Reconciler:
                         self._background.begin(self._call(scheduler.request(nodes, reason)))
                     case rc.Release(names, nodes, reason):
                         self._background.begin(self._call(scheduler.release(names, nodes, reason)))
-                    case rc.Tell(wish):
-                        self._background.begin(self._tell(wish))
+                    case rc.Tell(request):
+                        self._background.begin(self._tell(request))
                     case rc.Explain(text):
                         self._ruling.explain(text)
                     case rc.Note(text):
@@ -105,13 +105,13 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001 - top of a task: a bug in an adapter must not block the machine
             self._events.put_nowait(rc.Failed(f"the scheduler's adapter: {type(error).__name__}: {error}", False))
 
-    async def _tell(self, wish: ScaleRequest) -> None:
+    async def _tell(self, request: ScaleRequest) -> None:
         try:
-            granted = await asyncio.wait_for(self._ruling.wish(wish), WISH_LIMIT_S)
+            granted = await asyncio.wait_for(self._ruling.submit(request), REQUEST_LIMIT_S)
         except FencedOut:
             return  # another Master has been elected, and this task ends
         except asyncio.TimeoutError:
-            self._unheard(f"the Master has not answered for {WISH_LIMIT_S:g} s: its store may be unreachable")
+            self._unheard(f"the Master has not answered for {REQUEST_LIMIT_S:g} s: its store may be unreachable")
         except Exception as error:  # noqa: BLE001 - as in _call
             self._unheard(f"the Master could not accept the request: {type(error).__name__}: {error}")
         else:

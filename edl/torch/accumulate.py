@@ -122,7 +122,7 @@ class TorchTrainee:
                 buffer.copy_(values)
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

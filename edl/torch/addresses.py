@@ -56,7 +56,7 @@ def _sized(data: bytes, at: int) -> bytes | None:
 
 
 class Addresses:
-    """The addresses of one group. Written by the thread that forms it, read by the thread that cuts it."""
+    """The addresses of one group. Written by the thread that forms it, read by the thread that disconnects it."""
 
     def __init__(self, store_port: int, serves: bool) -> None:
         """``serves``: this is rank 0, which runs torch's store."""

@@ -61,7 +61,7 @@ tree.know("torch.dtype", torch.dtype, lambda kind: str(kind).removeprefix("torch
 
 
 class TorchArrays:
-    """Implements ``edl.worker.framework.Arrays`` for torch."""
+    """The array port of ``edl.worker`` (``Arrays``) for torch."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None

@@ -90,7 +90,7 @@ class Collectives:
     def owe(self, error: BaseException) -> None:
         """A backward pass that all ranks run failed here before it sent anything. The script may repeat it, for example
         with a smaller batch, but must not commit without it."""
-        self._owed = f"a backward pass broke off, and was not made again: {error}"
+        self._owed = f"a backward pass failed and was not repeated: {error}"
 
     def pay(self, outputs: Any) -> None:
         """A backward pass has succeeded; see ``owe``."""
@@ -112,7 +112,7 @@ class Collectives:
             self._most = max(_MOST_OPEN, 2 * len(self._open))
 
     def ended(self, work: Any) -> None:
-        """Its result is available."""
+        """Note that the result of a collective is available."""
         with self._lock:
             self._open.pop(work, None)
 
@@ -168,7 +168,7 @@ class Collectives:
         if not self._group_is_shared():
             return
         if self.counts() != begun:
-            self.fail(f"a backward pass broke off in the middle: {error}")  # where the other ranks wait
+            self.fail(f"a backward pass failed in the middle: {error}")  # where the other ranks wait
         elif _goes_through_ddp(outputs):
             self.owe(error)
 

@@ -25,7 +25,7 @@ _NO_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|out of memo
 
 
 class TorchFramework:
-    """Implements ``edl.worker.framework.Framework`` for torch."""
+    """The framework port of ``edl.worker`` (``Framework``) for torch."""
 
     name = "torch"
 
@@ -45,7 +45,7 @@ class TorchFramework:
         return why_not()
 
     def prepare(self, seat: Seat) -> TorchGroup:
-        """Forget the previous group, and create one for this round that ``abort`` can cut."""
+        """Forget the previous group, and create one for this round that ``abort`` can disconnect."""
         watch_new_groups(None)
         disarm(seat.round)
         forget_default_group()

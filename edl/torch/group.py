@@ -1,4 +1,4 @@
-"""The process group of one round: formed on torch's store, cut from any thread, and freed later."""
+"""The process group of one round: formed on torch's store, disconnected from any thread, and freed later."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from edl.worker.patience import wait_until_open
 STORE_TIMEOUT = timedelta(seconds=300)
 """How long a worker waits for rank 0's store unless it is aborted; torch's own default."""
 _AGAIN_S = 0.005
-"""Pause in seconds between cuts while a group that is being formed keeps opening connections."""
+"""Pause in seconds between disconnects while a group that is being formed keeps opening connections."""
 _LONGEST_AGAIN_S = 0.2
 _NOTICED_S = 0.1
-"""Seconds within which gloo has read the end of a cut connection."""
+"""Seconds within which gloo has read the end of a connection that was shut down."""
 _ASK_AGAIN_S = 1.0
 
 _MAPS = (
@@ -87,24 +87,24 @@ class TorchGroup:
             self._aborted.set()
             groups = list(self._groups)
         self._moved.set()
-        deaf = self._cut()
-        _in_background(lambda: self._cut_again(deaf))
+        deaf = self._disconnect()
+        _in_background(lambda: self._disconnect_again(deaf))
         if any(nccl.has_nccl(group) for group in groups):
             _in_background(lambda: nccl.abort(groups))
 
-    def _cut(self) -> list[socket.socket]:
+    def _disconnect(self) -> list[socket.socket]:
         deaf = deafen(connections(self.addresses))
         if self._forming:
             poke(listeners(self.addresses), self.seat.world_size)
         return deaf
 
-    def _cut_again(self, deaf: list[socket.socket]) -> None:
-        """Repeat the cut: a group that is being formed opens new connections, and torch's store retries."""
+    def _disconnect_again(self, deaf: list[socket.socket]) -> None:
+        """Disconnect again: a group that is being formed opens new connections, and torch's store retries."""
         pause_s = _AGAIN_S
         while self._forming:
             threading.Event().wait(pause_s)
             hang_up(deaf)
-            deaf = self._cut()
+            deaf = self._disconnect()
             pause_s = min(pause_s * 1.5, _LONGEST_AGAIN_S)
         threading.Event().wait(_NOTICED_S)
         hang_up(deaf)

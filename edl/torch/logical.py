@@ -87,7 +87,7 @@ class LogicalModel:
         return [sum(self._parameters[number].numel() for number in numbers) for numbers in self._kinds.values()]
 
     def blank(self, array: int, rows: int, columns: int) -> torch.Tensor:
-        """An uninitialized array."""
+        """An uninitialized array of one kind, of this shape."""
         device, dtype = list(self._kinds)[array]
         return torch.empty((rows, columns), dtype=dtype, device=device)
 

@@ -125,7 +125,7 @@ def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int,
         if what := complaint.overdue(errors(groups()), now_s):
             note(
                 f"round {round}: NCCL reports {what}, and no worker is lost: a collective hangs or has failed. This "
-                "worker ends, so that the others can go on. Its threads:"
+                "worker ends, so that the others can continue. Its threads:"
             )
             end()
             return

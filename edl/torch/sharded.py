@@ -33,13 +33,13 @@ from edl.checkpoint.reading.assembly import (
     Box,
     Missing,
     Spread,
-    Stored,
+    StoredArray,
     Whole,
-    holds_cut,
-    is_cut,
+    holds_tensor_parts,
+    is_tensor_part,
     merged,
 )
-from edl.checkpoint.reading.reader import Folder, Want
+from edl.checkpoint.reading.reader import Folder, ReadRequest
 from edl.errors import CheckpointError, StateError
 from edl.torch import loading
 from edl.torch.arrays import TorchArrays
@@ -88,26 +88,28 @@ def _optimizer_parts(
     entries cannot be restored, so they raise ``StateError``."""
     found: dict[str, Any] = {key: local_parts(part) for key, part in kept.items()}
     for key, part in found.items():
-        if key != "state" and holds_cut(part):
-            raise _not_restorable(name, key, "the optimizer as a whole", "a sharded tensor that is of no parameter")
+        if key != "state" and holds_tensor_parts(part):
+            raise _not_restorable(
+                name, key, "the optimizer as a whole", "a sharded tensor that belongs to no parameter"
+            )
     parameters = _parameters(optimizer)
     for number, of_one in found.get("state", {}).items():
         at = number if isinstance(number, int) and 0 <= number < len(parameters) else None
         if at is None or not isinstance(of_one, dict):
-            if holds_cut(of_one):
+            if holds_tensor_parts(of_one):
                 whose = str(number) if at is None else names[at]
-                raise _not_restorable(name, "its state", whose, "a sharded tensor that is of no parameter")
+                raise _not_restorable(name, "its state", whose, "a sharded tensor that belongs to no parameter")
             continue
         for key, part in of_one.items():
-            if is_cut(part) and not _is_spread_like(part, parameters[at]):
+            if is_tensor_part(part) and not _is_spread_like(part, parameters[at]):
                 why = (
                     f"a sharded tensor of shape {tuple(part[SHAPE])}, the parameter's is {tuple(parameters[at].shape)}"
                     if tuple(part[SHAPE]) != tuple(parameters[at].shape)
-                    else "spread in another way than the parameter"
+                    else "distributed in another way than the parameter"
                 )
                 raise _not_restorable(name, key, names[at], why)
-            if not is_cut(part) and holds_cut(part):
-                raise _not_restorable(name, key, names[at], "a sharded tensor inside of something else")
+            if not is_tensor_part(part) and holds_tensor_parts(part):
+                raise _not_restorable(name, key, names[at], "a sharded tensor inside another object")
     found[NAMES] = names
     return found
 
@@ -200,12 +202,14 @@ def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any
         parameters = _parameters(obj)
         for number, of_one in kept.get("state", {}).items():
             for key, part in of_one.items() if isinstance(of_one, dict) else ():
-                if is_cut(part):
+                if is_tensor_part(part):
                     where = f"{name}.{key}"
                     of_one[key] = _like(parameters[number], _piece(part, parameters[number], where))
         obj.load_state_dict(kept)
     else:
-        obj.load_state_dict(_rejoined(owned(plain), obj.state_dict() if holds_cut(plain) else None, f"state.{name}"))
+        obj.load_state_dict(
+            _rejoined(owned(plain), obj.state_dict() if holds_tensor_parts(plain) else None, f"state.{name}")
+        )
 
 
 def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Callable[[Any], Any]) -> None:
@@ -221,7 +225,7 @@ def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Calla
     rest: dict[str, Any] = {}
     for key, part in plain.items():
         place = places.get(key)
-        if place is not None and (is_cut(part) or isinstance(part, torch.Tensor)):
+        if place is not None and (is_tensor_part(part) or isinstance(part, torch.Tensor)):
             loading.check_memory(key, place)
             mine, theirs = _local(place), _piece(part, place, key)
             if loading.fits(mine, theirs):
@@ -259,12 +263,12 @@ def _local(tensor: Any) -> Any:
 def _piece(part: Any, live: Any, where: str) -> Any:
     """The part of a saved tensor, sharded or not, that this worker holds now. Raises ``ValueError`` when it was saved
     differently."""
-    cut = is_cut(part)
-    shape = tuple(part[SHAPE] if cut else part.shape)
+    sharded = is_tensor_part(part)
+    shape = tuple(part[SHAPE] if sharded else part.shape)
     if shape != tuple(live.shape):
         raise ValueError(f"{where}: saved as {shape}, now {tuple(live.shape)}")
     here = _box(live) if isinstance(live, DTensor) else Box((0,) * len(shape), shape)
-    if not cut:
+    if not sharded:
         return part[tuple(slice(at, at + n) for at, n in zip(here.offset, here.shape, strict=True))]
     kept = Box(tuple(part[OFFSET]), tuple(part[LOCAL].shape))
     if kept != here:
@@ -286,7 +290,7 @@ def _like(tensor: Any, local: torch.Tensor) -> Any:
 def _rejoined(plain: Any, live: Any, where: str) -> Any:
     """The same structure with DTensors, distributed like those in the same places of the object now. Raises
     ``ValueError`` if there is none."""
-    if is_cut(plain):
+    if is_tensor_part(plain):
         if not isinstance(live, DTensor) or tuple(live.shape) != tuple(plain[SHAPE]):
             raise ValueError(f"{where} was a sharded tensor of shape {plain[SHAPE]}, and is not one now")
         return _like(live, _piece(plain, live, where))
@@ -332,7 +336,7 @@ def load_sharded(
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _LocalPart:
     """A DTensor to be created after its part has been read: a copy to a device before that would be empty."""
 
     live: Any
@@ -341,7 +345,7 @@ class _Cut:
 
 def _made(value: Any) -> Any:
     """The same structure with the DTensors, after everything has been read."""
-    if isinstance(value, _Cut):
+    if isinstance(value, _LocalPart):
         return _like(value.live, value.part)
     return tree.map_entries(value, lambda _, part: _made(part))
 
@@ -355,7 +359,7 @@ class _Restore:
         self.folder = folder
         self.shards = tuple(shards)
         self._loading = loading_of
-        self._wants: list[Want] = []
+        self._wants: list[ReadRequest] = []
         self._checks: list[Callable[[], None]] = []
         self._then: list[tuple[str, Callable[[], None]]] = []
 
@@ -395,7 +399,7 @@ class _Restore:
             if isinstance(live, DTensor):
                 if value.shape != tuple(live.shape):
                     raise ValueError(f"{where}: saved as {value.shape}, now {tuple(live.shape)}")
-                return _Cut(live, self._tensor(value, _box(live)))
+                return _LocalPart(live, self._tensor(value, _box(live)))
             return self._tensor(value, value.box)
         if isinstance(value, Whole):
             return self._array(value.copies[0])
@@ -406,7 +410,7 @@ class _Restore:
         another size."""
         if len(whole.copies) < 2 or len(self.shards) != self.folder.shards or self._same_size():
             return
-        firsts = [Want.all_of(copy) for copy in whole.copies]
+        firsts = [ReadRequest.all_of(copy) for copy in whole.copies]
         self._wants += [want for want, _ in firsts]
 
         def compare() -> None:
@@ -452,7 +456,7 @@ class _Restore:
                 pairs.append((mine, read))
                 filled[path] = place
             else:
-                rest[path] = _Cut(place, read) if isinstance(place, DTensor) else read
+                rest[path] = _LocalPart(place, read) if isinstance(place, DTensor) else read
 
         def give() -> None:
             loading.fill(pairs)
@@ -522,12 +526,12 @@ class _Restore:
         self._then.append((name, lambda: obj.load_state_dict(_made(plain))))
 
     def _tensor(self, kept: Spread, box: Box) -> torch.Tensor:
-        want, memory = Want.part_of(kept, box)
+        want, memory = ReadRequest.part_of(kept, box)
         self._wants.append(want)
         return _arrays.view(ArrayInfo(kept.dtype, box.shape, len(memory)), memoryview(memory))
 
-    def _array(self, stored: Stored) -> Any:
-        want, memory = Want.all_of(stored)
+    def _array(self, stored: StoredArray) -> Any:
+        want, memory = ReadRequest.all_of(stored)
         self._wants.append(want)
         entry = stored.entry
         tensor = _arrays.view(ArrayInfo(entry.dtype, entry.shape, entry.size), memoryview(memory))
@@ -545,6 +549,6 @@ def _shape(kept: Any) -> tuple[int, ...]:
 
 def _as_whole(value: Any) -> Any:
     """Values belong to each worker: convert references to arrays of a single file."""
-    if isinstance(value, Stored):
+    if isinstance(value, StoredArray):
         return Whole((value,))
     return tree.map_entries(value, lambda _, part: _as_whole(part))

@@ -1,4 +1,4 @@
-"""The sockets of a process group, and how to cut them.
+"""The sockets of a process group, and how to shut them down.
 
 gloo and torch's store offer no way to interrupt a call that waits for a peer. If edl shuts down the socket, they see it
 as closed by the peer, so every call on it fails at once.

@@ -1,4 +1,4 @@
-"""What a worker's start needs from torch. Called by name from ``edl.worker.frameworks``."""
+"""Checks and settings of torch for starting a worker. Called by name from ``edl.worker.frameworks``."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _progressing(status: JobStatus) -> Judgement:
         return True, "Resizing", f"generation {scale.generation} is requested, {scale.observed} has been reached"
     if status.phase != "running" and not scale.suspended:
         return True, "Forming", status.reason
-    return False, "AsWished", "the world has the requested size"
+    return False, "AsRequested", "the world has the requested size"
 
 
 def _suspended(status: JobStatus) -> Judgement:

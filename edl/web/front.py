@@ -52,7 +52,7 @@ class Authority(Protocol):
         """Pass a request to a service; it is in the store when this returns."""
         ...
 
-    async def wish(self, request: ScaleRequest) -> Granted:
+    async def submit(self, request: ScaleRequest) -> Granted:
         """Accept a request, or refuse it with a reason; an accepted one is in the store when this returns."""
         ...
 

@@ -331,7 +331,7 @@ class Server:
 
     async def _granted(self, call: Call, change: ScaleRequest) -> Granted:
         """The Master's answer. A client that disconnects does not withdraw its request. Raises ``Refusal``."""
-        granted = await self._answered(call.authority.wish(change))
+        granted = await self._answered(call.authority.submit(change))
         if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):
             raise Refusal(documents.CODES[granted.verdict], granted.text)
         return granted

@@ -255,14 +255,14 @@ class Kept(_message.Message):
     def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., where: _Optional[str] = ..., error: _Optional[str] = ..., took_s: _Optional[float] = ...) -> None: ...
 
 class Asked(_message.Message):
-    __slots__ = ("purpose", "by", "wish")
+    __slots__ = ("purpose", "by", "argument")
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
-    WISH_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     purpose: str
     by: str
-    wish: str
-    def __init__(self, purpose: _Optional[str] = ..., by: _Optional[str] = ..., wish: _Optional[str] = ...) -> None: ...
+    argument: str
+    def __init__(self, purpose: _Optional[str] = ..., by: _Optional[str] = ..., argument: _Optional[str] = ...) -> None: ...
 
 class Hanging(_message.Message):
     __slots__ = ("round", "what")
@@ -469,14 +469,14 @@ class ServiceTold(_message.Message):
     def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
 
 class Depart(_message.Message):
-    __slots__ = ("reason", "deadline_s", "care")
+    __slots__ = ("reason", "deadline_s", "mode")
     REASON_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
-    CARE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     reason: str
     deadline_s: float
-    care: str
-    def __init__(self, reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., care: _Optional[str] = ...) -> None: ...
+    mode: str
+    def __init__(self, reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class Idle(_message.Message):
     __slots__ = ("reason", "save")
@@ -715,18 +715,18 @@ class SetBounds(_message.Message):
     def __init__(self, minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("nodes", "by", "reason", "deadline_s", "care")
+    __slots__ = ("nodes", "by", "reason", "deadline_s", "mode")
     NODES_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
-    CARE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedScalarFieldContainer[str]
     by: str
     reason: str
     deadline_s: float
-    care: str
-    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., care: _Optional[str] = ...) -> None: ...
+    mode: str
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class Cordon(_message.Message):
     __slots__ = ("node", "cordoned", "by", "reason", "device")

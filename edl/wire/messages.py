@@ -341,7 +341,7 @@ class Asked:
     purpose: Purpose
     by: str
     """Source of the request, for display: a file, a command line."""
-    wish: str = ""
+    argument: str = ""
     """With ``SET``: the settings, as ``name=value`` separated by spaces; with ``DATA``: the request as JSON."""
 
 
@@ -521,7 +521,7 @@ class Depart:
     reason: str
     deadline_s: float
     """Seconds until this node must be gone; 0: ``--shutdown-timeout`` applies."""
-    care: DrainMode = DrainMode.TRY
+    mode: DrainMode = DrainMode.TRY
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Drain:
     reason: str = ""
     deadline_s: float = 0.0
     """Seconds until the nodes must be gone; 0: ``--shutdown-timeout`` applies."""
-    care: DrainMode = DrainMode.TRY
+    mode: DrainMode = DrainMode.TRY
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,11 +74,11 @@ def read(path: str, batch_size: int) -> Iterator[dict[str, Array]]:
     """Batches of one file, in its order, raw or prepared. For the held-out set."""
     from data_service.formats import open_reader
     from data_service.formats.arrays import to_numpy
-    from data_service.formats.options import Options
+    from data_service.formats.options import FormatOptions
     from data_service.scan import scan
 
     raw = is_raw(path)
-    options = Options.of(READING) if raw else Options()
+    options = FormatOptions.of(READING) if raw else FormatOptions()
     manifest = scan([path], "csv" if raw else None, options=options)
     reader = open_reader(manifest.format, options=options)
     try:

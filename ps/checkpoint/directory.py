@@ -26,11 +26,20 @@ from edl.checkpoint.directory.manifest import Sum
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.snapshot import Meta
-from ps.checkpoint import manifest
-from ps.checkpoint.manifest import CHAIN, MARKER_FILE, Marker, Part, PartReport, cut_name, cut_number, job_folder
-from ps.checkpoint.reader import Complete, Loaded, Reader
-from ps.checkpoint.writer import FILE_BYTES, FORMAT_NAME, Pace, PartWriter, RowsFile, Taken, Throttle
-from ps.protocol.messages import Cut, Found, FoundCut, Orders
+from ps.checkpoint import manifest as layout
+from ps.checkpoint.manifest import (
+    CHAIN,
+    MANIFEST_FILE,
+    CheckpointManifest,
+    CheckpointPart,
+    PartReport,
+    checkpoint_name,
+    checkpoint_number,
+    job_folder,
+)
+from ps.checkpoint.reader import CheckpointReader, Complete, Loaded
+from ps.checkpoint.writer import FILE_BYTES, FORMAT_NAME, PartWriter, RowsFile, Taken, Throttle, WriteRate
+from ps.protocol.messages import CheckpointOrder, FoundCheckpoint, FoundCheckpoints, Orders
 from ps.rows import Rows
 from ps.spec import BUCKETS
 
@@ -53,7 +62,7 @@ class CheckpointDirectory:
         server: int = 0,
         *,
         keep: int = KEEP,
-        pace: Pace | None = None,
+        pace: WriteRate | None = None,
         file_bytes: int = FILE_BYTES,
         wall_s: Callable[[], float] = wall_clock_s,
         now_s: Callable[[], float] = _CLOCK.now_s,
@@ -65,7 +74,7 @@ class CheckpointDirectory:
         self._folder = job_folder(job)
         self.server = server
         self._keep = max(2, keep)
-        self._pace = pace or Pace(now_s=now_s)
+        self._pace = pace or WriteRate(now_s=now_s)
         self._file_bytes = file_bytes
         self._wall_s, self._now_s, self._say = wall_s, now_s, say
         self._tag = secrets.token_hex(4)
@@ -82,36 +91,37 @@ class CheckpointDirectory:
         self._evicted: dict[str, list[Rows]] = {}
         self._evicted_bytes = self._evicted_files = 0
 
-    def run(self, cut: int) -> str:
+    def run(self, checkpoint: int) -> str:
         """Path of a checkpoint's folder, relative to the checkpoint directory."""
-        return f"{self._folder}/{cut_name(cut)}"
+        return f"{self._folder}/{checkpoint_name(checkpoint)}"
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
-    def find(self) -> Found:
+    def find(self) -> FoundCheckpoints:
         """List the usable checkpoints, without reading their rows. Raises ``CheckpointError`` if the directory is
         unreadable."""
         try:
-            numbers = sorted(self._numbers(), reverse=True)
+            runs = self._runs()
         except OSError as error:
             raise cannot_read(self._files, error) from error
-        cuts: list[FoundCut] = []
+        checkpoints: list[FoundCheckpoint] = []
         refused: list[str] = []
-        for number in numbers:
-            run = self.run(number)
+        for number, run in runs:
             try:
-                chain = self.chain(run) if self._marked(run) else []
+                chain = self.chain(run) if self._has_manifest(run) else []
             except (CheckpointError, OSError) as error:
                 reason = f"unreadable: {why(error)}" if isinstance(error, OSError) else str(error)
                 refused.append(f"{self._files.path(run)}: {reason}")
                 self._say(f"checkpoint {self._files.path(run)} is ignored: {reason}")
                 continue
             if chain:
-                marker = chain[0].marker
-                cuts.append(FoundCut(run, number, marker.step, marker.tables, json.dumps(marker.extra)))
-            if len(cuts) == CANDIDATES:
+                manifest = chain[0].manifest
+                checkpoints.append(
+                    FoundCheckpoint(run, number, manifest.step, manifest.tables, json.dumps(manifest.extra))
+                )
+            if len(checkpoints) == CANDIDATES:
                 break
-        return Found(max(numbers, default=0), tuple(cuts), tuple(refused))
+        return FoundCheckpoints(runs[0][0] if runs else 0, tuple(checkpoints), tuple(refused))
 
     def chain(self, run: str) -> list[Complete]:
         """A checkpoint and the base checkpoints that it needs, newest first. Raises ``CheckpointError`` if any is
@@ -127,7 +137,7 @@ class CheckpointDirectory:
                     raise
                 reason = f"unreadable: {why(error)}" if isinstance(error, OSError) else str(error)
                 raise CheckpointError(f"its base {run} is unusable: {reason}") from None
-            run = found[-1].marker.base
+            run = found[-1].manifest.base
         return found
 
     def _look(self, run: str) -> Complete:
@@ -136,14 +146,15 @@ class CheckpointDirectory:
         sizes = {entry.name: entry.size for entry in self._files.entries(run) if not entry.folder}
         known = self._seen.get(run)
         if known is None:
-            if MARKER_FILE not in sizes:
-                raise CheckpointError(f"{MARKER_FILE} is missing: the checkpoint was never completed")
-            marker = manifest.parse_marker(self._files.read(f"{run}/{MARKER_FILE}"))
-            if marker.cut != cut_number(run.rpartition("/")[2]):
-                raise CheckpointError(f"its manifest names another checkpoint, {cut_name(marker.cut)}")
-            if marker.job != run.split("/")[-2]:
-                raise CheckpointError(f"written by job {marker.job}, not by {run.split('/')[-2]}")
-            known = Complete(run, marker, {name: self._part(run, name, one) for name, one in marker.parts.items()})
+            file = layout.manifest_file(run)
+            if file not in sizes:
+                raise CheckpointError(f"{file} is missing: the checkpoint was never completed")
+            manifest = layout.parse_manifest(self._files.read(f"{run}/{file}"))
+            if manifest.checkpoint != checkpoint_number(run.rpartition("/")[2]):
+                raise CheckpointError(f"its manifest names another checkpoint, {checkpoint_name(manifest.checkpoint)}")
+            if manifest.job != run.split("/")[-2]:
+                raise CheckpointError(f"written by job {manifest.job}, not by {run.split('/')[-2]}")
+            known = Complete(run, manifest, {name: self._part(run, name, one) for name, one in manifest.parts.items()})
         for part in known.parts.values():
             for name, sums in part.files.items():
                 if name not in sizes:
@@ -154,7 +165,7 @@ class CheckpointDirectory:
         self._seen[run] = known
         return known
 
-    def _part(self, run: str, name: str, expected: Sum) -> Part:
+    def _part(self, run: str, name: str, expected: Sum) -> CheckpointPart:
         try:
             data = self._files.read(f"{run}/{name}")
         except FileNotFoundError:
@@ -165,19 +176,21 @@ class CheckpointDirectory:
             )
         if zlib.crc32(data) != expected.crc32:
             raise CheckpointError(f"the checksum of {name} differs: {zlib.crc32(data):08x}, not {expected.crc32:08x}")
-        return manifest.parse_part(data)
+        return layout.parse_part(data)
 
-    def _marked(self, run: str) -> bool:
+    def _has_manifest(self, run: str) -> bool:
         """True if a manifest is present. A truncated manifest in an object store counts as absent."""
         try:
-            data = self._files.read(f"{run}/{MARKER_FILE}")
+            data = self._files.read(f"{run}/{layout.manifest_file(run)}")
         except FileNotFoundError:
             return False
         return not (self._files.remote and texts.broken_off(data))
 
-    def _numbers(self) -> list[int]:
-        found = (cut_number(entry.name) for entry in self._files.entries(self._folder) if entry.folder)
-        return [number for number in found if number is not None]
+    def _runs(self) -> list[tuple[int, str]]:
+        """Number and folder of every checkpoint, complete or not, newest first."""
+        folders = [entry.name for entry in self._files.entries(self._folder) if entry.folder]
+        numbers = ((checkpoint_number(name), f"{self._folder}/{name}") for name in folders)
+        return sorted(((number, run) for number, run in numbers if number is not None), reverse=True)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -187,17 +200,23 @@ class CheckpointDirectory:
         ``base`` must be the newest complete checkpoint of this history and one that this pserver wrote a part of. After
         any other, changes since ``base`` are not known here.
         """
-        number = cut_number(base.rpartition("/")[2])
+        number = checkpoint_number(base.rpartition("/")[2])
         if number not in self._written or 2 * self._changed_bytes > self._whole_bytes:
             return None
         try:
             chain = self.chain(base)
         except (CheckpointError, OSError):
             return None
-        return chain[0].marker.cut if len(chain) <= CHAIN else None
+        return chain[0].manifest.checkpoint if len(chain) <= CHAIN else None
 
     def write(
-        self, cut: int, history: int, owned: NDArray[np.uint8], taken: Iterable[Taken], *, since: int | None = None
+        self,
+        checkpoint: int,
+        history: int,
+        owned: NDArray[np.uint8],
+        taken: Iterable[Taken],
+        *,
+        since: int | None = None,
     ) -> str:
         """Write this pserver's part; return the encoded report about it for the Master.
 
@@ -207,12 +226,12 @@ class CheckpointDirectory:
         """
         began_s = self._now_s()
         base = "" if since is None else self.run(since)
-        buckets = manifest.ranges(map(int, np.flatnonzero(owned)))
-        part = Part(self.server, cut, history, buckets, (), base, {}, {})
+        buckets = layout.ranges(map(int, np.flatnonzero(owned)))
+        part = CheckpointPart(self.server, checkpoint, history, buckets, (), base, {}, {})
         try:
             writer = PartWriter(
                 self._files,
-                self.run(cut),
+                self.run(checkpoint),
                 part,
                 job=self._job,
                 tag=self._tag,
@@ -223,46 +242,46 @@ class CheckpointDirectory:
                 writer.add(one)
             self.flush_evicted()
             part = writer.finish()
-            name, data = manifest.part_name(self.server, self._tag), manifest.part_text(part)
-            self._files.write(f"{self.run(cut)}/{name}", [data])
+            name, data = layout.part_name(self.server, self._tag), layout.part_text(part)
+            self._files.write(f"{self.run(checkpoint)}/{name}", [data])
         except OSError as error:
             raise cannot_write(self._files, error, 1) from error
         if base:
             self._changed_bytes += part.bytes
         else:
             self._whole_bytes, self._changed_bytes = part.bytes, 0
-        self._written.add(cut)
+        self._written.add(checkpoint)
         rows = sum(part.rows.values())
         took_s = self._now_s() - began_s
         sum_ = Sum(len(data), zlib.crc32(data))
         return PartReport(self.server, name, sum_, buckets, base, part.bytes, rows, round(took_s, 3)).encode()
 
-    def complete(self, cut: Cut, orders: Orders) -> str:
+    def complete(self, checkpoint: CheckpointOrder, orders: Orders) -> str:
         """Write the manifest once all pservers have reported their parts; then delete old checkpoints.
 
         Returns JSON with ``run``, ``bytes`` and ``rows``. Raises ``CheckpointError``.
         """
-        run = self.run(cut.number)
-        reports = [PartReport.decode(text) for text in cut.parts]
+        run = self.run(checkpoint.number)
+        reports = [PartReport.decode(text) for text in checkpoint.parts]
         base = next((one.base for one in reports if one.base), "")
-        marker = manifest.make_marker(
+        manifest = layout.make_manifest(
             self._job,
             reports,
-            cut=cut.number,
-            history=orders.chart.history,
+            checkpoint=checkpoint.number,
+            history=orders.placement.history,
             chain=len(self.chain(base)) if base else 0,
             tables=orders.tables,
             training=orders.training,
-            extra=cut.extra,
+            extra=checkpoint.extra,
             wall_s=self._wall_s(),
         )
         try:
-            if self._files.stamp(f"{run}/{MARKER_FILE}"):
+            if self._files.stamp(f"{run}/{MANIFEST_FILE}"):
                 raise CheckpointError(
                     f"{self._files.path(run)} is already complete: another run of this job writes to the same directory"
                 )
-            self._check_parts(run, marker, reports)
-            self._files.write(f"{run}/{MARKER_FILE}", [manifest.marker_text(marker)])
+            self._check_parts(run, manifest, reports)
+            self._files.write(f"{run}/{MANIFEST_FILE}", [layout.manifest_text(manifest)])
         except OSError as error:
             raise cannot_write(self._files, error, 1) from error
         self._completed += 1
@@ -270,16 +289,16 @@ class CheckpointDirectory:
             self._prune()
         except OSError as error:  # the checkpoint is safe; old ones can be deleted next time
             self._say(f"cannot delete old checkpoints in {self._files.path(self._folder)}: {why(error)}")
-        return json.dumps({"run": run, "bytes": marker.bytes, "rows": marker.rows})
+        return json.dumps({"run": run, "bytes": manifest.bytes, "rows": manifest.rows})
 
-    def _check_parts(self, run: str, marker: Marker, reports: list[PartReport]) -> None:
+    def _check_parts(self, run: str, manifest: CheckpointManifest, reports: list[PartReport]) -> None:
         """Check all parts once more before the manifest makes the checkpoint valid."""
         sizes = {entry.name: entry.size for entry in self._files.entries(run)}
         for one in reports:
             part = self._part(run, one.part, one.sum)
-            if (part.server, part.cut, part.history) != (one.server, marker.cut, marker.history):
+            if (part.server, part.checkpoint, part.history) != (one.server, manifest.checkpoint, manifest.history):
                 raise CheckpointError(
-                    f"{one.part} is of server {part.server}, checkpoint {part.cut}, history {part.history}"
+                    f"{one.part} is of server {part.server}, checkpoint {part.checkpoint}, history {part.history}"
                 )
             for name, sums in part.files.items():
                 if sizes.get(name) != sums.bytes:
@@ -294,7 +313,7 @@ class CheckpointDirectory:
         ``CheckpointError``; rows that were yielded before the error must then be discarded.
         """
         try:
-            yield from Reader(self._files, self.chain(run), mine, tables).pieces()
+            yield from CheckpointReader(self._files, self.chain(run), mine, tables).pieces()
         except OSError as error:
             raise CheckpointError(f"{self._files.path(run)}: unreadable: {why(error)}") from error
         except CheckpointError as error:
@@ -351,9 +370,9 @@ class CheckpointDirectory:
             file = RowsFile()
             for rows in self._evicted[table]:
                 file.add(Taken(0, {table: rows}), np.ones(BUCKETS, np.uint8))
-            name = manifest.file_name(self.server, self._tag, self._evicted_files)
+            name = layout.file_name(self.server, self._tag, self._evicted_files)
             meta = Meta(self._job, 0, 0, 0, 0, 1, FORMAT_NAME)
-            path = f"{self._folder}/{manifest.EVICTED}/{table}/{name}"
+            path = f"{self._folder}/{layout.EVICTED}/{table}/{name}"
             file.write(self._files, path, meta, {"evicted": file.rows}, Throttle(self._pace))
             self._evicted_files += 1
             del self._evicted[table]
@@ -362,29 +381,28 @@ class CheckpointDirectory:
     # --- deleting ----------------------------------------------------------------------------------------------------
 
     def _prune(self) -> None:
-        numbers = sorted(self._numbers(), reverse=True)
         whole: list[list[Complete]] = []
-        broken: list[int] = []
-        for number in numbers:
+        broken: list[tuple[int, str]] = []
+        for number, run in self._runs():
             try:
-                whole.append(self.chain(self.run(number)))
+                whole.append(self.chain(run))
             except CheckpointError:
-                broken.append(number)
+                broken.append((number, run))
         kept = {one.run for chain in whole[: self._keep] for one in chain}
         if self._restored and self._completed < self._keep:
             with contextlib.suppress(CheckpointError):
                 kept |= {one.run for one in self.chain(self._restored)}
         surplus = [chain[0].run for chain in whole if chain[0].run not in kept]
         if len(whole) >= self._keep:
-            oldest = whole[self._keep - 1][0].marker.cut
-            surplus += [self.run(number) for number in broken if number < oldest and self.run(number) not in kept]
+            oldest = whole[self._keep - 1][0].manifest.checkpoint
+            surplus += [run for number, run in broken if number < oldest and run not in kept]
         for run in sorted(surplus):
             self._delete(run)
 
     def _delete(self, run: str) -> None:
         """Delete the manifest first, so that a half-deleted checkpoint does not look complete."""
         self._seen.pop(run, None)
-        self._files.remove(f"{run}/{MARKER_FILE}")
+        self._files.remove(f"{run}/{layout.manifest_file(run)}")
         for entry in self._files.entries(run):
             if not entry.folder:
                 self._files.remove(f"{run}/{entry.name}")

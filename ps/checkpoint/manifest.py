@@ -1,10 +1,10 @@
 """The JSON files of a checkpoint: the parts written by pservers, and the manifest that makes the checkpoint valid.
 
     <checkpoint directory>/ps/<job>/
-        cut-0000000012/
+        checkpoint-0000000012/
             server-3-5f1c09aa-000.safetensors   rows of the buckets that pserver 3 owned; several when there are many
             server-3-5f1c09aa.json              a part: its files with their sizes and checksums, and its buckets
-            cut.json                            the manifest, written last: tables, step, parts with their checksums
+            checkpoint.json                     the manifest, written last: tables, step, parts with their checksums
         evicted/<table>/server-3-5f1c09aa-000.safetensors
 
 Pure: no file access. Invalid input raises a ``CheckpointError`` that contains only the reason.
@@ -29,15 +29,16 @@ from edl.wire.json_messages import from_plain, to_plain
 from ps.spec import BUCKETS, TableSpec
 
 FORMAT = 1
-MARKER_FILE = "cut.json"
+MANIFEST_FILE = "checkpoint.json"
 EVICTED = "evicted"
 BLOCK_BYTES = 1 << 20
 """Checksums are per block of this size, so that a reader of part of a file can verify that part alone."""
 CHAIN = 8
-"""Most base checkpoints that an incremental one may need. After that many, everything is written anew."""
+"""Most base checkpoints that an incremental one may need. After that many, everything is written in full."""
 
 _END = b"\n}\n"
-_FOLDER = re.compile(r"cut-(\d{10,})")
+_FOLDER = re.compile(r"(?:checkpoint|cut)-(\d{10,})")
+"""``cut-<number>``, with ``cut.json`` in it, is how earlier versions of edl named checkpoints. They are still read."""
 _Value = TypeVar("_Value", str, int)
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of buckets, ascending and not overlapping."""
@@ -48,15 +49,20 @@ def job_folder(job: str) -> str:
     return f"ps/{job}"
 
 
-def cut_name(number: int) -> str:
+def checkpoint_name(number: int) -> str:
     """Folder name of a checkpoint."""
-    return f"cut-{number:010d}"
+    return f"checkpoint-{number:010d}"
 
 
-def cut_number(name: str) -> int | None:
+def checkpoint_number(name: str) -> int | None:
     """Number of the checkpoint with this folder name; None if the name is not that of a checkpoint."""
     match = _FOLDER.fullmatch(name)
-    return int(match[1]) if match and cut_name(int(match[1])) == name else None
+    return int(match[1]) if match and f"{int(match[1]):010d}" == match[1] else None
+
+
+def manifest_file(run: str) -> str:
+    """File name of the manifest in a checkpoint's folder."""
+    return "cut.json" if run.rpartition("/")[2].startswith("cut-") else MANIFEST_FILE
 
 
 def part_name(server: int, tag: str) -> str:
@@ -81,11 +87,11 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CheckpointPart:
     """One pserver's part of a checkpoint."""
 
     server: int
-    cut: int
+    checkpoint: int
     history: int
     buckets: Ranges
     """Buckets that the pserver owned when the checkpoint was marked."""
@@ -133,11 +139,11 @@ class PartReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """The checkpoint's manifest: the content of ``cut.json``."""
+class CheckpointManifest:
+    """The checkpoint's manifest: the content of ``checkpoint.json``."""
 
     job: str
-    cut: int
+    checkpoint: int
     history: int
     step: int
     base: str
@@ -158,13 +164,13 @@ class Marker:
     """ISO 8601 time, for display only."""
 
 
-def part_text(part: Part) -> bytes:
+def part_text(part: CheckpointPart) -> bytes:
     """Encode a part as JSON."""
     return _text(
         {
             "format": FORMAT,
             "server": part.server,
-            "cut": part.cut,
+            "checkpoint": part.checkpoint,
             "history": part.history,
             "buckets": [list(pair) for pair in part.buckets],
             "whole": [list(pair) for pair in part.whole],
@@ -183,15 +189,15 @@ def part_text(part: Part) -> bytes:
     )
 
 
-def parse_part(data: bytes) -> Part:
+def parse_part(data: bytes) -> CheckpointPart:
     """The inverse of ``part_text``. Raises ``CheckpointError`` with the reason."""
     values = _object(data, "a part")
     try:
         files = {str(name): _sums(str(name), one) for name, one in dict(values["files"]).items()}
         rows = {str(name): int(count) for name, count in dict(values["rows"]).items()}
-        return Part(
+        return CheckpointPart(
             server=_get(values, "server", int),
-            cut=_get(values, "cut", int),
+            checkpoint=_get(values, _number_key(values), int),
             history=_get(values, "history", int),
             buckets=_ranges(values["buckets"]),
             whole=_ranges(values["whole"]),
@@ -203,15 +209,15 @@ def parse_part(data: bytes) -> Part:
         raise CheckpointError(f"a part does not have edl's format: {error!r}") from None
 
 
-def marker_text(marker: Marker) -> bytes:
+def manifest_text(manifest: CheckpointManifest) -> bytes:
     """Encode a manifest as JSON, followed by its own checksum."""
-    plain: dict[str, Any] = {"format": FORMAT, **to_plain(marker)}
-    plain["parts"] = {name: {"bytes": one.bytes, "crc32": f"{one.crc32:08x}"} for name, one in marker.parts.items()}
+    plain: dict[str, Any] = {"format": FORMAT, **to_plain(manifest)}
+    plain["parts"] = {name: {"bytes": one.bytes, "crc32": f"{one.crc32:08x}"} for name, one in manifest.parts.items()}
     return _signed(_text(plain))
 
 
-def parse_marker(data: bytes) -> Marker:
-    """The inverse of ``marker_text``. Raises ``CheckpointError`` with the reason."""
+def parse_manifest(data: bytes) -> CheckpointManifest:
+    """The inverse of ``manifest_text``. Raises ``CheckpointError`` with the reason."""
     values = _object(data, "its manifest")
     if data != _signed(_unsigned(data)):
         raise CheckpointError("its manifest is damaged: its checksum does not match")
@@ -220,9 +226,9 @@ def parse_marker(data: bytes) -> Marker:
             str(name): Sum(_get(one, "bytes", int), int(_get(one, "crc32", str), 16))
             for name, one in dict(values["parts"]).items()
         }
-        return Marker(
+        return CheckpointManifest(
             job=_get(values, "job", str),
-            cut=_get(values, "cut", int),
+            checkpoint=_get(values, _number_key(values), int),
             history=_get(values, "history", int),
             step=_get(values, "step", int),
             base=_get(values, "base", str),
@@ -239,18 +245,18 @@ def parse_marker(data: bytes) -> Marker:
         raise CheckpointError(f"its manifest does not have edl's format: {error!r}") from None
 
 
-def make_marker(
+def make_manifest(
     job: str,
     reports: Sequence[PartReport],
     *,
-    cut: int,
+    checkpoint: int,
     history: int,
     chain: int,
     tables: tuple[TableSpec, ...],
     training: Training,
     extra: str,
     wall_s: float,
-) -> Marker:
+) -> CheckpointManifest:
     """Make a checkpoint's manifest from the pservers' reports.
 
     ``chain``: the number of base checkpoints. Raises ``CheckpointError`` unless each bucket was written exactly once.
@@ -272,9 +278,9 @@ def make_marker(
         step = int(said.get("step", 0)) if isinstance(said, dict) else 0
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"the trainers' state is not JSON: {error}") from None
-    return Marker(
+    return CheckpointManifest(
         job=job,
-        cut=cut,
+        checkpoint=checkpoint,
         history=history,
         step=step,
         base=next(iter(bases), ""),
@@ -348,6 +354,11 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
         raise CheckpointError(f"{what} does not have edl's format")
     check_format(values.get("format"), what)
     return values
+
+
+def _number_key(values: Mapping[str, Any]) -> str:
+    """Key of the checkpoint's number: ``cut`` in files that earlier versions of edl wrote."""
+    return "checkpoint" if "checkpoint" in values else "cut"
 
 
 def _get(values: Mapping[str, Any], key: str, kind: type[_Value]) -> _Value:

@@ -18,7 +18,7 @@ from edl.checkpoint.directory.failures import why
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.snapshot import Snapshot, header_bytes, parse_header
-from ps.checkpoint.manifest import BLOCK_BYTES, Marker, Part, Sums, flat
+from ps.checkpoint.manifest import BLOCK_BYTES, CheckpointManifest, CheckpointPart, Sums, flat
 from ps.checkpoint.writer import COLUMNS, DTYPES, SHARD_BUCKETS
 from ps.hashing import buckets_of
 from ps.rows import Rows
@@ -48,11 +48,11 @@ class Complete:
     """A complete checkpoint: its manifest, and its parts by file name."""
 
     run: str
-    marker: Marker
-    parts: Mapping[str, Part]
+    manifest: CheckpointManifest
+    parts: Mapping[str, CheckpointPart]
 
 
-class Blocks:
+class VerifiedBlocks:
     """Reads files in blocks, caches the blocks and verifies their checksums."""
 
     def __init__(self, files: Files, most_bytes: int = CACHE_BYTES) -> None:
@@ -119,7 +119,7 @@ class Blocks:
 class RowsIn:
     """An open row file: its header and its index."""
 
-    def __init__(self, blocks: Blocks, path: str, sums: Sums, tables: Mapping[str, TableSpec] | None) -> None:
+    def __init__(self, blocks: VerifiedBlocks, path: str, sums: Sums, tables: Mapping[str, TableSpec] | None) -> None:
         """``tables``: expected tables, to validate against; None to accept any."""
         self._blocks = blocks
         self._path = path
@@ -215,17 +215,17 @@ class RowsIn:
             raise CheckpointError(f"damaged: {self._path} has rows of table {table} without {slots} numbers of state")
 
 
-class Reader:
+class CheckpointReader:
     """Reads the rows of any buckets of a checkpoint, from its own files and those of its base checkpoints."""
 
     def __init__(self, files: Files, chain: Sequence[Complete], mine: Array, tables: Collection[str] = ()) -> None:
         """``chain``: the checkpoint, then its base, and so on. ``mine``: nonzero for the wanted buckets. ``tables``:
         only these; empty means all. Raises ``CheckpointError`` if a bucket is nowhere written in full."""
-        self._blocks = Blocks(files)
+        self._blocks = VerifiedBlocks(files)
         self._tables = frozenset(tables)
-        self._specs = {spec.name: spec for spec in chain[0].marker.tables}
+        self._specs = {spec.name: spec for spec in chain[0].manifest.tables}
         needed = mine != 0
-        self._layers: list[tuple[Complete, str, Part, Array]] = []
+        self._layers: list[tuple[Complete, str, CheckpointPart, Array]] = []
         for found in chain:
             before = needed.copy()
             for name, part in found.parts.items():
@@ -269,7 +269,7 @@ class Reader:
         self,
         found: Complete,
         name: str,
-        part: Part,
+        part: CheckpointPart,
         wanted: Array,
         layers: dict[str, list[tuple[Array, Rows | None]]],
     ) -> None:
@@ -281,8 +281,8 @@ class Reader:
             opened = self._open.get(path)
             if opened is None:
                 opened = self._open[path] = RowsIn(self._blocks, path, sums, self._specs)
-                meta, marker = opened.snapshot.meta, found.marker
-                if (meta.job, meta.commit, meta.era) != (marker.job, marker.cut, part.history):
+                meta, manifest = opened.snapshot.meta, found.manifest
+                if (meta.job, meta.commit, meta.era) != (manifest.job, manifest.checkpoint, part.history):
                     raise CheckpointError(
                         f"{path} is of job {meta.job}, checkpoint {meta.commit}; {name} contradicts that"
                     )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edl.ports import Files
 from edl.wire.snapshot import Layout, Leaf, Meta
-from ps.checkpoint.manifest import BLOCK_BYTES, Part, Sums, file_name, flat, ranges
+from ps.checkpoint.manifest import BLOCK_BYTES, CheckpointPart, Sums, file_name, flat, ranges
 from ps.hashing import buckets_of
 from ps.rows import Taken as Taken
 
@@ -46,7 +46,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WriteRate:
     """Write rate limit, so that training keeps its share of the disk."""
 
     bytes_per_s: float = 0.0
@@ -56,9 +56,9 @@ class Pace:
 
 
 class Throttle:
-    """Applies a ``Pace`` to one sequence of writes."""
+    """Applies a ``WriteRate`` to one sequence of writes."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: WriteRate) -> None:
         self._pace = pace
         self._due_s = pace.now_s() if pace.bytes_per_s else 0.0
 
@@ -173,11 +173,11 @@ class PartWriter:
         self,
         files: Files,
         folder: str,
-        part: Part,
+        part: CheckpointPart,
         *,
         job: str,
         tag: str,
-        pace: Pace,
+        pace: WriteRate,
         file_bytes: int = FILE_BYTES,
     ) -> None:
         """``part``: has buckets and base set, and no files yet. ``folder``: the checkpoint's."""
@@ -212,13 +212,13 @@ class PartWriter:
         if self._file.bytes >= self._file_bytes:
             self._write()
 
-    def finish(self) -> Part:
+    def finish(self) -> CheckpointPart:
         """Write the remaining rows; return the part."""
         self._write()
         part = self._part
-        return Part(
+        return CheckpointPart(
             server=part.server,
-            cut=part.cut,
+            checkpoint=part.checkpoint,
             history=part.history,
             buckets=part.buckets,
             whole=ranges(self._whole),
@@ -234,7 +234,7 @@ class PartWriter:
             return
         part = self._part
         name = file_name(part.server, self._tag, len(self._sums))
-        meta = Meta(self._job, part.history, part.cut, 0, 0, 1, FORMAT_NAME)
+        meta = Meta(self._job, part.history, part.checkpoint, 0, 0, 1, FORMAT_NAME)
         tree = {"server": part.server, "buckets": [first, self._end], "rows": file.rows, "base": part.base}
         size, blocks = file.write(self._files, f"{self._folder}/{name}", meta, tree, self._throttle)
         self._sums[name] = Sums(size, blocks, (first, self._end))

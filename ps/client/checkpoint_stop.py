@@ -37,34 +37,34 @@ class CheckpointStop:
     settle: Settle = trainers.settle
     """Returns once everything that this trainer has consumed is accounted for."""
 
-    def stand(self, session: LiveMasterSession, cut: int, step: int) -> None:
+    def stand(self, session: LiveMasterSession, checkpoint: int, step: int) -> None:
         """Wait at a step boundary until the Master releases this trainer. Raises ``RolledBack``, and ``PsError`` if the
         script's value is not JSON."""
         self.settle()
         try:
             value = json.dumps(self.value())
         except (TypeError, ValueError) as error:
-            raise PsError(f"the value from on_cut cannot be saved because it is not JSON: {error}") from None
-        patience = BoundedWait(f"checkpoint {cut}", deadline_s=None)
+            raise PsError(f"the value from on_checkpoint cannot be saved because it is not JSON: {error}") from None
+        wait = BoundedWait(f"checkpoint {checkpoint}", deadline_s=None)
         until_s = _now_s() + STAND_S
-        session.stand(cut, step, value)
+        session.stand(checkpoint, step, value)
         try:
-            while session.halted == cut and _now_s() < until_s:
+            while session.halted == checkpoint and _now_s() < until_s:
                 session.check()
                 if session.to_name:
                     self._name(session, session.to_name)
                 session.wait()
-                patience.look(lambda: "some trainers have not stopped yet, or some pservers have not marked their rows")
-            if session.halted == cut:
-                note(f"no decision about checkpoint {cut} within {STAND_S:.0f} s; continuing without it")
-            patience.over()
+                wait.look(lambda: "some trainers have not stopped yet, or some pservers have not marked their rows")
+            if session.halted == checkpoint:
+                note(f"no decision about checkpoint {checkpoint} within {STAND_S:.0f} s; continuing without it")
+            wait.over()
         finally:
-            session.go_on(cut)
+            session.go_on(checkpoint)
 
-    def _name(self, session: LiveMasterSession, cut: int) -> None:
+    def _name(self, session: LiveMasterSession, checkpoint: int) -> None:
         try:
-            ledgers = self.name_data(f"cut-{cut}")
+            ledgers = self.name_data(f"checkpoint-{checkpoint}")
         except EdlError as error:
-            note(f"cannot name the data positions for checkpoint {cut}; it will not contain them: {error}")
+            note(f"cannot name the data positions for checkpoint {checkpoint}; it will not contain them: {error}")
             ledgers = {}
-        session.name(cut, sorted(ledgers.items()))
+        session.name(checkpoint, sorted(ledgers.items()))

@@ -23,16 +23,16 @@ from edl.worker.session import note
 from ps.client import push_intents, routing
 from ps.client.arguments import as_keys, as_out
 from ps.client.checkpoint_stop import CheckpointStop, NameData, Settle, Value
-from ps.client.core import DEADLINE_S, Core, Options
+from ps.client.core import DEADLINE_S, ClientOptions, Core
 from ps.client.geo import Geo
 from ps.client.master_session import FixedMasterSession, Line, LiveMasterSession
 from ps.client.pool import ConnectionPool
 from ps.client.push_intents import Records
-from ps.client.read import Reader
-from ps.client.write import Writer
+from ps.client.read import RowReader
+from ps.client.write import RowWriter
 from ps.protocol import messages
-from ps.protocol.handshake import TOOL, TRAINER, Hello
-from ps.rows import Op, Rows
+from ps.protocol.handshake import TOOL, TRAINER, CallerHello
+from ps.rows import RowOp, Rows
 from ps.spec import TableSpec
 from ps.wait import BoundedWait
 
@@ -41,7 +41,7 @@ LEAVE_S = 5.0
 """Most seconds that ``leave`` waits for the Master's confirmation."""
 
 
-class Client:
+class PsClient:
     """Pulls and pushes rows. Create it with ``join`` or ``direct``."""
 
     def __init__(self, core: Core) -> None:
@@ -51,51 +51,56 @@ class Client:
         self._core, self._session = core, core.session
         self._pid = os.getpid()
         self._checkpoint_stop = CheckpointStop()
-        self._reader = Reader(core)
-        self._writer = Writer(core, self._reader.written, self._reader.stepped)
+        self._reader = RowReader(core)
+        self._writer = RowWriter(core, self._reader.written, self._reader.stepped)
         self._geo: Geo | None = None
         if joined.training.mode is Mode.GEO:
             self._geo = Geo(core, self._reader, self._writer, joined.training.geo_steps)
         self._resting = False
         self._open = True
-        self._end_news = self._session.listen(self._follow)
+        self._stop_listening = self._session.listen(self._follow)
 
     @classmethod
     def join(
         cls, line: Line, round_: Callable[[], int], *, tables: Sequence[TableSpec], name: str = "",
         deadline_s: float = DEADLINE_S, wire: str = "f4", cache_rows: int = 0, cache_steps: int = 0, secret: str = "",
         tls: ssl.SSLContext | None = None,
-    ) -> Client:  # fmt: skip
+    ) -> PsClient:  # fmt: skip
         """Join the job as a trainer, through the connection to the launcher (``one.link, one.round`` of
         ``edl.worker.trainer``).
 
         Blocks until the job has its pservers. Raises ``PsError`` if another trainer has defined a table of the same
-        name differently. See ``ps.client.core.Options`` for the options. ``secret`` overrides the one that the Master
-        provides.
+        name differently. See ``ps.client.core.ClientOptions`` for the options. ``secret`` overrides the one that
+        the Master provides.
         """
-        options = Options(deadline_s, wire, cache_rows, cache_steps)
+        options = ClientOptions(deadline_s, wire, cache_rows, cache_steps)
         session = LiveMasterSession(line, round_, tables)
         joined = session.join()
         return cls(
-            Core(session, ConnectionPool(Hello(TRAINER, joined.number, name), secret or joined.secret, tls), options)
+            Core(
+                session,
+                ConnectionPool(CallerHello(TRAINER, joined.number, name), secret or joined.secret, tls),
+                options,
+            )
         )
 
     @classmethod
     def direct(
-        cls, servers: Sequence[messages.Server | tuple[str, int]], *, tables: Sequence[TableSpec], secret: str,
-        number: int = 1, name: str = "", training: Training | None = None, members: Sequence[messages.Member] = (),
+        cls, servers: Sequence[messages.PserverAddress | tuple[str, int]], *, tables: Sequence[TableSpec], secret: str,
+        number: int = 1, name: str = "", training: Training | None = None,
+        members: Sequence[messages.TrainerMember] = (),
         placement: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4",
         cache_rows: int = 0, cache_steps: int = 0, tls: ssl.SSLContext | None = None,
-    ) -> Client:  # fmt: skip
+    ) -> PsClient:  # fmt: skip
         """Connect without a Master, for tests and tools. Buckets are distributed evenly (or as in ``placement``) and
         never move. ``number`` 0: connect as a read-only tool instead of a trainer."""
-        options = Options(deadline_s, wire, cache_rows, cache_steps)
+        options = ClientOptions(deadline_s, wire, cache_rows, cache_steps)
         placement = placement or routing.fixed_placement(servers)
         joined = messages.Joined(number, 0, placement, 1, tuple(members), training or Training(), tuple(tables), 0)
         return cls(
             Core(
                 FixedMasterSession(joined),
-                ConnectionPool(Hello(TRAINER if number else TOOL, number, name), secret, tls),
+                ConnectionPool(CallerHello(TRAINER if number else TOOL, number, name), secret, tls),
                 options,
             )
         )
@@ -123,7 +128,7 @@ class Client:
         return self._session.joined.epoch
 
     @property
-    def members(self) -> tuple[messages.Member, ...]:
+    def members(self) -> tuple[messages.TrainerMember, ...]:
         """The trainers of the membership epoch, as last received here."""
         return self._session.joined.members
 
@@ -196,12 +201,12 @@ class Client:
         """Close the connections. Without ``farewell`` the pservers treat this trainer as dead."""
         if self._open and os.getpid() == self._pid:
             self._open = False
-            self._end_news()
+            self._stop_listening()
             self._reader.close()
             self._writer.close()
             self._core.pool.close(farewell=farewell)
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> PsClient:
         return self
 
     def __exit__(
@@ -249,7 +254,7 @@ class Client:
         return self._reader.scan(table)
 
     def push(
-        self, values: Mapping[str, tuple[Any, Any]], *, op: str = Op.GRAD, wait: bool = True,
+        self, values: Mapping[str, tuple[Any, Any]], *, op: str = RowOp.GRAD, wait: bool = True,
         records: Records | None = None,
     ) -> None:  # fmt: skip
         """Push, per table, keys and one row for each key (``(*keys.shape, dim)``). Rows of equal keys are summed.
@@ -261,7 +266,7 @@ class Client:
         during the push.
         """
         self._check()
-        if self._geo is not None and op == Op.GRAD:
+        if self._geo is not None and op == RowOp.GRAD:
             self._geo.push(values)
             return
         self._writer.push(values, op, wait=wait, records=records)
@@ -276,18 +281,18 @@ class Client:
         get one. ``records``: see ``push``."""
         self._check()
         if self._geo is None:
-            return self._writer.push(values, Op.GRAD, records=records, back=[one for one in tables if one in values])
+            return self._writer.push(values, RowOp.GRAD, records=records, back=[one for one in tables if one in values])
         self._geo.push(values)
         wanted = {table: as_keys(table, values[table][0]).reshape(-1) for table in tables if table in values}
         return self._pull(wanted, {}, False) if wanted else {}
 
     def first(self, table: str, keys: Any, values: Any) -> None:
         """Set the weights of keys that have no row yet; existing rows are left alone."""
-        self.push({table: (keys, values)}, op=Op.FIRST)
+        self.push({table: (keys, values)}, op=RowOp.FIRST)
 
     def assign(self, table: str, keys: Any, values: Any) -> None:
         """Overwrite the weights of rows; the optimizer's state is kept."""
-        self.push({table: (keys, values)}, op=Op.ASSIGN)
+        self.push({table: (keys, values)}, op=RowOp.ASSIGN)
 
     def flush(self) -> None:
         """Wait for the push in the background, if there is one. Raises its error."""
@@ -336,7 +341,7 @@ class Client:
         master = self._master("set_lr needs a Master, which sends the LR to the pservers")
         master.set_lr(messages.LrHold(step, float(factor), table))
 
-    def on_cut(
+    def on_checkpoint(
         self, value: Value | None = None, name_data: NameData | None = None, settle: Settle | None = None
     ) -> None:
         """Set the hooks for checkpoints; those not given stay as they are.
@@ -349,6 +354,9 @@ class Client:
         self._checkpoint_stop = CheckpointStop(
             value or checkpoint_stop.value, name_data or checkpoint_stop.name_data, settle or checkpoint_stop.settle
         )
+
+    on_cut = on_checkpoint
+    """The former name."""
 
     def boundary(self) -> None:
         """Mark a step boundary. If a checkpoint is due, blocks until all trainers have stopped and the pservers have
@@ -364,14 +372,14 @@ class Client:
         """Request a checkpoint, wait until it is written, and return its folder. Call it between two steps."""
         master = self._master("save needs a Master, which coordinates checkpoints")
         self._check()
-        patience = BoundedWait("the checkpoint", deadline_s=None)
+        wait = BoundedWait("the checkpoint", deadline_s=None)
         master.ask_save()
         while (saved := master.saved()) is None:
             self._check()
             self.boundary()
             master.wait()
-            patience.look(lambda: "the pservers are writing their rows, or have not received the request yet")
-        patience.over()
+            wait.look(lambda: "the pservers are writing their rows, or have not received the request yet")
+        wait.over()
         return saved.run
 
     def _stand(self) -> None:
@@ -379,10 +387,10 @@ class Client:
         stopped."""
         if isinstance(self._session, LiveMasterSession) and self._session.halted:
             self._writer.flush()
-            self._core.tally.add(cuts=1)
+            self._core.tally.add(checkpoints=1)
             self._checkpoint_stop.stand(self._session, self._session.halted, self._core.step)
 
-    # --- how ---------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         self._writer.flush()

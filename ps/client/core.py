@@ -11,7 +11,7 @@ from edl.job_records import Mode
 from ps.client.fanout import FanOut, PserverRequest
 from ps.client.master_session import FixedMasterSession, LiveMasterSession
 from ps.client.pool import ConnectionPool
-from ps.client.routing import Route, SubRequest
+from ps.client.routing import RoutingTable, SubRequest
 from ps.protocol import half_precision
 from ps.spec import TableSpec
 from ps.wait import BoundedWait
@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ClientOptions:
     """Options of a client."""
 
     deadline_s: float = DEADLINE_S
@@ -64,7 +64,7 @@ class Tally:
     """Keys pushed that had already been applied, because an acknowledgement was lost."""
     damaged: int = 0
     """Gradient rows or values that pservers skipped or clipped."""
-    cuts: int = 0
+    checkpoints: int = 0
     """Stops for a checkpoint."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -85,7 +85,7 @@ class Core:
 
     session: LiveMasterSession | FixedMasterSession
     pool: ConnectionPool
-    options: Options
+    options: ClientOptions
     tally: Tally = field(default_factory=Tally)
     step: int = 0
     """Number of completed steps."""
@@ -116,7 +116,7 @@ class Core:
         self,
         request: PserverRequest,
         sub_requests: Sequence[SubRequest],
-        route: Route,
+        route: RoutingTable,
         purpose: str,
         what: str,
         *,
@@ -124,6 +124,6 @@ class Core:
     ) -> None:
         """Send a request to pservers and wait for all answers. ``stands``: this trainer may stop for a checkpoint
         meanwhile."""
-        patience = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
+        wait = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
-        FanOut(self.pool, self.session, request, purpose, patience, stand).run(sub_requests, route)
+        FanOut(self.pool, self.session, request, purpose, wait, stand).run(sub_requests, route)

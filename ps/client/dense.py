@@ -21,7 +21,7 @@ Array = NDArray[np.float32]
 
 
 class Rowed(Protocol):
-    """The methods of ``ps.client.client.Client`` used here."""
+    """The methods of ``ps.client.client.PsClient`` used here."""
 
     def pull(self, table: str, keys: Any, out: Array | None = None, *, insert: bool = True) -> Array:
         """Pull rows."""
@@ -32,7 +32,7 @@ class Rowed(Protocol):
         ...
 
 
-class Blocks:
+class DenseLayout:
     """The layout of named arrays in the rows of a dense table."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], dim: int = DIM) -> None:
@@ -83,18 +83,18 @@ class Blocks:
         return found
 
 
-def first(client: Rowed, table: str, blocks: Blocks, arrays: Mapping[str, Any]) -> dict[str, Array]:
+def first(client: Rowed, table: str, blocks: DenseLayout, arrays: Mapping[str, Any]) -> dict[str, Array]:
     """Set initial values; for each block the first trainer wins. Returns the resulting values, the same for all
     trainers."""
     client.first(table, blocks.keys, blocks.pack(arrays))
     return pull_dense(client, table, blocks)
 
 
-def pull_dense(client: Rowed, table: str, blocks: Blocks) -> dict[str, Array]:
+def pull_dense(client: Rowed, table: str, blocks: DenseLayout) -> dict[str, Array]:
     """Pull the current values by array name."""
     return blocks.unpack(client.pull(table, blocks.keys, insert=False))
 
 
-def part(blocks: Blocks, grads: Mapping[str, Any]) -> tuple[NDArray[np.int64], Array]:
-    """Keys and packed gradients, as ``Client.push`` takes them."""
+def part(blocks: DenseLayout, grads: Mapping[str, Any]) -> tuple[NDArray[np.int64], Array]:
+    """Keys and packed gradients, as ``PsClient.push`` takes them."""
     return blocks.keys, blocks.pack(grads)

@@ -26,14 +26,14 @@ from edl.errors import CheckpointError, EdlError, ProtocolError, PsError, Settin
 from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.snapshot import Layout, Leaf, Meta, header_bytes, parse_header
 from ps.checkpoint.directory import CheckpointDirectory
-from ps.checkpoint.manifest import cut_number
+from ps.checkpoint.manifest import checkpoint_number
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 from ps.store.kernels import plain
-from ps.store.rules import Layout as RowLayout
+from ps.store.rules import TableLayout as RowLayout
 
 if TYPE_CHECKING:
-    from ps.client.client import Client
+    from ps.client.client import PsClient
 
 LIST_FILE = "export.json"
 FORMAT = 1
@@ -100,20 +100,20 @@ def write(
     return Exported(str(folder), {name: one["rows"] for name, one in listed.items()}, size)
 
 
-def export_cut(
+def export_checkpoint(
     run: str, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
 ) -> Exported:
-    """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/cut-<n>``), or of the job's folder
+    """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/checkpoint-<n>``), or of the job's folder
     (``…/ps/<job>``) for its newest usable one. ``tables``: only these; empty means all. Raises as ``write`` does."""
     where, name = _split(run)
     directory = CheckpointDirectory(open_files(where), name.split("/")[1])
     if name.count("/") < 2:
         found = directory.find()
-        if not found.cuts:
+        if not found.checkpoints:
             raise CheckpointError("\n".join([f"there is no usable checkpoint in {run}", *found.refused]))
-        name = found.cuts[0].run
-    marker = directory.chain(name)[0].marker
-    known = {spec.name: spec for spec in marker.tables}
+        name = found.checkpoints[0].run
+    manifest = directory.chain(name)[0].manifest
+    known = {spec.name: spec for spec in manifest.tables}
     wanted = _wanted(known, tables)
     everything = np.ones(BUCKETS, np.uint8)
 
@@ -122,11 +122,15 @@ def export_cut(
             if spec.name in piece.rows:
                 yield piece.rows[spec.name]
 
-    return write(out, wanted, rows, format=format, dtype=dtype, source=name, step=marker.step)
+    return write(out, wanted, rows, format=format, dtype=dtype, source=name, step=manifest.step)
+
+
+export_cut = export_checkpoint
+"""The former name."""
 
 
 def export_running(
-    client: Client, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
+    client: PsClient, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
 ) -> Exported:
     """Export the current content of the pservers through a client. Rows are not of one moment if training continues."""
     wanted = _wanted(client.tables, tables)
@@ -144,9 +148,9 @@ def _wanted(known: Mapping[str, TableSpec], tables: Sequence[str]) -> list[Table
 
 def _split(run: str) -> tuple[str, str]:
     parts = run.rstrip("/").split("/")
-    depth = 3 if cut_number(parts[-1]) is not None else 2
+    depth = 3 if checkpoint_number(parts[-1]) is not None else 2
     if len(parts) < depth or parts[-depth] != "ps":
-        raise SettingError("checkpoint", run, "must end in ps/<job>/cut-<number>, or in ps/<job>")
+        raise SettingError("checkpoint", run, "must end in ps/<job>/checkpoint-<number>, or in ps/<job>")
     return "/".join(parts[:-depth]) or ("/" if run.startswith("/") else "."), "/".join(parts[-depth:])
 
 

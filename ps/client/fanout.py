@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, PsError
 from ps.client.master_session import MasterSession
-from ps.client.pool import Answer, Call, ConnectionPool
-from ps.client.routing import Route, SubRequest, some_buckets, split_again
+from ps.client.pool import ConnectionPool, PserverAnswer, PserverCall
+from ps.client.routing import RoutingTable, SubRequest, some_buckets, split_again
 from ps.errors import Denied, RolledBack, Unreachable
 from ps.protocol import messages
-from ps.protocol.frames import Op
+from ps.protocol.frames import FrameOp
 from ps.protocol.messages import NOBODY
 from ps.wait import BoundedWait
 
 LOOK_S = 0.25
-PATIENCE_S = 2.0
+WAIT_S = 2.0
 """A pserver that waits for other trainers answers after this many seconds at most; this bounds how long a trainer that
 should stop for a checkpoint is held up."""
 LATE_S = 3.0
@@ -44,7 +44,7 @@ class PserverRequest(Protocol):
     clocked: bool
     """If true, every pserver that owns a bucket gets the request, even without keys."""
 
-    def call(self, sub_request: SubRequest, route: Route) -> Call:
+    def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
         """Build the call for a sub-request."""
         ...
 
@@ -70,7 +70,7 @@ class _RequestAttempt:
     others: bool = False
     """The pserver waits for other trainers."""
     late: bool = False
-    call: Call | None = None
+    call: PserverCall | None = None
     """The call of the latest attempt."""
 
 
@@ -82,23 +82,23 @@ class FanOut:
     session: MasterSession
     request: PserverRequest
     purpose: str
-    patience: BoundedWait
+    wait: BoundedWait
     stand: Callable[[], None] | None = None
     """Called when the Master wants this trainer to stop and the remaining sub-requests all wait for stopped
     trainers."""
-    patience_s: float = PATIENCE_S
+    wait_s: float = WAIT_S
     _flying: dict[int, _RequestAttempt] = field(default_factory=dict)
     _held: list[_RequestAttempt] = field(default_factory=list)
     _acknowledged: set[int] = field(default_factory=set)
     _suspected: set[int] = field(default_factory=set)
-    _landings: queue.SimpleQueue[tuple[int, Answer] | None] = field(default_factory=queue.SimpleQueue)
+    _landings: queue.SimpleQueue[tuple[int, PserverAnswer] | None] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
     _began: bool = False
     """Every sub-request has been sent once."""
     _version: int = -1
     """Version of the newest placement map whose owners have all received the request."""
 
-    def run(self, sub_requests: Sequence[SubRequest], route: Route) -> None:
+    def run(self, sub_requests: Sequence[SubRequest], route: RoutingTable) -> None:
         """Run to completion. Raises ``PsError`` when refused or at the deadline, and ``RolledBack``."""
         end = self.session.listen(lambda: self._landings.put(None))
         try:
@@ -110,7 +110,7 @@ class FanOut:
                 self._launch()
                 self._land()
                 self._tell_all(self.session.route)
-            self.patience.over()
+            self.wait.over()
         finally:
             end()
             self._give_up()
@@ -133,7 +133,7 @@ class FanOut:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _tell_all(self, route: Route) -> None:
+    def _tell_all(self, route: RoutingTable) -> None:
         """Send the request also to pservers that have become owners meanwhile: other trainers may wait for this one
         there."""
         if not self.request.clocked or route.version == self._version:
@@ -144,7 +144,7 @@ class FanOut:
             if number not in busy and number not in self._acknowledged:
                 self._send(_RequestAttempt(SubRequest(number), route.version), route)
 
-    def _send(self, attempt: _RequestAttempt, route: Route) -> None:
+    def _send(self, attempt: _RequestAttempt, route: RoutingTable) -> None:
         server = route.servers.get(attempt.sub_request.server)
         if server is None:
             attempt.why, attempt.awaits_placement = "the Master has not assigned these buckets to a pserver yet", True
@@ -153,8 +153,8 @@ class FanOut:
         call = self.request.call(attempt.sub_request, route)
         if self.request.clocked and self._began and self._acknowledged:
             call.head = {**call.head, "complete": True}  # applied somewhere: no need to wait for others
-        call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
-        call.patience_s = min(self.patience_s, call.deadline_s)
+        call.deadline_s = max(0.5, min(self.wait.left_s, 1e6))
+        call.wait_s = min(self.wait_s, call.deadline_s)
         self._count += 1
         number = self._count
         attempt.sent_s, attempt.late, attempt.call = _now_s(), False, call
@@ -165,9 +165,9 @@ class FanOut:
             del self._flying[number]
             raise
 
-    def _landed(self, number: int, sub_request: SubRequest, answer: Answer) -> None:
+    def _landed(self, number: int, sub_request: SubRequest, answer: PserverAnswer) -> None:
         """Handle an answer on the connection's thread; the body is valid until this returns."""
-        if answer.frame is not None and answer.frame.op is Op.OK:
+        if answer.frame is not None and answer.frame.op is FrameOp.OK:
             try:
                 self.request.landed(sub_request, answer.head, answer.frame.body)
             except Exception as error:  # noqa: BLE001 - re-raised by the thread that waits for the answer
@@ -210,10 +210,10 @@ class FanOut:
             return True
         assert self.stand is not None  # noqa: S101
         self.stand()
-        self.patience.moved()
+        self.wait.moved()
         return False
 
-    # --- what comes --------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def _land(self) -> None:
         self.session.check()
@@ -233,20 +233,20 @@ class FanOut:
         elif answer.frame is not None:
             self._answered(attempt, answer.frame.op, answer.head)
         if self._held:
-            self.patience.look(self._why)
+            self.wait.look(self._why)
 
-    def _answered(self, attempt: _RequestAttempt, op: Op, head: Mapping[str, Any]) -> None:
-        charted = head.get("charted")
-        if charted:
-            self.session.charted(messages.decode(charted))
+    def _answered(self, attempt: _RequestAttempt, op: FrameOp, head: Mapping[str, Any]) -> None:
+        placement_update = head.get("placement")
+        if placement_update:
+            self.session.update_placement(messages.decode(placement_update))
         text = str(head.get("text", ""))
         attempt.others = attempt.awaits_placement = False
         where = self._name(attempt)
         match op:
-            case Op.OK:
+            case FrameOp.OK:
                 self._acknowledged.add(attempt.sub_request.server)
-                self.patience.moved()
-            case Op.MOVED:
+                self.wait.moved()
+            case FrameOp.MOVED:
                 attempt.why, attempt.awaits_placement = (
                     f"{where} does not serve all of these buckets: {text or 'buckets have moved'}",
                     True,
@@ -254,18 +254,18 @@ class FanOut:
                 self._pause(attempt)
                 if self.session.route.version <= attempt.version:
                     self.session.newer(attempt.version)
-            case Op.WAIT:
+            case FrameOp.WAIT:
                 attempt.others = head.get("for", "trainers") == "trainers"
                 attempt.why = f"{where} waits: {text or 'other trainers have not pushed yet'}"
                 if attempt.others and not self.session.lone:
-                    self.patience.moved()  # the Master decides how long other trainers may take
-                self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.patience_s / 2 else LEAST_S)
-            case Op.BUSY:
+                    self.wait.moved()  # the Master decides how long other trainers may take
+                self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.wait_s / 2 else LEAST_S)
+            case FrameOp.BUSY:
                 attempt.why = f"{where} is busy: {text}"
                 self._hold(attempt, min(max(float(head.get("after_s", LEAST_S)), LEAST_S), MOST_BUSY_S))
-            case Op.STALE | Op.ROLLED_BACK:
+            case FrameOp.STALE | FrameOp.ROLLED_BACK:
                 raise RolledBack(f"{where}: {text}. This process must restart; its launcher does that")
-            case Op.REFUSED:
+            case FrameOp.REFUSED:
                 raise PsError(f"{where} refused the request: {text}")
             case _:
                 raise PsError(f"unexpected answer {op.name} from {where}: it runs another version of edl")
@@ -300,13 +300,13 @@ class FanOut:
         """Called when no answer has come for a moment: report overdue pservers, ask for a newer placement map."""
         now_s = _now_s()
         for attempt in self._flying.values():
-            if now_s - attempt.sent_s > self.patience_s + LATE_S and not attempt.late:
+            if now_s - attempt.sent_s > self.wait_s + LATE_S and not attempt.late:
                 attempt.late = True
                 attempt.why = f"{self._name(attempt)} has not answered for {now_s - attempt.sent_s:.0f} s"
                 self._suspect(attempt)
         if any(attempt.awaits_placement for attempt in self._held):
             self.session.newer(min(attempt.version for attempt in self._held))
-        self.patience.look(self._why)
+        self.wait.look(self._why)
 
     def _why(self) -> str:
         attempts = [*self._held, *self._flying.values()]

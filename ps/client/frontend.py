@@ -19,7 +19,7 @@ from edl.errors import PsError, SettingError, StateError
 from edl.job_records import Training
 from edl.worker import session as sessions
 from ps.client import dense
-from ps.client.dense import Blocks
+from ps.client.dense import DenseLayout
 from ps.client.push_intents import Records
 from ps.errors import RolledBack
 from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec
@@ -37,8 +37,8 @@ PS_VARIABLE = "EDL_PS"
 START = "python -m edl.launch --run-mode=ps --servers=1:4 --trainers=1:8 train.py"
 
 
-class Client(Protocol):
-    """The interface used here of ``ps.client.client.Client`` and ``ps.client.local.Local``."""
+class ClientProtocol(Protocol):
+    """The interface used here of ``ps.client.client.PsClient`` and ``ps.client.local.LocalClient``."""
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
@@ -61,7 +61,7 @@ class Client(Protocol):
         none."""
         ...
 
-    def on_cut(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
+    def on_checkpoint(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
         """Set the hooks for checkpoints."""
         ...
 
@@ -156,29 +156,29 @@ class Values(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InitOptions:
     """The arguments of ``init``."""
 
     local: bool = False
     tables: tuple[TableSpec, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments for ``ps.client.client.Client.join``."""
+    """Further arguments for ``ps.client.client.PsClient.join``."""
 
 
-class Part:
+class PsContext:
     """This process's membership in a job with parameter servers."""
 
-    def __init__(self, join: Callable[[Plan, Sequence[TableSpec]], Client] | None = None) -> None:
+    def __init__(self, join: Callable[[InitOptions, Sequence[TableSpec]], ClientProtocol] | None = None) -> None:
         """``join``: creates the client; for tests."""
         self._join = join or _join
         self._begin()
 
     def _begin(self) -> None:
-        self.plan = Plan()
+        self.plan = InitOptions()
         self._specs: dict[str, TableSpec] = {}
-        self._dense: dict[str, tuple[Values, Blocks]] = {}
+        self._dense: dict[str, tuple[Values, DenseLayout]] = {}
         self._filled: set[str] = set()
-        self._client: Client | None = None
+        self._client: ClientProtocol | None = None
         self._left = False
         self._resting = self._inserting = True
         self._collected: dict[str, list[tuple[Keys, Rows]]] = {}
@@ -189,7 +189,7 @@ class Part:
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
-    def init(self, plan: Plan) -> None:
+    def init(self, plan: InitOptions) -> None:
         """Set how to join. Raises ``StateError`` if this process has already joined."""
         if self._client is not None:
             raise StateError("this process has already joined. Call ps.init before the first forward pass")
@@ -222,12 +222,12 @@ class Part:
         shapes = {name: array.shape for name, array in values.read().items()}
         if not shapes:
             raise SettingError("module", values.name, "has no trainable parameters")
-        blocks = Blocks(shapes, BLOCK)
+        blocks = DenseLayout(shapes, BLOCK)
         self.declare(replace(blocks.spec(values.name, optimizer), damaged=damaged))
         self._dense[values.name] = values, blocks
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ClientProtocol:
         """The client; the first access joins the job. Raises ``StateError`` after ``leave``."""
         if self._left:
             raise StateError("this process has left the parameter servers: ps.leave() was called")
@@ -238,15 +238,15 @@ class Part:
             self._fill_first(self._client)
         return self._client
 
-    def _joined(self, client: Client) -> None:
+    def _joined(self, client: ClientProtocol) -> None:
         atexit.register(self._leave_at_exit)
         trainers.hold()
         trainers.on_idle(self.rest)
         trainers.joined(client.number, self.step, client.fence)
-        client.on_cut(value=lambda: self.value(), name_data=trainers.name_positions, settle=trainers.settle)
+        client.on_checkpoint(value=lambda: self.value(), name_data=trainers.name_positions, settle=trainers.settle)
         restored = self.restored
         if restored:
-            trainers.begin_from(f"cut-{restored['cut']}", restored["ledgers"], restored["history"])
+            trainers.begin_from(f"checkpoint-{restored['checkpoint']}", restored["ledgers"], restored["history"])
 
     @property
     def restored(self) -> dict[str, Any]:
@@ -255,13 +255,13 @@ class Part:
         found = json.loads(text) if text else {}
         return found if isinstance(found, dict) else {}
 
-    def _fill_first(self, client: Client) -> None:
+    def _fill_first(self, client: ClientProtocol) -> None:
         for name, (values, blocks) in self._dense.items():
             if name not in self._filled:
                 values.write(dense.first(client, name, blocks, values.read()))
                 self._filled.add(name)
 
-    def _fill(self, client: Client, values: Values, blocks: Blocks) -> None:
+    def _fill(self, client: ClientProtocol, values: Values, blocks: DenseLayout) -> None:
         values.write(dense.pull_dense(client, values.name, blocks))
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ class Part:
         for values, blocks in self._dense.values():
             self._fill(self.client, values, blocks)
 
-    def _count(self, client: Client) -> None:
+    def _count(self, client: ClientProtocol) -> None:
         if self._resting:
             client.begin()
             self._resting = False
@@ -366,7 +366,7 @@ class Part:
         if sessions.current().link is not None or self._join is not _join:
             self._wait(client, lambda: len(client.members) >= trainers, f"{trainers} trainers to join")
 
-    def _wait(self, client: Client, come: Callable[[], bool], what: str) -> None:
+    def _wait(self, client: ClientProtocol, come: Callable[[], bool], what: str) -> None:
         waited_s = 0.0
         while not come():
             client.boundary()  # meanwhile others may stop for a checkpoint, or the parameters may be rolled back
@@ -419,31 +419,31 @@ class Part:
         self._begin()
 
 
-def _join(plan: Plan, specs: Sequence[TableSpec]) -> Client:
+def _join(plan: InitOptions, specs: Sequence[TableSpec]) -> ClientProtocol:
     session = sessions.current()
     if session.link is None:
         if not plan.local:
             raise PsError(
                 f"no parameter servers: this process has no launcher. Start with {START}, or call ps.init(local=True)"
             )
-        from ps.client.local import Local
+        from ps.client.local import LocalClient
 
-        return Local(specs)
+        return LocalClient(specs)
     if session.environment.get(PS_VARIABLE) != "1":
         raise PsError(f"this job has no parameter servers. Start it with {START}")
     return _over_the_launcher(plan, specs)
 
 
-def _over_the_launcher(plan: Plan, specs: Sequence[TableSpec]) -> Client:
+def _over_the_launcher(plan: InitOptions, specs: Sequence[TableSpec]) -> ClientProtocol:
     from edl.worker import trainer
-    from ps.client.client import Client as RemoteClient
+    from ps.client.client import PsClient as RemoteClient
 
     one = trainer.attach()
     assert one.link is not None, "there is a launcher"  # noqa: S101
     return RemoteClient.join(one.link, one.round, tables=specs, name=one.name, **plan.options)
 
 
-part = Part()
+part = PsContext()
 """The instance of this process."""
 
 
@@ -455,14 +455,14 @@ def init(*tables: TableSpec, local: bool = False, **options: Any) -> None:
     first needs rows.
 
     ``tables``: additional ones, for use through ``client()``. ``local``: without a launcher, keep the tables in this
-    process, for development and comparison. ``options``: those of ``ps.client.client.Client.join``: ``deadline_s``,
+    process, for development and comparison. ``options``: those of ``ps.client.client.PsClient.join``: ``deadline_s``,
     ``wire`` (``"f4"``, ``"f2"``, ``"bf16"``), ``cache_rows``, ``cache_steps``. Raises ``StateError`` if the process has
     already joined.
     """
-    part.init(Plan(local, tables, options))
+    part.init(InitOptions(local, tables, options))
 
 
-def client() -> Client:
+def client() -> ClientProtocol:
     """The client, with tables as numpy arrays. Joins if necessary."""
     return part.client
 
@@ -527,7 +527,8 @@ def on_save(value: Callable[[], object]) -> None:
 
 
 def restored() -> dict[str, Any]:
-    """State of the checkpoint that the job started from: ``run``, its folder; ``cut``, its number; ``step``;
+    """State of the checkpoint that the job started from: ``run``, its folder; ``checkpoint``, its number (also as
+    ``cut``, its former name); ``step``;
     ``values``, the values from ``on_save`` by trainer (``node/slot``). Empty if there is none. Joins if necessary."""
     return part.restored
 

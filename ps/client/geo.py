@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from ps.client.arguments import as_keys, as_rows
 from ps.client.core import Core
-from ps.client.read import Reader
-from ps.client.write import Writer
-from ps.rows import Op, Part, Push
-from ps.spec import Admission, Eviction, Optimizer, Rule, TableSpec
-from ps.store.store import Store
+from ps.client.read import RowReader
+from ps.client.write import RowWriter
+from ps.rows import RowOp, TablePush, TrainerPush
+from ps.spec import Admission, Eviction, Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
 
 Keys = NDArray[np.int64]
 Weights = NDArray[np.float32]
@@ -40,9 +40,9 @@ class _Table:
 class Geo:
     """The local rows of one client in mode geo."""
 
-    def __init__(self, core: Core, reader: Reader, writer: Writer, every: int) -> None:
+    def __init__(self, core: Core, reader: RowReader, writer: RowWriter, every: int) -> None:
         self._core, self._reader, self._writer, self._every = core, reader, writer, every
-        self._mine, self._base = Store(), Store()
+        self._mine, self._base = RowStore(), RowStore()
         self._tables: dict[str, _Table] = {}
         self._factor: dict[str, float] = {}
         self._lock = threading.RLock()
@@ -67,9 +67,9 @@ class Geo:
                 grads = as_rows(found.spec, keys.shape, rows)
                 flat = keys.reshape(-1)
                 self.pull(table, flat, np.empty_like(grads))  # fetches rows that were never pulled
-                parts.append(Part(table, flat, grads, Op.GRAD))
+                parts.append(TablePush(table, flat, grads, RowOp.GRAD))
                 lr[table] = found.spec.optimizer.lr * self._factor.get(table, self._factor.get("", 1.0))
-            pushed = self._mine.push([Push(0, 0, parts)], step=core.step, lr=lr)
+            pushed = self._mine.push([TrainerPush(0, 0, parts)], step=core.step, lr=lr)
             core.tally.add(damaged=pushed.damaged)
             for part in parts:
                 self._tables[part.table].touched.append(part.keys)
@@ -91,7 +91,7 @@ class Geo:
                     )
                     used[name] = keys
             if changes:
-                self._writer.push(changes, Op.ADD)
+                self._writer.push(changes, RowOp.ADD)
             for name, found in self._tables.items():
                 # Valid only after they have been fetched; otherwise a failure here would add the same change twice.
                 found.touched, found.known = [], found.known[:0]
@@ -116,18 +116,18 @@ class Geo:
         if name not in self._tables:
             spec = self._core.spec(name)
             self._mine.define(replace(spec, admission=Admission(), eviction=Eviction()))
-            self._base.define(TableSpec(name, spec.dim, Optimizer(Rule.ADD)))
+            self._base.define(TableSpec(name, spec.dim, Optimizer(UpdateRule.ADD)))
             self._tables[name] = _Table(spec, np.zeros(0, np.int64))
         return self._tables[name]
 
     def _fetch(self, found: _Table, keys: Keys) -> None:
         name = found.spec.name
         united, rows = self._reader.fetch({name: keys}, True)[name]
-        part = Part(name, united.keys, rows, Op.ASSIGN)
+        part = TablePush(name, united.keys, rows, RowOp.ASSIGN)
         for store in (self._mine, self._base):
-            store.push([Push(0, 0, [part])], step=self._core.step)
+            store.push([TrainerPush(0, 0, [part])], step=self._core.step)
 
-    def _rows(self, store: Store, found: _Table, keys: Keys) -> Weights:
+    def _rows(self, store: RowStore, found: _Table, keys: Keys) -> Weights:
         out = np.empty((len(keys), found.spec.dim), np.float32)
         store.pull(found.spec.name, keys, out, step=self._core.step, insert=False)
         return out

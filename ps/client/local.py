@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
 from ps.client.push_intents import Records
-from ps.rows import Part, Push
+from ps.rows import TablePush, TrainerPush
 from ps.spec import TableSpec
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 Array = NDArray[Any]
 ME = 1
 
 
-class Local:
-    """The interface of ``ps.client.client.Client`` over a store in this process. Not thread-safe."""
+class LocalClient:
+    """The interface of ``ps.client.client.PsClient`` over a store in this process. Not thread-safe."""
 
     def __init__(self, tables: Sequence[TableSpec]) -> None:
-        self.store = Store()
+        self.store = RowStore()
         self.training = Training(mode=Mode.ASYNC)
         self.restored = ""
         self.step = self.number = 0
@@ -51,7 +51,7 @@ class Local:
     def rest(self) -> None:
         """Does nothing: no trainer waits for this one."""
 
-    def on_cut(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
+    def on_checkpoint(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
         """Does nothing: there are no checkpoints."""
 
     def boundary(self) -> None:
@@ -61,7 +61,7 @@ class Local:
         """Does nothing: the parameters are lost with the process."""
 
     def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> NDArray[np.float32]:
-        """See ``ps.client.client.Client``."""
+        """Pull rows: float32 of shape ``(*keys.shape, dim)``, into ``out`` if given."""
         shape = (*keys.shape, self._spec(table).dim)
         rows = np.empty(shape, np.float32) if out is None else out
         flat = np.ascontiguousarray(keys, np.int64).reshape(-1)
@@ -69,11 +69,11 @@ class Local:
         return rows
 
     def pull_many(self, keys: Mapping[str, Array], *, insert: bool = True) -> dict[str, NDArray[np.float32]]:
-        """See ``ps.client.client.Client``."""
+        """Pull rows of several tables."""
         return {table: self.pull(table, some, insert=insert) for table, some in keys.items()}
 
     def read(self, table: str, keys: Array) -> NDArray[np.float32]:
-        """See ``ps.client.client.Client``."""
+        """Read rows without side effects; a key without a row yields its initial weights."""
         return self.pull(table, keys, insert=False)
 
     def prefetch(self, table: str, keys: Array) -> None:
@@ -87,26 +87,27 @@ class Local:
         self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", wait: bool = True,
         records: Records | None = None,
     ) -> None:  # fmt: skip
-        """See ``ps.client.client.Client``."""
-        parts = [Part(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
+        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``)."""
+        parts = [TablePush(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
         self._seq += 1
-        self.store.push([Push(ME, self._seq, parts)], step=self.step, lr=self._lr())
+        self.store.push([TrainerPush(ME, self._seq, parts)], step=self.step, lr=self._lr())
         if op == "grad":
             self.step += 1
 
     def push_and_pull(
         self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        """See ``ps.client.client.Client``."""
+        """Push gradients, which ends the step, and return the updated rows of those of these tables that were
+        pushed, ``(keys, dim)`` in the order of their keys, in a single request to each pserver."""
         self.push(grads, records=records)
         return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
 
     def first(self, table: str, keys: Array, values: Array) -> None:
-        """See ``ps.client.client.Client``."""
+        """Set the weights of keys that have no row yet; existing rows are left alone."""
         self.push({table: (keys, values)}, op="first")
 
     def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
-        """See ``ps.client.client.Client``."""
+        """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: from now on)."""
         if not (factor >= 0 and np.isfinite(factor)):
             raise SettingError("factor", f"{factor:g}", "must be 0 or more, and finite")
         if table:

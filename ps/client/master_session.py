@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
-from ps.client.routing import Route
+from ps.client.routing import RoutingTable
 from ps.errors import RolledBack
 from ps.protocol import messages
 from ps.protocol.deltas import members_after
@@ -32,7 +32,7 @@ LOOK_S = 0.25
 """Waiting threads check their condition at least this often, in seconds."""
 _now_s = SystemClock().now_s
 
-News = Callable[[], None]
+Listener = Callable[[], None]
 
 
 class Line(Protocol):
@@ -56,7 +56,7 @@ class MasterSession(Protocol):
         ...
 
     @property
-    def route(self) -> Route:
+    def route(self) -> RoutingTable:
         """The newest placement map."""
         ...
 
@@ -79,11 +79,11 @@ class MasterSession(Protocol):
         """Raises ``RolledBack`` if this process must restart."""
         ...
 
-    def listen(self, news: News) -> Callable[[], None]:
-        """Have ``news`` called, from any thread, when something here changes; returns a function that cancels this."""
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener``, from any thread, after every change; returns a function that removes it."""
         ...
 
-    def charted(self, message: messages.Charted) -> None:
+    def update_placement(self, message: messages.PlacementUpdate) -> None:
         """Take over a placement map that a pserver has sent."""
         ...
 
@@ -106,24 +106,24 @@ class LiveMasterSession:
         self._nonce = secrets.token_hex(16)
         self._tables = tuple(tables)
         self._changed = threading.Condition(threading.RLock())
-        self._news: list[News] = []
+        self._listeners: list[Listener] = []
         self._joined: messages.Joined | None = None
-        self._route: Route | None = None
+        self._route: RoutingTable | None = None
         self._token = 0
         self._begun = False
         self._missed = False
         """A membership delta was based on an epoch that was never received."""
         self._over = ""
-        self._refused: messages.Refused | None = None
+        self._refused: messages.RequestRefused | None = None
         self._waits = "the Master has not answered"
         """What the Master is waiting for before it answers ``Join``, if known."""
-        self._cut = 0
-        self._at: messages.AtCut | None = None
+        self._checkpoint = 0
+        self._at: messages.AtCheckpoint | None = None
         self._to_name = 0
         self._named: messages.DataNamed | None = None
         self._asks = secrets.randbits(40)
         self._saving: messages.Save | None = None
-        self._saved: messages.Saved | messages.Refused | None = None
+        self._saved: messages.CheckpointSaved | messages.RequestRefused | None = None
         self._asked_s = float("-inf")
         line.listen(SERVICE, self._heard)
 
@@ -131,20 +131,20 @@ class LiveMasterSession:
 
     @property
     def number(self) -> int:
-        """See ``MasterSession``."""
+        """This trainer's number, as ``MasterSession`` requires."""
         return self.joined.number
 
     @property
     def joined(self) -> messages.Joined:
-        """See ``MasterSession``."""
+        """The answer to ``Join``, updated with the newest epoch and members."""
         with self._changed:
             if self._joined is None:
                 raise PsError("this trainer has not joined yet")
             return self._joined
 
     @property
-    def route(self) -> Route:
-        """See ``MasterSession``."""
+    def route(self) -> RoutingTable:
+        """The newest placement map, as ``MasterSession`` requires."""
         with self._changed:
             if self._route is None:
                 raise PsError("this trainer has not joined yet")
@@ -152,9 +152,9 @@ class LiveMasterSession:
 
     @property
     def halted(self) -> int:
-        """See ``MasterSession``."""
+        """Number of the checkpoint to stop for; 0 if there is none."""
         with self._changed:
-            return self._cut
+            return self._checkpoint
 
     @property
     def to_name(self) -> int:
@@ -163,23 +163,23 @@ class LiveMasterSession:
             return self._to_name
 
     def check(self) -> None:
-        """See ``MasterSession``."""
+        """Raises ``RolledBack`` if this process must restart."""
         with self._changed:
             if self._over:
                 raise RolledBack(self._over)
 
-    def listen(self, news: News) -> Callable[[], None]:
-        """See ``MasterSession``."""
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener``, from any thread, after every change; returns a function that removes it."""
         with self._changed:
-            self._news.append(news)
+            self._listeners.append(listener)
 
         def end() -> None:
             with self._changed:
-                self._news.remove(news)
+                self._listeners.remove(listener)
 
         return end
 
-    # --- what is said ------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def join(self, *more: TableSpec) -> messages.Joined:
         """Join the job, or add tables to it. Blocks until every bucket has an owner. Raises ``PsError`` if a table is
@@ -197,34 +197,34 @@ class LiveMasterSession:
             known = {one.name for one in self._joined.tables} if self._joined is not None else set()
             return self._joined is not None and names <= known
 
-        patience = BoundedWait("admission to the parameter servers", deadline_s=None)
+        wait = BoundedWait("admission to the parameter servers", deadline_s=None)
         again = lambda: self._say(messages.Join(self._nonce, self._tables))  # noqa: E731
-        self._wait(answered, again, patience, lambda: self._waits)
+        self._wait(answered, again, wait, lambda: self._waits)
         return self.joined
 
-    def begin(self, deadline_s: float) -> messages.Member:
+    def begin(self, deadline_s: float) -> messages.TrainerMember:
         """Become a member; return the membership, with the first step, once the Master has confirmed it. This can take
         as long as a checkpoint. Raises ``PsError`` at the deadline, in seconds."""
         message = messages.Begin(self.number)
         with self._changed:
             self._begun = True
         self._say(message)
-        patience = BoundedWait("the Master to confirm this trainer's membership", deadline_s=deadline_s)
-        self._wait(lambda: self._member() is not None, lambda: self._say(message), patience)
+        wait = BoundedWait("the Master to confirm this trainer's membership", deadline_s=deadline_s)
+        self._wait(lambda: self._member() is not None, lambda: self._say(message), wait)
         member = self._member()
-        return member or messages.Member(self.number, "", self.joined.step)
+        return member or messages.TrainerMember(self.number, "", self.joined.step)
 
     def leave(self, deadline_s: float) -> None:
         """Stop being a member and wait for the Master's confirmation. Raises ``PsError`` at the deadline, in
         seconds."""
-        message = messages.Leave(self.number)
+        message = messages.LeaveMembership(self.number)
         with self._changed:
             self._begun = False
         self._say(message)
-        patience = BoundedWait("the Master to confirm the end of this trainer's membership", deadline_s=deadline_s)
-        self._wait(lambda: self._member() is None, lambda: self._say(message), patience)
+        wait = BoundedWait("the Master to confirm the end of this trainer's membership", deadline_s=deadline_s)
+        self._wait(lambda: self._member() is None, lambda: self._say(message), wait)
 
-    def _member(self) -> messages.Member | None:
+    def _member(self) -> messages.TrainerMember | None:
         return next((one for one in self.joined.members if one.number == self.number), None)
 
     def set_lr(self, hold: messages.LrHold) -> None:
@@ -232,16 +232,16 @@ class LiveMasterSession:
         self._say(messages.SetLr(self.number, hold))
 
     def newer(self, version: int) -> None:
-        """See ``MasterSession``."""
+        """Request a placement map newer than this version."""
         with self._changed:
             now_s = _now_s()
             if now_s - self._asked_s < REQUEST_PAUSE_S:
                 return
             self._asked_s = now_s
-        self._say(messages.ChartPlease(version))
+        self._say(messages.GetPlacement(version))
 
     def suspect(self, server: int, why: str) -> None:
-        """See ``MasterSession``."""
+        """Report a pserver that cannot be reached."""
         self._say(messages.Suspect(server, why[:300]))
 
     def ask_save(self) -> None:
@@ -252,38 +252,38 @@ class LiveMasterSession:
             self._saving = messages.Save(self._asks)
         self._say(self._saving)
 
-    def saved(self) -> messages.Saved | None:
+    def saved(self) -> messages.CheckpointSaved | None:
         """The result of the requested checkpoint; None while it is pending. Raises ``PsError`` if it was refused."""
         with self._changed:
             found = self._saved
             if found is None:
                 return None
             self._saving = self._saved = None
-        if isinstance(found, messages.Refused):
+        if isinstance(found, messages.RequestRefused):
             raise PsError(f"no checkpoint was written: {found.text}")
         return found
 
-    def stand(self, cut: int, step: int, value: str) -> None:
+    def stand(self, checkpoint: int, step: int, value: str) -> None:
         """Report that this trainer has stopped at a step boundary for the checkpoint."""
-        message = messages.AtCut(cut, step, value)
+        message = messages.AtCheckpoint(checkpoint, step, value)
         with self._changed:
             self._at, self._named = message, None
         self._say(message)
 
-    def name(self, cut: int, ledgers: Sequence[tuple[str, str]]) -> None:
+    def name(self, checkpoint: int, ledgers: Sequence[tuple[str, str]]) -> None:
         """Report the named data positions."""
-        message = messages.DataNamed(cut, tuple(ledgers))
+        message = messages.DataNamed(checkpoint, tuple(ledgers))
         with self._changed:
             self._to_name, self._named = 0, message
         self._say(message)
 
-    def go_on(self, cut: int) -> None:
+    def go_on(self, checkpoint: int) -> None:
         """Continue after a checkpoint stop, whether the Master has released this trainer or not."""
         with self._changed:
             self._at = self._named = None
             self._to_name = 0
-            if self._cut == cut:
-                self._cut = 0
+            if self._checkpoint == checkpoint:
+                self._checkpoint = 0
 
     def wait(self, seconds: float = LOOK_S) -> None:
         """Wait until a message arrives, at most ``seconds``."""
@@ -294,7 +294,7 @@ class LiveMasterSession:
         self,
         ask: Callable[[], bool],
         again: Callable[[], None],
-        patience: BoundedWait,
+        wait: BoundedWait,
         why: Callable[[], str] = lambda: "the Master has not answered",
     ) -> None:
         said_s = _now_s()
@@ -305,11 +305,11 @@ class LiveMasterSession:
                 if ask():
                     break
                 self._changed.wait(LOOK_S)
-            patience.look(why)
+            wait.look(why)
             if _now_s() - said_s > AGAIN_S:
                 said_s = _now_s()
                 again()
-        patience.over()
+        wait.over()
 
     def _say(self, message: Any) -> None:
         self._line.call(SERVICE, messages.encode(message), self._round())
@@ -324,12 +324,12 @@ class LiveMasterSession:
         with self._changed:
             self._take(message)
             self._changed.notify_all()
-            news = list(self._news)
+            listeners = list(self._listeners)
             missed, self._missed = self._missed, False
         if missed:
-            self._say(messages.ChartPlease(-1))
-        for callback in news:
-            callback()
+            self._say(messages.GetPlacement(-1))
+        for listener in listeners:
+            listener()
 
     def _say_again(self) -> None:
         with self._changed:
@@ -340,41 +340,41 @@ class LiveMasterSession:
         for message in again:
             self._say(message)
 
-    def charted(self, message: messages.Charted) -> None:
-        """See ``MasterSession``."""
+    def update_placement(self, message: messages.PlacementUpdate) -> None:
+        """Take over a placement map that a pserver has sent."""
         with self._changed:
             self._use_placement(message)
             self._changed.notify_all()
-            news = list(self._news)
-        for callback in news:
-            callback()
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
 
     def _take(self, message: Any) -> None:
         match message:
             case messages.Joined():
                 self._join(message)
-            case messages.Charted() | messages.Placed() | messages.Counted():
-                self._news_of(message)
+            case messages.PlacementUpdate() | messages.PlacementChanged() | messages.MembersChanged():
+                self._apply_update(message)
             case messages.Waits(text):
                 self._waits = text
-            case messages.Halt(cut):
-                self._cut = cut
-            case messages.NameData(cut):
-                self._to_name = cut
-            case messages.GoOn(cut):
-                if cut >= self._cut:
-                    self._cut = 0
-            case messages.Saved(ask):
+            case messages.Halt(checkpoint):
+                self._checkpoint = checkpoint
+            case messages.NameData(checkpoint):
+                self._to_name = checkpoint
+            case messages.GoOn(checkpoint):
+                if checkpoint >= self._checkpoint:
+                    self._checkpoint = 0
+            case messages.CheckpointSaved(ask):
                 if self._saving is not None and self._saving.ask == ask:
                     self._saved = message
-            case messages.Refused(kind="stale"):
+            case messages.RequestRefused(kind="stale"):
                 self._over = self._over or f"{message.text}. This process must restart; its launcher does that"
-            case messages.Refused(ask=ask) if ask:
+            case messages.RequestRefused(ask=ask) if ask:
                 if self._saving is not None and self._saving.ask == ask:
                     self._saved = message
-            case messages.Refused(kind="table"):
+            case messages.RequestRefused(kind="table"):
                 self._refused = message
-            case messages.Refused():
+            case messages.RequestRefused():
                 sys.stderr.write(
                     f"edl: the Master refused a message of this trainer ({message.kind}): {message.text}\n"
                 )
@@ -382,36 +382,40 @@ class LiveMasterSession:
     def _join(self, message: messages.Joined) -> None:
         old = self._joined
         if old is None:
-            self._joined, self._route, self._token = message, Route(message.chart), message.token
+            self._joined, self._route, self._token = message, RoutingTable(message.placement), message.token
         elif message.number != old.number:
             self._over = self._over or (
                 f"the Master considers trainer {old.number} lost. This process must restart; its launcher does that"
             )
-        elif message.chart.history > old.chart.history:
-            self._roll_back(message.chart.history, message.restored)
+        elif message.placement.history > old.placement.history:
+            self._roll_back(message.placement.history, message.restored)
         else:
             self._joined = replace(old, tables=message.tables)
-            self._use_placement(messages.Charted(message.token, message.chart, message.epoch, message.members))
+            self._use_placement(
+                messages.PlacementUpdate(message.token, message.placement, message.epoch, message.members)
+            )
 
-    def _use_placement(self, message: messages.Charted) -> None:
+    def _use_placement(self, message: messages.PlacementUpdate) -> None:
         if self._joined is None or message.token < self._token:
             return
-        if message.chart.history > self._joined.chart.history:
-            self._roll_back(message.chart.history)
+        if message.placement.history > self._joined.placement.history:
+            self._roll_back(message.placement.history)
             return
         self._token = message.token
         joined = self._joined
         if message.epoch >= joined.epoch:
             joined = replace(joined, epoch=message.epoch, members=message.members)
-        if message.chart.version > joined.chart.version:
-            joined = replace(joined, chart=message.chart)
-            self._route = Route(message.chart)
+        if message.placement.version > joined.placement.version:
+            joined = replace(joined, placement=message.placement)
+            self._route = RoutingTable(message.placement)
         self._joined = joined
 
-    def _news_of(self, message: messages.Charted | messages.Placed | messages.Counted) -> None:
-        if isinstance(message, messages.Placed):
-            message = messages.Charted(message.token, message.chart, -1, ())
-        if isinstance(message, messages.Charted):
+    def _apply_update(
+        self, message: messages.PlacementUpdate | messages.PlacementChanged | messages.MembersChanged
+    ) -> None:
+        if isinstance(message, messages.PlacementChanged):
+            message = messages.PlacementUpdate(message.token, message.placement, -1, ())
+        if isinstance(message, messages.PlacementUpdate):
             self._use_placement(message)
             return
         joined = self._joined
@@ -441,19 +445,19 @@ class FixedMasterSession:
     def __init__(self, joined: messages.Joined) -> None:
         self.joined = joined
         self.number = joined.number
-        self.route = Route(joined.chart)
+        self.route = RoutingTable(joined.placement)
 
     def check(self) -> None:
         """Does nothing: there are no rollbacks without a Master."""
 
-    def listen(self, news: News) -> Callable[[], None]:
-        """Does nothing: ``news`` is never called."""
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Does nothing: ``listener`` is never called."""
         return lambda: None
 
-    def charted(self, message: messages.Charted) -> None:
-        """See ``MasterSession``."""
-        if message.chart.version > self.route.version:
-            self.route = Route(message.chart)
+    def update_placement(self, message: messages.PlacementUpdate) -> None:
+        """Take over a placement map that a pserver has sent."""
+        if message.placement.version > self.route.version:
+            self.route = RoutingTable(message.placement)
 
     def newer(self, version: int) -> None:
         """Does nothing: no newer placement map can be requested."""

@@ -17,32 +17,32 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError, PsError
 from edl.threads import ThreadLock, ThreadQueue, Threads
 from ps.errors import TimedOut, Unreachable
-from ps.net.caller import Caller
+from ps.net.caller import FrameCaller
 from ps.net.connection import SYSTEM_SOCKETS, Into, Sockets
-from ps.protocol.frames import Frame, Op, pack_head
-from ps.protocol.handshake import Hello
-from ps.protocol.messages import Server
+from ps.protocol.frames import Frame, FrameOp, pack_head
+from ps.protocol.handshake import CallerHello
+from ps.protocol.messages import PserverAddress
 
 CONNECT_S = 5.0
 
 
 @dataclass(slots=True)
-class Call:
+class PserverCall:
     """One request to a pserver."""
 
-    op: Op
+    op: FrameOp
     head: Mapping[str, Any]
     parts: Sequence[Any] = ()
     into: Into | None = None
     deadline_s: float = 60.0
-    patience_s: float = 2.0
+    wait_s: float = 2.0
     """Seconds after which the pserver answers WAIT if it cannot answer yet."""
     given_up: bool = False
     """The caller has given up; the request is not sent if it has not been yet."""
 
 
 @dataclass(slots=True)
-class Answer:
+class PserverAnswer:
     """The answer to a call: a frame or an error. The frame's body is invalid once ``landed`` has returned."""
 
     frame: Frame | None = None
@@ -50,7 +50,7 @@ class Answer:
     head: Mapping[str, Any] = field(default_factory=dict)
 
 
-Landed = Callable[[Answer], None]
+Landed = Callable[[PserverAnswer], None]
 
 
 class PooledConnection:
@@ -58,8 +58,8 @@ class PooledConnection:
 
     def __init__(
         self,
-        server: Server,
-        hello: Hello,
+        server: PserverAddress,
+        hello: CallerHello,
         secret: str,
         tls: ssl.SSLContext | None,
         threads: Threads = SYSTEM_THREADS,
@@ -68,13 +68,13 @@ class PooledConnection:
         self.server = server
         self._threads, self._sockets = threads, sockets
         self._hello, self._secret, self._tls = hello, secret, tls
-        self._calls: ThreadQueue[tuple[Call, Landed] | None] = threads.queue()
+        self._calls: ThreadQueue[tuple[PserverCall, Landed] | None] = threads.queue()
         self._lock = threads.lock()
-        self._caller: Caller | None = None
+        self._caller: FrameCaller | None = None
         self._gone = ""
         self._thread = threads.start(self._run, name=f"ps-{server.name}")
 
-    def ask(self, call: Call, landed: Landed) -> None:
+    def ask(self, call: PserverCall, landed: Landed) -> None:
         """Queue a call. ``landed`` is called with the answer on the connection's thread."""
         self._calls.put((call, landed))
 
@@ -105,9 +105,9 @@ class PooledConnection:
             (call, landed), frame = item, None
             try:
                 frame = self._request(call)
-                answer = Answer(frame, head=frame.json())
+                answer = PserverAnswer(frame, head=frame.json())
             except Exception as error:  # noqa: BLE001 - passed on to the caller
-                answer = Answer(error=error)
+                answer = PserverAnswer(error=error)
             landed(answer)
             del item, call, landed, answer, frame  # they hold large arrays
         with self._lock:
@@ -116,7 +116,7 @@ class PooledConnection:
             with contextlib.suppress(EdlError):
                 caller.close()
 
-    def _request(self, call: Call) -> Frame:
+    def _request(self, call: PserverCall) -> Frame:
         head = pack_head(call.head)
         caller, fresh = self._connected(call.deadline_s)
         while True:
@@ -124,14 +124,14 @@ class PooledConnection:
                 raise Unreachable("the caller has given up the request")
             try:
                 return caller.request(
-                    call.op, head, call.parts, deadline_s=call.deadline_s, patience_s=call.patience_s, into=call.into
+                    call.op, head, call.parts, deadline_s=call.deadline_s, wait_s=call.wait_s, into=call.into
                 )
             except Unreachable as error:
                 if fresh or isinstance(error, TimedOut) or self._gone:
                     raise
             caller, fresh = self._connected(call.deadline_s)
 
-    def _connected(self, deadline_s: float) -> tuple[Caller, bool]:
+    def _connected(self, deadline_s: float) -> tuple[FrameCaller, bool]:
         """An open connection, and whether it is a new one. Raises ``Unreachable``."""
         with self._lock:
             caller, gone = self._caller, self._gone
@@ -140,7 +140,7 @@ class PooledConnection:
         if caller is not None and not caller.broken:
             return caller, False
         wait_s = min(CONNECT_S, deadline_s)
-        caller = Caller.connect(
+        caller = FrameCaller.connect(
             self.server, self._hello, secret=self._secret, deadline_s=wait_s, tls=self._tls, threads=self._threads,
             sockets=self._sockets,
         )  # fmt: skip
@@ -157,7 +157,7 @@ class PooledConnection:
 class ConnectionPool:
     """All connections of one client to pservers."""
 
-    hello: Hello
+    hello: CallerHello
     secret: str = field(repr=False)
     tls: ssl.SSLContext | None = None
     threads: Threads = SYSTEM_THREADS
@@ -170,7 +170,7 @@ class ConnectionPool:
     def __post_init__(self) -> None:
         self._lock = self.threads.lock()
 
-    def ask(self, purpose: str, server: Server, call: Call, landed: Landed) -> None:
+    def ask(self, purpose: str, server: PserverAddress, call: PserverCall, landed: Landed) -> None:
         """Queue a call on the connection for this server and purpose. Raises ``PsError`` if the pool is closed."""
         with self._lock:
             if self._closed:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.worker.session import note
-from ps.background import Background, Job
+from ps.background import Background, BackgroundJob
 
 Fetch = Callable[[], NDArray[np.float32]]
 LOOK_S = 0.25
@@ -18,15 +18,15 @@ LOOK_S = 0.25
 
 
 @dataclass(slots=True)
-class _Batch:
+class _PrefetchedBatch:
     keys: NDArray[np.int64]
     fetch: Fetch
     step: int
     """The step in which the rows are fetched."""
-    job: Job | None = None
+    job: BackgroundJob | None = None
 
 
-class Ahead:
+class PrefetchedRows:
     """Prefetched rows: at most one batch of each table."""
 
     def __init__(self, background: Background, oldest: int, stand: Callable[[], None]) -> None:
@@ -34,11 +34,11 @@ class Ahead:
         due."""
         self._background, self._oldest, self._stand = background, oldest, stand
         self._lock = threading.Lock()
-        self._batches: dict[str, _Batch] = {}
+        self._batches: dict[str, _PrefetchedBatch] = {}
 
     def ask(self, table: str, keys: NDArray[np.int64], fetch: Fetch, step: int, later: bool) -> None:
         """Prefetch the rows of ``keys``; with ``later`` only after this step has ended."""
-        batch = _Batch(keys, fetch, step + 1 if later else step)
+        batch = _PrefetchedBatch(keys, fetch, step + 1 if later else step)
         with self._lock:
             self._batches[table] = batch
             if not later:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ps import intents
 from ps.client import routing
 from ps.client.core import INTENT, Core
-from ps.client.pool import Call
-from ps.client.routing import Route, SubRequest
-from ps.protocol.frames import Op
+from ps.client.pool import PserverCall
+from ps.client.routing import RoutingTable, SubRequest
+from ps.protocol.frames import FrameOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class _IntentRequest:
     def __post_init__(self) -> None:
         self.keys = [intents.home_key(self.trainer)]
 
-    def call(self, sub_request: SubRequest, route: Route) -> Call:
-        """See ``PserverRequest``."""
+    def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
+        """Build the call for a sub-request."""
         head = {"of": self.trainer, "seq": self.seq, "fence": self.fence}
         body = [self.text.encode()] if self.text else []
-        return Call(Op.INTENT, {**head, "version": route.version, "history": route.history}, body)
+        return PserverCall(FrameOp.INTENT, {**head, "version": route.version, "history": route.history}, body)
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         self.head, self.text = head, bytes(body).decode()
 
 

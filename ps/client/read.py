@@ -17,8 +17,8 @@ from ps.client.arguments import as_keys, as_out
 from ps.client.cache import RowCache
 from ps.client.core import AHEAD, PULL, Core
 from ps.client.dedup import DistinctKeys
-from ps.client.prefetch import Ahead
-from ps.client.requests import Fetch, Pull, Scan
+from ps.client.prefetch import PrefetchedRows
+from ps.client.requests import Pull, Scan, TablePull
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 
@@ -28,7 +28,7 @@ Keys = NDArray[np.int64]
 Weights = NDArray[np.float32]
 
 
-class Reader:
+class RowReader:
     """Reads rows from the pservers, the cache and the prefetched batches."""
 
     def __init__(self, core: Core) -> None:
@@ -36,11 +36,11 @@ class Reader:
         self._lock = threading.RLock()
         self._caches: dict[str, RowCache] = {}
         oldest = 0 if core.mode is Mode.SYNC else 1
-        self._ahead = Ahead(Background("ps-prefetch"), oldest, lambda: core.stand())
+        self._ahead = PrefetchedRows(Background("ps-prefetch"), oldest, lambda: core.stand())
         self._pulled_step = -1
 
     def pull(self, wanted: Mapping[str, Any], outs: Mapping[str, Weights | None], insert: bool) -> dict[str, Weights]:
-        """See ``Client.pull_many``."""
+        """Pull rows of several tables, with one request to each pserver."""
         core = self._core
         given = {table: as_keys(table, keys) for table, keys in wanted.items()}
         found = {table: as_out(core.spec(table), keys.shape, outs.get(table)) for table, keys in given.items()}
@@ -59,7 +59,7 @@ class Reader:
         return found
 
     def prefetch(self, table: str, keys: Any) -> None:
-        """See ``Client.prefetch``."""
+        """Fetch the rows of these keys in the background, for a following pull of exactly the same keys."""
         core = self._core
         given, dim = as_keys(table, keys).copy(), core.spec(table).dim
 
@@ -74,7 +74,7 @@ class Reader:
         self._ahead.ask(table, given, fetch, core.step, core.mode is Mode.SYNC and self._pulled_step == core.step)
 
     def scan(self, table: str) -> Iterator[Rows]:
-        """See ``Client.scan``."""
+        """Iterate over all rows with their state, a few buckets at a time."""
         self._core.spec(table)
         some = np.arange(1 << 17, dtype=np.int64)
         buckets, first = np.unique(hashing.buckets_of(some), return_index=True)
@@ -122,7 +122,7 @@ class Reader:
                 core.tally.add(cached=len(one.keys) - len(part.keys))
                 late.append((cache, written, part, rows, missing, place))
             if len(part.keys):
-                fetches.append(Fetch(spec, part.keys, place, part.counts if len(one.keys) < len(keys) else None))
+                fetches.append(TablePull(spec, part.keys, place, part.counts if len(one.keys) < len(keys) else None))
                 parts.append(part)
         if fetches:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from edl.errors import ProtocolError
 from ps import rows
-from ps.client.pool import Call
-from ps.client.routing import Route, SubRequest, Where
+from ps.client.pool import PserverCall
+from ps.client.routing import RoutingTable, SubRequest, Where
 from ps.protocol import requests
-from ps.protocol.frames import Op
-from ps.protocol.half_precision import WIRE_DTYPES, widen
+from ps.protocol.frames import FrameOp
+from ps.protocol.half_precision import WIRE_DTYPES, decode_half
 from ps.protocol.requests import Wanted, padded
-from ps.rows import Part, Rows
+from ps.rows import Rows, TablePush
 from ps.spec import TableSpec
 
 
 @dataclass(slots=True)
-class Fetch:
+class TablePull:
     """One table's part of a pull."""
 
     spec: TableSpec
@@ -38,7 +38,7 @@ class Fetch:
 class Pull:
     """A pull; fills ``rows`` of each fetch."""
 
-    fetches: Sequence[Fetch]
+    fetches: Sequence[TablePull]
     step: int
     epoch: int
     insert: bool
@@ -53,8 +53,8 @@ class Pull:
     def __post_init__(self) -> None:
         self.keys = [one.keys for one in self.fetches]
 
-    def call(self, sub_request: SubRequest, route: Route) -> Call:
-        """See ``PserverRequest``."""
+    def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
+        """Build the call for a sub-request."""
         wanted = []
         for part, where in sub_request.items:
             fetch = self.fetches[part]
@@ -65,7 +65,7 @@ class Pull:
             "step": self.step, "insert": self.insert, "version": route.version, "history": route.history,
             "epoch": self.epoch, "parts": parts,
         }  # fmt: skip
-        return Call(Op.PULL, head, body, self._into(sub_request))
+        return PserverCall(FrameOp.PULL, head, body, self._into(sub_request))
 
     def _into(self, sub_request: SubRequest) -> Callable[[int, bytes], memoryview | None] | None:
         self._placed[id(sub_request)] = False
@@ -84,7 +84,7 @@ class Pull:
         return into
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         self.applied[sub_request.server] = int(head.get("applied", -1))
         if self._placed.pop(id(sub_request), False):
             return
@@ -92,10 +92,10 @@ class Pull:
 
 
 @dataclass
-class Push:
+class PushRequest:
     """A push: a step's gradients, or values written outside of steps."""
 
-    parts: Sequence[Part]
+    parts: Sequence[TablePush]
     """Parts with distinct keys."""
     trainer: int
     seq: int
@@ -118,11 +118,11 @@ class Push:
     def __post_init__(self) -> None:
         self.keys = [one.keys for one in self.parts]
 
-    def call(self, sub_request: SubRequest, route: Route) -> Call:
-        """See ``PserverRequest``."""
+    def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
+        """Build the call for a sub-request."""
         some = [(self.parts[part], where) for part, where in sub_request.items]
         parts, body = requests.push(
-            [Part(one.table, one.keys[where], one.grads[where], one.op) for one, where in some], self.dtype
+            [TablePush(one.table, one.keys[where], one.grads[where], one.op) for one, where in some], self.dtype
         )
         head = {
             "trainer": self.trainer, "seq": self.seq, "step": self.step, "base": self.bases.get(sub_request.server, -1),
@@ -133,10 +133,10 @@ class Push:
             head["redo"] = list(self.redo)
         if self.back:
             head["back"] = [[name, self.row_dtype] for name in self.back]
-        return Call(Op.PUSH, head, body)
+        return PserverCall(FrameOp.PUSH, head, body)
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         places = [(self.back[self.parts[part].table], where) for part, where in sub_request.items
                   if self.parts[part].table in self.back]  # fmt: skip
         _unpack(body, self.row_dtype, places)
@@ -158,15 +158,15 @@ class Scan:
     found: list[Rows] = field(default_factory=list)
     clocked: bool = False
 
-    def call(self, sub_request: SubRequest, route: Route) -> Call:
-        """See ``PserverRequest``. A sub-request has exactly one bucket."""
+    def call(self, sub_request: SubRequest, route: RoutingTable) -> PserverCall:
+        """Build the call for a sub-request. A sub-request has exactly one bucket."""
         (part, where) = sub_request.items[0]
         bucket = self.buckets[int(self.keys[part][where][0])]
         head = {"table": self.table, "bucket": bucket, "history": route.history, "version": route.version}
-        return Call(Op.SCAN, head)
+        return PserverCall(FrameOp.SCAN, head)
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``PserverRequest``."""
+        """Handle the answer to a sub-request."""
         if body.nbytes:
             found = rows.decode(bytes(body))
             if len(found):
@@ -183,9 +183,9 @@ def _unpack(body: memoryview, dtype: str, places: Sequence[tuple[NDArray[np.floa
             raise ProtocolError(f"an answer with rows has {body.nbytes} bytes, expected at least {at + size}")
         found = np.frombuffer(body, kind, count * dim, at).reshape(count, dim)
         if isinstance(where, slice):
-            widen(found, dtype, target[where])
+            decode_half(found, dtype, target[where])
         else:
-            target[where] = widen(found, dtype, np.empty((count, dim), np.float32))
+            target[where] = decode_half(found, dtype, np.empty((count, dim), np.float32))
         at += padded(size)
 
 

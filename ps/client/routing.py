@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client.dedup import DistinctKeys, unite
-from ps.protocol.messages import NOBODY, PlacementMap, Server, pack, unpack
+from ps.protocol.messages import NOBODY, PlacementMap, PserverAddress, pack, unpack
 from ps.spec import BUCKETS
 
 Where = slice | NDArray[np.intp]
 """A selection of a part's keys: a range, or their indices."""
 
 
-class Route:
+class RoutingTable:
     """A placement map prepared for lookups."""
 
     def __init__(self, placement: PlacementMap) -> None:
         self.version, self.history = placement.version, placement.history
-        self.servers: Mapping[int, Server] = {one.number: one for one in placement.servers}
+        self.servers: Mapping[int, PserverAddress] = {one.number: one for one in placement.servers}
         owner = np.frombuffer(unpack(placement.owner), np.int16) if placement.owner else np.zeros(BUCKETS, np.int16)
         # A pserver that is not listed is dead, even if buckets still name it.
         alive = np.isin(owner, np.array([NOBODY, *self.servers], np.int64))
@@ -62,7 +62,7 @@ class SubRequest:
 
 
 def first_split(
-    route: Route, united: Sequence[DistinctKeys], key_bytes: Sequence[int] = (), most_bytes: int = 1 << 28
+    route: RoutingTable, united: Sequence[DistinctKeys], key_bytes: Sequence[int] = (), most_bytes: int = 1 << 28
 ) -> list[SubRequest]:
     """Split a request by owner, using the result of ``route.unite``. With ``key_bytes`` (bytes per key of each part) no
     sub-request exceeds ``most_bytes``."""
@@ -87,7 +87,7 @@ def first_split(
 
 
 def split_again(
-    route: Route, keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]]
+    route: RoutingTable, keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]]
 ) -> list[SubRequest]:
     """Split what was not applied by a newer placement map. ``keys``: all keys of each part."""
     sub_requests: dict[int, SubRequest] = {}
@@ -108,13 +108,13 @@ def some_buckets(keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, W
     return f"bucket{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:most]))}{more}"
 
 
-def fixed_placement(servers: Sequence[Server | tuple[str, int]]) -> PlacementMap:
+def fixed_placement(servers: Sequence[PserverAddress | tuple[str, int]]) -> PlacementMap:
     """A placement map that distributes buckets evenly, for use without a Master. Raises ``PsError`` and
     ``SettingError``."""
     if not servers:
         raise PsError("no parameter servers given; at least one is needed")
     given = [
-        one if isinstance(one, Server) else Server(number, f"ps-{number}", one[0], one[1])
+        one if isinstance(one, PserverAddress) else PserverAddress(number, f"ps-{number}", one[0], one[1])
         for number, one in enumerate(servers, 1)
     ]
     numbers = [one.number for one in given]

@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.job_records import Mode
-from ps.background import Background, Job
+from ps.background import Background, BackgroundJob
 from ps.client import dedup, routing
 from ps.client.arguments import as_keys, as_op, as_rows
 from ps.client.core import PUSH, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.push_intents import Records, declare
-from ps.client.requests import Push
-from ps.rows import Op, Part
+from ps.client.requests import PushRequest
+from ps.rows import RowOp, TablePush
 from ps.store import damage
 
 Wrote = Callable[[str, NDArray[np.int64]], None]
 
 
-class Writer:
+class RowWriter:
     """Pushes values to the pservers."""
 
     def __init__(self, core: Core, wrote: Wrote, stepped: Callable[[], None]) -> None:
@@ -31,14 +31,15 @@ class Writer:
         self._core, self._wrote, self._stepped = core, wrote, stepped
         self._lock = threading.RLock()
         self._background = Background("ps-push")
-        self._outstanding: Job | None = None
+        self._outstanding: BackgroundJob | None = None
         self._seq = 0
 
     def push(
         self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True,
         records: Records | None = None, back: Sequence[str] = (),
     ) -> dict[str, NDArray[np.float32]]:  # fmt: skip
-        """See ``Client.push``. ``steps``: gradients end a step. ``back``: return the updated rows of these tables."""
+        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``). ``steps``: gradients end a step.
+        ``back``: return the updated rows of these tables."""
         core = self._core
         as_op(op)
         with self._lock:
@@ -49,8 +50,8 @@ class Writer:
                 part, one = self._part(route, table, given, rows, op)
                 parts.append(part)
                 united.append(one)
-            wire = core.options.wire if op == Op.GRAD else "f4"
-            ends = op == Op.GRAD and steps
+            wire = core.options.wire if op == RowOp.GRAD else "f4"
+            ends = op == RowOp.GRAD and steps
             training = core.session.joined.training
             united_with = damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
             for part in parts:  # check all parts before anything is sent
@@ -61,7 +62,7 @@ class Writer:
                 part.table: np.empty((len(part.keys), part.grads.shape[1]), np.float32)
                 for part in parts if part.table in back
             }  # fmt: skip
-            request = Push(
+            request = PushRequest(
                 parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wire, 1.0, core.applied,
                 clocked, redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
             )  # fmt: skip
@@ -111,15 +112,17 @@ class Writer:
         """Stop the background thread after its last push."""
         self._background.close()
 
-    def _part(self, route: routing.Route, table: str, given: Any, values: Any, op: str) -> tuple[Part, DistinctKeys]:
+    def _part(
+        self, route: routing.RoutingTable, table: str, given: Any, values: Any, op: str
+    ) -> tuple[TablePush, DistinctKeys]:
         spec, keys = self._core.spec(table), as_keys(table, given)
-        rows = as_rows(spec, keys.shape, values, "gradients" if op == Op.GRAD else "values")
+        rows = as_rows(spec, keys.shape, values, "gradients" if op == RowOp.GRAD else "values")
         one = route.unite(keys.reshape(-1))
-        if op in (Op.GRAD, Op.ADD):
-            return Part(table, one.keys, dedup.sum_rows(rows, one), op), one
+        if op in (RowOp.GRAD, RowOp.ADD):
+            return TablePush(table, one.keys, dedup.sum_rows(rows, one), op), one
         last = np.empty((len(one.keys), spec.dim), np.float32)
         last[one.inverse] = rows  # of several values for one key the last wins
-        return Part(table, one.keys, last, op), one
+        return TablePush(table, one.keys, last, op), one
 
 
 def _spread(rows: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.float32]:

@@ -1,9 +1,9 @@
 """Coordination of checkpoints: all trainers stop at a step boundary, pservers mark their rows, trainers continue, and
 the marked rows are written.
 
-Halt -> AtCut of every member -> one trainer names the data positions -> ``mark`` on all pservers -> GoOn -> ``write``
--> ``complete`` on one pserver -> Saved. Any failure abandons the checkpoint; its number is not reused. Until the mark,
-buckets do not move.
+Halt -> AtCheckpoint of every member -> one trainer names the data positions -> ``mark`` on all pservers -> GoOn ->
+``write`` -> ``complete`` on one pserver -> CheckpointSaved. Any failure abandons the checkpoint; its number is not
+reused. Until the mark, buckets do not move.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 
 from edl.master.service import Caller
 from edl.wire import json_messages
-from ps.coordinator.membership import Trainer
-from ps.coordinator.state import CUT, PlacementState, Turn, listed
+from ps.coordinator.membership import TrainerEntry
+from ps.coordinator.state import CHECKPOINT, PlacementState, PlacementTurn, listed
 from ps.protocol import messages
 
 SETTLE, HALT, NAME, MARK, WRITE, COMPLETE = "settle", "halt", "name", "mark", "write", "complete"
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CheckpointRecord:
     top: int
     run: str
     history: int
 
 
-class Cuts:
+class CheckpointCoordinator:
     """The checkpoint in progress and the requests for it."""
 
     def __init__(self, state: PlacementState) -> None:
@@ -42,7 +42,7 @@ class Cuts:
         self._later: dict[Caller, int] = {}
         """Requests that came after the mark of the one in progress; they are for the next one."""
         self._wanted = False
-        self._at: dict[int, messages.AtCut] = {}
+        self._at: dict[int, messages.AtCheckpoint] = {}
         self._names: dict[int, str] = {}
         self._namer = 0
         self._named: messages.DataNamed | None = None
@@ -67,32 +67,32 @@ class Cuts:
         return self.phase in (NAME, MARK)
 
     def encode(self) -> bytes:
-        """What is kept."""
-        return json_messages.encode(_Kept(self.top, self.run, self._history))
+        """Encode the part of the state that is persisted."""
+        return json_messages.encode(_CheckpointRecord(self.top, self.run, self._history))
 
     def decode(self, text: bytes) -> None:
-        """Take up what was kept. A cut that was under way is given up: trainers that say where they are may go on."""
-        kept = json_messages.decode(_Kept, text)
+        """Restore the encoded state. A checkpoint that was in progress is abandoned; its trainers may continue."""
+        kept = json_messages.decode(_CheckpointRecord, text)
         self.top, self.run, self._history = kept.top, kept.run, kept.history
 
-    def above(self, turn: Turn, top: int) -> None:
+    def above(self, turn: PlacementTurn, top: int) -> None:
         """Take note that the checkpoint directory has checkpoints up to this number."""
         self.top = max(self.top, top)
-        turn.keep(CUT)
+        turn.keep(CHECKPOINT)
 
-    def order(self, server: int) -> messages.Cut | None:
+    def order(self, server: int) -> messages.CheckpointOrder | None:
         """The order for one pserver in the current phase, if any."""
         if self.phase == MARK:
-            return messages.Cut(self.top, "mark")
+            return messages.CheckpointOrder(self.top, "mark")
         if self.phase == WRITE:
-            return messages.Cut(self.top, "write", self.run if self._history == self._state.history else "")
+            return messages.CheckpointOrder(self.top, "write", self.run if self._history == self._state.history else "")
         if self.phase == COMPLETE and server == min(self._servers):
-            return messages.Cut(self.top, "complete", "", self._extra(), self._parts)
+            return messages.CheckpointOrder(self.top, "complete", "", self._extra(), self._parts)
         return None
 
-    # --- what is said ------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
-    def ask(self, turn: Turn, caller: Caller, ask: int) -> None:
+    def ask(self, turn: PlacementTurn, caller: Caller, ask: int) -> None:
         """A trainer requests a checkpoint."""
         if self.phase in (MARK, WRITE, COMPLETE) and self.asks.get(caller) != ask:
             self._later[caller] = ask
@@ -100,11 +100,11 @@ class Cuts:
         self.asks[caller] = ask
         self._wanted = not self.phase
 
-    def at_cut(self, turn: Turn, trainer: Trainer, message: messages.AtCut) -> None:
+    def at_checkpoint(self, turn: PlacementTurn, trainer: TrainerEntry, message: messages.AtCheckpoint) -> None:
         """A trainer has stopped at its step boundary."""
         self._state.reach(message.step)
-        if message.cut != self.top or self.phase not in (HALT, NAME, MARK):
-            turn.send(trainer.caller, messages.GoOn(message.cut))
+        if message.checkpoint != self.top or self.phase not in (HALT, NAME, MARK):
+            turn.send(trainer.caller, messages.GoOn(message.checkpoint))
             return
         if self.phase == HALT:
             self._at[trainer.number], self._names[trainer.number] = message, trainer.name
@@ -118,28 +118,28 @@ class Cuts:
 
     def data_named(self, message: messages.DataNamed) -> None:
         """The data positions have been named."""
-        if message.cut == self.top and self.phase == NAME:
+        if message.checkpoint == self.top and self.phase == NAME:
             self._named = message
 
-    def done(self, turn: Turn, server: int, message: messages.CutDone) -> None:
+    def done(self, turn: PlacementTurn, server: int, message: messages.CheckpointPhaseDone) -> None:
         """A pserver has finished a phase, or failed."""
         if message.number != self.top or message.phase != self.phase or server not in self._servers:
             return
         if message.failed:
             self.give_up(turn, f"{self._state.servers[server].name}: {message.failed}", lasting=message.lasting)
         elif self.phase == COMPLETE:
-            self._completed(turn, message.told)
+            self._completed(turn, message.report)
         else:
-            self._reports[server] = message.told
+            self._reports[server] = message.report
 
-    def server_gone(self, turn: Turn, number: int, name: str) -> None:
+    def server_gone(self, turn: PlacementTurn, number: int, name: str) -> None:
         """A pserver has died."""
         if number in self._servers and self.phase in (MARK, WRITE, COMPLETE):
             self.give_up(turn, f"{name} was lost")
 
-    # --- how it goes on ----------------------------------------------------------------------------------------------
+    # --- progress ----------------------------------------------------------------------------------------------------
 
-    def settle(self, turn: Turn) -> None:
+    def settle(self, turn: PlacementTurn) -> None:
         """Advance as far as the known facts allow."""
         state = self._state
         if self.phase and turn.now_s >= self._due_s:
@@ -172,7 +172,7 @@ class Cuts:
         if self.phase:
             turn.wake(self._due_s)
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, turn: PlacementTurn) -> None:
         state = self._state
         self.top += 1
         self._wanted = False
@@ -180,16 +180,16 @@ class Cuts:
         self._at, self._names, self._named, self._namer = {}, {}, None, 0
         self._enter(turn, SETTLE, turn.now_s + state.limits.halt_s)
 
-    def halt(self, turn: Turn, number: int) -> None:
+    def halt(self, turn: PlacementTurn, number: int) -> None:
         """Send Halt to a member, including one that has just joined."""
         if self.phase == HALT:
             turn.send(self._state.people.trainers[number].caller, messages.Halt(self.top))
 
-    def _enter(self, turn: Turn, phase: str, due_s: float) -> None:
+    def _enter(self, turn: PlacementTurn, phase: str, due_s: float) -> None:
         self.phase, self._due_s, self._reports = phase, due_s, {}
-        turn.change(CUT)
+        turn.change(CHECKPOINT)
 
-    def _name(self, turn: Turn, members: set[int]) -> None:
+    def _name(self, turn: PlacementTurn, members: set[int]) -> None:
         if members and self._named is None:
             if self._namer not in members:
                 self._namer = min(members)
@@ -201,31 +201,31 @@ class Cuts:
         self._servers = frozenset(self._state.servers)
         self._enter(turn, MARK, turn.now_s + self._state.limits.mark_s)
 
-    def _go_on(self, turn: Turn) -> None:
+    def _go_on(self, turn: PlacementTurn) -> None:
         for trainer in self._state.people.trainers.values():
             if trainer.begun or trainer.number in self._at:
                 turn.send(trainer.caller, messages.GoOn(self.top))
 
-    def give_up(self, turn: Turn, why: str, *, lasting: bool = False) -> None:
+    def give_up(self, turn: PlacementTurn, why: str, *, lasting: bool = False) -> None:
         """Abandon the checkpoint and release the trainers. ``lasting``: a retry would fail in the same way."""
         if not self.phase:
             return
         if self.freezes:
             self._go_on(turn)
         self.phase, self._reports, self._servers = "", {}, frozenset()
-        turn.change(CUT)
+        turn.change(CHECKPOINT)
         self.last = f"checkpoint {self.top} was abandoned: {why}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
             advice = "Training continues" if lasting else "Training continues; request it again"
-            turn.send(caller, messages.Refused("save", f"{self.last}. {advice}", ask))
+            turn.send(caller, messages.RequestRefused("save", f"{self.last}. {advice}", ask))
         self._over()
 
     def _over(self) -> None:
         self.asks, self._later = self._later, {}
         self._wanted = bool(self.asks)
 
-    def _completed(self, turn: Turn, report: str) -> None:
+    def _completed(self, turn: PlacementTurn, report: str) -> None:
         """The manifest has been written."""
         try:
             run = str(json.loads(report)["run"])
@@ -234,11 +234,11 @@ class Cuts:
             return
         self.run, self._history = run, self._state.history
         self.phase, self._servers = "", frozenset()
-        turn.change(CUT)
+        turn.change(CHECKPOINT)
         self.last = f"checkpoint {self.top} is complete: {run}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
-            turn.send(caller, messages.Saved(ask, self.top, run))
+            turn.send(caller, messages.CheckpointSaved(ask, self.top, run))
         self._over()
 
     def _extra(self) -> str:

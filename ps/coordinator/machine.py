@@ -18,18 +18,29 @@ from edl.job_records import Training
 from edl.master import service as sv
 from edl.master.service import Effect, Event, Fail, Keep, Progress, Send, WakeAt
 from edl.wire.json_messages import to_plain
-from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.persistence import load_piece, save_piece
 from ps.coordinator.placement import Grid
 from ps.coordinator.report import report
 from ps.coordinator.servers import PserverRegistry
-from ps.coordinator.state import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Limits, PlacementState, Pserver, Turn
-from ps.coordinator.trainers import Trainers
+from ps.coordinator.state import (
+    CHECKPOINT,
+    LR,
+    PEOPLE,
+    PLACEMENT,
+    SERVERS,
+    TABLES,
+    CoordinatorLimits,
+    PlacementState,
+    PlacementTurn,
+    Pserver,
+)
+from ps.coordinator.trainers import TrainerRegistry
 from ps.protocol import messages
 from ps.protocol.deltas import orders_changed
 from ps.spec import BUCKETS
 
-PIECES = (CHART, SERVERS, PEOPLE, TABLES, CUT, LR)
+PIECES = (PLACEMENT, SERVERS, PEOPLE, TABLES, CHECKPOINT, LR)
 _CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')
 """Messages after which no process waits for new orders."""
 PREFIX = "servers/"
@@ -41,11 +52,11 @@ class PlacementMachine:
 
     name = "ps"
 
-    def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
-        self.state = PlacementState(training, limits or Limits(), Grid(buckets))
-        self.cuts = Cuts(self.state)
-        self.trainers = Trainers(self.state, self.cuts, self.placement, lambda: self.servers.secret)
-        self.servers = PserverRegistry(self.state, self.cuts, self.trainers)
+    def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: CoordinatorLimits | None = None) -> None:
+        self.state = PlacementState(training, limits or CoordinatorLimits(), Grid(buckets))
+        self.checkpoints = CheckpointCoordinator(self.state)
+        self.trainers = TrainerRegistry(self.state, self.checkpoints, self.placement, lambda: self.servers.secret)
+        self.servers = PserverRegistry(self.state, self.checkpoints, self.trainers)
         self._kept: dict[str, bytes] = {}
         self._placement = messages.PlacementMap()
         self._over = False
@@ -64,11 +75,11 @@ class PlacementMachine:
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
         """Start from the state that the previous Master persisted. Called first."""
-        turn = Turn(now_s)
+        turn = PlacementTurn(now_s)
         try:
             for piece in PIECES:
                 if kept.get(piece):
-                    load_piece(self.state, self.cuts, piece, kept[piece])
+                    load_piece(self.state, self.checkpoints, piece, kept[piece])
                     self._kept[piece] = kept[piece]
         except (ProtocolError, ValueError, TypeError, KeyError) as error:
             self.servers.failed = (
@@ -80,7 +91,7 @@ class PlacementMachine:
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
         """Process one event. Every message is answered, including invalid ones."""
-        turn = Turn(now_s)
+        turn = PlacementTurn(now_s)
         match event:
             case sv.Said(caller, _, body):
                 self.trainers.said(turn, caller, body)
@@ -104,7 +115,7 @@ class PlacementMachine:
 
     def report(self) -> tuple[Progress, ...]:
         """Progress of pservers, trainers and checkpoints, for ``edl status``."""
-        return report(self.state, self.cuts)
+        return report(self.state, self.checkpoints)
 
     def placement(self) -> messages.PlacementMap:
         """The newest placement map."""
@@ -112,7 +123,7 @@ class PlacementMachine:
 
     # --- the end of a turn -------------------------------------------------------------------------------------------
 
-    def _heard(self, turn: Turn, name: str, body: str) -> None:
+    def _heard(self, turn: PlacementTurn, name: str, body: str) -> None:
         if body.startswith('{"word":"TrainerLost"'):
             teller = self.state.named(name)
             if teller is None or not teller.confirmed:
@@ -131,12 +142,12 @@ class PlacementMachine:
         elif not before:
             self._gather_s = turn.now_s + self.state.limits.gather_s
 
-    def _finish(self, turn: Turn) -> tuple[Effect, ...]:
+    def _finish(self, turn: PlacementTurn) -> tuple[Effect, ...]:
         """Process all consequences of an event; persist, then send."""
         state = self.state
         if self._over:
             return ()
-        urgent = turn.changed or turn.kept or self.servers.greeted or self.cuts.phase
+        urgent = turn.changed or turn.kept or self.servers.greeted or self.checkpoints.phase
         if turn.now_s < self._gather_s and not urgent:
             return self._asleep(turn, [self._gather_s])
         if self._crowded(turn):
@@ -144,7 +155,7 @@ class PlacementMachine:
         self._gather_s = 0.0
         for _ in range(3):  # the end of a checkpoint lets buckets move and trainers join
             self.servers.settle(turn)
-            self.cuts.settle(turn)
+            self.checkpoints.settle(turn)
             self.trainers.settle(turn)
         if self.servers.failed:
             self._over = True
@@ -154,14 +165,14 @@ class PlacementMachine:
             state.version += 1
             state.grid.stamp(state.version)
             self._placement = self._draw()
-            turn.kept |= turn.changed | {CHART}
+            turn.kept |= turn.changed | {PLACEMENT}
         keeps = self._keep(turn)
         self._send(turn, changed)
         self.trainers.notify(turn)
         wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt) and effect.at_s > turn.now_s]
         return (*keeps, *self._asleep(turn, wakes))
 
-    def _crowded(self, turn: Turn) -> bool:
+    def _crowded(self, turn: PlacementTurn) -> bool:
         """True if only the membership has changed and it also changed a moment ago. At the start of a job trainers join
         by the hundred; one version for many of them is enough."""
         changed, kept = self._crowd
@@ -170,14 +181,14 @@ class PlacementMachine:
         new = turn.changed | turn.kept
         if PEOPLE not in new:
             return False
-        busy = turn.effects or self.servers.greeted or self.cuts.phase or self.state.grid.touched
+        busy = turn.effects or self.servers.greeted or self.checkpoints.phase or self.state.grid.touched
         waits = new == {PEOPLE} and not busy and turn.now_s < self._crowd_s
         self._crowd = (turn.changed, turn.kept) if waits else (set(), set())
         if not waits:
             self._crowd_s = turn.now_s + self.state.limits.gather_s
         return waits
 
-    def _asleep(self, turn: Turn, wakes: list[float]) -> tuple[Effect, ...]:
+    def _asleep(self, turn: PlacementTurn, wakes: list[float]) -> tuple[Effect, ...]:
         """The turn's effects, plus a timer if one is needed earlier than the pending one."""
         effects: list[Effect] = [effect for effect in turn.effects if not isinstance(effect, WakeAt)]
         if wakes and (not self._wake_s or min(wakes) < self._wake_s):
@@ -186,14 +197,14 @@ class PlacementMachine:
         return tuple(effects)
 
     @staticmethod
-    def _notes(turn: Turn) -> list[Effect]:
+    def _notes(turn: PlacementTurn) -> list[Effect]:
         return [effect for effect in turn.effects if isinstance(effect, sv.Note)]
 
-    def _keep(self, turn: Turn) -> list[Keep]:
+    def _keep(self, turn: PlacementTurn) -> list[Keep]:
         keeps = []
         for piece in PIECES:
             if piece in turn.kept:
-                value = save_piece(self.state, self.cuts, piece)
+                value = save_piece(self.state, self.checkpoints, piece)
                 if self._kept.get(piece) != value:
                     self._kept[piece] = value
                     keeps.append(Keep(piece, value))
@@ -205,7 +216,7 @@ class PlacementMachine:
         grids = (messages.pack(one) for one in (state.grid.owner, state.grid.backup, state.grid.joining))
         return messages.PlacementMap(state.version, state.history, servers, *grids)
 
-    def _send(self, turn: Turn, changed: bool) -> None:
+    def _send(self, turn: PlacementTurn, changed: bool) -> None:
         """Send new orders to all pservers if anything has changed; complete orders to those that have just
         connected."""
         state = self.state
@@ -216,7 +227,7 @@ class PlacementMachine:
         orders = messages.Orders(
             token=0,
             you=0,
-            chart=self._placement,
+            placement=self._placement,
             epoch=state.people.epoch,
             members=state.members(),
             training=state.training,
@@ -232,20 +243,20 @@ class PlacementMachine:
         texts: dict[bool, dict[str, Any]] = {}
         for server in to:
             goes_on = last is not None and server.number not in greeted
-            goes_on = goes_on and last is not None and self._sent_versions.get(server.number) == last.chart.version
+            goes_on = goes_on and last is not None and self._sent_versions.get(server.number) == last.placement.version
             if goes_on not in texts:
                 message = orders_changed(last, orders) if goes_on and last is not None else orders
                 texts[goes_on] = {"word": type(message).__name__, **to_plain(message)}
-            self._sent_versions[server.number] = orders.chart.version
+            self._sent_versions[server.number] = orders.placement.version
             fields = {**texts[goes_on], **self._own(server)}
             turn.effects.append(Send(server.name, json.dumps(fields, separators=(",", ":"))))
 
     def _own(self, server: Pserver) -> dict[str, Any]:
         """The part of the orders that is specific to one pserver."""
-        cut = self.servers.order(server.number) or self.cuts.order(server.number)
+        checkpoint = self.servers.order(server.number) or self.checkpoints.order(server.number)
         return {
             "you": server.number,
-            "cut": to_plain(cut),
+            "checkpoint": to_plain(checkpoint),
             "drain": server.draining,
             "go": self.servers.may_go(server),
         }

@@ -9,7 +9,7 @@ from edl.master.service import Caller
 from edl.types import NodeId
 from edl.wire import json_messages
 from edl.wire.messages import World
-from ps.protocol.messages import Member
+from ps.protocol.messages import TrainerMember
 
 REVOKED = 256
 """Number of lost trainers that stay listed as revoked for the pservers (more if more trainers were alive at once).
@@ -17,7 +17,7 @@ Pushes of older ones are no longer in flight."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class TrainerEntry:
     """A process that has joined the job."""
 
     number: int
@@ -43,10 +43,10 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _MembershipRecord:
     numbers: int
     epoch: int
-    trainers: tuple[Trainer, ...]
+    trainers: tuple[TrainerEntry, ...]
     revoked: tuple[int, ...]
 
 
@@ -54,35 +54,35 @@ class Membership:
     """All live trainers. Numbers are never reused."""
 
     def __init__(self) -> None:
-        self.trainers: dict[int, Trainer] = {}
+        self.trainers: dict[int, TrainerEntry] = {}
         self.numbers = 0
         self.epoch = 0
         self.revoked: tuple[int, ...] = ()
         self._named = REVOKED
         """Most trainers that stay listed as revoked."""
         self._at: dict[Caller, int] = {}
-        self._members: tuple[int, tuple[Member, ...]] = (-1, ())
+        self._members: tuple[int, tuple[TrainerMember, ...]] = (-1, ())
         """Cached members and their epoch."""
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[TrainerMember, ...]:
         """The members in order of number; the same object while the epoch does not change."""
         if self._members[0] != self.epoch:
-            found = (Member(one.number, one.name, one.step) for one in self.trainers.values() if one.begun)
+            found = (TrainerMember(one.number, one.name, one.step) for one in self.trainers.values() if one.begun)
             self._members = self.epoch, tuple(sorted(found, key=lambda one: one.number))
         return self._members[1]
 
-    def at(self, caller: Caller) -> Trainer | None:
+    def at(self, caller: Caller) -> TrainerEntry | None:
         """The trainer in a slot, if any."""
         return self.trainers.get(self._at.get(caller, 0))
 
-    def join(self, caller: Caller, nonce: str, incarnation: str) -> tuple[Trainer, Trainer | None]:
+    def join(self, caller: Caller, nonce: str, incarnation: str) -> tuple[TrainerEntry, TrainerEntry | None]:
         """Register the process in this slot; also returns the one that it replaces, if any."""
         old = self.at(caller)
         if old is not None and old.nonce == nonce:
             return old, None
         self.lose([old.number] if old is not None else [])
         self.numbers += 1
-        trainer = Trainer(self.numbers, str(caller.node), caller.slot, nonce, incarnation)
+        trainer = TrainerEntry(self.numbers, str(caller.node), caller.slot, nonce, incarnation)
         self.trainers[trainer.number] = trainer
         self._named = max(self._named, len(self.trainers))
         self._at[caller] = trainer.number
@@ -106,7 +106,7 @@ class Membership:
         self.epoch += 1
         return True
 
-    def lose(self, numbers: Iterable[int]) -> list[Trainer]:
+    def lose(self, numbers: Iterable[int]) -> list[TrainerEntry]:
         """Remove lost trainers; returns those that were known."""
         gone = [self.trainers.pop(number) for number in numbers if number in self.trainers]
         for one in gone:
@@ -116,18 +116,18 @@ class Membership:
         self.revoked = (*self.revoked, *(one.number for one in gone))[-self._named :]
         return gone
 
-    def follow(self, world: World) -> list[Trainer]:
+    def follow(self, world: World) -> list[TrainerEntry]:
         """Remove the trainers whose slot is not in the new world; returns them."""
         return self.lose([one.number for one in self.trainers.values() if not has_place(world, one)])
 
     def encode(self) -> bytes:
         """Encode the persistent state."""
-        kept = _Kept(self.numbers, self.epoch, tuple(self.trainers.values()), self.revoked)
+        kept = _MembershipRecord(self.numbers, self.epoch, tuple(self.trainers.values()), self.revoked)
         return json_messages.encode(kept)
 
     def decode(self, text: bytes) -> None:
         """Take up what was kept."""
-        kept = json_messages.decode(_Kept, text)
+        kept = json_messages.decode(_MembershipRecord, text)
         self.numbers, self.epoch, self.revoked = kept.numbers, kept.epoch, kept.revoked
         self.trainers = {one.number: one for one in kept.trainers}
         self._named = max(REVOKED, len(kept.trainers), len(kept.revoked))
@@ -135,7 +135,7 @@ class Membership:
         self._members = (-1, ())
 
 
-def has_place(world: World, trainer: Trainer) -> bool:
+def has_place(world: World, trainer: TrainerEntry) -> bool:
     """True if the slot is in the world and its node has not restarted since the trainer joined."""
     member = world.member(NodeId(trainer.node))
     if member is None or trainer.slot not in member.used:

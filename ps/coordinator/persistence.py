@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.wire import json_messages
-from ps.coordinator.checkpoints import Cuts
-from ps.coordinator.state import CHART, CUT, PEOPLE, SERVERS, TABLES, PlacementState, Pserver
+from ps.coordinator.checkpoints import CheckpointCoordinator
+from ps.coordinator.state import CHECKPOINT, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, Pserver
 from ps.protocol import messages
 from ps.spec import TableSpec
 
@@ -18,7 +18,7 @@ class _PlacementMap:
     opened: bool
     stage: str
     reason: str
-    found: tuple[messages.FoundCut, ...]
+    found: tuple[messages.FoundCheckpoint, ...]
     top_step: int
     grids: tuple[str, ...]
     """The grids of ``_GRIDS``, packed."""
@@ -62,14 +62,14 @@ def _code(name: str) -> str:
     return "i" if name == "since" else "h"
 
 
-def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
+def save_piece(state: PlacementState, checkpoints: CheckpointCoordinator, piece: str) -> bytes:
     """Encode one piece of the current state."""
     if piece == PEOPLE:
         return state.people.encode()
-    if piece == CUT:
-        return cuts.encode()
+    if piece == CHECKPOINT:
+        return checkpoints.encode()
     value: object
-    if piece == CHART:
+    if piece == PLACEMENT:
         value = _PlacementMap(
             version=state.version,
             history=state.history,
@@ -91,18 +91,18 @@ def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
     return json_messages.encode(value)
 
 
-def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> None:
+def load_piece(state: PlacementState, checkpoints: CheckpointCoordinator, piece: str, text: bytes) -> None:
     """Restore one piece. Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``ProtocolError`` for invalid data."""
     if piece == PEOPLE:
         state.people.decode(text)
-    elif piece == CUT:
-        cuts.decode(text)
-    elif piece == CHART:
-        chart = json_messages.decode(_PlacementMap, text)
-        state.version, state.history, state.opened = chart.version, chart.history, chart.opened
-        state.stage, state.reason, state.found = chart.stage, chart.reason, chart.found
-        state.top_step = chart.top_step
-        for name, grid in zip(_GRIDS, chart.grids, strict=True):
+    elif piece == CHECKPOINT:
+        checkpoints.decode(text)
+    elif piece == PLACEMENT:
+        placement = json_messages.decode(_PlacementMap, text)
+        state.version, state.history, state.opened = placement.version, placement.history, placement.opened
+        state.stage, state.reason, state.found = placement.stage, placement.reason, placement.found
+        state.top_step = placement.top_step
+        for name, grid in zip(_GRIDS, placement.grids, strict=True):
             setattr(state.grid, name, messages.unpack(grid, state.grid.buckets, _code(name)))
     elif piece == SERVERS:
         kept = json_messages.decode(_Servers, text)

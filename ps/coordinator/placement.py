@@ -89,7 +89,7 @@ class Grid:
         """Numbers of all pservers with any role."""
         return (set(self.owner) | set(self.backup) | set(self.joining) | set(self.giver)) - {NOBODY, RESTORE}
 
-    # --- what pservers say -------------------------------------------------------------------------------------------
+    # --- reports of pservers -----------------------------------------------------------------------------------------
 
     def _current(self, buckets: Iterable[int], version: int) -> Iterator[int]:
         """The buckets that have not changed since ``version``."""

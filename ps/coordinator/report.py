@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from edl.job_records import Replication
 from edl.master.service import Progress
-from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.state import PlacementState, Pserver, listed
 
 
-def report(state: PlacementState, cuts: Cuts) -> tuple[Progress, ...]:
+def report(state: PlacementState, checkpoints: CheckpointCoordinator) -> tuple[Progress, ...]:
     """Progress entries: all pservers together, each pserver, the trainers, the checkpoint."""
     owned: dict[int, int] = {}
     copied: dict[int, int] = {}
@@ -17,7 +17,7 @@ def report(state: PlacementState, cuts: Cuts) -> tuple[Progress, ...]:
         copied[backup] = copied.get(backup, 0) + 1
     servers = sorted(state.servers.values(), key=lambda one: one.number)
     each = (_server(one, owned.get(one.number, 0), copied.get(one.number, 0)) for one in servers)
-    return (_all(state, copied.get(0, 0)), *each, _trainers(state), *_cut(cuts))
+    return (_all(state, copied.get(0, 0)), *each, _trainers(state), *_checkpoint(checkpoints))
 
 
 def _all(state: PlacementState, bare: int) -> Progress:
@@ -91,8 +91,8 @@ def _trainers(state: PlacementState) -> Progress:
     return Progress("trainers", f"{len(members)} trainers: {listed(one.name for one in members) or 'none'}", counts)
 
 
-def _cut(cuts: Cuts) -> tuple[Progress, ...]:
-    if not cuts.phase and not cuts.last:
+def _checkpoint(checkpoints: CheckpointCoordinator) -> tuple[Progress, ...]:
+    if not checkpoints.phase and not checkpoints.last:
         return ()
-    text = f"checkpoint {cuts.top}: {cuts.phase}" if cuts.phase else cuts.last
-    return (Progress("checkpoint", text, {"number": cuts.top, "under_way": float(bool(cuts.phase))}),)
+    text = f"checkpoint {checkpoints.top}: {checkpoints.phase}" if checkpoints.phase else checkpoints.last
+    return (Progress("checkpoint", text, {"number": checkpoints.top, "under_way": float(bool(checkpoints.phase))}),)

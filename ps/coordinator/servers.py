@@ -6,9 +6,9 @@ import json
 from typing import Any, Protocol
 
 from edl.errors import ProtocolError
-from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.placement import Planner
-from ps.coordinator.state import CHART, LR, PEOPLE, SERVERS, TABLES, PlacementState, Pserver, Turn, listed
+from ps.coordinator.state import LR, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, PlacementTurn, Pserver, listed
 from ps.protocol import messages
 from ps.protocol.messages import NOBODY, RESTORE
 from ps.spec import TableSpec
@@ -24,11 +24,11 @@ ELSEWHERE = {PEOPLE, TABLES, LR}
 class People(Protocol):
     """The trainers' part, as used here."""
 
-    def rolled_back(self, turn: Turn) -> None:
+    def rolled_back(self, turn: PlacementTurn) -> None:
         """The parameters are rolled back to a new history; all trainers must restart."""
         ...
 
-    def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
+    def compare(self, turn: PlacementTurn, saved: tuple[TableSpec, ...]) -> None:
         """A checkpoint with these tables is about to be restored; refuse trainers that define them differently."""
         ...
 
@@ -36,8 +36,8 @@ class People(Protocol):
 class PserverRegistry:
     """Tracks the pservers in the placement state."""
 
-    def __init__(self, state: PlacementState, cuts: Cuts, people: People) -> None:
-        self._state, self._cuts, self._people = state, cuts, people
+    def __init__(self, state: PlacementState, checkpoints: CheckpointCoordinator, people: People) -> None:
+        self._state, self._checkpoints, self._people = state, checkpoints, people
         self.keys: dict[str, dict[str, Any]] = {}
         """Values of the pservers' keys, by name."""
         self.failed = ""
@@ -59,14 +59,14 @@ class PserverRegistry:
         """No planning pass has run yet."""
         self._stuck = ""
 
-    def taken_over(self, turn: Turn) -> None:
+    def taken_over(self, turn: PlacementTurn) -> None:
         """A new Master has taken over: look for pservers whose keys have disappeared meanwhile."""
         if self._state.servers:
             self._orphans_s = turn.now_s + ORPHANS_S
 
     # --- keys and lines ----------------------------------------------------------------------------------------------
 
-    def key_put(self, turn: Turn, name: str, value: bytes) -> None:
+    def key_put(self, turn: PlacementTurn, name: str, value: bytes) -> None:
         """A pserver has registered, or announces that it leaves."""
         try:
             found = json.loads(value)
@@ -88,14 +88,14 @@ class PserverRegistry:
             turn.note(f"pserver {name} {'leaves' if draining else 'stays'}")
             turn.change(SERVERS)
 
-    def key_gone(self, turn: Turn, name: str) -> None:
+    def key_gone(self, turn: PlacementTurn, name: str) -> None:
         """A pserver's lease has ended: it has died or left."""
         self.keys.pop(name, None)
         server = self._state.named(name)
         if server is not None:
             self.bury(turn, server, "its lease has ended")
 
-    def line_down(self, turn: Turn, name: str, refused: bool) -> None:
+    def line_down(self, turn: PlacementTurn, name: str, refused: bool) -> None:
         """The connection to a pserver is down. ``refused``: its port refuses connections, so the process is gone."""
         server = self._state.named(name)
         if server is not None:
@@ -106,7 +106,7 @@ class PserverRegistry:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def heard(self, turn: Turn, name: str, body: str) -> None:
+    def heard(self, turn: PlacementTurn, name: str, body: str) -> None:
         """Process a message from a pserver."""
         try:
             message = messages.decode(body)
@@ -114,12 +114,12 @@ class PserverRegistry:
             turn.note(f"pserver {name}: {error}")
             return
         server = self._state.named(name)
-        if isinstance(message, messages.Hello):
+        if isinstance(message, messages.PserverHello):
             self._hello(turn, name, server, message)
         elif server is not None and server.greeted:
             self._on_message(turn, server, message)
 
-    def _hello(self, turn: Turn, name: str, server: Pserver | None, message: messages.Hello) -> None:
+    def _hello(self, turn: PlacementTurn, name: str, server: Pserver | None, message: messages.PserverHello) -> None:
         if name not in self.keys:
             return
         if server is not None:
@@ -140,7 +140,7 @@ class PserverRegistry:
         self._silent.pop(server.number, None)
         self.greeted.add(server.number)
 
-    def _on_message(self, turn: Turn, server: Pserver, message: Any) -> None:
+    def _on_message(self, turn: PlacementTurn, server: Pserver, message: Any) -> None:
         state, number = self._state, server.number
         match message:
             case messages.Followed(version):
@@ -148,7 +148,7 @@ class PserverRegistry:
                 if not server.confirmed:
                     server.confirmed = True
                     turn.keep(SERVERS)
-            case messages.OrdersPlease():
+            case messages.GetOrders():
                 self.greeted.add(number)
             case messages.Synced(version, follower, buckets):
                 able = follower in state.servers and not state.servers[follower].draining
@@ -158,16 +158,16 @@ class PserverRegistry:
                 state.grid.unsynced(number, follower, version, messages.of_ranges(buckets, state.grid.buckets), copies)
             case messages.Took(version, buckets):
                 state.grid.took(number, version, messages.of_ranges(buckets, state.grid.buckets), state.copies)
-            case messages.CutDone(_, phase, failed) if phase == "restore":
+            case messages.CheckpointPhaseDone(_, phase, failed) if phase == "restore":
                 self._not_restored(turn, server, message, failed)
-            case messages.CutDone():
-                self._cuts.done(turn, number, message)
-            case messages.Found():
+            case messages.CheckpointPhaseDone():
+                self._checkpoints.done(turn, number, message)
+            case messages.FoundCheckpoints():
                 self._found(turn, message)
-            case messages.Load():
+            case messages.PserverLoad():
                 self._load(server, message)
 
-    def _load(self, server: Pserver, message: messages.Load) -> None:
+    def _load(self, server: Pserver, message: messages.PserverLoad) -> None:
         server.load = message
         self._state.reach(message.top_step)
         for bucket, keys in message.hot:
@@ -176,7 +176,7 @@ class PserverRegistry:
 
     # --- deaths ------------------------------------------------------------------------------------------------------
 
-    def bury(self, turn: Turn, server: Pserver, why: str) -> None:
+    def bury(self, turn: PlacementTurn, server: Pserver, why: str) -> None:
         """Remove a dead pserver; its replicas become owners in the same step."""
         state = self._state
         del state.servers[server.number]
@@ -195,10 +195,10 @@ class PserverRegistry:
                 Planner(state.grid, sites, state.copies, 0).place(lost, giver)
             else:
                 self._begin_anew()
-            turn.change(CHART)
-        self._cuts.server_gone(turn, server.number, server.name)
+            turn.change(PLACEMENT)
+        self._checkpoints.server_gone(turn, server.number, server.name)
 
-    def _bury_silent(self, turn: Turn) -> None:
+    def _bury_silent(self, turn: PlacementTurn) -> None:
         """Remove unreachable pservers if others hold all their data. Otherwise wait: the key tells whether the process
         lives, and its launcher supervises it. A pserver that comes back starts empty."""
         state = self._state
@@ -218,50 +218,50 @@ class PserverRegistry:
         self._state.found = ()
         self._enough_s = 0.0
 
-    def _roll_back(self, turn: Turn, why: str) -> None:
+    def _roll_back(self, turn: PlacementTurn, why: str) -> None:
         """Rows are lost: roll back to the last complete checkpoint; all trainers must restart."""
         state = self._state
         turn.note(f"{why}: rolling all parameters back to the last complete checkpoint")
-        self._cuts.give_up(turn, why)
+        self._checkpoints.give_up(turn, why)
         self._begin_anew()
         state.reason, state.opened = why, False
         state.history += 1
-        turn.change(CHART)
+        turn.change(PLACEMENT)
         self._people.rolled_back(turn)
 
-    # --- the beginning, and after a loss -----------------------------------------------------------------------------
+    # --- start and restore -------------------------------------------------------------------------------------------
 
     @property
     def finder(self) -> int:
         """Number of the pserver that looks for a checkpoint."""
         return min(self._state.servers, default=NOBODY) if self._state.stage == "finding" else NOBODY
 
-    def order(self, number: int) -> messages.Cut | None:
+    def order(self, number: int) -> messages.CheckpointOrder | None:
         """The order for one pserver about the checkpoint to start from, if any."""
         state = self._state
         if number == self.finder:
-            return messages.Cut(0, "find")
+            return messages.CheckpointOrder(0, "find")
         if state.stage == "placed" and state.found and RESTORE in state.grid.giver:
-            return messages.Cut(state.found[0].number, "restore", state.found[0].run)
+            return messages.CheckpointOrder(state.found[0].number, "restore", state.found[0].run)
         return None
 
-    def _found(self, turn: Turn, message: messages.Found) -> None:
+    def _found(self, turn: PlacementTurn, message: messages.FoundCheckpoints) -> None:
         state = self._state
         if state.stage != "finding":
             return
-        self._cuts.above(turn, message.top)
-        if not message.cuts and message.refused:
+        self._checkpoints.above(turn, message.top)
+        if not message.checkpoints and message.refused:
             lines = "\n".join(message.refused)
             because = f"{state.reason}, and no checkpoint" if state.reason else "none of the checkpoints found"
             self.failed = f"{because} can be used:\n{lines}\nRepair or remove them, or use another --rdzv-id"
-        elif not message.cuts and state.reason:
+        elif not message.checkpoints and state.reason:
             advice = "Restart the job; use --checkpoint-dir with --ps-save-every to keep most of the training next time"
             self.failed = f"{state.reason}, and there is no complete checkpoint. {advice}"
         else:
-            state.found = message.cuts
+            state.found = message.checkpoints
             self._place(turn)
 
-    def _place(self, turn: Turn) -> None:
+    def _place(self, turn: PlacementTurn) -> None:
         state = self._state
         if not any(site.active for site in state.sites()):
             self._begin_anew()
@@ -273,27 +273,31 @@ class PserverRegistry:
             turn.note(f"restoring the parameters from {state.found[0].run}")
         Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NOBODY)
         state.stage = "placed"
-        turn.change(CHART)
+        turn.change(PLACEMENT)
 
-    def _not_restored(self, turn: Turn, server: Pserver, message: messages.CutDone, failed: str) -> None:
+    def _not_restored(
+        self, turn: PlacementTurn, server: Pserver, message: messages.CheckpointPhaseDone, failed: str
+    ) -> None:
         state = self._state
-        cut = self.order(server.number)
-        if not failed or cut is None or cut.phase != "restore" or cut.number != message.number:
+        checkpoint = self.order(server.number)
+        if not failed or checkpoint is None or checkpoint.phase != "restore" or checkpoint.number != message.number:
             return
-        turn.note(f"checkpoint {cut.run} cannot be restored by {server.name}: {failed}")
+        turn.note(f"checkpoint {checkpoint.run} cannot be restored by {server.name}: {failed}")
         if message.lasting:
-            self.failed = f"checkpoint {cut.run} cannot be restored by pserver {server.name}: {failed}"
+            self.failed = f"checkpoint {checkpoint.run} cannot be restored by pserver {server.name}: {failed}"
             return
         state.found = state.found[1:]
         state.history += 1
         if state.found:
             self._place(turn)
         else:
-            self.failed = f"no checkpoint could be restored; the last attempt was {cut.run} on {server.name}: {failed}"
+            self.failed = (
+                f"no checkpoint could be restored; the last attempt was {checkpoint.run} on {server.name}: {failed}"
+            )
 
-    # --- what follows ------------------------------------------------------------------------------------------------
+    # --- consequences ------------------------------------------------------------------------------------------------
 
-    def settle(self, turn: Turn) -> None:
+    def settle(self, turn: PlacementTurn) -> None:
         """Advance as far as the known facts allow."""
         state = self._state
         if self._orphans_s and turn.now_s >= self._orphans_s:
@@ -309,12 +313,12 @@ class PserverRegistry:
             self._first(turn)
         elif state.stage == "placed":
             self._watch_few(turn)
-            if state.whole and not self._cuts.freezes:
+            if state.whole and not self._checkpoints.freezes:
                 self._plan(turn)
         if not self.failed and self._without_s and turn.now_s >= self._without_s + state.limits.recover_s:
             self.failed = self._too_few()
 
-    def _first(self, turn: Turn) -> None:
+    def _first(self, turn: PlacementTurn) -> None:
         """Wait for enough pservers, then look for a checkpoint."""
         state = self._state
         able = [one for one in state.servers.values() if one.greeted and not one.draining]
@@ -331,7 +335,7 @@ class PserverRegistry:
             turn.wake(self._enough_s)
             return
         state.stage = "finding"
-        turn.change(CHART)
+        turn.change(PLACEMENT)
 
     def _too_few(self) -> str:
         state = self._state
@@ -341,7 +345,7 @@ class PserverRegistry:
         text = f"{since}, {there} of at least {least} pservers have connected within {state.limits.recover_s:g} s"
         return f"{text}. Start more of them (--servers), or check why they exit"
 
-    def _watch_few(self, turn: Turn) -> None:
+    def _watch_few(self, turn: PlacementTurn) -> None:
         """Report when fewer pservers are left than the minimum; the job continues."""
         state = self._state
         able = sum(1 for one in state.servers.values() if not one.draining)
@@ -354,7 +358,7 @@ class PserverRegistry:
             else:
                 turn.note(f"there are {able} pservers again")
 
-    def _plan(self, turn: Turn) -> None:
+    def _plan(self, turn: PlacementTurn) -> None:
         state = self._state
         hot = bool(self._heat) and turn.now_s >= self._heat_s
         if not (hot or turn.changed - ELSEWHERE or state.grid.touched or self._unplanned):

@@ -13,12 +13,12 @@ from ps.coordinator.placement import Grid, Site
 from ps.protocol import messages
 from ps.spec import TableSpec
 
-CHART, SERVERS, PEOPLE, TABLES, CUT, LR = "chart", "servers", "trainers", "tables", "cut", "lr"
+PLACEMENT, SERVERS, PEOPLE, TABLES, CHECKPOINT, LR = "placement", "servers", "trainers", "tables", "checkpoint", "lr"
 """Names of the persisted pieces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CoordinatorLimits:
     """Timeouts and concurrency limits."""
 
     grace_s: float = 1.0
@@ -59,15 +59,15 @@ class Pserver:
     """It has carried out orders at least once, so from now on it is not empty."""
     greeted: bool = False
     """It is connected and has sent its Hello."""
-    load: messages.Load | None = None
+    load: messages.PserverLoad | None = None
     followed: int = 0
 
-    def public(self) -> messages.Server:
+    def public(self) -> messages.PserverAddress:
         """As it appears in placement maps."""
-        return messages.Server(self.number, self.name, self.host, self.port, self.path, self.machine)
+        return messages.PserverAddress(self.number, self.name, self.host, self.port, self.path, self.machine)
 
 
-class Turn:
+class PlacementTurn:
     """The effects of one event."""
 
     def __init__(self, now_s: float) -> None:
@@ -104,7 +104,7 @@ class PlacementState:
     """The complete state of the placement machine."""
 
     training: Training
-    limits: Limits
+    limits: CoordinatorLimits
     grid: Grid
     version: int = 0
     history: int = 1
@@ -114,7 +114,7 @@ class PlacementState:
     """``new``: no placement yet. ``finding``: a pserver looks for a checkpoint. ``placed``: all buckets have owners."""
     reason: str = ""
     """Why a checkpoint must be restored; empty at the start of the job."""
-    found: tuple[messages.FoundCut, ...] = ()
+    found: tuple[messages.FoundCheckpoint, ...] = ()
     """Candidates for a restore, best first; the first one is being, or has been, restored."""
     servers: dict[int, Pserver] = field(default_factory=dict)
     numbers: int = 0
@@ -167,7 +167,7 @@ class PlacementState:
         """The live pserver with this key name."""
         return next((one for one in self.servers.values() if one.name == name), None)
 
-    def members(self) -> tuple[messages.Member, ...]:
+    def members(self) -> tuple[messages.TrainerMember, ...]:
         """The trainers of the membership epoch."""
         return self.people.members()
 

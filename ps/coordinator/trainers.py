@@ -10,10 +10,10 @@ from typing import Any
 from edl.errors import ProtocolError
 from edl.master.service import Caller, Tell
 from edl.wire.messages import Settings, World
-from ps.coordinator.checkpoints import Cuts
-from ps.coordinator.membership import Trainer
+from ps.coordinator.checkpoints import CheckpointCoordinator
+from ps.coordinator.membership import TrainerEntry
 from ps.coordinator.report import waiting
-from ps.coordinator.state import CHART, LR, PEOPLE, TABLES, PlacementState, Turn
+from ps.coordinator.state import LR, PEOPLE, PLACEMENT, TABLES, PlacementState, PlacementTurn
 from ps.protocol import messages
 from ps.protocol.deltas import counted
 from ps.spec import MOST_TABLES, TableSpec, differences
@@ -22,32 +22,32 @@ MOST_HOLDS = 256
 ADVICE = "Set the tables back, or give the job another --checkpoint-dir"
 
 
-class Trainers:
+class TrainerRegistry:
     """Tracks the trainers in the placement state."""
 
     def __init__(
         self,
         state: PlacementState,
-        cuts: Cuts,
+        checkpoints: CheckpointCoordinator,
         placement: Callable[[], messages.PlacementMap],
         secret: Callable[[], str],
     ) -> None:
-        self._state, self._cuts, self._placement, self._secret = state, cuts, placement, secret
+        self._state, self._checkpoints, self._placement, self._secret = state, checkpoints, placement, secret
         self._waiting: dict[Caller, messages.Join] = {}
         """Join requests to be answered once every bucket has an owner."""
-        self._ready: dict[Caller, Trainer] = {}
+        self._ready: dict[Caller, TrainerEntry] = {}
         """Trainers to be answered at the end of this turn."""
         self._asked: set[Caller] = set()
         """Callers that have sent Join in this turn."""
         self._beginning: dict[int, None] = {}
         """Trainers that become members as soon as the checkpoint is marked."""
         self._world: World | None = None
-        self._sent: messages.Charted | None = None
+        self._sent: messages.PlacementUpdate | None = None
         """The state that trainers have if they have received every message."""
 
     # --- worlds ------------------------------------------------------------------------------------------------------
 
-    def world_began(self, turn: Turn, world: World) -> None:
+    def world_began(self, turn: PlacementTurn, world: World) -> None:
         """A new world has begun: trainers whose slot is not in it are lost, the others continue."""
         self._world = world
         self._lost(turn, self._state.people.follow(world))
@@ -57,24 +57,24 @@ class Trainers:
         member = self._world.member(caller.node) if self._world is not None else None
         return self._world is None or (member is not None and caller.slot in member.used)
 
-    def lost(self, turn: Turn, number: int) -> None:
+    def lost(self, turn: PlacementTurn, number: int) -> None:
         """A pserver reports that a trainer's connections broke."""
         self._lost(turn, self._state.people.lose([number]))
 
-    def _lost(self, turn: Turn, gone: list[Trainer]) -> None:
+    def _lost(self, turn: PlacementTurn, gone: list[TrainerEntry]) -> None:
         for one in gone:
             if one.begun:
                 turn.note(f"trainer {one.name} (number {one.number}) is lost; the others continue without it")
             self._beginning.pop(one.number, None)
-            self._cuts.forget(one.caller)
+            self._checkpoints.forget(one.caller)
             turn.change(PEOPLE)
 
-    def rolled_back(self, turn: Turn) -> None:
+    def rolled_back(self, turn: PlacementTurn) -> None:
         """The parameters are rolled back to a new history; all trainers must restart."""
         state = self._state
         text = f"{state.reason}: the parameters are rolled back to the last checkpoint. Restart the process"
         for one in state.people.trainers.values():
-            turn.send(one.caller, messages.Refused("stale", text))
+            turn.send(one.caller, messages.RequestRefused("stale", text))
         state.people.lose(list(state.people.trainers))
         self._beginning = {}
         for caller, message in self._waiting.items():  # not admitted yet, so they stay
@@ -87,16 +87,17 @@ class Trainers:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def said(self, turn: Turn, caller: Caller, body: str) -> None:
+    def said(self, turn: PlacementTurn, caller: Caller, body: str) -> None:
         """Process a message from a trainer."""
         try:
             message = messages.decode(body)
         except ProtocolError as error:
-            turn.send(caller, messages.Refused("word", f"invalid message: {error}"))
+            turn.send(caller, messages.RequestRefused("word", f"invalid message: {error}"))
             return
         if not self._has_place(caller):
             turn.send(
-                caller, messages.Refused("stale", f"{caller.node}/{caller.slot} has no slot in the job's current world")
+                caller,
+                messages.RequestRefused("stale", f"{caller.node}/{caller.slot} has no slot in the job's current world"),
             )
             return
         if isinstance(message, messages.Join):
@@ -106,43 +107,43 @@ class Trainers:
         number = getattr(message, "number", trainer.number if trainer is not None else 0)
         if trainer is None or number != trainer.number:
             text = f"{caller.node}/{caller.slot}: the slot is taken, or the process has never joined. Restart it"
-            turn.send(caller, messages.Refused("stale", text, getattr(message, "ask", 0)))
+            turn.send(caller, messages.RequestRefused("stale", text, getattr(message, "ask", 0)))
             return
         self._on_message(turn, trainer, message)
 
-    def _on_message(self, turn: Turn, trainer: Trainer, message: Any) -> None:
+    def _on_message(self, turn: PlacementTurn, trainer: TrainerEntry, message: Any) -> None:
         match message:
             case messages.Begin():
                 self._begin(turn, trainer)
-            case messages.Leave():
+            case messages.LeaveMembership():
                 self._beginning.pop(trainer.number, None)
                 if self._state.people.leave(trainer.number):
                     turn.change(PEOPLE)
-            case messages.ChartPlease(version):
+            case messages.GetPlacement(version):
                 if self._state.version > version:
-                    turn.send(trainer.caller, self.charted())
+                    turn.send(trainer.caller, self.placement_update())
             case messages.Suspect(server, why):
                 one = self._state.servers.get(server)
                 if one is not None:
                     turn.note(f"trainer {trainer.name} cannot reach pserver {one.name}: {why}")
-                turn.send(trainer.caller, self.charted())
+                turn.send(trainer.caller, self.placement_update())
             case messages.SetLr(_, hold):
                 self._set_lr(turn, trainer, hold)
             case messages.Save(ask):
-                self._cuts.ask(turn, trainer.caller, ask)
-            case messages.AtCut():
-                self._cuts.at_cut(turn, trainer, message)
+                self._checkpoints.ask(turn, trainer.caller, ask)
+            case messages.AtCheckpoint():
+                self._checkpoints.at_checkpoint(turn, trainer, message)
             case messages.DataNamed():
-                self._cuts.data_named(message)
+                self._checkpoints.data_named(message)
             case _:
                 text = f"{type(message).__name__} is not a message that a trainer sends"
-                turn.send(trainer.caller, messages.Refused("word", text))
+                turn.send(trainer.caller, messages.RequestRefused("word", text))
 
-    def _join(self, turn: Turn, caller: Caller, message: messages.Join) -> None:
+    def _join(self, turn: PlacementTurn, caller: Caller, message: messages.Join) -> None:
         state = self._state
         wrong = self._define(turn, caller, message)
         if wrong:
-            turn.send(caller, messages.Refused("table", wrong))
+            turn.send(caller, messages.RequestRefused("table", wrong))
             return
         member = self._world.member(caller.node) if self._world is not None else None
         incarnation = str(member.incarnation) if member is not None else ""
@@ -153,7 +154,7 @@ class Trainers:
         self._waiting[caller] = message
         self._asked.add(caller)
 
-    def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
+    def compare(self, turn: PlacementTurn, saved: tuple[TableSpec, ...]) -> None:
         """A checkpoint with these tables is about to be restored. Refuse waiting trainers that define a table
         differently, so that none of the checkpoint's data is lost to another model."""
         state = self._state
@@ -167,12 +168,12 @@ class Trainers:
                 del self._waiting[caller]
                 one = state.people.at(caller)
                 self._lost(turn, state.people.lose([one.number] if one is not None else []))
-                turn.send(caller, messages.Refused("table", f"{wrong}\n{ADVICE}"))
+                turn.send(caller, messages.RequestRefused("table", f"{wrong}\n{ADVICE}"))
                 turn.note(f"trainer {caller.node}/{caller.slot} refused: {wrong}")
             else:
                 state.tables = {**{table.name: table for table in message.tables}, **state.tables}
 
-    def _define(self, turn: Turn, caller: Caller, message: messages.Join) -> str:
+    def _define(self, turn: PlacementTurn, caller: Caller, message: messages.Join) -> str:
         """Add new table definitions; return the differences from existing ones, as text."""
         tables = self._state.tables
         lines = []
@@ -195,35 +196,37 @@ class Trainers:
             turn.change(TABLES)
         return ""
 
-    def _begin(self, turn: Turn, trainer: Trainer) -> None:
-        if self._cuts.marking:
+    def _begin(self, turn: PlacementTurn, trainer: TrainerEntry) -> None:
+        if self._checkpoints.marking:
             self._beginning[trainer.number] = None
             return
         state = self._state
         if state.people.begin(trainer.number, state.top_step + 1 if state.members() else state.top_step):
             turn.change(PEOPLE)
-            self._cuts.halt(turn, trainer.number)
+            self._checkpoints.halt(turn, trainer.number)
         else:
-            turn.send(trainer.caller, self.charted())
+            turn.send(trainer.caller, self.placement_update())
 
     # --- learning rates ----------------------------------------------------------------------------------------------
 
-    def _set_lr(self, turn: Turn, trainer: Trainer, hold: messages.LrHold) -> None:
+    def _set_lr(self, turn: PlacementTurn, trainer: TrainerEntry, hold: messages.LrHold) -> None:
         if hold.table and hold.table not in self._state.tables:
-            turn.send(trainer.caller, messages.Refused("word", f"set_lr: there is no table {hold.table}"))
+            turn.send(trainer.caller, messages.RequestRefused("word", f"set_lr: there is no table {hold.table}"))
         elif not 0 <= hold.factor < float("inf"):
-            turn.send(trainer.caller, messages.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
+            turn.send(
+                trainer.caller, messages.RequestRefused("word", f"set_lr: factor {hold.factor} must be 0 or more")
+            )
         else:
             self._hold(turn, self._state.holds, hold)
 
-    def settings_hold(self, turn: Turn, settings: Settings) -> None:
+    def settings_hold(self, turn: PlacementTurn, settings: Settings) -> None:
         """Apply the LR factor of the world's settings."""
         if settings.factor == self._state.world_factor:
             return
         self._state.world_factor = settings.factor
         self._hold(turn, self._state.world_holds, messages.LrHold(0, settings.factor))
 
-    def _hold(self, turn: Turn, holds: list[messages.LrHold], new: messages.LrHold) -> None:
+    def _hold(self, turn: PlacementTurn, holds: list[messages.LrHold], new: messages.LrHold) -> None:
         """Apply a factor from its step on, or from the first step that no trainer has reached."""
         top = self._state.top_step
         new = replace(new, step=max(new.step, top + 1))
@@ -239,10 +242,10 @@ class Trainers:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def settle(self, turn: Turn) -> None:
+    def settle(self, turn: PlacementTurn) -> None:
         """Admit waiting trainers as soon as every bucket has an owner."""
         state = self._state
-        if self._beginning and not self._cuts.marking:
+        if self._beginning and not self._checkpoints.marking:
             beginning, self._beginning = self._beginning, {}
             for number in beginning:
                 if number in state.people.trainers:
@@ -256,49 +259,50 @@ class Trainers:
             self._waiting = {}
             if self._ready and not state.opened:
                 state.opened = True
-                turn.keep(CHART)
+                turn.keep(PLACEMENT)
 
-    def charted(self) -> messages.Charted:
+    def placement_update(self) -> messages.PlacementUpdate:
         """The current placement map and membership."""
-        return messages.Charted(0, self._placement(), self._state.people.epoch, self._state.members())
+        return messages.PlacementUpdate(0, self._placement(), self._state.people.epoch, self._state.members())
 
-    def notify(self, turn: Turn) -> None:
+    def notify(self, turn: PlacementTurn) -> None:
         """End a turn: answer admitted trainers, and send changes of placement and membership to all."""
         state = self._state
         ready, self._ready = self._ready, {}
         placement = self._placement()
-        news = self._news()
-        if news:
+        updates = self._updates()
+        if updates:
             for one in state.people.trainers.values():
                 if one.caller not in ready and one.caller not in self._waiting:
-                    turn.effects += [Tell(one.caller, body) for body in news]
+                    turn.effects += [Tell(one.caller, body) for body in updates]
         for caller, trainer in ready.items():
             turn.send(caller, self._joined(trainer, placement))
         asked, self._asked = self._asked, set()
         for caller in asked & self._waiting.keys():
             turn.send(caller, messages.Waits(waiting(state) or "the first copies are being created"))
 
-    def _news(self) -> list[str]:
+    def _updates(self) -> list[str]:
         """The changes since the last call, encoded once for all trainers."""
-        now, sent = self.charted(), self._sent
+        now, sent = self.placement_update(), self._sent
         if sent is None:
             self._sent = now
             return []
-        if now.chart is sent.chart and now.epoch == sent.epoch:
+        if now.placement is sent.placement and now.epoch == sent.epoch:
             return []
         self._sent, found = now, []
-        if _placed(now.chart) != _placed(sent.chart):
-            found.append(messages.encode(messages.Placed(now.token, now.chart)))
+        if _placed(now.placement) != _placed(sent.placement):
+            found.append(messages.encode(messages.PlacementChanged(now.token, now.placement)))
         if now.epoch != sent.epoch:
             found.append(messages.encode(counted(now.token, sent.epoch, sent.members, now.epoch, now.members)))
         return found
 
-    def _joined(self, trainer: Trainer, placement: messages.PlacementMap) -> messages.Joined:
+    def _joined(self, trainer: TrainerEntry, placement: messages.PlacementMap) -> messages.Joined:
         state = self._state
         restored = ""
         if state.found:
             said = json.loads(state.found[0].extra) if state.found[0].extra else {}
-            now = {"run": state.found[0].run, "cut": state.found[0].number, "history": state.history}
+            number = state.found[0].number
+            now = {"run": state.found[0].run, "checkpoint": number, "cut": number, "history": state.history}
             restored = json.dumps({**said, **now})
         tables = tuple(state.tables.values())
         return messages.Joined(

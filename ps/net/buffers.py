@@ -29,7 +29,7 @@ _SEAL: int = getattr(fcntl, "F_SEAL_SHRINK", 0)
 CAN_LEND = hasattr(os, "memfd_create") and bool(_SEAL)
 
 
-class Arena:
+class BodyBuffer:
     """Reusable, growing memory for one body at a time. ``room`` invalidates the body before."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Arena:
         return memoryview(memory)
 
 
-class Lent(Arena):
+class LentBuffer(BodyBuffer):
     """An arena lent to the peer."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Lent(Arena):
             at += len(part)
         return bool(body) and at <= end
 
-    def news(self) -> int:
+    def file_to_send(self) -> int:
         """The file descriptor if the peer has not received it yet, else -1."""
         sent, self._sent = self._sent, True
         return -1 if sent else self._file

@@ -1,8 +1,8 @@
 """The calling side of a connection to a parameter server; the other side is ``ps/net/endpoint.py``.
 
-Uses blocking sockets and threads, so that a pull is one write and one read. A ``Caller`` is one connection with one
-request at a time; use several for concurrent requests. A server on the same machine (``machine_id``) is reached over a
-unix socket in the abstract namespace, others over TCP, with TLS if the job has a certificate.
+Uses blocking sockets and threads, so that a pull is one write and one read. A ``FrameCaller`` is one connection with
+one request at a time; use several for concurrent requests. A server on the same machine (``machine_id``) is reached
+over a unix socket in the abstract namespace, others over TCP, with TLS if the job has a certificate.
 """
 
 from __future__ import annotations
@@ -17,21 +17,29 @@ from edl.errors import EdlError, ProtocolError
 from edl.threads import Threads
 from edl.wire.address import address
 from ps.errors import DamagedFrame, Denied, TimedOut, Unreachable
-from ps.net.connection import SYSTEM_SOCKETS, Connection, Into, Sockets, Wire, machine_id
-from ps.net.endpoint import Endpoint, Limits, Peer, Reply
+from ps.net.connection import SYSTEM_SOCKETS, FrameConnection, Into, Sockets, Wire, machine_id
+from ps.net.endpoint import EndpointLimits, EndpointPeer, FrameEndpoint, FrameReply
 from ps.net.tls import calling_over
-from ps.protocol.frames import UNASKED, Frame, Op, views
-from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, Calling, Hello
+from ps.protocol.frames import UNASKED, Frame, FrameOp, views
+from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, CallerHello, Calling
 
-__all__ = ["Caller", "Endpoint", "Limits", "Peer", "Place", "Reply", "machine_id"]
+__all__ = [
+    "EndpointLimits",
+    "EndpointPeer",
+    "FrameCaller",
+    "FrameEndpoint",
+    "FrameReply",
+    "ServerAddress",
+    "machine_id",
+]
 
 FRAME_S = 10.0
 """A caller that polls for answers gives an answer that has begun to arrive at least this many seconds."""
 _BYE_S = 0.2
 
 
-class Place(Protocol):
-    """Address of a server, such as ``ps.protocol.messages.Server``."""
+class ServerAddress(Protocol):
+    """Address of a server, such as ``ps.protocol.messages.PserverAddress``."""
 
     @property
     def name(self) -> str:
@@ -59,13 +67,13 @@ class Place(Protocol):
         ...
 
 
-class Caller:
+class FrameCaller:
     """One connection to a server, one request at a time. Thread-safe."""
 
     def __init__(
-        self, connection: Connection, where: str, greeting: dict[str, Any], threads: Threads = SYSTEM_THREADS
+        self, connection: FrameConnection, where: str, greeting: dict[str, Any], threads: Threads = SYSTEM_THREADS
     ) -> None:
-        """Use ``Caller.connect`` instead."""
+        """Use ``FrameCaller.connect`` instead."""
         self.where = where
         """Name and address of the server, for messages."""
         self.greeting = greeting
@@ -82,9 +90,9 @@ class Caller:
 
     @classmethod
     def connect(
-        cls, server: Place, hello: Hello, *, secret: str, deadline_s: float, tls: ssl.SSLContext | None = None,
-        threads: Threads = SYSTEM_THREADS, sockets: Sockets = SYSTEM_SOCKETS,
-    ) -> Caller:  # fmt: skip
+        cls, server: ServerAddress, hello: CallerHello, *, secret: str, deadline_s: float,
+        tls: ssl.SSLContext | None = None, threads: Threads = SYSTEM_THREADS, sockets: Sockets = SYSTEM_SOCKETS,
+    ) -> FrameCaller:  # fmt: skip
         """Connect and authenticate. Raises ``Unreachable``, ``TimedOut``, ``DamagedFrame``, and ``Denied`` if the
         server refuses."""
         until_s = threads.now_s() + deadline_s
@@ -102,11 +110,11 @@ class Caller:
 
     @classmethod
     def _greet(
-        cls, plain: Wire, tls: ssl.SSLContext | None, where: str, hello: Hello, secret: str, until_s: float,
+        cls, plain: Wire, tls: ssl.SSLContext | None, where: str, hello: CallerHello, secret: str, until_s: float,
         threads: Threads,
-    ) -> Caller:  # fmt: skip
+    ) -> FrameCaller:  # fmt: skip
         try:
-            connection = Connection(calling_over(plain, tls, until_s), check=hello.check, threads=threads)
+            connection = FrameConnection(calling_over(plain, tls, until_s), check=hello.check, threads=threads)
             calling = Calling(secret)
             connection.write_bytes(calling.opening, until_s)
             try:
@@ -117,10 +125,10 @@ class Caller:
                 )
                 raise Denied("token", text) from None
             connection.write_bytes(proof, until_s)
-            connection.write(Op.HELLO, HELLO_NUMBER, hello.pack(), (), until_s)
+            connection.write(FrameOp.HELLO, HELLO_NUMBER, hello.pack(), (), until_s)
             answer = connection.read_frame(until_s)
             content = answer.json()
-            if answer.op is not Op.OK:
+            if answer.op is not FrameOp.OK:
                 raise Denied(str(content.get("kind", "")), f"parameter server {where}: {content.get('text', '')}")
         except BaseException as error:
             plain.shut()
@@ -139,24 +147,24 @@ class Caller:
 
     def request(
         self,
-        op: Op,
+        op: FrameOp,
         head: bytes = b"",
         parts: Sequence[Any] = (),
         *,
         deadline_s: float,
-        patience_s: float | None = None,
+        wait_s: float | None = None,
         into: Into | None = None,
     ) -> Frame:
         """Send a request and wait for the answer.
 
-        ``parts``: buffers that make up the body, never copied. ``patience_s``: the server answers WAIT after this time
+        ``parts``: buffers that make up the body, never copied. ``wait_s``: the server answers WAIT after this time
         if it must wait for others; None: ``deadline_s``. The body of the answer lies in this connection's memory (or
         the server's, read-only) until the next request, or, for an OK, where ``into`` says. Raises ``TimedOut``,
         ``DamagedFrame``, ``Unreachable``; the connection is then broken.
         """
         until_s = self._now_s() + deadline_s
         with self._asking:
-            waits_s = deadline_s if patience_s is None else patience_s
+            waits_s = deadline_s if wait_s is None else wait_s
             number = self._send(op, head, parts, until_s, waits_s, borrows=self._connection.borrowed is not None)
             while True:
                 frame = self._next(until_s, into)
@@ -168,28 +176,28 @@ class Caller:
 
     def send(
         self,
-        op: Op,
+        op: FrameOp,
         head: bytes = b"",
         parts: Sequence[Any] = (),
         *,
         deadline_s: float,
-        patience_s: float | None = None,
+        wait_s: float | None = None,
     ) -> int:
         """Send a request without waiting; return its number. For STREAM, an answer with this number or a higher one
         acknowledges everything up to it. Another thread must call ``receive`` meanwhile. Raises as ``request`` does."""
         return self._send(
-            op, head, parts, self._now_s() + deadline_s, deadline_s if patience_s is None else patience_s, borrows=False
+            op, head, parts, self._now_s() + deadline_s, deadline_s if wait_s is None else wait_s, borrows=False
         )
 
     def _send(
-        self, op: Op, head: bytes, parts: Sequence[Any], until_s: float, patience_s: float, *, borrows: bool
+        self, op: FrameOp, head: bytes, parts: Sequence[Any], until_s: float, wait_s: float, *, borrows: bool
     ) -> int:
         body = views(parts)
         with self._connection.sending:
             self._enter()
             try:
                 self._numbers = number = self._numbers + 1
-                self._connection.write(op, number, head, body, until_s, patience_s, borrows=borrows)
+                self._connection.write(op, number, head, body, until_s, wait_s, borrows=borrows)
                 return number
             except ProtocolError:
                 raise  # nothing has been sent
@@ -212,7 +220,7 @@ class Caller:
         if not self._broken and self._connection.sending.acquire(timeout=_BYE_S):
             try:
                 with contextlib.suppress(EdlError):
-                    self._connection.write(Op.BYE, UNASKED, b"", (), self._now_s() + _BYE_S)
+                    self._connection.write(FrameOp.BYE, UNASKED, b"", (), self._now_s() + _BYE_S)
             finally:
                 self._connection.sending.release()
         self._give_up("it was closed")

@@ -22,8 +22,8 @@ from edl.threads import Threads
 from edl.wire.address import address
 from edl.wire.proof import draw
 from ps.errors import DamagedFrame, HungUp, TimedOut, Unreachable
-from ps.net.buffers import CAN_LEND, Arena, Borrowed, Lent, copy
-from ps.protocol.frames import HEADER_BYTES, MOST_BODY, Check, Frame, Header, Op, hash_of, pack, unpack
+from ps.net.buffers import CAN_LEND, BodyBuffer, Borrowed, LentBuffer, copy
+from ps.protocol.frames import HEADER_BYTES, MOST_BODY, Check, Frame, FrameOp, Header, hash_of, pack, unpack
 
 now_s = SYSTEM_THREADS.now_s
 
@@ -125,7 +125,7 @@ class Sockets(Protocol):
         ...
 
 
-class Plain:
+class PlainSocket:
     """A TCP or unix socket."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -145,7 +145,7 @@ class Plain:
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def read_into(self, view: memoryview, least: int, until_s: float) -> int:
-        """See ``Wire``."""
+        """Read at least ``least`` bytes, at most as many as fit."""
         done, flags = 0, socket.MSG_WAITALL if least == len(view) else 0
         while True:
             self._wait(socket.SO_RCVTIMEO, until_s)
@@ -176,7 +176,7 @@ class Plain:
         return count
 
     def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
-        """See ``Wire``."""
+        """Write all parts in order, passing an open file descriptor along if given."""
         rest = list(parts)
         along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))] if file >= 0 else []
         while rest:
@@ -199,21 +199,21 @@ class Plain:
                 _look(until_s, "the peer is too slow")
 
     def pending(self) -> bool:
-        """See ``Wire``."""
+        """True if data can be read without waiting."""
         return bool(self._poll(select.POLLIN))
 
     def hung_up(self) -> bool:
-        """See ``Wire``."""
+        """True if the peer is known to have closed; unread data may remain."""
         lost = getattr(select, "POLLRDHUP", 0)
         return bool(self._poll(lost) & (lost | select.POLLHUP | select.POLLERR | select.POLLNVAL))
 
     def shut(self) -> None:
-        """See ``Wire``."""
+        """Shut down both directions, which wakes up blocked calls."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See ``Wire``."""
+        """Close the socket, once no thread uses it."""
         self._socket.close()
         while self.files:
             os.close(self.files.pop())
@@ -245,14 +245,14 @@ class Plain:
             self._waits[direction] = wait_ms
 
 
-class Connection:
+class FrameConnection:
     """Frames over a wire. One thread may read while another writes; callers hold ``receiving`` or ``sending``."""
 
     def __init__(self, wire: Wire, *, check: bool, threads: Threads = SYSTEM_THREADS) -> None:
         self.wire = wire
         self.check = check and wire.checked
-        self.arena = Arena()
-        self.lends = CAN_LEND and isinstance(wire, Plain) and not wire.checked
+        self.arena = BodyBuffer()
+        self.lends = CAN_LEND and isinstance(wire, PlainSocket) and not wire.checked
         """True if bodies can be placed in shared memory."""
         self.borrowed: Borrowed | None = None
         self._peeked = memoryview(bytearray(_PEEK_BYTES))
@@ -276,7 +276,7 @@ class Connection:
 
     def borrow(self) -> None:
         """From now on accept bodies in memory lent by the peer."""
-        if self.lends and isinstance(self.wire, Plain):
+        if self.lends and isinstance(self.wire, PlainSocket):
             self.borrowed, self.wire.files = Borrowed(), []
 
     def close(self) -> None:
@@ -286,22 +286,20 @@ class Connection:
 
     def write(
         self,
-        op: Op,
+        op: FrameOp,
         request: int,
         head: bytes,
         body: Sequence[memoryview],
         until_s: float,
-        patience_s: float = 0,
+        wait_s: float = 0,
         *,
         borrows: bool = False,
-        lent: Lent | None = None,
+        lent: LentBuffer | None = None,
     ) -> None:
         """Write a whole frame. ``lent``: the memory that holds the body. After an error the connection is unusable."""
-        first = pack(
-            op, request, head, body, patience_s=patience_s, check=self.check, lent=lent is not None, borrows=borrows
-        )
+        first = pack(op, request, head, body, wait_s=wait_s, check=self.check, lent=lent is not None, borrows=borrows)
         if lent is not None:
-            self.wire.write([memoryview(first)], until_s, lent.news())
+            self.wire.write([memoryview(first)], until_s, lent.file_to_send())
         else:
             self.wire.write([memoryview(first), *body], until_s)
 
@@ -336,7 +334,7 @@ class Connection:
             head = self._take_head(header, until_s)
             header.accept_head(head)
             place = None
-            if into is not None and header.op is Op.OK and header.body_bytes:
+            if into is not None and header.op is FrameOp.OK and header.body_bytes:
                 place = into(header.body_bytes, head)
                 if place is not None and place.nbytes != header.body_bytes:
                     raise ProtocolError(f"a body of {header.body_bytes} bytes where {place.nbytes} were expected")
@@ -348,7 +346,7 @@ class Connection:
                 header.accept_body(self._body(header, place, until_s))
         except ProtocolError as error:
             raise DamagedFrame(str(error)) from None
-        return Frame(header.op, header.request, head, place, header.patience_s, header.borrows)
+        return Frame(header.op, header.request, head, place, header.wait_s, header.borrows)
 
     @property
     def buffered(self) -> bool:
@@ -386,7 +384,7 @@ class Connection:
 
     def _lent(self, size: int, place: memoryview | None) -> memoryview:
         """Get a body from memory lent by the peer. Raises ``ProtocolError``."""
-        files = self.wire.files if isinstance(self.wire, Plain) else None
+        files = self.wire.files if isinstance(self.wire, PlainSocket) else None
         if self.borrowed is None or files is None:
             raise ProtocolError("a body in lent memory, which was not requested")
         while files:
@@ -465,20 +463,20 @@ class _SocketListener:
 
     @property
     def closed(self) -> bool:
-        """See ``Listener``."""
+        """True after ``close``, as ``Listener`` requires."""
         return self._socket.fileno() < 0
 
-    def accept(self) -> Plain:
-        """See ``Listener``."""
+    def accept(self) -> PlainSocket:
+        """Wait for the next connection."""
         while True:
             connection, _ = self._socket.accept()
             try:
-                return Plain(connection)
+                return PlainSocket(connection)
             except OSError:
                 connection.close()  # it has hung up already
 
     def close(self) -> None:
-        """See ``Listener``."""
+        """Stop listening, as ``Listener`` requires."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -487,16 +485,16 @@ class _SocketListener:
 class SystemSockets:
     """Sockets of the operating system."""
 
-    def connect(self, host: str, port: int, until_s: float) -> Plain:
-        """See ``Sockets``."""
-        return Plain(connect_tcp(host, port, until_s))
+    def connect(self, host: str, port: int, until_s: float) -> PlainSocket:
+        """Connect over TCP, as ``Sockets`` requires."""
+        return PlainSocket(connect_tcp(host, port, until_s))
 
-    def connect_local(self, path: str, until_s: float) -> Plain:
-        """See ``Sockets``."""
-        return Plain(connect_unix(path, until_s))
+    def connect_local(self, path: str, until_s: float) -> PlainSocket:
+        """Connect to an abstract unix socket."""
+        return PlainSocket(connect_unix(path, until_s))
 
     def listen(self, host: str, port: int) -> Listening:
-        """See ``Sockets``."""
+        """Listen on TCP (0: any free port), and on an abstract unix socket if supported."""
         try:
             family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=256)

@@ -17,11 +17,11 @@ from edl.errors import EdlError, ProtocolError
 from edl.threads import ThreadHandle, Threads
 from edl.wire.proof import PROOF_BYTES
 from ps.errors import HungUp, Unreachable
-from ps.net.buffers import KEPT_BYTES, LENT_BYTES, Arena, Lent
-from ps.net.connection import SYSTEM_SOCKETS, Connection, Listener, Sockets, Wire
+from ps.net.buffers import KEPT_BYTES, LENT_BYTES, BodyBuffer, LentBuffer
+from ps.net.connection import SYSTEM_SOCKETS, FrameConnection, Listener, Sockets, Wire
 from ps.net.tls import called_over
-from ps.protocol.frames import MOST_BODY, UNASKED, Frame, Op, pack_head, views
-from ps.protocol.handshake import HELLO_NUMBER, MOST_HELLO, OPENING_BYTES, Called, Hello
+from ps.protocol.frames import MOST_BODY, UNASKED, Frame, FrameOp, pack_head, views
+from ps.protocol.handshake import HELLO_NUMBER, MOST_HELLO, OPENING_BYTES, Called, CallerHello
 
 log = logging.getLogger(__name__)
 
@@ -29,21 +29,21 @@ _LARGE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer. The parts may be memory that is reused once it is sent (``Peer.room``)."""
+class FrameReply:
+    """An answer. The parts may be memory that is reused once it is sent (``EndpointPeer.room``)."""
 
-    op: Op = Op.OK
+    op: FrameOp = FrameOp.OK
     head: bytes = b""
     parts: Sequence[Any] = ()
 
     @staticmethod
-    def no(op: Op, **content: Any) -> Reply:
+    def no(op: FrameOp, **content: Any) -> FrameReply:
         """An answer other than OK, with the given head."""
-        return Reply(op, pack_head(content))
+        return FrameReply(op, pack_head(content))
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EndpointLimits:
     """Limits of an endpoint."""
 
     greeting_s: float = 5.0
@@ -61,10 +61,12 @@ class Limits:
     """Most frames of a stream that are acknowledged together."""
 
 
-class Peer:
-    """A client connected to an ``Endpoint``."""
+class EndpointPeer:
+    """A client connected to an ``FrameEndpoint``."""
 
-    def __init__(self, connection: Connection, hello: Hello, limits: Limits, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(
+        self, connection: FrameConnection, hello: CallerHello, limits: EndpointLimits, threads: Threads = SYSTEM_THREADS
+    ) -> None:
         self.hello = hello
         self.role = hello.role
         self.number = hello.number
@@ -78,8 +80,8 @@ class Peer:
         """Time of the last frame received."""
         self._connection = connection
         self._limits = limits
-        self._out = Arena()
-        self._lent: Lent | None = None
+        self._out = BodyBuffer()
+        self._lent: LentBuffer | None = None
         self._lending = False
 
     def __str__(self) -> str:
@@ -90,7 +92,7 @@ class Peer:
         if not self._lending or not LENT_BYTES <= size <= KEPT_BYTES:
             return self._out.room(size)
         if self._lent is None:
-            self._lent = Lent()
+            self._lent = LentBuffer()
         return self._lent.room(size)
 
     @property
@@ -98,7 +100,7 @@ class Peer:
         """True if the peer is known to have disconnected, so waiting on its behalf is pointless. Thread-safe."""
         return self._connection.wire.hung_up()
 
-    def push(self, op: Op, head: bytes = b"", parts: Sequence[Any] = ()) -> bool:
+    def push(self, op: FrameOp, head: bytes = b"", parts: Sequence[Any] = ()) -> bool:
         """Send an unsolicited message. Returns False, and closes the connection, if it cannot be sent. Thread-safe."""
         return self._write(op, UNASKED, head, parts, self._limits.push_s)
 
@@ -110,7 +112,7 @@ class Peer:
         """Used by the endpoint: note the request that is answered next."""
         self._lending = frame.borrows and self._connection.lends
 
-    def answer(self, reply: Reply, request: int) -> bool:
+    def answer(self, reply: FrameReply, request: int) -> bool:
         """Used by the endpoint: send the answer to a request."""
         return self._write(reply.op, request, reply.head, reply.parts, self._limits.frame_s, self._lending)
 
@@ -120,17 +122,17 @@ class Peer:
             self._lent.close()
 
     def _write(
-        self, op: Op, request: int, head: bytes, parts: Sequence[Any], patience_s: float, lending: bool = False
+        self, op: FrameOp, request: int, head: bytes, parts: Sequence[Any], wait_s: float, lending: bool = False
     ) -> bool:
         connection = self._connection
         body = views(parts)
         lent = self._lent if lending and self._lent is not None and self._lent.holds(body) else None
-        patience_s += sum(part.nbytes for part in body) / self._limits.slowest_bytes_per_s
-        if not connection.sending.acquire(timeout=patience_s):
+        wait_s += sum(part.nbytes for part in body) / self._limits.slowest_bytes_per_s
+        if not connection.sending.acquire(timeout=wait_s):
             connection.wire.shut()
             return False
         try:
-            connection.write(op, request, head, body, self._now_s() + patience_s, lent=lent)
+            connection.write(op, request, head, body, self._now_s() + wait_s, lent=lent)
             return True
         except Unreachable as error:
             log.debug("Parameter server: cannot answer %s: %s", self, error)
@@ -140,10 +142,10 @@ class Peer:
             connection.sending.release()
 
 
-Handler = Callable[[Peer, Frame], Reply]
+Handler = Callable[[EndpointPeer, Frame], FrameReply]
 
 
-class Endpoint:
+class FrameEndpoint:
     """Listens, and calls ``handler`` with each request, in one thread per peer.
 
     The body of a request is only valid until the handler returns. If the handler raises ``EdlError``, the peer gets
@@ -159,12 +161,12 @@ class Endpoint:
         handler: Handler,
         *,
         secret: str,
-        met: Callable[[Peer], tuple[str, str] | None] = lambda peer: None,
-        greeted: Callable[[Peer], None] = lambda peer: None,
-        left: Callable[[Peer], None] = lambda peer: None,
-        lost: Callable[[Peer], None] = lambda peer: None,
+        met: Callable[[EndpointPeer], tuple[str, str] | None] = lambda peer: None,
+        greeted: Callable[[EndpointPeer], None] = lambda peer: None,
+        left: Callable[[EndpointPeer], None] = lambda peer: None,
+        lost: Callable[[EndpointPeer], None] = lambda peer: None,
         greeting: dict[str, Any] | None = None,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
         tls: ssl.SSLContext | None = None,
         threads: Threads = SYSTEM_THREADS,
         sockets: Sockets = SYSTEM_SOCKETS,
@@ -173,10 +175,10 @@ class Endpoint:
         self._handler, self._secret, self._tls = handler, secret, tls
         self._met, self._greeted, self._left, self._lost = met, greeted, left, lost
         self._greeting = pack_head(greeting or {})
-        self._limits = limits or Limits()
+        self._limits = limits or EndpointLimits()
         self._lock = threads.lock()
         self._strangers: dict[int, Wire] = {}
-        self._peers: dict[Peer, None] = {}
+        self._peers: dict[EndpointPeer, None] = {}
         self._running: set[ThreadHandle] = set()
         self._numbers = 0
         self._stopped = False
@@ -192,7 +194,7 @@ class Endpoint:
             self._launch(self._accept, one)
 
     @property
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[EndpointPeer, ...]:
         """The connected peers."""
         with self._lock:
             return tuple(self._peers)
@@ -261,15 +263,15 @@ class Endpoint:
                 wire.close()
 
     def _serve(self, number: int, plain: Wire) -> None:
-        peer: Peer | None = None
-        connection: Connection | None = None
+        peer: EndpointPeer | None = None
+        connection: FrameConnection | None = None
         try:
-            connection = Connection(plain, check=True, threads=self._threads)
+            connection = FrameConnection(plain, check=True, threads=self._threads)
             connection, peer = self._greet(plain, self._now_s() + self._limits.greeting_s)
             with self._lock:
                 self._strangers.pop(number, None)
                 self._peers[peer] = None
-            if peer.answer(Reply(Op.OK, self._greeting), HELLO_NUMBER):
+            if peer.answer(FrameReply(FrameOp.OK, self._greeting), HELLO_NUMBER):
                 self._greeted(peer)
                 self._listen(connection, peer)
         except (Unreachable, ProtocolError) as error:
@@ -290,26 +292,26 @@ class Endpoint:
                 with connection.sending:  # a concurrent push must have left the socket before it is closed
                     connection.close()
 
-    def _greet(self, plain: Wire, until_s: float) -> tuple[Connection, Peer]:
+    def _greet(self, plain: Wire, until_s: float) -> tuple[FrameConnection, EndpointPeer]:
         """Authenticate a connection. Raises ``ProtocolError`` or ``Unreachable``; a refused peer has been sent the
         reason."""
-        connection = Connection(called_over(plain, self._tls, until_s), check=False, threads=self._threads)
+        connection = FrameConnection(called_over(plain, self._tls, until_s), check=False, threads=self._threads)
         called = Called(self._secret, connection.read(OPENING_BYTES, until_s))
         connection.write_bytes(called.answer, until_s)
         if not called.accepts(connection.read(PROOF_BYTES, until_s)):
             _refuse(connection, "token", "wrong secret", until_s)
         frame = connection.read_frame(until_s, most_head=MOST_HELLO)
-        if frame.op is not Op.HELLO:
+        if frame.op is not FrameOp.HELLO:
             raise ProtocolError(f"{frame.op.name} instead of HELLO")
-        hello = Hello.unpack(frame.head)
+        hello = CallerHello.unpack(frame.head)
         connection.check = hello.check and connection.wire.checked
-        peer = Peer(connection, hello, self._limits, self._threads)
+        peer = EndpointPeer(connection, hello, self._limits, self._threads)
         refusal = self._met(peer)
         if refusal is not None:
             _refuse(connection, *refusal, until_s)
         return connection, peer
 
-    def _part(self, peer: Peer) -> None:
+    def _part(self, peer: EndpointPeer) -> None:
         with self._lock:
             self._peers.pop(peer, None)
             orderly = peer.farewell or self._stopped
@@ -321,7 +323,7 @@ class Endpoint:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def _listen(self, connection: Connection, peer: Peer) -> None:
+    def _listen(self, connection: FrameConnection, peer: EndpointPeer) -> None:
         """Serve requests until the peer sends BYE, disconnects, or cannot be answered."""
         limits, owed, held = self._limits, 0, 0
         while True:
@@ -330,18 +332,18 @@ class Endpoint:
                 self._now_s() + limits.frame_s, bytes_per_s=limits.slowest_bytes_per_s, most_body=limits.body_bytes
             )
             peer.heard_s = self._now_s()
-            if owed and (frame.op is not Op.STREAM or len(frame.body) > _LARGE_BYTES):
+            if owed and (frame.op is not FrameOp.STREAM or len(frame.body) > _LARGE_BYTES):
                 if not peer.answer(_DONE, owed):  # what follows may take long
                     return
                 owed = held = 0
-            if frame.op is Op.BYE:
+            if frame.op is FrameOp.BYE:
                 peer.farewell = True
                 return
-            if frame.op is Op.HELLO or frame.op >= Op.OK:
+            if frame.op is FrameOp.HELLO or frame.op >= FrameOp.OK:
                 raise ProtocolError(f"{frame.op.name} is not a request")
             peer.asks(frame)
-            reply = _DONE if frame.op is Op.PING else self._handle(peer, frame)
-            plain = frame.op is Op.STREAM and reply.op is Op.OK and not (reply.head or reply.parts)
+            reply = _DONE if frame.op is FrameOp.PING else self._handle(peer, frame)
+            plain = frame.op is FrameOp.STREAM and reply.op is FrameOp.OK and not (reply.head or reply.parts)
             if plain and held < limits.unanswered and connection.buffered:
                 owed, held = frame.request, held + 1
                 continue
@@ -351,20 +353,20 @@ class Endpoint:
             if frame.request != UNASKED and not peer.answer(reply, frame.request):
                 return
 
-    def _handle(self, peer: Peer, frame: Frame) -> Reply:
+    def _handle(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         try:
             return self._handler(peer, frame)
         except EdlError as error:
-            return Reply.no(Op.REFUSED, kind="error", text=str(error))
+            return FrameReply.no(FrameOp.REFUSED, kind="error", text=str(error))
         except Exception as error:
             log.exception("Parameter server: %s of %s failed", frame.op.name, peer)
-            return Reply.no(Op.REFUSED, kind="internal", text=f"{type(error).__name__}: {error}")
+            return FrameReply.no(FrameOp.REFUSED, kind="internal", text=f"{type(error).__name__}: {error}")
 
 
-_DONE = Reply()
+_DONE = FrameReply()
 
 
-def _refuse(connection: Connection, kind: str, text: str, until_s: float) -> None:
+def _refuse(connection: FrameConnection, kind: str, text: str, until_s: float) -> None:
     """Send the reason to the caller, then raise ``ProtocolError``."""
-    connection.write(Op.REFUSED, HELLO_NUMBER, pack_head({"kind": kind, "text": text}), (), until_s)
+    connection.write(FrameOp.REFUSED, HELLO_NUMBER, pack_head({"kind": kind, "text": text}), (), until_s)
     raise ProtocolError(f"refused ({kind}): {text}")

@@ -23,8 +23,8 @@ from edl.ports import LineListener
 from edl.types import Token
 from edl.wire.address import address
 from ps.errors import Denied
-from ps.protocol.frames import HEADER_BYTES, UNASKED, Frame, Op, hash_of, pack, unpack, unpack_head
-from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, MASTER, Calling, Hello
+from ps.protocol.frames import HEADER_BYTES, UNASKED, Frame, FrameOp, hash_of, pack, unpack, unpack_head
+from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, MASTER, CallerHello, Calling
 
 PREFIX = "ps/servers/"
 FIRST_PAUSE_S = 0.05
@@ -36,7 +36,7 @@ MOST_WORD = 64 << 20
 _PING_NUMBER = 2
 
 
-class Refuses(Protocol):
+class RefusalCheck(Protocol):
     """Checks whether a host refuses connections to a port."""
 
     def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]:
@@ -92,7 +92,7 @@ class MasterLinesDeps:
     name: str = ""
     """Name of the Master's node, for the pserver's log."""
     tls: ssl.SSLContext | None = None
-    refuses: Refuses = refuses
+    refuses: RefusalCheck = refuses
     connect: Connect = asyncio.open_connection
 
 
@@ -117,11 +117,11 @@ class _Reported(enum.Enum):
 class HelperLines:
     """``Lines`` to pservers."""
 
-    def __init__(self, kit: MasterLinesDeps, token: Token, listener: LineListener) -> None:
-        self._kit = kit
-        self._hello = Hello(MASTER, name=kit.name, token=int(token))
+    def __init__(self, deps: MasterLinesDeps, token: Token, listener: LineListener) -> None:
+        self._deps = deps
+        self._hello = CallerHello(MASTER, name=deps.name, token=int(token))
         self._listener = listener
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _PserverLine] = {}
 
     def put(self, name: str, value: bytes) -> None:
         """A pserver's key was written: connect to it."""
@@ -130,13 +130,13 @@ class HelperLines:
         try:
             helper = _helper(value)
         except ProtocolError as error:
-            self._kit.log(f"cannot connect to {name}: {error}")
+            self._deps.log(f"cannot connect to {name}: {error}")
             return
         known = self._lines.get(name)
         if known is not None and known.helper == helper:
             return
         self.gone(name)
-        self._lines[name] = _Line(self._kit, self._hello, self._listener, name, helper)
+        self._lines[name] = _PserverLine(self._deps, self._hello, self._listener, name, helper)
 
     def gone(self, name: str) -> None:
         """A pserver's key was deleted: disconnect."""
@@ -167,12 +167,14 @@ def _helper(value: bytes) -> _Helper:
     return _Helper(host, port, secret)
 
 
-class _Line:
+class _PserverLine:
     """The connection to one pserver, reopened as often as necessary."""
 
-    def __init__(self, kit: MasterLinesDeps, hello: Hello, listener: LineListener, name: str, helper: _Helper) -> None:
+    def __init__(
+        self, deps: MasterLinesDeps, hello: CallerHello, listener: LineListener, name: str, helper: _Helper
+    ) -> None:
         self.helper = helper
-        self._kit, self._hello, self._listener, self._name = kit, hello, listener, name
+        self._deps, self._hello, self._listener, self._name = deps, hello, listener, name
         self._reported = _Reported.NOTHING
         self._said = ""
         self._writer: LineWriter | None = None
@@ -185,20 +187,20 @@ class _Line:
         """Send a message; dropped if the connection is down. The pserver sends HELLO on each new one."""
         if self._writer is not None:
             message = body.encode()
-            self._writer.writelines((pack(Op.CONTROL, UNASKED, b"", [memoryview(message)], check=True), message))
+            self._writer.writelines((pack(FrameOp.CONTROL, UNASKED, b"", [memoryview(message)], check=True), message))
 
     def close(self) -> None:
         """Disconnect and stop reconnecting."""
         self._task.cancel()
 
-    # --- again and again -------------------------------------------------------------------------------------------
+    # --- periodic messages -----------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             stood = False
             try:
-                reader, writer = await asyncio.wait_for(self._open(), self._kit.lease_ttl_s)
+                reader, writer = await asyncio.wait_for(self._open(), self._deps.lease_ttl_s)
                 stood = True
                 await self._talk(reader, writer)
             except (OSError, EOFError, asyncio.TimeoutError, ProtocolError, Denied) as error:
@@ -209,21 +211,21 @@ class _Line:
     async def _down(self, error: Exception) -> None:
         """Report once that the connection is down; report a refusal in addition, since it proves more."""
         helper = self.helper
-        refused = await self._kit.refuses(helper.host, helper.port, min(1.0, self._kit.lease_ttl_s))
+        refused = await self._deps.refuses(helper.host, helper.port, min(1.0, self._deps.lease_ttl_s))
         if isinstance(error, ProtocolError | Denied) and str(error) != self._said:
             self._said = str(error)
-            self._kit.log(f"connection to {self._name} ({address(helper.host, helper.port)}): {error}")
+            self._deps.log(f"connection to {self._name} ({address(helper.host, helper.port)}): {error}")
         reported = _Reported.REFUSED if refused else _Reported.DOWN
         if reported is not self._reported and (refused or self._reported is not _Reported.REFUSED):
             self._reported = reported
             self._listener.down(self._name, refused)
 
-    # --- one line --------------------------------------------------------------------------------------------------
+    # --- one connection --------------------------------------------------------------------------------------------
 
     async def _open(self) -> tuple[asyncio.StreamReader, LineWriter]:
         """Open an authenticated connection."""
         helper = self.helper
-        reader, writer = await self._kit.connect(helper.host, helper.port, ssl=self._kit.tls)
+        reader, writer = await self._deps.connect(helper.host, helper.port, ssl=self._deps.tls)
         try:
             calling = Calling(helper.secret)
             writer.write(calling.opening)
@@ -231,9 +233,9 @@ class _Line:
                 proof = calling.answer(await reader.readexactly(ANSWER_BYTES))
             except ProtocolError as error:
                 raise Denied("token", f"{error}; another process may listen on its port") from None
-            writer.writelines((proof, pack(Op.HELLO, HELLO_NUMBER, self._hello.pack(), check=True)))
+            writer.writelines((proof, pack(FrameOp.HELLO, HELLO_NUMBER, self._hello.pack(), check=True)))
             answer = await _read(reader)
-            if answer.op is not Op.OK:
+            if answer.op is not FrameOp.OK:
                 content = unpack_head(answer.head)
                 raise Denied(str(content.get("kind", "")), f"refused: {content.get('text', '')}")
         except BaseException:
@@ -250,7 +252,7 @@ class _Line:
             while True:
                 frame = await _read(reader)
                 self._unanswered = 0
-                if frame.op is Op.CONTROL:
+                if frame.op is FrameOp.CONTROL:
                     try:
                         message = str(frame.body, "utf-8")
                     except UnicodeDecodeError as error:
@@ -269,8 +271,8 @@ class _Line:
             writer.transport.abort()
             return
         self._unanswered += 1
-        writer.write(pack(Op.PING, _PING_NUMBER, check=True))
-        every_s = self._kit.lease_ttl_s / PINGS
+        writer.write(pack(FrameOp.PING, _PING_NUMBER, check=True))
+        every_s = self._deps.lease_ttl_s / PINGS
         self._timer = asyncio.get_running_loop().call_later(every_s, self._ping, writer)
 
 
@@ -284,4 +286,4 @@ async def _read(reader: asyncio.StreamReader) -> Frame:
     body = await reader.readexactly(header.body_bytes)
     if body:
         header.accept_body(hash_of(body))
-    return Frame(header.op, header.request, head, memoryview(body), header.patience_s)
+    return Frame(header.op, header.request, head, memoryview(body), header.wait_s)

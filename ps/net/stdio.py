@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 
-class Launcher:
+class ParentLauncher:
     """The launcher that started this process. ``gone``: it has ended."""
 
     def __init__(self, answers: TextIO) -> None:

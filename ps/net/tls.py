@@ -38,15 +38,15 @@ def contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext
 
 def calling_over(plain: Wire, context: ssl.SSLContext | None, until_s: float) -> Wire:
     """The wire for the calling side; plain without a context."""
-    return plain if context is None else Tls(plain, context, False, until_s)
+    return plain if context is None else TlsSocket(plain, context, False, until_s)
 
 
 def called_over(plain: Wire, context: ssl.SSLContext | None, until_s: float) -> Wire:
     """The wire for the serving side; plain without a context or for unix sockets."""
-    return plain if context is None or not plain.checked else Tls(plain, context, True, until_s)
+    return plain if context is None or not plain.checked else TlsSocket(plain, context, True, until_s)
 
 
-class Tls:
+class TlsSocket:
     """A ``Wire`` with TLS."""
 
     checked = False
@@ -72,7 +72,7 @@ class Tls:
                 raise DamagedFrame(f"TLS handshake failed: {error.reason or error}") from None
 
     def read_into(self, view: memoryview, least: int, until_s: float) -> int:
-        """See ``Wire``."""
+        """Read at least ``least`` bytes, at most as many as fit."""
         done = 0
         while done < least:
             try:
@@ -90,7 +90,7 @@ class Tls:
         return done
 
     def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
-        """See ``Wire``; a file descriptor cannot be passed."""
+        """Write all parts in order. TLS cannot pass a file descriptor along."""
         for part in parts:
             for begin in range(0, len(part), _RECORDS_BYTES):
                 try:
@@ -101,21 +101,21 @@ class Tls:
                 self._flush(until_s)
 
     def pending(self) -> bool:
-        """See ``Wire``."""
+        """True if data can be read without waiting."""
         with self._lock:
             waiting = self._object.pending() or self._incoming.pending
         return bool(waiting) or self._plain.pending()
 
     def hung_up(self) -> bool:
-        """See ``Wire``."""
+        """True if the peer is known to have closed; unread data may remain."""
         return self._plain.hung_up()
 
     def shut(self) -> None:
-        """See ``Wire``."""
+        """Shut down both directions, which wakes up blocked calls."""
         self._plain.shut()
 
     def close(self) -> None:
-        """See ``Wire``."""
+        """Close the socket, once no thread uses it."""
         self._plain.close()
 
     def _receive(self, until_s: float) -> None:

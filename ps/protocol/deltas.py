@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ps.protocol.messages import Counted, Member, Orders, OrdersChanged
+from ps.protocol.messages import MembersChanged, Orders, OrdersChanged, TrainerMember
 
 _SHARED = ("training", "tables", "lr", "revoked", "since", "giver")
-Members = tuple[Member, ...]
+Members = tuple[TrainerMember, ...]
 
 
-def counted(token: int, since: int, before: Members, epoch: int, now: Members) -> Counted:
+def counted(token: int, since: int, before: Members, epoch: int, now: Members) -> MembersChanged:
     """The delta from the membership of epoch ``since`` to that of ``epoch``."""
-    return Counted(token, since, epoch, *_moves(before, now))
+    return MembersChanged(token, since, epoch, *_moves(before, now))
 
 
-def members_after(members: Members, came: Iterable[Member], went: Iterable[int]) -> Members:
+def members_after(members: Members, came: Iterable[TrainerMember], went: Iterable[int]) -> Members:
     """Apply a membership delta; the result is in order of number."""
     left = {one.number: one for one in members}
     for number in went:
@@ -32,21 +32,21 @@ def members_after(members: Members, came: Iterable[Member], went: Iterable[int])
 def orders_changed(before: Orders, now: Orders) -> OrdersChanged:
     """The delta between two orders, without the parts specific to one pserver."""
     came, went = _moves(before.members, now.members)
-    chart = None if replace(before.chart, version=now.chart.version) == now.chart else now.chart
+    placement = None if replace(before.placement, version=now.placement.version) == now.placement else now.placement
     new = {name: getattr(now, name) for name in _SHARED if getattr(now, name) != getattr(before, name)}
     return OrdersChanged(
-        now.token, now.you, before.chart.version, now.chart.version, now.epoch, came, went, chart, **new
+        now.token, now.you, before.placement.version, now.placement.version, now.epoch, came, went, placement, **new
     )
 
 
 def orders_after(before: Orders, change: OrdersChanged) -> Orders:
     """Apply a delta to the orders that it is based on."""
-    chart = change.chart or replace(before.chart, version=change.version)
+    placement = change.placement or replace(before.placement, version=change.version)
     new = {name: getattr(change, name) for name in _SHARED if getattr(change, name) is not None}
     members = members_after(before.members, change.came, change.went)
     return replace(
-        before, token=change.token, you=change.you, chart=chart, epoch=change.epoch, members=members, cut=change.cut,
-        drain=change.drain, go=change.go, **new,
+        before, token=change.token, you=change.you, placement=placement, epoch=change.epoch, members=members,
+        checkpoint=change.checkpoint, drain=change.drain, go=change.go, **new,
     )  # fmt: skip
 
 

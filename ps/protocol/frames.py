@@ -1,8 +1,8 @@
 """The frame format of parameter-server connections: a fixed header, a small head, a body of up to 1 GiB.
 
-    magic "edp1" | op | flags | 0 | head bytes | patience ms | request | body bytes | head check | body check | check
+    magic "edp1" | op | flags | 0 | head bytes | wait ms | request | body bytes | head check | body check | check
 
-Little-endian. ``request`` pairs an answer with its request; 0 is unsolicited. ``patience`` is how long the caller
+Little-endian. ``request`` pairs an answer with its request; 0 is unsolicited. ``wait`` is how long the caller
 waits for the answer, so that no work is done for it later. The three checks are 64-bit XXH3 hashes: of the head,
 of the body if a flag says so (data is not damaged on a unix socket), and of the header before it. The
 header is verified before its lengths are used. Another flag says that the body lies in memory that the peer
@@ -38,14 +38,14 @@ _CHECKED, _LENT, _BORROWS = 1, 2, 4
 _FIELDS = struct.Struct("<4sBBHIIQQQQ")
 _CHECK = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
-_MOST_PATIENCE_MS = (1 << 32) - 1
+_MOST_WAIT_MS = (1 << 32) - 1
 
 hash_of = xxhash.xxh3_64_intdigest
 Check = xxhash.xxh3_64
 """The same hash, computed incrementally."""
 
 
-class Op(enum.IntEnum):
+class FrameOp(enum.IntEnum):
     """The type of a frame."""
 
     HELLO = 1
@@ -74,18 +74,18 @@ class Op(enum.IntEnum):
     ROLLED_BACK = 38
 
 
-_OPS = {int(op): op for op in Op}
+_OPS = {int(op): op for op in FrameOp}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A received frame. ``body`` lies in memory that will be reused; see the function that returned it."""
 
-    op: Op
+    op: FrameOp
     request: int
     head: bytes
     body: memoryview
-    patience_s: float = 0.0
+    wait_s: float = 0.0
     borrows: bool = False
     """The body of the answer may be in lent memory."""
 
@@ -98,11 +98,11 @@ class Frame:
 class Header:
     """A decoded frame header."""
 
-    op: Op
+    op: FrameOp
     request: int
     head_bytes: int
     body_bytes: int
-    patience_s: float
+    wait_s: float
     head_check: int
     body_check: int | None
     """None: the body has no checksum."""
@@ -121,12 +121,12 @@ class Header:
 
 
 def pack(
-    op: Op,
+    op: FrameOp,
     request: int,
     head: bytes = b"",
     body: Sequence[memoryview] = (),
     *,
-    patience_s: float = 0,
+    wait_s: float = 0,
     check: bool,
     lent: bool = False,
     borrows: bool = False,
@@ -141,14 +141,14 @@ def pack(
         )
     flags, body_check = (_CHECKED, check_of(body)) if check and size and not lent else (0, 0)
     flags |= (_LENT if lent else 0) | (_BORROWS if borrows else 0)
-    patience_ms = min(_MOST_PATIENCE_MS, int(patience_s * 1000))
-    fields = _FIELDS.pack(MAGIC, op, flags, 0, len(head), patience_ms, request, size, hash_of(head), body_check)
+    wait_ms = min(_MOST_WAIT_MS, int(wait_s * 1000))
+    fields = _FIELDS.pack(MAGIC, op, flags, 0, len(head), wait_ms, request, size, hash_of(head), body_check)
     return b"".join((fields, _CHECK.pack(hash_of(fields)), head))
 
 
 def unpack(data: Buffer) -> Header:
     """Decode a header of exactly ``HEADER_BYTES`` bytes. Raises ``ProtocolError``."""
-    magic, op, flags, spare, head_bytes, patience_ms, request, size, head_check, body_check = _FIELDS.unpack_from(data)
+    magic, op, flags, spare, head_bytes, wait_ms, request, size, head_check, body_check = _FIELDS.unpack_from(data)
     if magic != MAGIC:
         raise ProtocolError(f"not a frame of this protocol: it begins with {bytes(magic)!r}")
     if _CHECK.unpack_from(data, _FIELDS.size)[0] != hash_of(data[: _FIELDS.size]):
@@ -159,7 +159,7 @@ def unpack(data: Buffer) -> Header:
         raise ProtocolError(f"a frame with a head of {head_bytes} bytes and a body of {size}")
     checked = body_check if flags & _CHECKED else None
     lent, borrows = bool(flags & _LENT), bool(flags & _BORROWS)
-    return Header(_OPS[op], request, head_bytes, size, patience_ms / 1000, head_check, checked, lent, borrows)
+    return Header(_OPS[op], request, head_bytes, size, wait_ms / 1000, head_check, checked, lent, borrows)
 
 
 def check_of(body: Sequence[memoryview]) -> int:

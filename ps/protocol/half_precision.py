@@ -23,7 +23,7 @@ def accept(name: str) -> str:
     return name
 
 
-def narrow(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
+def encode_half(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
     """Convert rows to the network format; ``f4`` returns them unchanged. Values too large for half precision become
     infinite."""
     if name == "f4":
@@ -44,8 +44,8 @@ def narrow(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
     return out
 
 
-def widen(values: NDArray[Any], name: str, out: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The inverse of ``narrow``, into ``out``, which has the same shape and is returned."""
+def decode_half(values: NDArray[Any], name: str, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The inverse of ``encode_half``, into ``out``, which has the same shape and is returned."""
     if name == "bf16":
         np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
     else:

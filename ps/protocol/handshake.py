@@ -31,7 +31,7 @@ ROLES = (TRAINER, SERVER, MASTER, TOOL)
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class CallerHello:
     """Identification of a caller."""
 
     role: str
@@ -48,7 +48,7 @@ class Hello:
         return pack_head(asdict(self))
 
     @staticmethod
-    def unpack(head: bytes) -> Hello:
+    def unpack(head: bytes) -> CallerHello:
         """The inverse of ``pack``. Raises ``ProtocolError``."""
         plain = unpack_head(head)
         role, number, name = plain.get("role"), plain.get("number"), plain.get("name")
@@ -56,7 +56,7 @@ class Hello:
         good = role in ROLES and isinstance(name, str) and len(name) <= 200 and type(check) is bool
         if not good or not _is_count(number) or not _is_count(token):
             raise ProtocolError(f"not a HELLO: {str(plain)[:200]}")
-        return Hello(str(role), int(number or 0), str(name), int(token or 0), bool(check))
+        return CallerHello(str(role), int(number or 0), str(name), int(token or 0), bool(check))
 
     def __str__(self) -> str:
         number = f" {self.number}" if self.number else ""

@@ -1,9 +1,8 @@
-"""What the Master's placement machine, the pservers and the trainers say to each other about who holds what.
+"""The messages between the Master's placement machine, the pservers and the trainers.
 
-JSON texts of frozen dataclasses. ``Orders`` is the whole of what a pserver has to know, each time: the newest version
-wins, and one that has been lost does no harm. What pservers and trainers say is said again after a change of the
-Master. Numbers of pservers and trainers are never used twice in a job: a process that takes another's place gets a new
-one, so a number is an incarnation.
+Frozen dataclasses, sent as JSON. ``Orders`` always contains everything that a pserver must know: the newest version
+wins, and losing one does no harm. Pservers and trainers repeat their messages to a new Master. The numbers of pservers
+and trainers are never reused in a job: a replacement process gets a new number, so a number is an incarnation.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from edl.wire.json_messages import TaggedUnion
 from ps.spec import BUCKETS, TableSpec
 
 NOBODY = 0
-"""In place of a pserver's number. Real numbers begin at 1."""
+"""In place of a pserver's number: no pserver. Real numbers begin at 1."""
 RESTORE = -1
 """In place of a giver's number: the bucket comes from a checkpoint."""
 
 
 def pack(numbers: Sequence[int], code: str = "h") -> str:
-    """One number a bucket (-1 .. 32767; with ``code="i"`` up to 2**31), as text."""
+    """Encode one number per bucket (-1 .. 32767; with ``code="i"`` below 2**31) as text."""
     return base64.b64encode(zlib.compress(array(code, numbers).tobytes(), 1)).decode("ascii")
 
 
@@ -44,7 +43,7 @@ def unpack(text: str, buckets: int = BUCKETS, code: str = "h") -> array[int]:
 
 
 def to_ranges(buckets: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Buckets as half-open ranges, in order."""
+    """Convert buckets to ascending half-open ranges."""
     ranges: list[list[int]] = []
     for bucket in sorted(buckets):
         if ranges and ranges[-1][1] == bucket:
@@ -55,55 +54,55 @@ def to_ranges(buckets: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def of_ranges(ranges: Iterable[tuple[int, int]], buckets: int = BUCKETS) -> list[int]:
-    """The inverse of ``to_ranges``; what lies outside ``0 .. buckets`` is left out."""
+    """The inverse of ``to_ranges``; numbers outside ``0 .. buckets`` are left out."""
     return [bucket for begin, end in ranges for bucket in range(max(begin, 0), min(end, buckets))]
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A pserver and where it is reached."""
+class PserverAddress:
+    """A pserver and the addresses at which it is reached."""
 
     number: int
     name: str
     host: str
     port: int
     path: str = ""
-    """Unix socket (abstract name) for those on the same host."""
+    """Unix socket (abstract name) for processes on the same host."""
     machine: str = ""
-    """Which host it is on, to know whether ``path`` is of use (boot id and network namespace)."""
+    """Identity of its host (boot id and network namespace); ``path`` works only on the same one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementMap:
-    """Who holds each bucket. One owner a bucket a version."""
+    """The pservers that hold each bucket. In each version a bucket has one owner."""
 
     version: int = 0
     history: int = 1
-    """Raised when the parameters were rolled back to a checkpoint: trainers of an earlier history begin anew."""
-    servers: tuple[Server, ...] = ()
-    """Those that live. Who is not in this list is dead, for everybody."""
+    """Incremented when the parameters are rolled back to a checkpoint; trainers of an earlier history start again."""
+    servers: tuple[PserverAddress, ...] = ()
+    """The live pservers. A pserver that is not in this list counts as dead."""
     owner: str = ""
-    """``pack``ed. ``NOBODY``: the bucket waits to be restored, or the job for its first pservers."""
+    """``pack``ed. ``NOBODY``: the bucket is waiting for a restore, or the job for its first pservers."""
     backup: str = ""
-    """Its copy, always in step: one that loses step becomes ``joining``. ``NOBODY``: there is none."""
+    """The replica, always in sync; one that falls out of sync becomes ``joining``. ``NOBODY``: there is none."""
     joining: str = ""
-    """Who is being given a copy: the next owner or the next backup."""
+    """The pserver that is receiving a copy: the next owner or the next backup."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TrainerMember:
     """A trainer of the membership epoch."""
 
     number: int
     name: str
     """``node/slot``."""
     step: int = 0
-    """The step it began with."""
+    """Its step when it became a member."""
 
 
 @dataclass(frozen=True, slots=True)
 class LrHold:
-    """From this step on, the LR of every table (or of one) is the optimizer's times ``factor``."""
+    """From this step on, the LR of every table (or of ``table``) is the optimizer's multiplied by ``factor``."""
 
     step: int
     factor: float
@@ -111,75 +110,76 @@ class LrHold:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A checkpoint under way, or one to begin from."""
+class CheckpointOrder:
+    """A phase of the checkpoint in progress, or the checkpoint to restore."""
 
     number: int
     phase: str
-    """``find``: say ``Found`` (one pserver is asked, before any bucket has an owner). ``mark``: note all rows as they
-    are now, without delay. ``write``: write those of the buckets owned at the mark. ``complete``: write the manifest
-    (one pserver is asked). ``restore``: load what the chart gives to this pserver."""
+    """``find``: answer with ``FoundCheckpoints`` (sent to one pserver, before any bucket has an owner). ``mark``: note
+    all rows as they are now, without delay. ``write``: write those of the buckets owned at the mark. ``complete``:
+    write the manifest (sent to one pserver). ``restore``: load the buckets that the placement gives this pserver."""
     run: str = ""
-    """``restore``: folder, below the checkpoint directory, of the cut. ``write``: the newest complete cut of this
-    history that was taken while these pservers ran, to write only what has changed since; empty: write all."""
+    """``restore``: the checkpoint's folder, relative to the checkpoint directory. ``write``: the newest complete
+    checkpoint of this history that these pservers wrote, to write only what has changed since; empty: write all."""
     extra: str = ""
-    """``complete``: what the manifest has to say about trainers: step, positions and values, as JSON."""
+    """``complete``: the trainers' state for the manifest: step, data positions and values, as JSON."""
     parts: tuple[str, ...] = ()
-    """``complete``: what each pserver has told (``CutDone.told``) about what it has written."""
+    """``complete``: the pservers' reports about their parts (``CheckpointPhaseDone.report``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Master to pserver: everything that holds now."""
+    """Master to pserver: the complete current state, as far as pservers need it."""
 
     token: int
     """The Master's fencing token: orders with a smaller one are refused."""
     you: int
-    """The number of the pserver that this is said to."""
-    chart: PlacementMap
+    """The number of the pserver that receives this."""
+    placement: PlacementMap
     epoch: int
-    """Of the membership."""
-    members: tuple[Member, ...]
+    """The membership epoch."""
+    members: tuple[TrainerMember, ...]
     training: Training
     tables: tuple[TableSpec, ...]
     lr: tuple[LrHold, ...] = ()
-    """By rising step; of the holds that apply to a table the last one with ``step`` at or below a push's counts."""
-    cut: Cut | None = None
+    """By ascending step. For a push, the last one that names its table or none, with ``step`` at or below the push's,
+    applies."""
+    checkpoint: CheckpointOrder | None = None
     revoked: tuple[int, ...] = ()
-    """Trainers that are gone but may still have a push under way: refuse them."""
+    """Trainers that are gone but may still have a push in flight, which must be refused."""
     drain: bool = False
-    """The pserver leaves: others take its buckets."""
+    """The pserver is leaving: its buckets move to others."""
     go: bool = False
-    """It has none any more, and may end."""
+    """It has no buckets left and may exit."""
     since: str = ""
-    """``pack``ed with ``code="i"``: the version in which anything about the bucket was last changed. What a pserver
-    says about a bucket counts only if it was said under that version or a later one."""
+    """``pack``ed with ``code="i"``: the version in which each bucket was last changed. A pserver's message about a
+    bucket counts only if it was sent under that version or a later one."""
     giver: str = ""
-    """``pack``ed: whose release the owner has to wait for before it serves the bucket; ``NOBODY``: nobody's;
-    ``RESTORE``: it has to load it from the checkpoint in ``cut``."""
+    """``pack``ed: the pserver whose release the owner must await before it serves the bucket. ``NOBODY``: no wait;
+    ``RESTORE``: it must load the bucket from ``checkpoint``."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrdersChanged:
-    """Master to pserver: orders, as they differ from those of version ``base``. None: as they were."""
+    """Master to pserver: the differences between orders and those of version ``base``. None: unchanged."""
 
     token: int
     you: int
     base: int
     version: int
     epoch: int
-    came: tuple[Member, ...] = ()
+    came: tuple[TrainerMember, ...] = ()
     went: tuple[int, ...] = ()
-    chart: PlacementMap | None = None
-    """If more of it than its version is different."""
+    placement: PlacementMap | None = None
+    """Set if it differs in more than its version."""
     training: Training | None = None
     tables: tuple[TableSpec, ...] | None = None
     lr: tuple[LrHold, ...] | None = None
     revoked: tuple[int, ...] | None = None
     since: str | None = None
     giver: str | None = None
-    cut: Cut | None = None
-    """This one and what follows are as in ``Orders``, also if they are as they were."""
+    checkpoint: CheckpointOrder | None = None
+    """This field and those below are as in ``Orders``, even if unchanged."""
     drain: bool = False
     go: bool = False
 
@@ -188,38 +188,38 @@ class OrdersChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """First word on a line, and again on each new one."""
+class PserverHello:
+    """The first message on every connection to the Master."""
 
     name: str
     history: int
     version: int
-    """Of the newest orders that it has followed; 0: none, it is empty."""
+    """Version of the newest orders that it has carried out; 0: none, it is empty."""
     holds: str
-    """``pack``ed: per bucket 0 nothing, 1 as owner, 2 as copy in step, 3 as copy not in step."""
+    """``pack``ed, per bucket: 0 nothing, 1 as owner, 2 as replica in sync, 3 as replica out of sync."""
     most_bytes: int
-    """Memory that its rows may take."""
+    """Limit for the memory of its rows, in bytes."""
     number: int = 0
-    """The number that it goes by; 0: it has had no orders yet."""
+    """Its number; 0: it has not received orders yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Orders of this version are carried out as far as it is up to this pserver alone."""
+    """Orders of this version have been carried out, as far as that depends on this pserver alone."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class OrdersPlease:
-    """A change of orders went on from others than these: all that holds is needed."""
+class GetOrders:
+    """``OrdersChanged`` was based on another version than ``version``: send complete orders."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The owner says: ``follower`` has all of these buckets, and every push waits for it from now on."""
+    """From an owner: ``follower`` has all of these buckets, and from now on every push waits for it."""
 
     version: int
     follower: int
@@ -229,8 +229,8 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """The owner says: the line to ``follower`` broke. Until orders take it out of step or away, no push is
-    acknowledged that it should have. Of a giver: the new owner may not have got everything, nor the release."""
+    """From an owner: the stream to ``follower`` broke. No push that it should have is acknowledged until orders mark
+    it out of sync or remove it. From a giver: the new owner may lack content and the release."""
 
     version: int
     follower: int
@@ -240,7 +240,7 @@ class Unsynced:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """The owner says: these buckets have been released to it, or loaded, and it serves them."""
+    """From an owner: these buckets have been released to it, or loaded, and it serves them."""
 
     version: int
     buckets: tuple[tuple[int, int], ...]
@@ -249,52 +249,53 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class TrainerLost:
-    """A trainer's connection broke without a farewell."""
+    """A trainer's connection ended without a farewell."""
 
     trainer: int
 
 
 @dataclass(frozen=True, slots=True)
-class CutDone:
-    """A phase of a cut is done here, or cannot be (``failed``)."""
+class CheckpointPhaseDone:
+    """This pserver has finished a phase of a checkpoint, or failed (``failed`` is the reason)."""
 
     number: int
     phase: str
     failed: str = ""
-    told: str = ""
+    report: str = ""
     """JSON: what was written or restored (files, rows, bytes, seconds)."""
     lasting: bool = False
-    """Of a failure: it is the pserver's, not the cut's, and trying again, or with another cut, would not help."""
+    """The cause is the pserver, not the checkpoint: neither a retry nor another checkpoint would help."""
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCut:
-    """A complete cut that looks usable: its rows have not been read yet."""
+class FoundCheckpoint:
+    """A complete checkpoint that looks usable; its rows have not been read yet."""
 
     run: str
-    """Its folder, below the checkpoint directory."""
+    """Its folder, relative to the checkpoint directory."""
     number: int
     step: int
     tables: tuple[TableSpec, ...] = ()
     extra: str = ""
-    """What its manifest says about trainers, as ``Cut.extra`` of the phase ``complete`` gave it."""
+    """The trainers' state from its manifest, as in ``CheckpointOrder.extra``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to ``Cut(phase="find")``: what lies in the checkpoint directory."""
+class FoundCheckpoints:
+    """The answer to ``CheckpointOrder(phase="find")``: the content of the checkpoint directory."""
 
     top: int
-    """The highest number that any cut there has, complete or not: new ones get higher ones."""
-    cuts: tuple[FoundCut, ...] = ()
-    """Newest first, at most 3: when one cannot be restored, the next is tried."""
+    """The highest number of any checkpoint there, complete or not; new ones get higher numbers."""
+    checkpoints: tuple[FoundCheckpoint, ...] = ()
+    """Newest first, at most 3; if one cannot be restored, the next one is tried."""
     refused: tuple[str, ...] = ()
-    """Why others cannot be used, a line each. With ``cuts`` empty: the job must not begin anew by itself."""
+    """The reasons why others are unusable, one line each. If ``checkpoints`` is empty, the job must not start from
+    scratch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Now and then: what this pserver does. All counts since its start, except ``rows`` and ``bytes``."""
+class PserverLoad:
+    """Periodic statistics of a pserver. Counters run from its start; ``rows`` and ``bytes`` are current values."""
 
     rows: int
     bytes: int
@@ -303,15 +304,15 @@ class Load:
     pushes: int
     keys: int
     top_step: int
-    """The highest step that a push has had."""
+    """The highest step of any push."""
     lag_s: float
-    """How far copies are behind, at most."""
+    """The largest lag of a replica, in seconds."""
     hot: tuple[tuple[int, int], ...] = ()
-    """(bucket, keys served since the last word) of those with the most, at most 16."""
+    """(bucket, keys served since the last report) of the busiest buckets, at most 16."""
     damaged: int = 0
     """Gradients skipped or clipped because of NaN or an infinity."""
     text: str = ""
-    """What a person should know: memory nearly full, for example."""
+    """A warning for people, for example that memory is nearly full."""
 
 
 # --- trainer to Master, over the worker server ------------------------------------------------------------------------
@@ -319,7 +320,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A trainer begins, or asks again. ``nonce``: drawn once by each process; the same nonce gets the same number."""
+    """A trainer joins, or repeats its request. ``nonce``: random, drawn once by each process; the same nonce gets the
+    same number."""
 
     nonce: str
     tables: tuple[TableSpec, ...] = ()
@@ -327,28 +329,28 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The trainer counts in the membership from now on (sync: others wait for its pushes)."""
+    """The trainer becomes a member: in mode sync the others wait for its pushes from now on."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """It has no more to do: nobody waits for it."""
+class LeaveMembership:
+    """The trainer ends its membership: the others no longer wait for it."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChartPlease:
-    """Whatever is newer than ``version``."""
+class GetPlacement:
+    """Request for a placement map newer than ``version``, and for the membership."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A pserver cannot be reached: have a look."""
+    """A trainer cannot reach a pserver; the Master should check it."""
 
     server: int
     why: str
@@ -356,7 +358,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class SetLr:
-    """From ``step`` on (0: as soon as everybody can)."""
+    """Request to change the LR from ``hold.step`` on; 0: as soon as possible for all trainers."""
 
     number: int
     hold: LrHold
@@ -364,27 +366,27 @@ class SetLr:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint, please. Answered with ``Saved`` or ``Refused`` of the same ``ask``."""
+    """Request for a checkpoint. Answered with ``CheckpointSaved`` or ``RequestRefused`` with the same ``ask``."""
 
     ask: int
 
 
 @dataclass(frozen=True, slots=True)
-class AtCut:
-    """The trainer has come to a boundary: all it has pushed is acknowledged, its data positions are told."""
+class AtCheckpoint:
+    """The trainer has stopped at a step boundary: its pushes are acknowledged, and its data positions are reported."""
 
-    cut: int
+    checkpoint: int
     step: int
     value: str = ""
-    """What the script wants back after a restore, as JSON."""
+    """The script's value to return after a restore, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataNamed:
-    """The trainer that was asked to has named the data positions after the cut. ``ledgers``: by data set, the position
-    itself, for the manifest."""
+    """The trainer that received ``NameData`` has named the data positions. ``ledgers``: the positions by data set, for
+    the manifest."""
 
-    cut: int
+    checkpoint: int
     ledgers: tuple[tuple[str, str], ...]
 
 
@@ -393,94 +395,96 @@ class DataNamed:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The answer to ``Join``, as soon as every bucket has an owner."""
+    """The answer to ``Join``, sent once every bucket has an owner."""
 
     number: int
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
-    members: tuple[Member, ...]
+    members: tuple[TrainerMember, ...]
     training: Training
     tables: tuple[TableSpec, ...]
     step: int
-    """Where to begin: the step of those that train, or of the restored checkpoint."""
+    """The step to start from: that of the running trainers, or of the restored checkpoint."""
     restored: str = ""
-    """The checkpoint that the parameters come from, and what it says of trainers, as JSON; empty: none."""
+    """The checkpoint that the parameters come from, with the trainers' state in it, as JSON; empty: none."""
     secret: str = field(default="", repr=False)
-    """What pservers want to be shown."""
+    """The secret with which trainers authenticate to pservers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The answer to ``Join`` comes later; for people, what is waited for."""
+    """The answer to ``Join`` will come later. ``text``: the reason, for people."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Charted:
-    """All of the chart and the membership: whoever says this has been asked."""
+class PlacementUpdate:
+    """The complete placement and membership, sent on request."""
 
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
     epoch: int
-    """-1: nothing is said of the membership."""
-    members: tuple[Member, ...]
+    """The membership epoch; -1: ``members`` is not set."""
+    members: tuple[TrainerMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The chart has changed."""
+class PlacementChanged:
+    """A newer placement map, without the membership."""
 
     token: int
-    chart: PlacementMap
+    placement: PlacementMap
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """The membership has changed. Who knows another one than that of epoch ``since`` asks for it (``ChartPlease``)."""
+class MembersChanged:
+    """The membership has changed. A trainer whose membership is not that of epoch ``since`` requests the complete one
+    (``GetPlacement``)."""
 
     token: int
     since: int
     epoch: int
-    came: tuple[Member, ...]
+    came: tuple[TrainerMember, ...]
     went: tuple[int, ...]
-    """Numbers."""
+    """Numbers of the trainers that are no longer members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Stop at the next boundary for this cut, and say ``AtCut``."""
+    """Order to stop at the next step boundary for this checkpoint and to answer with ``AtCheckpoint``."""
 
-    cut: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
 class NameData:
-    """To one trainer: all have stopped; name the data positions ``cut-<number>`` and say ``DataNamed``."""
+    """To one trainer, once all have stopped: name the data positions ``checkpoint-<number>`` and send ``DataNamed``."""
 
-    cut: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """The cut is marked, or given up: train on."""
+    """The checkpoint has been marked or abandoned: continue training."""
 
-    cut: int
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoint that was asked for is complete. ``run``: its folder."""
+class CheckpointSaved:
+    """The requested checkpoint is complete. ``run``: its folder."""
 
     ask: int
-    cut: int
+    checkpoint: int
     run: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """``kind``: ``table`` (differs), ``stale`` (number or history is gone: begin anew), ``save``, ``word``."""
+class RequestRefused:
+    """A request is refused. ``kind``: ``table`` (defined differently), ``stale`` (number or history no longer valid:
+    start again), ``save``, or ``word`` (invalid message)."""
 
     kind: str
     text: str
@@ -488,9 +492,33 @@ class Refused:
 
 
 _UNION: TaggedUnion[Any] = TaggedUnion(
-    *(Orders, OrdersChanged, Hello, Followed, OrdersPlease, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
-    *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
-    *(Joined, Waits, Charted, Placed, Counted, Halt, NameData, GoOn, Saved, Refused),
+    *(
+        Orders,
+        OrdersChanged,
+        PserverHello,
+        Followed,
+        GetOrders,
+        Synced,
+        Unsynced,
+        Took,
+        TrainerLost,
+        CheckpointPhaseDone,
+        FoundCheckpoints,
+        PserverLoad,
+    ),
+    *(Join, Begin, LeaveMembership, GetPlacement, Suspect, SetLr, Save, AtCheckpoint, DataNamed),
+    *(
+        Joined,
+        Waits,
+        PlacementUpdate,
+        PlacementChanged,
+        MembersChanged,
+        Halt,
+        NameData,
+        GoOn,
+        CheckpointSaved,
+        RequestRefused,
+    ),
     tag="word",
     what="a message of the parameter servers",
     advice="Master, pservers and trainers of a job must run the same version of edl",

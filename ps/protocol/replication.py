@@ -17,24 +17,24 @@ from ps.hashing import buckets_of
 from ps.intents import Intent, home
 from ps.protocol.messages import of_ranges, to_ranges
 from ps.protocol.requests import laid_out, padded
-from ps.rows import Image, Piece, Rows, decode, encode, encoded_bytes, sizes
+from ps.rows import BucketImage, Rows, ShardChange, decode, encode, encoded_bytes, sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseItem:
     """The sender no longer serves these buckets; everything that it applied to them precedes this item."""
 
     buckets: tuple[int, ...]
 
 
-Content = Piece | Image | Release
+Content = ShardChange | BucketImage | ReleaseItem
 
 
 def size_of(content: Content) -> int:
     """Approximate size in a body, in bytes."""
-    if isinstance(content, Release):
+    if isinstance(content, ReleaseItem):
         return 0
-    if isinstance(content, Piece):
+    if isinstance(content, ShardChange):
         more = sum(keys.nbytes for keys in content.removed.values())
     else:
         more = 16 * len(content.seqs)
@@ -46,11 +46,11 @@ def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:
     heads: list[Any] = []
     arrays: list[Any] = []
     for version, content in items:
-        if isinstance(content, Release):
+        if isinstance(content, ReleaseItem):
             heads.append(["release", version, to_ranges(content.buckets)])
             continue
         tables = [[table, _put(arrays, rows)] for table, rows in content.rows.items()]
-        if isinstance(content, Image):
+        if isinstance(content, BucketImage):
             arrays += laid_out([np.array(list(content.seqs.items()), np.int64).reshape(-1)])
             encoded = _encode_intents(arrays, content.intents)
             heads.append(["image", version, content.bucket, len(content.seqs), tables, encoded])
@@ -72,14 +72,14 @@ def unpack(heads: Any, body: memoryview) -> Iterator[tuple[int, Content]]:
         for head in heads:
             kind, version = head[0], int(head[1])
             if kind == "release":
-                yield version, Release(tuple(of_ranges(head[2])))
+                yield version, ReleaseItem(tuple(of_ranges(head[2])))
             elif kind == "image":
                 rows, at = _rows(head[4], body, at)
                 pairs = np.frombuffer(body, np.int64, 2 * head[3], at) if head[3] else np.zeros(0, np.int64)
                 at += pairs.nbytes
                 seqs = {int(one): int(seq) for one, seq in pairs.reshape(-1, 2)}
                 intents, at = _decode_intents(head[5], body, at)
-                yield version, Image(int(head[2]), seqs, rows, intents)
+                yield version, BucketImage(int(head[2]), seqs, rows, intents)
             elif kind == "piece":
                 piece, at = _piece(head, body, at)
                 yield version, piece
@@ -89,14 +89,14 @@ def unpack(heads: Any, body: memoryview) -> Iterator[tuple[int, Content]]:
         raise ProtocolError(f"not items of a replication stream: {error!r}") from None
 
 
-def part_of(piece: Piece, keep: NDArray[np.bool_]) -> Piece:
+def part_of(piece: ShardChange, keep: NDArray[np.bool_]) -> ShardChange:
     """The part of a piece that belongs to the buckets in ``keep``, a mask by bucket."""
     rows = {table: one.take(keep[buckets_of(one.keys)]) for table, one in piece.rows.items()}
     removed = {table: keys[keep[buckets_of(keys)]] for table, keys in piece.removed.items()}
     buckets = piece.buckets[keep[piece.buckets]]
     pushes = tuple((trainer, seq, some[keep[some]]) for trainer, seq, some in piece.pushes)
     intents = {trainer: one for trainer, one in piece.intents.items() if keep[home(trainer)]}
-    return Piece(piece.shard, pushes, buckets, rows, removed, intents)
+    return ShardChange(piece.shard, pushes, buckets, rows, removed, intents)
 
 
 def _encode_intents(arrays: list[Any], intents: Mapping[int, Intent]) -> list[Any]:
@@ -137,7 +137,7 @@ def _rows(tables: Any, body: memoryview, at: int) -> tuple[dict[str, Rows], int]
     return found, at
 
 
-def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
+def _piece(head: Any, body: memoryview, at: int) -> tuple[ShardChange, int]:
     _, _, shard, pushes, touched, tables, gone, encoded = head
     rows, at = _rows(tables, body, at)
     buckets = np.frombuffer(body, np.uint16, touched, at) if touched else np.zeros(0, np.uint16)
@@ -151,4 +151,4 @@ def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
         numbered.append((int(trainer), int(seq), np.frombuffer(body, np.uint16, count, at) if count else buckets[:0]))
         at += padded(2 * count)
     intents, at = _decode_intents(encoded, body, at)
-    return Piece(int(shard), tuple(numbered), buckets, rows, removed, intents), at
+    return ShardChange(int(shard), tuple(numbered), buckets, rows, removed, intents), at

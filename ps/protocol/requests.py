@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
-from ps.protocol.half_precision import WIRE_DTYPES, narrow, widen
-from ps.rows import OPS, Part
+from ps.protocol.half_precision import WIRE_DTYPES, decode_half, encode_half
+from ps.rows import OPS, TablePush
 from ps.spec import TableSpec
 
 ALIGNMENT = 8
@@ -23,7 +23,7 @@ MOST_PARTS = 4096
 _GAP = bytes(ALIGNMENT)
 
 
-class Refusal(PsError):
+class InvalidRequest(PsError):
     """An invalid request, which fails on any retry. ``kind`` is the reason as a keyword."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -68,15 +68,15 @@ def pull(parts: Sequence[Wanted]) -> tuple[list[list[Any]], list[Any]]:
     return heads, laid_out([one.keys for one in parts] + counts)
 
 
-def push(parts: Sequence[Part], dtype: str = "f4") -> tuple[list[list[Any]], list[Any]]:
+def push(parts: Sequence[TablePush], dtype: str = "f4") -> tuple[list[list[Any]], list[Any]]:
     """Encode a push: ``parts`` of the head, and the body."""
     heads = [[one.table, len(one.keys), one.op, dtype, one.grads.shape[1]] for one in parts]
-    rows = [one.grads if dtype == "f4" else narrow(one.grads, dtype) for one in parts]
+    rows = [one.grads if dtype == "f4" else encode_half(one.grads, dtype) for one in parts]
     return heads, laid_out([one.keys for one in parts] + rows)
 
 
 def read_pull(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, TableSpec]) -> list[Wanted]:
-    """Decode a pull into views of the body. Raises ``Refusal``."""
+    """Decode a pull into views of the body. Raises ``InvalidRequest``."""
     heads = [(*_named(one, 5), one[3]) for one in _parts(head)]
     arrays = _Arrays(body)
     found = []
@@ -88,8 +88,8 @@ def read_pull(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, Ta
     return found
 
 
-def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, TableSpec]) -> list[Part]:
-    """Decode a push; float32 rows are views of the body. Raises ``Refusal``."""
+def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, TableSpec]) -> list[TablePush]:
+    """Decode a push; float32 rows are views of the body. Raises ``InvalidRequest``."""
     heads = [(*_named(one, 5, 3), one[2]) for one in _parts(head)]
     arrays = _Arrays(body)
     found = []
@@ -97,12 +97,14 @@ def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, Ta
     for (table, count, dtype, dim, op), some in zip(heads, keys, strict=True):
         _check(tables, table, dim, dtype)
         if op not in OPS:
-            raise Refusal("word", f"table {table}: the operation of a push is one of {', '.join(OPS)}, not {op!r}")
+            raise InvalidRequest(
+                "word", f"table {table}: the operation of a push is one of {', '.join(OPS)}, not {op!r}"
+            )
         rows = arrays.take(WIRE_DTYPES[dtype], count * dim).reshape(count, dim)
         if dtype != "f4":
             narrowed, rows = rows, np.empty((count, dim), np.float32)
-            widen(narrowed, dtype, rows)
-        found.append(Part(table, some, rows, op))
+            decode_half(narrowed, dtype, rows)
+        found.append(TablePush(table, some, rows, op))
     arrays.end()
     return found
 
@@ -129,38 +131,40 @@ class _Arrays:
         size = count * np.dtype(dtype).itemsize
         begin, self._at = self._at, self._at + padded(size)
         if begin + size > self._body.nbytes:
-            raise Refusal("word", f"the head announces more data than the body of {self._body.nbytes} bytes has")
+            raise InvalidRequest("word", f"the head announces more data than the body of {self._body.nbytes} bytes has")
         return np.frombuffer(self._body, dtype, count, begin) if count else np.zeros(0, dtype)
 
     def end(self) -> None:
         if padded(self._body.nbytes) != self._at:
-            raise Refusal("word", f"the body has {self._body.nbytes} bytes, the head announces {self._at}")
+            raise InvalidRequest("word", f"the body has {self._body.nbytes} bytes, the head announces {self._at}")
 
 
 def _parts(head: Mapping[str, Any]) -> list[Any]:
     parts = head.get("parts", [])
     if not isinstance(parts, list) or len(parts) > MOST_PARTS:
-        raise Refusal("word", f"parts of a request: a list of at most {MOST_PARTS} was expected")
+        raise InvalidRequest("word", f"parts of a request: a list of at most {MOST_PARTS} was expected")
     return parts
 
 
 def _named(part: Any, length: int, dtype_at: int = 2) -> tuple[str, int, str, int]:
-    """Table, number of keys, dtype and dim from a part's head. Raises ``Refusal``."""
+    """Table, number of keys, dtype and dim from a part's head. Raises ``InvalidRequest``."""
     if isinstance(part, list) and len(part) == length:
         table, count, dtype, dim = part[0], part[1], part[dtype_at], part[4]
         good = isinstance(table, str) and isinstance(dtype, str) and type(dim) is int
         if good and type(count) is int and 0 <= count < 1 << 40:
             return table, count, dtype, dim
-    raise Refusal("word", f"not the head of a part of a request: {str(part)[:80]}")
+    raise InvalidRequest("word", f"not the head of a part of a request: {str(part)[:80]}")
 
 
 def _check(tables: Mapping[str, TableSpec], table: str, dim: int, dtype: str) -> None:
     spec = tables.get(table)
     if spec is None:
         known = ", ".join(sorted(tables)) or "none"
-        raise Refusal("table", f"there is no table {table[:100]!r}; the defined tables are: {known}")
+        raise InvalidRequest("table", f"there is no table {table[:100]!r}; the defined tables are: {known}")
     if dim != spec.dim:
-        raise Refusal("dim", f"table {table}: rows have {spec.dim} numbers, the request has {dim}")
+        raise InvalidRequest("dim", f"table {table}: rows have {spec.dim} numbers, the request has {dim}")
     if dtype not in WIRE_DTYPES:
         allowed = ", ".join(WIRE_DTYPES)
-        raise Refusal("dtype", f"table {table}: the number format of rows is one of {allowed}, not {dtype[:20]!r}")
+        raise InvalidRequest(
+            "dtype", f"table {table}: the number format of rows is one of {allowed}, not {dtype[:20]!r}"
+        )

@@ -34,7 +34,7 @@ class ImageAcked:
 
 @dataclass(frozen=True, slots=True)
 class MarkAcked:
-    """The follower has everything that was put into its stream before ``Mark(follower, number)``."""
+    """The follower has everything that was put into its stream before ``MarkStream(follower, number)``."""
 
     follower: int
     number: int
@@ -55,7 +55,7 @@ class LineMade:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class FollowerFenced:
     """The follower refused content of these buckets, because its newest orders, ``version``, do not allow it."""
 
     follower: int
@@ -74,13 +74,13 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """These buckets have been loaded, as requested by ``Restore`` of this number."""
+    """These buckets have been loaded, as requested by ``RestoreBuckets`` of this number."""
 
     number: int
     buckets: tuple[int, ...]
 
 
-Event = MasterLine | OrdersCame | ImageAcked | MarkAcked | LineLost | LineMade | Fenced | Released | Restored
+Event = MasterLine | OrdersCame | ImageAcked | MarkAcked | LineLost | LineMade | FollowerFenced | Released | Restored
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopServing:
     """Stop serving these buckets. ``waiting``: requests wait; otherwise they are answered MOVED."""
 
     buckets: tuple[int, ...]
@@ -118,9 +118,9 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedFollowers:
     """Send pieces of these buckets to the followers in ``to``, and let pushes wait for those in ``wait``. Replaces the
-    previous ``Feed`` of each bucket."""
+    previous ``FeedFollowers`` of each bucket."""
 
     buckets: tuple[int, ...]
     to: tuple[int, ...]
@@ -128,7 +128,7 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MarkStream:
     """Report ``MarkAcked`` when the follower has acknowledged everything now in its stream."""
 
     follower: int
@@ -136,7 +136,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class SendRelease:
     """Put a release of these buckets into the follower's stream."""
 
     follower: int
@@ -145,11 +145,11 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
-    """Load these buckets from the checkpoint, then report ``Restored``, or send ``CutDone(…, failed=…)`` to the
-    Master."""
+class RestoreBuckets:
+    """Load these buckets from the checkpoint, then report ``Restored``, or send
+    ``CheckpointPhaseDone(…, failed=…)`` to the Master."""
 
-    cut: messages.Cut
+    checkpoint: messages.CheckpointOrder
     buckets: tuple[int, ...]
 
 
@@ -161,17 +161,29 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CloseStream:
     """This follower is dead or unknown: close its stream for good."""
 
     follower: int
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendToMaster:
     """Send a message to the Master; dropped without a connection."""
 
     message: Any
 
 
-Effect = Reset | Serve | Stop | Copy | Feed | Mark | Release | Restore | Drop | Part | Say
+Effect = (
+    Reset
+    | Serve
+    | StopServing
+    | Copy
+    | FeedFollowers
+    | MarkStream
+    | SendRelease
+    | RestoreBuckets
+    | Drop
+    | CloseStream
+    | SendToMaster
+)

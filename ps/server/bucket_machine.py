@@ -1,30 +1,34 @@
-"""What one pserver does about its orders: which buckets it serves, whom it copies them to, whose word a push waits for.
+"""The state machine of one pserver: which buckets it serves, whom it replicates them to, and which acknowledgements a
+push waits for.
 
-Pure: events in, effects out. The shell carries effects out in their order, and gives events in the order in which they
-happened to it. What it has to see to:
+Pure: events in, effects out. The shell carries out effects in order, and feeds events in the order in which they
+happened. The shell's duties:
 
-- A request for a bucket is served while ``allowed[bucket]`` is ``SERVED``; it waits (bounded, then MOVED) while that is
-  ``WAITING``; otherwise the answer is MOVED. The check and the applying happen under the lock of the bucket's shard.
-- ``Stop`` takes effect under that lock too. A push that was applied but is not yet answered when one of its buckets is
-  stopped is answered MOVED: it is repeated, with the same seq, to whoever has the bucket then.
-- ``Feed``: from now on pieces of these buckets go to these followers, and a push is answered only when those in
-  ``wait`` have acknowledged its pieces (also pushes applied before; a follower that got no piece of a push has it by
-  image). Waiting for a follower that is not in ``to`` is waiting until the next ``Feed``. A push that need not wait for
-  a copy (async replication) is not answered while that is more than ``lag_s`` behind, or its stream is down, or it has
-  refused anything under orders that are not here yet: it may own all of this by now. Streams to all in ``to`` are made,
-  whether there is anything to send or not. A push that is repeated (its seq is known) waits just the same: for all that
-  is in the streams when it comes.
-- ``Copy``: take each bucket's image under its lock and put it into the follower's stream; pieces follow from that very
-  moment, none before. A copy whose follower is not in the bucket's newest ``Feed`` when its turn comes is left out.
-- ``Release`` goes into the stream behind everything that is in it.
-- Streams are ordered; a broken one is never continued: ``LineLost`` once, then nothing more goes to that follower until
-  ``LineMade``, and after that only what effects ask for anew. A stream is made when it is first needed. It names the
-  number of the pserver that it is meant for, and the sender's history; the other side takes it only when both are its
-  own, and otherwise closes it, to be tried again.
-- A new stream from a pserver ends the last one from it: nothing is taken any more of what came through that one.
-- Whatever arrives in a stream is shown to ``refuses`` first; what is refused is not taken, and the sender is told which
-  buckets, with the ``version`` here: there it is ``Fenced``, before anything behind it is acknowledged.
-- ``MasterLine`` for each new line to the Master, before anything else is said on it.
+- A request for a bucket is served while ``allowed[bucket]`` is ``SERVED``. It waits (bounded, then MOVED) while that is
+  ``WAITING``. Otherwise the answer is MOVED. The check and the update happen under the lock of the bucket's shard.
+- ``StopServing`` takes effect under that lock too. A push that was applied, but not yet answered when one of its
+  buckets is stopped, is answered MOVED. The trainer repeats it, with the same seq, to the bucket's new owner.
+- ``FeedFollowers``: from now on, pieces of these buckets go to the followers in ``to``, and a push is answered only
+  when the followers in ``wait`` have acknowledged its pieces. This includes pushes that were applied earlier; a
+  follower that received no piece of a push has it through an image. Waiting for a follower that is not in ``to`` lasts
+  until the next ``FeedFollowers``. With asynchronous replication a push does not wait for a replica, but it is not
+  answered while the replica is more than ``lag_s`` behind, or its stream is down, or it has refused anything under
+  orders that have not arrived here: it may own all of this by now. Streams to all followers in ``to`` are opened even
+  if there is nothing to send. A repeated push (its seq is known) waits in the same way, for everything that is in the
+  streams when it arrives.
+- ``Copy``: take each bucket's image under its lock and put it into the follower's stream; pieces follow from that
+  moment on, none before. A copy is skipped if its follower is not in the bucket's newest ``FeedFollowers``
+  when its turn comes.
+- ``SendRelease`` goes into the stream behind everything that is already in it.
+- Streams are ordered, and a broken stream is never continued: ``LineLost`` once, then nothing more goes to that
+  follower until ``LineMade``, and after that only what new effects request. A stream is opened when it is first needed.
+  It names the number of its intended receiver and the sender's history. The receiver accepts it only if both match its
+  own, and closes it otherwise; the sender then tries again.
+- A new stream from a pserver ends the previous one: nothing more is accepted from the old one.
+- Everything that arrives in a stream is checked with ``refuses`` first. Refused content is dropped, and the sender is
+  informed of the buckets and of the ``version`` here. There it becomes ``FollowerFenced``, before anything behind it
+  counts as acknowledged.
+- ``MasterLine`` for each new connection to the Master, before anything else is sent on it.
 """
 
 from __future__ import annotations
@@ -37,28 +41,28 @@ from edl.job_records import Replication
 from ps.protocol import messages
 from ps.protocol.messages import NOBODY, RESTORE, Orders
 from ps.server.bucket_effects import (
+    CloseStream,
     Copy,
     Drop,
     Effect,
     Event,
-    Feed,
-    Fenced,
+    FeedFollowers,
+    FollowerFenced,
     ImageAcked,
     LineLost,
     LineMade,
-    Mark,
     MarkAcked,
+    MarkStream,
     MasterLine,
     OrdersCame,
-    Part,
-    Release,
     Released,
     Reset,
-    Restore,
+    RestoreBuckets,
     Restored,
-    Say,
+    SendRelease,
+    SendToMaster,
     Serve,
-    Stop,
+    StopServing,
 )
 from ps.spec import BUCKETS
 
@@ -67,28 +71,28 @@ __all__ = [
     "SERVED",
     "WAITING",
     "BucketMachine",
+    "CloseStream",
     "Copy",
     "Drop",
     "Effect",
     "Event",
-    "Feed",
-    "Fenced",
+    "FeedFollowers",
+    "FollowerFenced",
     "ImageAcked",
     "LineLost",
     "LineMade",
-    "Mark",
     "MarkAcked",
+    "MarkStream",
     "MasterLine",
     "OrdersCame",
-    "Part",
-    "Release",
     "Released",
     "Reset",
-    "Restore",
+    "RestoreBuckets",
     "Restored",
-    "Say",
+    "SendRelease",
+    "SendToMaster",
     "Serve",
-    "Stop",
+    "StopServing",
 ]
 
 MOVED, SERVED, WAITING = 0, 1, 2
@@ -186,7 +190,7 @@ class BucketMachine:
         todo = _Todo()
         match event:
             case MasterLine():
-                return (Say(self.hello()), *self._say_all())
+                return (SendToMaster(self.hello()), *self._say_all())
             case OrdersCame(orders):
                 self._orders(todo, orders)
             case ImageAcked(follower, number, buckets):
@@ -197,13 +201,13 @@ class BucketMachine:
                 self._line_lost(todo, follower)
             case LineMade(follower):
                 self._line_made(todo, follower)
-            case Fenced(follower, version, buckets):
+            case FollowerFenced(follower, version, buckets):
                 self._was_fenced(todo, follower, version, buckets)
             case Released(giver, version, buckets):
                 self._released(todo, giver, version, buckets)
             case Restored(number, buckets):
-                cut = self.orders.cut if self.orders is not None else None
-                if cut is not None and cut.number == number:
+                checkpoint = self.orders.checkpoint if self.orders is not None else None
+                if checkpoint is not None and checkpoint.number == number:
                     self._take(todo, [b for b in buckets if self._giver[b] == RESTORE])
         return self._finish(todo)
 
@@ -234,7 +238,7 @@ class BucketMachine:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def _orders(self, todo: _Todo, orders: Orders) -> None:
-        placement = orders.chart
+        placement = orders.placement
         if placement.version < self.version:
             return
         if orders.you != self.number or placement.history != self.history:
@@ -252,7 +256,7 @@ class BucketMachine:
         self._known = frozenset(server.number for server in placement.servers)
         for number in [number for number in self._followers if number not in self._known]:
             todo.touched |= set(self._followers.pop(number).begun)
-            todo.effects.append(Part(number))
+            todo.effects.append(CloseStream(number))
         if self._beyond:
             self._beyond = {bucket: seen for bucket, seen in self._beyond.items() if seen[0] > self.version}
         again, self._fenced = self._fenced, set()
@@ -263,12 +267,12 @@ class BucketMachine:
             again.difference_update(changed)
         for bucket in again:
             self._change(todo, bucket)
-        todo.said = [*self._say_broken(), Say(messages.Followed(self.version))]
+        todo.said = [*self._say_broken(), SendToMaster(messages.Followed(self.version))]
 
     def _reset(self, todo: _Todo, orders: Orders) -> None:
         """Start again, empty."""
-        todo.effects.append(Reset(orders.you, orders.chart.history))
-        self.number, self.history, self._born = orders.you, orders.chart.history, orders.chart.version
+        todo.effects.append(Reset(orders.you, orders.placement.history))
+        self.number, self.history, self._born = orders.you, orders.placement.history, orders.placement.version
         self.allowed = bytearray(self.buckets)
         self._has = bytearray(self.buckets)
         self._since = array("i", [-1]) * self.buckets
@@ -427,7 +431,7 @@ class BucketMachine:
         """Pushes now wait for the follower with these buckets; it is in sync once it has what came before."""
         self._numbers += 1
         self._follower(number).marks[self._numbers] = buckets
-        todo.effects.append(Mark(number, self._numbers))
+        todo.effects.append(MarkStream(number, self._numbers))
 
     def _mark_acked(self, todo: _Todo, number: int, mark: int) -> None:
         follower = self._followers.get(number)
@@ -438,7 +442,7 @@ class BucketMachine:
         follower.step |= synced
         if synced:
             follower.said.update(dict.fromkeys(synced, self.version))
-            todo.effects.append(Say(messages.Synced(self.version, number, messages.to_ranges(synced))))
+            todo.effects.append(SendToMaster(messages.Synced(self.version, number, messages.to_ranges(synced))))
 
     def _line_lost(self, todo: _Todo, number: int) -> None:
         if number not in self._known:
@@ -493,7 +497,7 @@ class BucketMachine:
             elif version > self.version:
                 self._early[bucket] = (giver, version)
 
-    # --- what comes of it --------------------------------------------------------------------------------------------
+    # --- effects -----------------------------------------------------------------------------------------------------
 
     def _follower(self, number: int) -> _Follower:
         return self._followers.setdefault(number, _Follower())
@@ -503,7 +507,7 @@ class BucketMachine:
         plans: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for bucket in sorted(todo.touched):
             plans.setdefault(self._plan(bucket), []).append(bucket)
-        todo.effects += [Feed(tuple(buckets), *plan) for plan, buckets in plans.items()]
+        todo.effects += [FeedFollowers(tuple(buckets), *plan) for plan, buckets in plans.items()]
         todo.touched.clear()
 
     def _plan(self, bucket: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -532,10 +536,10 @@ class BucketMachine:
     def _finish(self, todo: _Todo) -> tuple[Effect, ...]:
         effects = todo.effects
         if todo.stop:
-            effects.append(Stop(tuple(todo.stop), waiting=False))
+            effects.append(StopServing(tuple(todo.stop), waiting=False))
         if todo.wait:
-            effects.append(Stop(tuple(todo.wait), waiting=True))
-        effects += [Release(heir, tuple(buckets), self.version) for heir, buckets in todo.release.items()]
+            effects.append(StopServing(tuple(todo.wait), waiting=True))
+        effects += [SendRelease(heir, tuple(buckets), self.version) for heir, buckets in todo.release.items()]
         if todo.drop:
             effects.append(Drop(tuple(todo.drop)))
         self._feeds(todo)
@@ -546,16 +550,16 @@ class BucketMachine:
             effects += [Copy(follower, self._numbers, tuple(buckets)) for follower, buckets in todo.copy.items()]
         for follower, caught in todo.promise.items():
             self._mark(todo, follower, caught)
-        cut = self.orders.cut if self.orders is not None else None
-        if todo.restore and cut is not None:
-            effects.append(Restore(cut, tuple(todo.restore)))
+        checkpoint = self.orders.checkpoint if self.orders is not None else None
+        if todo.restore and checkpoint is not None:
+            effects.append(RestoreBuckets(checkpoint, tuple(todo.restore)))
         if todo.took:
-            effects.append(Say(messages.Took(self.version, messages.to_ranges(todo.took))))
+            effects.append(SendToMaster(messages.Took(self.version, messages.to_ranges(todo.took))))
         return (*effects, *todo.said)
 
     def _say_broken(self) -> list[Effect]:
         return [
-            Say(messages.Unsynced(self.version, number, messages.to_ranges(follower.broken)))
+            SendToMaster(messages.Unsynced(self.version, number, messages.to_ranges(follower.broken)))
             for number, follower in self._followers.items()
             if follower.broken
         ]
@@ -567,14 +571,14 @@ class BucketMachine:
             synced = [bucket for bucket in follower.step if self.joining[bucket] == number]
             if synced:
                 follower.said.update(dict.fromkeys(synced, self.version))
-                said.append(Say(messages.Synced(self.version, number, messages.to_ranges(synced))))
+                said.append(SendToMaster(messages.Synced(self.version, number, messages.to_ranges(synced))))
         served = zip(self.owner, self._giver, self.allowed, strict=True)
         took = [b for b, (owner, giver, now) in enumerate(served) if owner == self.number and giver and now == SERVED]
         if took:
-            said.append(Say(messages.Took(self.version, messages.to_ranges(took))))
-        return [*said, Say(messages.Followed(self.version))] if self.version else said
+            said.append(SendToMaster(messages.Took(self.version, messages.to_ranges(took))))
+        return [*said, SendToMaster(messages.Followed(self.version))] if self.version else said
 
-    def hello(self) -> messages.Hello:
+    def hello(self) -> messages.PserverHello:
         """The first message on each connection to the Master."""
         holds = [0] * self.buckets
         for bucket in range(self.buckets):
@@ -583,4 +587,4 @@ class BucketMachine:
             elif self._has[bucket]:
                 holds[bucket] = 2 if self.backup[bucket] == self.number else 3
         text = messages.pack(holds if self.number else bytes(self.buckets))
-        return messages.Hello(self.name, self.history, self.version, text, self.most_bytes, self.number)
+        return messages.PserverHello(self.name, self.history, self.version, text, self.most_bytes, self.number)

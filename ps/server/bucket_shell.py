@@ -2,7 +2,7 @@
 
 One thread steps the machine and carries out its effects, so they happen in order. What requests read (``served`` and
 each follower's ``live``) changes only under the lock of the bucket's shard; what they wait for changes only under
-``news``. Lock order: news, shard, stream. A thread that holds a shard's lock never acquires ``news``.
+``changed``. Lock order: ``changed``, shard, stream. A thread that holds a shard's lock never acquires ``changed``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.ports import Clock
 from edl.threads import ThreadQueue, Threads
 from ps.hashing import SHARDS, shard_of_bucket
-from ps.net.caller import Caller
-from ps.protocol.messages import Cut, Orders
-from ps.protocol.replication import Release, part_of
-from ps.rows import Piece
+from ps.net.caller import FrameCaller
+from ps.protocol.messages import CheckpointOrder, Orders
+from ps.protocol.replication import ReleaseItem, part_of
+from ps.rows import ShardChange
 from ps.server import bucket_machine as h
 from ps.server.bucket_machine import BucketMachine
-from ps.server.replicate_out import Stream
+from ps.server.replicate_out import ReplicationStream
 from ps.spec import BUCKETS
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ Mask = NDArray[np.uint8]
 class BucketShellDeps(Protocol):
     """What the shell needs from the process. Called from the shell's thread, except ``connect``."""
 
-    def connect(self, follower: int) -> Caller:
+    def connect(self, follower: int) -> FrameCaller:
         """Connect to another pserver. Raises ``PsError``."""
         ...
 
@@ -53,7 +53,7 @@ class BucketShellDeps(Protocol):
         """New orders have taken effect."""
         ...
 
-    def restore(self, cut: Cut, buckets: tuple[int, ...]) -> None:
+    def restore(self, checkpoint: CheckpointOrder, buckets: tuple[int, ...]) -> None:
         """Load these buckets in another thread, then ``post(Restored(…))``."""
         ...
 
@@ -70,7 +70,7 @@ class BucketShellDeps(Protocol):
         ...
 
     def line_made(self) -> None:
-        """``Hello`` has been sent on the new connection."""
+        """``PserverHello`` has been sent on the new connection."""
         ...
 
 
@@ -78,7 +78,7 @@ class BucketShellDeps(Protocol):
 class FollowerStream:
     """The stream to one follower, and what goes into it, by bucket."""
 
-    stream: Stream
+    stream: ReplicationStream
     to: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
     """Pieces are to be sent to it."""
     wait: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
@@ -106,8 +106,8 @@ class BucketShell:
     def __init__(
         self,
         bucket_machine: BucketMachine,
-        store: Store,
-        around: BucketShellDeps,
+        store: RowStore,
+        deps: BucketShellDeps,
         clock: Clock,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
@@ -115,12 +115,12 @@ class BucketShell:
         """1 where requests are served."""
         self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)
         """Number of times that each bucket was stopped."""
-        self.news = threads.condition()
+        self.changed = threads.condition()
         """Notified when anything that a request waits for may have changed."""
         self.version = 0
         self._carried = 0
         """Version of the orders that have been carried out."""
-        self._bucket_machine, self._store, self._around, self._clock = bucket_machine, store, around, clock
+        self._bucket_machine, self._store, self._deps, self._clock = bucket_machine, store, deps, clock
         self._threads = threads
         self._stepping = threads.lock()
         self._turns = 0
@@ -150,7 +150,7 @@ class BucketShell:
         """Start tracking a push that is about to be applied."""
         return Sent(self.stops.copy())
 
-    def spread(self, piece: Piece, sent: Sent | None = None) -> None:
+    def spread(self, piece: ShardChange, sent: Sent | None = None) -> None:
         """Send a piece to all followers that need it. Requires the shard's lock."""
         version = self.version
         for to_follower in tuple(self._to_followers.values()):
@@ -188,7 +188,7 @@ class BucketShell:
 
     def waits_for(self, sent: Sent, buckets: NDArray[np.uint16], lag_s: float | None) -> int:
         """Number of a follower that delays the acknowledgement, or 0. ``lag_s``: limit of asynchronous replication.
-        Requires ``news``."""
+        Requires ``changed``."""
         for number, to_follower in self._to_followers.items():
             wanted = buckets[to_follower.wait[buckets] != 0]
             if len(wanted):
@@ -216,11 +216,11 @@ class BucketShell:
         full = (number for number, to_follower in self._to_followers.items() if to_follower.stream.queued_bytes > most)
         return next((number for number in full if self._to_followers[number].to[buckets].any()), 0)
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[ReplicationStream]:
         """All streams."""
         return [to_follower.stream for to_follower in tuple(self._to_followers.values())]
 
-    # --- for what arrives from others --------------------------------------------------------------------------------
+    # --- content from other pservers ---------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
@@ -238,8 +238,8 @@ class BucketShell:
         return self._turns
 
     def refuses(self, sender: int, version: int, buckets: Sequence[int]) -> list[int]:
-        """See ``BucketMachine.refuses``. Requires the lock of the buckets' shard, which must be held until accepted
-        content is in the store."""
+        """The buckets for which nothing is accepted from ``sender``, whose newest orders are ``version``. Requires
+        the lock of the buckets' shard, which must be held until accepted content is in the store."""
         with self._stepping:
             refused = self._bucket_machine.refuses(sender, version, buckets)
             turn = self._turns
@@ -253,12 +253,12 @@ class BucketShell:
 
     # --- the owner of streams ----------------------------------------------------------------------------------------
 
-    def connect(self, follower: int) -> Caller:
-        """See ``replicate_out.Owner``."""
-        return self._around.connect(follower)
+    def connect(self, follower: int) -> FrameCaller:
+        """Connect to the follower, as ``StreamOwner`` requires."""
+        return self._deps.connect(follower)
 
     def take_image(self, follower: int, bucket: int, copy: int) -> None:
-        """See ``replicate_out.Owner``."""
+        """Under the bucket's lock, put its image into the stream, unless it is no longer wanted."""
         with self._store.lock(bucket):
             to_follower = self._to_followers.get(follower)
             if to_follower is None or not to_follower.to[bucket] or to_follower.pending[bucket] != copy:
@@ -268,33 +268,33 @@ class BucketShell:
             to_follower.live[bucket] = 1
 
     def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
-        """See ``replicate_out.Owner``."""
+        """The follower, whose newest orders are ``version``, has refused these buckets."""
         to_follower = self._to_followers.get(follower)
         if to_follower is not None:
             to_follower.refused = max(to_follower.refused, version)
         self.stops[np.asarray(buckets, np.int64)] += np.uint32(1)
-        self.post(h.Fenced(follower, version, tuple(buckets)))
+        self.post(h.FollowerFenced(follower, version, tuple(buckets)))
 
     def failed(self, what: str) -> None:
-        """See ``replicate_out.Owner``."""
-        self._around.failed(what)
+        """A thread has failed, as ``StreamOwner`` requires."""
+        self._deps.failed(what)
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
-        """See ``replicate_out.Owner``."""
+        """More is acknowledged: images, by the number of their copy, and marks."""
         for number, buckets in images.items():
             self.post(h.ImageAcked(follower, number, tuple(buckets)))
         for mark in marks:
             self.post(h.MarkAcked(follower, mark))
-        with self.news:
-            self.news.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
     def lost(self, follower: int, why: str) -> None:
-        """See ``replicate_out.Owner``."""
+        """The stream broke, or cannot be opened."""
         log.warning("Parameter server: lost the replication stream to pserver %d: %s", follower, why)
         self.post(h.LineLost(follower))
 
     def made(self, follower: int) -> None:
-        """See ``replicate_out.Owner``."""
+        """The stream is open again and empty."""
         log.info("Parameter server: the replication stream to pserver %d is open again", follower)
         self.post(h.LineMade(follower))
 
@@ -309,46 +309,46 @@ class BucketShell:
                 self._take(event)
             except Exception:
                 log.exception("Parameter server: cannot carry out %s", type(event).__name__)
-                self._around.failed(f"cannot carry out {type(event).__name__}")
+                self._deps.failed(f"cannot carry out {type(event).__name__}")
                 return
 
     def _take(self, event: h.Event) -> None:
         if isinstance(event, h.OrdersCame):
-            if event.orders.chart.version < self._bucket_machine.version:
-                log.info("Parameter server: ignoring orders %d, which are outdated", event.orders.chart.version)
+            if event.orders.placement.version < self._bucket_machine.version:
+                log.info("Parameter server: ignoring orders %d, which are outdated", event.orders.placement.version)
                 return
-            self._around.prepare(event.orders)
+            self._deps.prepare(event.orders)
         with self._stepping:
             effects = self._bucket_machine.step(event)
-            if isinstance(event, h.OrdersCame | h.Released | h.Restored | h.Fenced):
+            if isinstance(event, h.OrdersCame | h.Released | h.Restored | h.FollowerFenced):
                 self._turns += 1
             turn = self._turns
             self.version = self._bucket_machine.version
-        with self.news:
+        with self.changed:
             self._carry(effects)
             self._carried = self.version
-            self.news.notify_all()
+            self.changed.notify_all()
         for effect in effects:
             if isinstance(effect, h.Drop):
                 self._drop(effect.buckets, turn)
         match event:
             case h.OrdersCame(orders):
-                self._around.followed(orders)
+                self._deps.followed(orders)
             case h.LineLost(follower) if follower in self._to_followers:
                 self._to_followers[follower].stream.again()
             case h.MasterLine():
-                self._around.line_begins()
+                self._deps.line_begins()
         for effect in effects:
-            if isinstance(effect, h.Say):
-                self._around.say(effect.message)
+            if isinstance(effect, h.SendToMaster):
+                self._deps.say(effect.message)
         if isinstance(event, h.MasterLine):
-            self._around.line_made()
+            self._deps.line_made()
 
     def _carry(self, effects: Sequence[h.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, h.Reset):
                 self._reset(effect.number, effect.history)
-            elif isinstance(effect, h.Part):
+            elif isinstance(effect, h.CloseStream):
                 self._part(effect.follower)
         for effect in effects:
             if isinstance(effect, h.Copy):
@@ -358,31 +358,31 @@ class BucketShell:
                 case h.Serve(buckets):
                     for some in self._locked(buckets):
                         self.served[some] = 1
-                case h.Stop(buckets, _):
+                case h.StopServing(buckets, _):
                     for some in self._locked(buckets):
                         self.served[some] = 0
                         self.stops[some] += np.uint32(1)
-                case h.Feed():
+                case h.FeedFollowers():
                     self._feed(effect)
-                case h.Copy() | h.Mark() | h.Release():
+                case h.Copy() | h.MarkStream() | h.SendRelease():
                     self._into_stream(effect)
-                case h.Restore(cut, buckets):
-                    self._around.restore(cut, buckets)
+                case h.RestoreBuckets(checkpoint, buckets):
+                    self._deps.restore(checkpoint, buckets)
 
-    def _into_stream(self, effect: h.Copy | h.Mark | h.Release) -> None:
+    def _into_stream(self, effect: h.Copy | h.MarkStream | h.SendRelease) -> None:
         stream = self._to_follower(effect.follower).stream
         match effect:
             case h.Copy(_, number, buckets):
                 stream.copy(number, buckets)
-            case h.Mark(_, number):
+            case h.MarkStream(_, number):
                 stream.mark(number)
-            case h.Release(_, buckets, version):
-                stream.put(Release(buckets), version)
+            case h.SendRelease(_, buckets, version):
+                stream.put(ReleaseItem(buckets), version)
 
     def _to_follower(self, follower: int) -> FollowerStream:
         to_follower = self._to_followers.get(follower)
         if to_follower is None:
-            to_follower = FollowerStream(Stream(follower, self, self._clock, self._threads))
+            to_follower = FollowerStream(ReplicationStream(follower, self, self._clock, self._threads))
             self._to_followers = {**self._to_followers, follower: to_follower}
         return to_follower
 
@@ -398,7 +398,7 @@ class BucketShell:
             to_follower.pending[some] = effect.number
             to_follower.live[some] = 0
 
-    def _feed(self, effect: h.Feed) -> None:
+    def _feed(self, effect: h.FeedFollowers) -> None:
         for number in effect.wait:
             self._to_follower(number)
         for number in effect.to:
@@ -418,7 +418,7 @@ class BucketShell:
             self.served[some] = 0
             self.stops[some] += np.uint32(1)
             self._store.drop(some)
-        self._around.reset(number, history)
+        self._deps.reset(number, history)
 
     def _drop(self, buckets: Sequence[int], turn: int) -> None:
         """Drop buckets, except those that a sender with newer orders has begun to send meanwhile."""

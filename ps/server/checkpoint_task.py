@@ -21,14 +21,14 @@ from edl.ports import Clock, Files
 from edl.threads import ThreadQueue, Threads
 from ps.checkpoint.directory import RESTORE_THREADS, CheckpointDirectory
 from ps.checkpoint.reader import Loaded
-from ps.checkpoint.writer import Pace
 from ps.checkpoint.writer import Taken as TakenPart
-from ps.protocol.messages import Cut, CutDone, Orders
+from ps.checkpoint.writer import WriteRate
+from ps.protocol.messages import CheckpointOrder, CheckpointPhaseDone, Orders
 from ps.protocol.replication import part_of
-from ps.rows import Piece, Rows
+from ps.rows import Rows, ShardChange
 from ps.spec import BUCKETS
-from ps.store.snapshot import Snapshot
-from ps.store.store import SHARDS, Store
+from ps.store.snapshot import StoreSnapshot
+from ps.store.store import SHARDS, RowStore
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class CheckpointTaskDeps(Protocol):
 class _Mark:
     number: int
     owned: NDArray[np.uint8]
-    snapshot: Snapshot
+    snapshot: StoreSnapshot
 
 
 class CheckpointTask:
@@ -71,16 +71,16 @@ class CheckpointTask:
 
     def __init__(
         self,
-        store: Store,
+        store: RowStore,
         files: Files | None,
         job: str,
-        around: CheckpointTaskDeps,
+        deps: CheckpointTaskDeps,
         clock: Clock,
         bytes_per_s: float = 0.0,
         threads: Threads = SYSTEM_THREADS,
         restore_threads: int = RESTORE_THREADS,
     ) -> None:
-        self._store, self._files, self._job, self._around, self._clock = store, files, job, around, clock
+        self._store, self._files, self._job, self._deps, self._clock = store, files, job, deps, clock
         self._bytes_per_s = bytes_per_s
         self._threads, self._restore_threads = threads, restore_threads
         self._directory: CheckpointDirectory | None = None
@@ -95,7 +95,7 @@ class CheckpointTask:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = self._threads.start(self._run, name="edl-ps-cuts")
+        self._thread = self._threads.start(self._run, name="edl-ps-checkpoints")
 
     def stop(self) -> None:
         """Stop after the current item."""
@@ -103,29 +103,29 @@ class CheckpointTask:
 
     def orders(self, orders: Orders) -> None:
         """Start the phase in the orders' checkpoint, if it is new."""
-        cut = orders.cut
-        if cut is None or (cut.number, cut.phase) in self._begun or cut.phase == "restore":
+        checkpoint = orders.checkpoint
+        if checkpoint is None or (checkpoint.number, checkpoint.phase) in self._begun or checkpoint.phase == "restore":
             return
-        if cut.number != self._number:
-            self._number = cut.number
-            self._begun = {one for one in self._begun if one[0] == cut.number}
-            self._said = {name: message for name, message in self._said.items() if name[0] == cut.number}
-        self._begun.add((cut.number, cut.phase))
-        if cut.phase == "mark":
-            self._attempt(cut, lambda: self._draw(cut))
-        elif cut.phase in ("find", "write", "complete"):
+        if checkpoint.number != self._number:
+            self._number = checkpoint.number
+            self._begun = {one for one in self._begun if one[0] == checkpoint.number}
+            self._said = {name: message for name, message in self._said.items() if name[0] == checkpoint.number}
+        self._begun.add((checkpoint.number, checkpoint.phase))
+        if checkpoint.phase == "mark":
+            self._attempt(checkpoint, lambda: self._draw(checkpoint))
+        elif checkpoint.phase in ("find", "write", "complete"):
             steps = {"find": self._find, "write": self._write, "complete": self._complete}
-            self._work.put(lambda: self._attempt(cut, lambda: steps[cut.phase](cut, orders)))
+            self._work.put(lambda: self._attempt(checkpoint, lambda: steps[checkpoint.phase](checkpoint, orders)))
 
     def again(self) -> None:
         """There is a new connection to the Master: repeat the reports about the newest checkpoint."""
         for message in list(self._said.values()):
-            self._around.say(message)
+            self._deps.say(message)
 
-    def restore(self, orders: Orders, cut: Cut, buckets: tuple[int, ...]) -> None:
+    def restore(self, orders: Orders, checkpoint: CheckpointOrder, buckets: tuple[int, ...]) -> None:
         """Load these buckets in the background."""
         life = self._lives
-        self._work.put(lambda: self._attempt(cut, lambda: self._restore(orders, cut, buckets, life)))
+        self._work.put(lambda: self._attempt(checkpoint, lambda: self._restore(orders, checkpoint, buckets, life)))
 
     def evicted(self, table: str, rows: Rows) -> None:
         """Write evicted rows in the background."""
@@ -156,49 +156,55 @@ class CheckpointTask:
                 return
             work()
 
-    def _attempt(self, cut: Cut, phase: Callable[[], Any]) -> None:
+    def _attempt(self, checkpoint: CheckpointOrder, phase: Callable[[], Any]) -> None:
         """Run a phase and report its result."""
         try:
             message = phase()
         except (EdlError, OSError, MemoryError) as error:
-            log.warning("Parameter server: checkpoint %d failed in phase %s: %s", cut.number, cut.phase, error)
+            log.warning(
+                "Parameter server: checkpoint %d failed in phase %s: %s", checkpoint.number, checkpoint.phase, error
+            )
             failed = str(error) or type(error).__name__
-            message = CutDone(cut.number, cut.phase, failed=failed, lasting=isinstance(error, _Lasting))
+            message = CheckpointPhaseDone(
+                checkpoint.number, checkpoint.phase, failed=failed, lasting=isinstance(error, _Lasting)
+            )
         except Exception as error:
-            log.exception("Parameter server: checkpoint %d failed in phase %s", cut.number, cut.phase)
-            message = CutDone(cut.number, cut.phase, failed=repr(error))
+            log.exception("Parameter server: checkpoint %d failed in phase %s", checkpoint.number, checkpoint.phase)
+            message = CheckpointPhaseDone(checkpoint.number, checkpoint.phase, failed=repr(error))
         if message is not None:
-            self._said[(cut.number, cut.phase)] = message
-            self._around.say(message)
+            self._said[(checkpoint.number, checkpoint.phase)] = message
+            self._deps.say(message)
 
     def _opened(self, number: int) -> CheckpointDirectory:
         if self._files is None:
             raise _Lasting(NOWHERE)
         if self._directory is None:
-            pace = Pace(self._bytes_per_s, self._threads.sleep, self._clock.now_s)
+            pace = WriteRate(self._bytes_per_s, self._threads.sleep, self._clock.now_s)
             self._directory = CheckpointDirectory(self._files, self._job, number, pace=pace, say=log.warning)
         if number:
             self._directory.server = number
         return self._directory
 
-    def _find(self, cut: Cut, orders: Orders) -> Any:
-        from ps.protocol.messages import Found
+    def _find(self, checkpoint: CheckpointOrder, orders: Orders) -> Any:
+        from ps.protocol.messages import FoundCheckpoints
 
-        return Found(0) if self._files is None else self._opened(orders.you).find()
+        return FoundCheckpoints(0) if self._files is None else self._opened(orders.you).find()
 
-    def _draw(self, cut: Cut) -> CutDone:
+    def _draw(self, checkpoint: CheckpointOrder) -> CheckpointPhaseDone:
         self._let_go()
         if self._files is None:
             raise _Lasting(NOWHERE)
-        self._mark = _Mark(cut.number, self._around.owned(), self._store.snapshot(cut.number))
-        return CutDone(cut.number, cut.phase)
+        self._mark = _Mark(checkpoint.number, self._deps.owned(), self._store.snapshot(checkpoint.number))
+        return CheckpointPhaseDone(checkpoint.number, checkpoint.phase)
 
-    def _write(self, cut: Cut, orders: Orders) -> CutDone:
+    def _write(self, checkpoint: CheckpointOrder, orders: Orders) -> CheckpointPhaseDone:
         mark = self._mark
-        if mark is None or mark.number != cut.number:
-            raise CheckpointError(f"checkpoint {cut.number} was not marked on this pserver, or has been abandoned")
+        if mark is None or mark.number != checkpoint.number:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.number} was not marked on this pserver, or has been abandoned"
+            )
         directory = self._opened(orders.you)
-        since = directory.since(cut.run)
+        since = directory.since(checkpoint.run)
 
         def taken() -> Iterator[TakenPart]:
             for shard in range(SHARDS):
@@ -206,17 +212,19 @@ class CheckpointTask:
                 yield TakenPart(shard, found.rows, found.gone, found.whole)
 
         try:
-            report = directory.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
+            report = directory.write(checkpoint.number, orders.placement.history, mark.owned, taken(), since=since)
         finally:
             if self._mark is mark:
                 self._let_go()
-        log.info("Parameter server: checkpoint %d written: %s", cut.number, report)
-        return CutDone(cut.number, cut.phase, told=report)
+        log.info("Parameter server: checkpoint %d written: %s", checkpoint.number, report)
+        return CheckpointPhaseDone(checkpoint.number, checkpoint.phase, report=report)
 
-    def _complete(self, cut: Cut, orders: Orders) -> CutDone:
-        return CutDone(cut.number, cut.phase, told=self._opened(orders.you).complete(cut, orders))
+    def _complete(self, checkpoint: CheckpointOrder, orders: Orders) -> CheckpointPhaseDone:
+        return CheckpointPhaseDone(
+            checkpoint.number, checkpoint.phase, report=self._opened(orders.you).complete(checkpoint, orders)
+        )
 
-    def _restore(self, orders: Orders, cut: Cut, buckets: tuple[int, ...], life: int) -> None:
+    def _restore(self, orders: Orders, checkpoint: CheckpointOrder, buckets: tuple[int, ...], life: int) -> None:
         if life != self._lives:
             return
         mine = np.zeros(BUCKETS, np.uint8)
@@ -229,16 +237,16 @@ class CheckpointTask:
             done.extend(loaded.buckets)
             self._check_room(len(done), len(buckets))
 
-        report = self._opened(orders.you).restore(cut.run, mine, put, threads=self._restore_threads)
+        report = self._opened(orders.you).restore(checkpoint.run, mine, put, threads=self._restore_threads)
         if life == self._lives:
-            log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, report)
-            self._around.restored(cut.number, buckets)
+            log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), checkpoint.run, report)
+            self._deps.restored(checkpoint.number, buckets)
 
     def _put(self, loaded: Loaded, life: int) -> None:
-        piece = Piece(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
+        piece = ShardChange(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
         with self._store.lock(shard=loaded.shard):  # skips buckets that orders have moved meanwhile
             if life == self._lives:
-                self._store.apply_piece(part_of(piece, self._around.owned() != 0))
+                self._store.apply_piece(part_of(piece, self._deps.owned() != 0))
 
     def _check_room(self, done: int, of_all: int) -> None:
         """Raise if the restored rows do not fit into memory; saved rows are never left out."""

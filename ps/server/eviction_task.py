@@ -11,7 +11,7 @@ from edl.threads import Threads
 from ps.rows import Rows
 from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class EvictionTask:
 
     def __init__(
         self,
-        store: Store,
+        store: RowStore,
         bucket_shell: BucketShell,
         evicted: Callable[[str, Rows], None],
         failed: Callable[[str], None],

@@ -20,26 +20,26 @@ from edl.errors import PsError
 from edl.job_records import Mode, Replication
 from edl.threads import ThreadLock, Threads
 from ps.hashing import buckets_of, shard_of_bucket
-from ps.intents import MOST_TEXT, Fenced, Intent, home
-from ps.net.caller import Peer, Reply
+from ps.intents import MOST_TEXT, Intent, IntentFenced, home
+from ps.net.caller import EndpointPeer, FrameReply
 from ps.protocol import messages, requests
-from ps.protocol.frames import Frame, Op, pack_head
-from ps.protocol.half_precision import narrow
+from ps.protocol.frames import Frame, FrameOp, pack_head
+from ps.protocol.half_precision import encode_half
 from ps.protocol.handshake import TRAINER
-from ps.protocol.requests import Refusal, Wanted, read_pull, read_push, rows_bytes
-from ps.rows import Op as Does
-from ps.rows import Part, Piece, Push, Pushed, encode
+from ps.protocol.requests import InvalidRequest, Wanted, read_pull, read_push, rows_bytes
+from ps.rows import Pushed, ShardChange, TablePush, TrainerPush, encode
+from ps.rows import RowOp as Does
 from ps.server.bucket_shell import BucketShell, Sent
-from ps.server.step_barrier_shell import Held, Revoked, StepBarrierShell
+from ps.server.step_barrier_shell import BarrierTimeout, Revoked, StepBarrierShell
 from ps.spec import BUCKETS, TableSpec
 from ps.store.budget import Full
 from ps.store.damage import DamagedPush
-from ps.store.store import Store
+from ps.store.store import RowStore
 
-PATIENCE_S = 30.0
-"""Patience of a sender that does not state one, in seconds."""
-PATIENCE_SHARE = 0.9
-"""Fraction of the sender's patience that is used, to leave time for the answer."""
+WAIT_S = 30.0
+"""Wait of a sender that does not state one, in seconds."""
+WAIT_SHARE = 0.9
+"""Fraction of the sender's wait that is used, to leave time for the answer."""
 STREAM_BYTES = 256 << 20
 """Pushes wait while more bytes than this are queued for one replica."""
 FULL_S = 1.0
@@ -52,24 +52,24 @@ class View:
 
     def __init__(self, orders: messages.Orders, before: View | None = None) -> None:
         self.orders = orders
-        self.version, self.history = orders.chart.version, orders.chart.history
+        self.version, self.history = orders.placement.version, orders.placement.history
         self.placed = self.version
         """First version with these pservers and owners; trainers need no placement map newer than this."""
-        if before is not None and before.orders.chart.servers == orders.chart.servers:
-            self.placed = before.placed if before.orders.chart.owner == orders.chart.owner else self.version
+        if before is not None and before.orders.placement.servers == orders.placement.servers:
+            self.placed = before.placed if before.orders.placement.owner == orders.placement.owner else self.version
         self.epoch, self.members = orders.epoch, orders.members
         self.revoked = frozenset(orders.revoked)
         self.training = orders.training
         self.tables: dict[str, TableSpec] = {table.name: table for table in orders.tables}
-        self._charted = ""
+        self._placement_update = ""
 
     @property
-    def charted(self) -> str:
+    def placement_update(self) -> str:
         """The encoded placement map for trainers with an outdated one."""
-        if not self._charted:
+        if not self._placement_update:
             orders = self.orders
-            self._charted = messages.encode(messages.Charted(orders.token, orders.chart, -1, ()))
-        return self._charted
+            self._placement_update = messages.encode(messages.PlacementUpdate(orders.token, orders.placement, -1, ()))
+        return self._placement_update
 
     def rates(self, step: int, divisor: float) -> dict[str, float]:
         """The LR of each table in a step."""
@@ -143,14 +143,14 @@ class _Asked:
     def step(self) -> int:
         step = self.head.get("step", 0)
         if type(step) is not int or not 0 <= step < 1 << 32:
-            raise Refusal("word", f"step {step!r} must be an integer from 0 to {(1 << 32) - 1}")
+            raise InvalidRequest("word", f"step {step!r} must be an integer from 0 to {(1 << 32) - 1}")
         return step
 
 
 class Waited(Exception):
     """The request's wait has timed out or is pointless; it is answered with ``op``."""
 
-    def __init__(self, op: Op, **content: Any) -> None:
+    def __init__(self, op: FrameOp, **content: Any) -> None:
         self.op, self.content = op, content
         super().__init__(op.name)
 
@@ -161,7 +161,7 @@ class RequestHandlers:
     def __init__(
         self,
         name: str,
-        store: Store,
+        store: RowStore,
         bucket_shell: BucketShell,
         evicting: Evicting,
         threads: Threads = SYSTEM_THREADS,
@@ -173,7 +173,7 @@ class RequestHandlers:
         self._name, self._store, self._bucket_shell, self._evicting = name, store, bucket_shell, evicting
         self.stream_bytes = STREAM_BYTES
 
-    def answer(self, peer: Peer, frame: Frame) -> Reply:
+    def answer(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         """Handle PULL, PUSH, SCAN or INTENT."""
         view = self.view
         head: dict[str, Any] = {}
@@ -181,98 +181,102 @@ class RequestHandlers:
             head = frame.json()
             asked = self._asked(peer, frame, head, view)
             view = asked.view
-            if frame.op is Op.PULL:
+            if frame.op is FrameOp.PULL:
                 return self._pull(peer, frame.body, asked)
-            if frame.op is Op.PUSH:
+            if frame.op is FrameOp.PUSH:
                 return self._push(frame.body, asked)
-            if frame.op is Op.INTENT:
+            if frame.op is FrameOp.INTENT:
                 return self._intent(frame.body, asked)
             return self._scan(asked)
         except Waited as waited:
             return self._no(waited.op, head, view, **waited.content)
-        except Held as held:
+        except BarrierTimeout as held:
             text = f"waiting for {held.names} in step {head.get('step')}"
-            return self._no(Op.WAIT, head, view, text=text, **{"for": "trainers"})
-        except (Revoked, Fenced):
+            return self._no(FrameOp.WAIT, head, view, text=text, **{"for": "trainers"})
+        except (Revoked, IntentFenced):
             return self._no(
-                Op.STALE, head, view, kind="trainer", text="this trainer is considered lost; restart the process"
+                FrameOp.STALE, head, view, kind="trainer", text="this trainer is considered lost; restart the process"
             )
-        except Refusal as refusal:
+        except InvalidRequest as refusal:
             if refusal.kind == "table" and view is not None and head.get("version", 0) > view.version:
                 # A trainer may learn of a new table before a pserver does.
                 text = f"{refusal} (the pserver's orders are outdated)"
-                return self._no(Op.BUSY, head, view, after_s=ORDERS_S, text=text)
-            return self._no(Op.REFUSED, head, view, kind=refusal.kind, text=f"pserver {self._name}: {refusal}")
+                return self._no(FrameOp.BUSY, head, view, after_s=ORDERS_S, text=text)
+            return self._no(FrameOp.REFUSED, head, view, kind=refusal.kind, text=f"pserver {self._name}: {refusal}")
         except Full as full:
             return self._full(str(full), head, view)
         except MemoryError:
             return self._full("the system is out of memory", head, view)
         except PsError as error:
             kind = "damaged" if isinstance(error, DamagedPush) else "table"
-            return self._no(Op.REFUSED, head, view, kind=kind, text=f"pserver {self._name}: {error}")
+            return self._no(FrameOp.REFUSED, head, view, kind=kind, text=f"pserver {self._name}: {error}")
 
-    # --- what all requests have --------------------------------------------------------------------------------------
+    # --- common to all requests --------------------------------------------------------------------------------------
 
-    def _asked(self, peer: Peer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
+    def _asked(self, peer: EndpointPeer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
         if view is None:
-            raise Waited(Op.BUSY, after_s=0.2, text="this pserver has received no orders yet")
-        until_s = self._now_s() + PATIENCE_SHARE * (frame.patience_s or PATIENCE_S)
+            raise Waited(FrameOp.BUSY, after_s=0.2, text="this pserver has received no orders yet")
+        until_s = self._now_s() + WAIT_SHARE * (frame.wait_s or WAIT_S)
         trainer = peer.number if peer.role == TRAINER else 0
-        if frame.op is Op.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
-            raise Refusal("word", f"trainer {trainer} must not push as {head.get('trainer')!r}")
+        if frame.op is FrameOp.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
+            raise InvalidRequest("word", f"trainer {trainer} must not push as {head.get('trainer')!r}")
         history = head.get("history", view.history)
-        with self._bucket_shell.news:
+        with self._bucket_shell.changed:
             while history > view.history:
                 if self._now_s() >= until_s:
                     raise Waited(
-                        Op.WAIT, text="the pserver's orders are older than the trainer's", **{"for": "release"}
+                        FrameOp.WAIT, text="the pserver's orders are older than the trainer's", **{"for": "release"}
                     )
-                self._bucket_shell.news.wait(until_s - self._now_s())
+                self._bucket_shell.changed.wait(until_s - self._now_s())
                 view = self.view or view
         if history < view.history:
             text = "the parameters were rolled back to a checkpoint; restart the process"
-            raise Waited(Op.ROLLED_BACK, history=view.history, text=text)
+            raise Waited(FrameOp.ROLLED_BACK, history=view.history, text=text)
         if trainer in view.revoked:
             raise Revoked
         return _Asked(head, view, trainer, until_s)
 
-    def _no(self, op: Op, head: dict[str, Any], view: View | None, **content: Any) -> Reply:
-        if op is Op.MOVED and view is not None:
-            content["chart"] = view.version
-        return Reply(op, pack_head({**content, **self._news(head)}))
+    def _no(self, op: FrameOp, head: dict[str, Any], view: View | None, **content: Any) -> FrameReply:
+        if op is FrameOp.MOVED and view is not None:
+            content["placement_version"] = view.version
+        return FrameReply(op, pack_head({**content, **self._placement_if_outdated(head)}))
 
-    def _news(self, head: dict[str, Any]) -> dict[str, Any]:
+    def _placement_if_outdated(self, head: dict[str, Any]) -> dict[str, Any]:
         view = self.view
         known = head.get("version")
-        return {"charted": view.charted} if view is not None and known is not None and known < view.placed else {}
+        return (
+            {"placement": view.placement_update}
+            if view is not None and known is not None and known < view.placed
+            else {}
+        )
 
-    def _ok(self, asked: _Asked, parts: Sequence[Any] = (), **content: Any) -> Reply:
+    def _ok(self, asked: _Asked, parts: Sequence[Any] = (), **content: Any) -> FrameReply:
         view = self.view or asked.view
         head = {"applied": self.counts.applied, "epoch": view.epoch, "version": view.version, **content}
-        return Reply(Op.OK, pack_head({**head, **self._news(asked.head)}), parts)
+        return FrameReply(FrameOp.OK, pack_head({**head, **self._placement_if_outdated(asked.head)}), parts)
 
-    def _full(self, text: str, head: dict[str, Any], view: View | None) -> Reply:
+    def _full(self, text: str, head: dict[str, Any], view: View | None) -> FrameReply:
         text = f"pserver {self._name}: {text}. Use --pserver-memory to change its limit"
         if self._evicting.make_room(requests.named(head)):
-            return self._no(Op.BUSY, head, view, after_s=FULL_S, text=f"{text} (rows are being evicted)")
-        return self._no(Op.REFUSED, head, view, kind="memory", text=text)
+            return self._no(FrameOp.BUSY, head, view, after_s=FULL_S, text=f"{text} (rows are being evicted)")
+        return self._no(FrameOp.REFUSED, head, view, kind="memory", text=text)
 
     def _await_served(self, buckets: NDArray[np.uint16], until_s: float) -> None:
         """Wait until all of these buckets are served here. Raises ``Waited``."""
         bucket_shell = self._bucket_shell
-        with bucket_shell.news:
+        with bucket_shell.changed:
             while not bucket_shell.served[buckets].all():
                 missing = buckets[bucket_shell.served[buckets] == 0].tolist()
                 if not bucket_shell.waiting(missing):
-                    raise Waited(Op.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
+                    raise Waited(FrameOp.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
                 if self._now_s() >= until_s:
                     text = f"bucket {missing[0]} is moving to pserver {self._name}"
-                    raise Waited(Op.WAIT, text=text, **{"for": "release"})
-                bucket_shell.news.wait(until_s - self._now_s())
+                    raise Waited(FrameOp.WAIT, text=text, **{"for": "release"})
+                bucket_shell.changed.wait(until_s - self._now_s())
 
     # --- pull --------------------------------------------------------------------------------------------------------
 
-    def _pull(self, peer: Peer, body: memoryview, asked: _Asked) -> Reply:
+    def _pull(self, peer: EndpointPeer, body: memoryview, asked: _Asked) -> FrameReply:
         parts = read_pull(asked.head, body, asked.view.tables)
         insert = bool(asked.head.get("insert", True))
         step = asked.step
@@ -303,33 +307,33 @@ class RequestHandlers:
             self._await_served(_buckets([one]), until_s)
             if self._now_s() >= until_s:
                 raise Waited(
-                    Op.WAIT, text=f"buckets keep moving to and from pserver {self._name}", **{"for": "release"}
+                    FrameOp.WAIT, text=f"buckets keep moving to and from pserver {self._name}", **{"for": "release"}
                 )
         if one.dtype != "f4":
-            small = narrow(out, one.dtype)
+            small = encode_half(out, one.dtype)
             room[: small.nbytes] = small.reshape(-1).view(np.uint8).data
 
     # --- push --------------------------------------------------------------------------------------------------------
 
-    def _push(self, body: memoryview, asked: _Asked) -> Reply:
+    def _push(self, body: memoryview, asked: _Asked) -> FrameReply:
         head, view = asked.head, asked.view
         seq, base = head.get("seq"), head.get("base", -1)
         if type(seq) is not int or seq < 0 or type(base) is not int:
-            raise Refusal("word", f"seq {seq!r} and base {base!r} must be integers")
+            raise InvalidRequest("word", f"seq {seq!r} and base {base!r} must be integers")
         trainer = asked.trainer or head.get("trainer", 0)
         number = _redone(head) or (trainer, seq)
         parts = _scaled(read_push(head, body, view.tables), head.get("scale", 1.0))
-        push, step = Push(*number, parts), asked.step
+        push, step = TrainerPush(*number, parts), asked.step
         buckets = _buckets(parts)
         self._await_room(buckets, asked.until_s)
         self._await_served(buckets, asked.until_s)
         if any(part.op != Does.GRAD for part in parts):
             if any(part.op == Does.GRAD for part in parts):
-                raise Refusal("word", "one push cannot contain both gradients and other values")
+                raise InvalidRequest("word", "one push cannot contain both gradients and other values")
             scale, done = 1.0, self._apply([push], step, 1.0, asked, base)
         else:
 
-            def apply(pushes: Sequence[Push], at: int, scale: float) -> tuple[float, _Done]:
+            def apply(pushes: Sequence[TrainerPush], at: int, scale: float) -> tuple[float, _Done]:
                 return scale, self._apply(pushes, at, scale, asked, base)
 
             found = self.barrier.push(push, step, apply, asked.until_s, head.get("complete") is True, trainer)
@@ -344,7 +348,7 @@ class RequestHandlers:
             self.counts.applied_one(trainer)
         return self._ok(asked, self._back(parts, asked), step=step, fresh=counts[0], again=counts[1], damaged=counts[2])
 
-    def _back(self, parts: Sequence[Part], asked: _Asked) -> list[Any]:
+    def _back(self, parts: Sequence[TablePush], asked: _Asked) -> list[Any]:
         """Updated rows of the pushed keys, for the tables requested in the head."""
         requested = asked.head.get("back", [])
         if not requested:
@@ -357,7 +361,7 @@ class RequestHandlers:
             ]  # fmt: skip
             sizes = [rows_bytes(len(one.keys), one.dim, one.dtype) for one in wanted]
         except (TypeError, ValueError, KeyError):
-            raise Refusal(
+            raise InvalidRequest(
                 "word", f"back must be a list of tables and number formats, not {str(requested)[:80]}"
             ) from None
         found = []
@@ -367,7 +371,7 @@ class RequestHandlers:
             found.append(room)
         return found
 
-    def _apply(self, pushes: Sequence[Push], step: int, scale: float, asked: _Asked, base: int) -> _Done:
+    def _apply(self, pushes: Sequence[TrainerPush], step: int, scale: float, asked: _Asked, base: int) -> _Done:
         """Apply pushes atomically."""
         view, counts = self.view or asked.view, self.counts
         divisor = 1.0
@@ -392,12 +396,12 @@ class RequestHandlers:
     def _await_room(self, buckets: NDArray[np.uint16], until_s: float) -> None:
         """Wait until the streams to these buckets' replicas have room. Raises ``Waited``."""
         bucket_shell = self._bucket_shell
-        with bucket_shell.news:
+        with bucket_shell.changed:
             while follower := bucket_shell.fullest(self.stream_bytes, buckets):
                 if self._now_s() >= until_s:
                     under_way = f"{self.stream_bytes >> 20} MB are queued for pserver {follower}"
-                    raise Waited(Op.BUSY, after_s=0.2, text=f"replicas lag behind: more than {under_way}")
-                bucket_shell.news.wait(until_s - self._now_s())
+                    raise Waited(FrameOp.BUSY, after_s=0.2, text=f"replicas lag behind: more than {under_way}")
+                bucket_shell.changed.wait(until_s - self._now_s())
 
     def _await_copies(self, done: _Done, buckets: NDArray[np.uint16], asked: _Asked) -> None:
         """Wait until all replicas that the push waits for have it. Raises ``Waited``."""
@@ -406,32 +410,34 @@ class RequestHandlers:
         lag_s = training.lag_s if training.replication is Replication.ASYNC else None
         if done.pushed.skipped or done.pushed.refused:
             sent = bucket_shell.behind(sent, buckets)
-        with bucket_shell.news:
+        with bucket_shell.changed:
             while True:
                 if bucket_shell.stopped(sent, buckets):
-                    raise Waited(Op.MOVED, text=f"a bucket has left pserver {self._name} meanwhile; repeat this push")
+                    raise Waited(
+                        FrameOp.MOVED, text=f"a bucket has left pserver {self._name} meanwhile; repeat this push"
+                    )
                 follower = bucket_shell.waits_for(sent, buckets, lag_s)
                 if not follower:
                     return
                 if self._now_s() >= asked.until_s:
                     text = f"pserver {self._name} waits for the replica on pserver {follower}"
-                    raise Waited(Op.WAIT, text=text, **{"for": "copies"})
-                bucket_shell.news.wait(asked.until_s - self._now_s())
+                    raise Waited(FrameOp.WAIT, text=text, **{"for": "copies"})
+                bucket_shell.changed.wait(asked.until_s - self._now_s())
 
     # --- intents -----------------------------------------------------------------------------------------------------
 
-    def _intent(self, body: memoryview, asked: _Asked) -> Reply:
+    def _intent(self, body: memoryview, asked: _Asked) -> FrameReply:
         """Store or fence an intent (``ps/intents.py``). Answered once all replicas that a push would wait for have
         it."""
         head, intents = asked.head, self._store.intents
         of, seq, fence = head.get("of"), head.get("seq", -1), head.get("fence") is True
         if type(of) is not int or of < 1 or type(seq) is not int:
-            raise Refusal("word", f"invalid intent: trainer {of!r}, number {seq!r}")
+            raise InvalidRequest("word", f"invalid intent: trainer {of!r}, number {seq!r}")
         if body.nbytes > MOST_TEXT:
             long = f"the list of the records in one push has {body.nbytes} bytes, more than {MOST_TEXT}"
-            raise Refusal("word", f"{long}. Call step() after fewer batches")
+            raise InvalidRequest("word", f"{long}. Call step() after fewer batches")
         if not fence and of != asked.trainer:
-            raise Refusal("word", f"trainer {asked.trainer} must not declare an intent of trainer {of}")
+            raise InvalidRequest("word", f"trainer {asked.trainer} must not declare an intent of trainer {of}")
         bucket = home(of)
         buckets, shard = np.array([bucket], np.uint16), shard_of_bucket(bucket)
         found: Intent | None = None
@@ -442,19 +448,19 @@ class RequestHandlers:
             with self._store.lock(bucket):
                 if self._bucket_shell.served[bucket]:
                     found = intents.fence(of) if fence else intents.declare(of, seq, str(body, "utf-8"))
-                    self._bucket_shell.spread(Piece(shard, (), buckets, intents={of: found}), sent)
+                    self._bucket_shell.spread(ShardChange(shard, (), buckets, intents={of: found}), sent)
         self._await_copies(_Done(Pushed(), sent), buckets, asked)
         text = found.text.encode() if fence else b""
         return self._ok(asked, [text] if text else [], seq=found.seq)
 
     # --- scan --------------------------------------------------------------------------------------------------------
 
-    def _scan(self, asked: _Asked) -> Reply:
+    def _scan(self, asked: _Asked) -> FrameReply:
         table, bucket = asked.head.get("table"), asked.head.get("bucket")
         if table not in asked.view.tables:
-            raise Refusal("table", f"there is no table {str(table)[:100]!r}")
+            raise InvalidRequest("table", f"there is no table {str(table)[:100]!r}")
         if type(bucket) is not int or not 0 <= bucket < BUCKETS:
-            raise Refusal("word", f"bucket {bucket!r} must be an integer from 0 to {BUCKETS - 1}")
+            raise InvalidRequest("word", f"bucket {bucket!r} must be an integer from 0 to {BUCKETS - 1}")
         self._await_served(np.array([bucket], np.uint16), asked.until_s)
         rows = self._store.image(bucket).rows.get(str(table))
         parts = encode(rows) if rows is not None else []
@@ -462,7 +468,7 @@ class RequestHandlers:
         return self._ok(asked, parts, rows=0 if rows is None else len(rows), bytes=size)
 
 
-def _buckets(parts: Sequence[Part | Wanted]) -> NDArray[np.uint16]:
+def _buckets(parts: Sequence[TablePush | Wanted]) -> NDArray[np.uint16]:
     """The buckets of all keys, without repetition."""
     found = np.zeros(BUCKETS, np.bool_)
     for part in parts:
@@ -471,21 +477,23 @@ def _buckets(parts: Sequence[Part | Wanted]) -> NDArray[np.uint16]:
 
 
 def _redone(head: dict[str, Any]) -> tuple[int, int] | None:
-    """Trainer and sequence number of the push that is repeated, if any. Raises ``Refusal``."""
+    """Trainer and sequence number of the push that is repeated, if any. Raises ``InvalidRequest``."""
     redo = head.get("redo")
     if redo is None:
         return None
     if not isinstance(redo, list) or len(redo) != 2 or any(type(one) is not int or one < 0 for one in redo):
-        raise Refusal("word", f"redo {str(redo)[:40]} must be the numbers of a trainer and a push")
+        raise InvalidRequest("word", f"redo {str(redo)[:40]} must be the numbers of a trainer and a push")
     return redo[0], redo[1]
 
 
-def _scaled(parts: list[Part], scale: Any) -> list[Part]:
+def _scaled(parts: list[TablePush], scale: Any) -> list[TablePush]:
     if type(scale) not in (int, float) or not np.isfinite(scale):
-        raise Refusal("word", f"scale {scale!r} must be a finite number")
+        raise InvalidRequest("word", f"scale {scale!r} must be a finite number")
     if scale == 1:
         return parts
     return [
-        Part(one.table, one.keys, one.grads * np.float32(scale), one.op) if one.op in (Does.GRAD, Does.ADD) else one
+        TablePush(one.table, one.keys, one.grads * np.float32(scale), one.op)
+        if one.op in (Does.GRAD, Does.ADD)
+        else one
         for one in parts
     ]

@@ -24,19 +24,19 @@ from edl.adapters.child import at_sigterm, private_stdout, secret_line
 from edl.adapters.remote_files import open_files
 from edl.errors import UsageError
 from edl.wire.address import address
-from ps.net.caller import Peer
+from ps.net.caller import EndpointPeer
 from ps.net.connection import now_s
-from ps.net.endpoint import Limits
-from ps.net.stdio import Launcher
+from ps.net.endpoint import EndpointLimits
+from ps.net.stdio import ParentLauncher
 from ps.protocol.handshake import MASTER
-from ps.server.server import Server, Setup
+from ps.server.server import ParameterServer, Setup
 
 log = logging.getLogger(__name__)
-FILES = 3 * Limits().peers
+FILES = 3 * EndpointLimits().peers
 """Open files needed: a socket and lent memory per connection, plus files for checkpoints."""
 
 
-def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: Launcher) -> NoReturn:
+def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: ParentLauncher) -> NoReturn:
     """Run a pserver until it may exit, then exit the process. Raises ``PortInUse``."""
     allow_files(FILES)
     over = threading.Event()
@@ -55,7 +55,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
         sys.stderr.flush()
         os._exit(1)
 
-    server = Server(setup, gone, failed)
+    server = ParameterServer(setup, gone, failed)
     server.start(host, port)
     at_sigterm(leave)
     endpoint = server.endpoint
@@ -85,7 +85,7 @@ def allow_files(wanted: int) -> None:
                     "the hard limit (ulimit -Hn)", most, wanted)  # fmt: skip
 
 
-def masterless(peers: Iterable[Peer], lease_s: float) -> bool:
+def masterless(peers: Iterable[EndpointPeer], lease_s: float) -> bool:
     """True if no Master has sent anything for the length of a lease; a connected one pings several times in it."""
     return not any(peer.role == MASTER and now_s() - peer.heard_s < lease_s for peer in peers)
 
@@ -121,7 +121,7 @@ def server_command(
 ) -> None:
     """Serve rows to trainers. Started and supervised by a launcher."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
-    launcher = Launcher(private_stdout())
+    launcher = ParentLauncher(private_stdout())
     setup = Setup(
         name=name,
         job=job,

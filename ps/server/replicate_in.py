@@ -17,14 +17,14 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import ProtocolError
 from edl.threads import Threads
 from ps.hashing import buckets_of
-from ps.net.caller import Peer, Reply
-from ps.protocol.frames import Frame, Op, pack_head
-from ps.protocol.replication import Release, part_of, unpack
-from ps.rows import Image, Piece
+from ps.net.caller import EndpointPeer, FrameReply
+from ps.protocol.frames import Frame, FrameOp, pack_head
+from ps.protocol.replication import ReleaseItem, part_of, unpack
+from ps.rows import BucketImage, ShardChange
 from ps.server.bucket_machine import Released
 from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 TABLES_S = 5.0
 """Seconds that a stream waits for the orders that define one of its tables."""
@@ -42,26 +42,26 @@ class _Accepted:
 class ReplicationIn:
     """Receives the replication streams of other pservers."""
 
-    def __init__(self, bucket_shell: BucketShell, store: Store, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(self, bucket_shell: BucketShell, store: RowStore, threads: Threads = SYSTEM_THREADS) -> None:
         self._bucket_shell, self._store, self._threads = bucket_shell, store, threads
         self._lock = threads.lock()
-        self._newest: dict[int, Peer] = {}
+        self._newest: dict[int, EndpointPeer] = {}
         """Newest connection by sender; nothing is accepted from older ones."""
 
-    def left(self, peer: Peer) -> None:
+    def left(self, peer: EndpointPeer) -> None:
         """A sender's connection has ended."""
         with self._lock:
             if self._newest.get(peer.number) is peer:
                 del self._newest[peer.number]
 
-    def take(self, peer: Peer, frame: Frame) -> Reply:
+    def take(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         """Process one frame of a stream. Raises ``ProtocolError``, and the store's ``PsError``."""
         head = frame.json()
         meant = (head.get("to"), head.get("history"))
         if not meant[0] or meant != self._name():
             mine = self._bucket_shell
             text = f"this is pserver {mine.number or '(no number yet)'} in history {mine.history}"
-            return Reply.no(Op.REFUSED, kind="number", text=text)
+            return FrameReply.no(FrameOp.REFUSED, kind="number", text=text)
         if not isinstance(peer.data, _Accepted):
             peer.data = _Accepted()
             with self._lock:
@@ -71,31 +71,33 @@ class ReplicationIn:
         fenced: set[int] = set()
         for version, content in unpack(head.get("items", []), frame.body):
             if self._name() != meant:
-                return Reply.no(Op.REFUSED, kind="number", text=f"this is pserver {self._bucket_shell.number} now")
-            if isinstance(content, Release):
+                return FrameReply.no(
+                    FrameOp.REFUSED, kind="number", text=f"this is pserver {self._bucket_shell.number} now"
+                )
+            if isinstance(content, ReleaseItem):
                 self._check(peer)
                 refused = set(self._bucket_shell.refuses(peer.number, version, content.buckets))
                 fenced |= refused
                 taken = tuple(bucket for bucket in content.buckets if bucket not in refused)
                 self._bucket_shell.post(Released(peer.number, version, taken))
-            elif isinstance(content, Image):
+            elif isinstance(content, BucketImage):
                 fenced.update(self._image(peer, version, content))
             else:
                 fenced.update(self._piece(peer, version, content))
         if not fenced:
-            return Reply()
-        return Reply(Op.OK, pack_head({"fenced": sorted(fenced), "version": self._bucket_shell.version}))
+            return FrameReply()
+        return FrameReply(FrameOp.OK, pack_head({"fenced": sorted(fenced), "version": self._bucket_shell.version}))
 
     def _name(self) -> tuple[int, int]:
         return self._bucket_shell.number, self._bucket_shell.history
 
-    def _check(self, peer: Peer) -> None:
+    def _check(self, peer: EndpointPeer) -> None:
         """Raise ``ProtocolError`` if the sender has opened a newer stream: content of this one may be outdated.
         Requires a shard's lock."""
         if self._newest.get(peer.number) is not peer:
             raise ProtocolError("superseded by a newer stream from this pserver")
 
-    def _image(self, peer: Peer, version: int, image: Image) -> Sequence[int]:
+    def _image(self, peer: EndpointPeer, version: int, image: BucketImage) -> Sequence[int]:
         self._await_tables(image.rows)
         if not 0 <= image.bucket < BUCKETS:
             raise ProtocolError(f"an image of an invalid bucket, {image.bucket}")
@@ -106,7 +108,7 @@ class ReplicationIn:
                 self._store.take_image(image)
         return refused
 
-    def _piece(self, peer: Peer, version: int, piece: Piece) -> Sequence[int]:
+    def _piece(self, peer: EndpointPeer, version: int, piece: ShardChange) -> Sequence[int]:
         self._await_tables([*piece.rows, *piece.removed])
         with self._store.lock(shard=piece.shard):
             self._check(peer)
@@ -118,7 +120,7 @@ class ReplicationIn:
             self._store.apply_piece(piece)
         return refused
 
-    def _refused(self, peer: Peer, version: int, piece: Piece) -> list[int]:
+    def _refused(self, peer: EndpointPeer, version: int, piece: ShardChange) -> list[int]:
         known: _Accepted = peer.data
         turn = self._bucket_shell.turn
         if (known.turn, known.version) != (turn, version):
@@ -143,8 +145,8 @@ class ReplicationIn:
             return
         now_s = self._threads.now_s
         until_s = now_s() + TABLES_S
-        with self._bucket_shell.news:
+        with self._bucket_shell.changed:
             while any(name not in self._store.tables for name in missing):
                 if now_s() >= until_s:
                     raise ProtocolError(f"rows of a table that is not defined here: {', '.join(missing)}")
-                self._bucket_shell.news.wait(until_s - now_s())
+                self._bucket_shell.changed.wait(until_s - now_s())

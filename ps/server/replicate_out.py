@@ -18,10 +18,10 @@ from edl.errors import EdlError, ProtocolError
 from edl.ports import Clock
 from edl.threads import ThreadHandle, Threads
 from ps.errors import TimedOut
-from ps.net.caller import Caller
-from ps.protocol.frames import Op, pack_head
+from ps.net.caller import FrameCaller
+from ps.protocol.frames import FrameOp, pack_head
 from ps.protocol.replication import Content, pack, size_of
-from ps.rows import Image
+from ps.rows import BucketImage
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class _NotYet(ProtocolError):
     """The follower has another number: it has not yet received the orders with this one, or has newer ones."""
 
 
-class Owner(Protocol):
+class StreamOwner(Protocol):
     """The owner of a stream. Called from the stream's threads, without its lock."""
 
     @property
@@ -55,7 +55,7 @@ class Owner(Protocol):
         """The history of its rows."""
         ...
 
-    def connect(self, follower: int) -> Caller:
+    def connect(self, follower: int) -> FrameCaller:
         """Connect to the follower. Raises ``PsError``."""
         ...
 
@@ -86,7 +86,7 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class _Queued:
+class _QueuedItem:
     number: int
     version: int
     content: Content
@@ -101,7 +101,7 @@ class _Sent:
     """An unacknowledged frame."""
 
     request: int
-    items: list[_Queued]
+    items: list[_QueuedItem]
     images: list[tuple[int, int]] = field(default_factory=list)
     """Images in the frame as (copy, bucket)."""
 
@@ -110,17 +110,17 @@ class _Sent:
         return sum(one.bytes for one in self.items)
 
 
-class Stream:
+class ReplicationStream:
     """The stream to one follower. Thread-safe; adding content never blocks."""
 
-    def __init__(self, follower: int, owner: Owner, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
+    def __init__(self, follower: int, owner: StreamOwner, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
         self.follower = follower
         self.life = 0
         """Number of the connection; content put into an earlier one is lost."""
         self._owner, self._clock, self._threads = owner, clock, threads
         self._lock = threads.lock()
         self._go = threads.condition(self._lock)
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[_QueuedItem] = deque()
         self._sent: deque[_Sent] = deque()
         self._copies: list[tuple[int, deque[int]]] = []
         """Buckets whose images are to be made, by copy; the newest copy is served first."""
@@ -130,7 +130,7 @@ class Stream:
         self._bytes = self._image_bytes = self._images = 0
         self._state = "new"
         self._thread: ThreadHandle | None = None
-        self._caller: Caller | None = None
+        self._caller: FrameCaller | None = None
         self._moved_s = clock.now_s()
         """Time of the follower's last acknowledgement, or when it last had nothing to acknowledge."""
 
@@ -146,7 +146,7 @@ class Stream:
             now_s = self._clock.now_s()
             if not self._bytes:
                 self._moved_s = now_s
-            self._queue.append(_Queued(self._number, version, content, size, now_s, copy))
+            self._queue.append(_QueuedItem(self._number, version, content, size, now_s, copy))
             self._bytes += size
             if copy:
                 self._image_bytes += size
@@ -196,7 +196,7 @@ class Stream:
         if caller is not None:
             caller.abort()
 
-    # --- what is asked about it ---------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def tail(self) -> tuple[int, int]:
@@ -230,7 +230,7 @@ class Stream:
         """True if content is accepted for sending."""
         return self._state not in ("down", "over")
 
-    # --- its threads --------------------------------------------------------------------------------------------------
+    # --- threads ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Start the thread with the first item. Requires the lock."""
@@ -276,12 +276,12 @@ class Stream:
                 self._owner.made(self.follower)
             notified = self._lose(self._serve(caller)) or notified
 
-    def _connect(self) -> Caller:
+    def _connect(self) -> FrameCaller:
         caller = self._owner.connect(self.follower)
         try:
             self._request(caller, [])
             frame = caller.receive(deadline_s=CONNECT_S)
-            if frame.op is not Op.OK:
+            if frame.op is not FrameOp.OK:
                 raise _NotYet(f"the follower refused the stream: {frame.json().get('text', frame.op.name)}")
             self._answered = frame.request
         except BaseException:
@@ -308,7 +308,7 @@ class Stream:
         self._acked = self._number
         self._answered = self._bytes = self._image_bytes = self._images = 0
 
-    def _serve(self, caller: Caller) -> str:
+    def _serve(self, caller: FrameCaller) -> str:
         """Serve a connection until it breaks; returns the reason."""
         reasons: list[str] = []
 
@@ -344,31 +344,31 @@ class Stream:
         self._owner.take_image(self.follower, bucket, copy)
         return True
 
-    def _send_some(self, caller: Caller) -> None:
+    def _send_some(self, caller: FrameCaller) -> None:
         """Send queued items as one frame, or wait for some."""
         with self._lock:
             if not self._queue:
                 self._go.wait(_ASK_S)
                 return
-            items: list[_Queued] = []
+            items: list[_QueuedItem] = []
             size = 0
             while self._queue and len(items) < FRAME_ITEMS and (not items or size < FRAME_BYTES):
                 items.append(self._queue.popleft())
                 size += items[-1].bytes
             sent = _Sent(0, items)
-            sent.images = [(one.copy, one.content.bucket) for one in items if isinstance(one.content, Image)]
+            sent.images = [(one.copy, one.content.bucket) for one in items if isinstance(one.content, BucketImage)]
             self._sent.append(sent)
         request = self._request(caller, [(one.version, one.content) for one in items])
         with self._lock:
             sent.request = request
         self._settle()
 
-    def _request(self, caller: Caller, items: Sequence[tuple[int, Content]]) -> int:
+    def _request(self, caller: FrameCaller, items: Sequence[tuple[int, Content]]) -> int:
         heads, arrays = pack(items)
         head = {"to": self.follower, "history": self._owner.history, "items": heads}
-        return caller.send(Op.STREAM, pack_head(head), arrays, deadline_s=STALL_S)
+        return caller.send(FrameOp.STREAM, pack_head(head), arrays, deadline_s=STALL_S)
 
-    def _receive(self, caller: Caller, reasons: list[str]) -> None:
+    def _receive(self, caller: FrameCaller, reasons: list[str]) -> None:
         """Receive acknowledgements until the connection breaks."""
         while True:
             try:
@@ -382,7 +382,7 @@ class Stream:
                 reasons.append(str(error))
                 break
             head: dict[str, Any] = frame.json()
-            if frame.op is not Op.OK:
+            if frame.op is not FrameOp.OK:
                 reasons.append(str(head.get("text", frame.op.name)))
                 break
             if head.get("fenced"):

@@ -23,12 +23,12 @@ from edl.errors import EdlError, ProtocolError, PsError
 from edl.ports import Clock, Files
 from edl.threads import ThreadLock, Threads
 from ps.checkpoint.directory import RESTORE_THREADS
-from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.net.caller import EndpointPeer, FrameCaller, FrameEndpoint, FrameReply
 from ps.net.connection import SYSTEM_SOCKETS, Sockets
 from ps.protocol import messages
 from ps.protocol.deltas import orders_after
-from ps.protocol.frames import Frame, Op, pack_head
-from ps.protocol.handshake import MASTER, SERVER, TRAINER, Hello
+from ps.protocol.frames import Frame, FrameOp, pack_head
+from ps.protocol.handshake import MASTER, SERVER, TRAINER, CallerHello
 from ps.server.bucket_machine import BucketMachine, MasterLine, OrdersCame, Restored
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import CheckpointTask
@@ -39,7 +39,7 @@ from ps.server.replicate_out import CONNECT_S
 from ps.spec import BUCKETS
 from ps.store.kernels import at_once, chosen, kernels
 from ps.store.kernels.ready import compile_elsewhere
-from ps.store.store import REMEMBERED, Store
+from ps.store.store import REMEMBERED, RowStore
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Setup:
     """Only buckets below this number are placed; simulations use few."""
 
 
-class Server:
+class ParameterServer:
     """One pserver. Runs between ``start`` and ``stop``, following the Master's orders."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Server:
         self._setup, self._gone, self._clock = setup, gone, setup.clock
         self._failed = failed or (lambda what: self.stop())
         threads = setup.threads
-        self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes, threads=threads)
+        self.store = RowStore(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes, threads=threads)
         self.bucket_machine = BucketMachine(setup.name, buckets=setup.buckets, most_bytes=setup.most_bytes)
         self.bucket_shell = BucketShell(self.bucket_machine, self.store, self, setup.clock, threads)
         self.checkpoint_task = CheckpointTask(
@@ -97,7 +97,7 @@ class Server:
         )
         self.handlers = RequestHandlers(setup.name, self.store, self.bucket_shell, self.eviction_task, threads)
         self._following = ReplicationIn(self.bucket_shell, self.store, threads)
-        self.endpoint = Endpoint(
+        self.endpoint = FrameEndpoint(
             self._handle,
             secret=setup.secret,
             met=self._met,
@@ -109,11 +109,11 @@ class Server:
             threads=threads,
             sockets=setup.sockets,
         )
-        self._master: Peer | None = None
-        """The Master that messages are sent to; ``_newest`` once ``Hello`` has been sent on it."""
-        self._newest: Peer | None = None
+        self._master: EndpointPeer | None = None
+        """The Master that messages are sent to; ``_newest`` once ``PserverHello`` has been sent on it."""
+        self._newest: EndpointPeer | None = None
         self._token = 0
-        self._received: tuple[Peer | None, messages.Orders | None] = None, None
+        self._received: tuple[EndpointPeer | None, messages.Orders | None] = None, None
         """The newest orders and their sender; deltas are based on them."""
         self._trainers = _Trainers(threads.lock())
         self._over = threads.event()
@@ -159,7 +159,7 @@ class Server:
 
     # --- who comes ---------------------------------------------------------------------------------------------------
 
-    def _met(self, peer: Peer) -> tuple[str, str] | None:
+    def _met(self, peer: EndpointPeer) -> tuple[str, str] | None:
         view = self.handlers.view
         if peer.role == MASTER and peer.hello.token < self._token:
             log.warning("Parameter server: refused a Master with token %d; a newer one has token %d",
@@ -169,7 +169,7 @@ class Server:
             return "stale", "this trainer is considered lost; restart the process"
         return None
 
-    def _greeted(self, peer: Peer) -> None:
+    def _greeted(self, peer: EndpointPeer) -> None:
         if peer.role == MASTER:
             self._token = max(self._token, peer.hello.token)
             old, self._newest = self._newest, peer
@@ -180,41 +180,43 @@ class Server:
         elif peer.role == TRAINER:
             self._trainers.came(peer.number)
 
-    def _left(self, peer: Peer) -> None:
+    def _left(self, peer: EndpointPeer) -> None:
         if peer.role == SERVER:
             self._following.left(peer)
 
-    def _lost(self, peer: Peer) -> None:
+    def _lost(self, peer: EndpointPeer) -> None:
         if peer.role == TRAINER and peer.number:
             others = any(one.role == TRAINER and one.number == peer.number for one in self.endpoint.peers)
             if not others:
                 self._trainers.went(peer.number, self._clock.now_s())
 
-    def _handle(self, peer: Peer, frame: Frame) -> Reply:
-        if frame.op in (Op.PULL, Op.PUSH, Op.SCAN, Op.INTENT):
+    def _handle(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
+        if frame.op in (FrameOp.PULL, FrameOp.PUSH, FrameOp.SCAN, FrameOp.INTENT):
             return self.handlers.answer(peer, frame)
-        if frame.op is Op.STREAM and peer.role == SERVER:
+        if frame.op is FrameOp.STREAM and peer.role == SERVER:
             return self._stream(peer, frame)
-        if frame.op is Op.CONTROL and peer.role == MASTER:
+        if frame.op is FrameOp.CONTROL and peer.role == MASTER:
             self._on_message(peer, frame)
-            return Reply()
-        if frame.op is Op.STATS:
-            return Reply(Op.OK, pack_head(self.statistics()))
-        return Reply.no(Op.REFUSED, kind="word", text=f"{frame.op.name} is not a request that a {peer.role} may send")
+            return FrameReply()
+        if frame.op is FrameOp.STATS:
+            return FrameReply(FrameOp.OK, pack_head(self.statistics()))
+        return FrameReply.no(
+            FrameOp.REFUSED, kind="word", text=f"{frame.op.name} is not a request that a {peer.role} may send"
+        )
 
-    def _stream(self, peer: Peer, frame: Frame) -> Reply:
+    def _stream(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         try:
             return self._following.take(peer, frame)
         except (EdlError, MemoryError) as error:
             why = str(error) or "out of memory"
             log.warning("Parameter server %s: refusing the replication stream from %s: %s", self._setup.name, peer, why)
-            return Reply.no(Op.REFUSED, kind="error", text=why)
+            return FrameReply.no(FrameOp.REFUSED, kind="error", text=why)
         except Exception:
             log.exception("Parameter server: the replication stream from %s failed", peer)
             self.failed(f"the replication stream from {peer} failed")
             raise
 
-    def _on_message(self, peer: Peer, frame: Frame) -> None:
+    def _on_message(self, peer: EndpointPeer, frame: Frame) -> None:
         message = messages.decode(str(frame.body, "utf-8"))
         if not isinstance(message, messages.Orders | messages.OrdersChanged):
             raise ProtocolError(f"{type(message).__name__} is not a message from a Master to a pserver")
@@ -225,9 +227,9 @@ class Server:
             return
         if isinstance(message, messages.OrdersChanged):
             sender, before = self._received
-            if sender is not peer or before is None or before.chart.version != message.base:
+            if sender is not peer or before is None or before.placement.version != message.base:
                 peer.push(
-                    Op.CONTROL, b"", [messages.encode(messages.OrdersPlease(self.bucket_machine.version)).encode()]
+                    FrameOp.CONTROL, b"", [messages.encode(messages.GetOrders(self.bucket_machine.version)).encode()]
                 )
                 return
             message = orders_after(before, message)
@@ -236,27 +238,27 @@ class Server:
 
     # --- dependencies of the bucket shell and of checkpoints ----------------------------------------------------------
 
-    def connect(self, follower: int) -> Caller:
-        """See ``bucket_shell.BucketShellDeps``."""
+    def connect(self, follower: int) -> FrameCaller:
+        """Connect to another pserver, as ``BucketShellDeps`` requires."""
         orders = self.bucket_machine.orders
-        place = next((one for one in orders.chart.servers if one.number == follower), None) if orders else None
+        place = next((one for one in orders.placement.servers if one.number == follower), None) if orders else None
         if place is None:
             raise PsError(f"pserver {follower} is not in the placement map")
-        hello = Hello(SERVER, self.bucket_machine.number, self._setup.name)
+        hello = CallerHello(SERVER, self.bucket_machine.number, self._setup.name)
         tls = self._setup.tls[0] if self._setup.tls else None
-        return Caller.connect(
+        return FrameCaller.connect(
             place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls, threads=self._setup.threads,
             sockets=self._setup.sockets,
         )  # fmt: skip
 
     def say(self, message: Any) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Send a message to the Master; dropped without a connection."""
         master = self._master
         if master is not None:
-            master.push(Op.CONTROL, b"", [messages.encode(message).encode()])
+            master.push(FrameOp.CONTROL, b"", [messages.encode(message).encode()])
 
     def prepare(self, orders: messages.Orders) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Prepare for new orders before they take effect: define tables."""
         for table in orders.tables:
             try:
                 self.store.define(table)
@@ -264,7 +266,7 @@ class Server:
                 log.error("Parameter server: %s", error)
 
     def followed(self, orders: messages.Orders) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """New orders have taken effect."""
         before = self.handlers.view
         self.handlers.view = View(orders, before)
         known = before.revoked if before is not None else frozenset()
@@ -277,30 +279,31 @@ class Server:
         self.handlers.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.eviction_task.holds(int((self.owned() != 0).sum()), self._copies())
         self.checkpoint_task.orders(orders)
-        with self.bucket_shell.news:
-            self.bucket_shell.news.notify_all()
-        if before is None or before.epoch != orders.epoch or before.orders.chart.servers != orders.chart.servers:
+        with self.bucket_shell.changed:
+            self.bucket_shell.changed.notify_all()
+        placement = orders.placement
+        if before is None or before.epoch != orders.epoch or before.orders.placement.servers != placement.servers:
             log.info(
                 "Parameter server %s is number %d: orders %d, history %d, %d pservers, %d trainers, %d buckets here",
-                self._setup.name, orders.you, orders.chart.version, orders.chart.history, len(orders.chart.servers),
+                self._setup.name, orders.you, placement.version, placement.history, len(placement.servers),
                 len(orders.members), int((self.owned() != 0).sum()),
             )  # fmt: skip
         if orders.go:
             log.info("Parameter server %s: no buckets left, exiting", self._setup.name)
             self._gone()
 
-    def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+    def restore(self, checkpoint: messages.CheckpointOrder, buckets: tuple[int, ...]) -> None:
+        """Load these buckets in another thread, then ``post(Restored(…))``."""
         orders = self.bucket_machine.orders
         if orders is not None:
-            self.checkpoint_task.restore(orders, cut, buckets)
+            self.checkpoint_task.restore(orders, checkpoint, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """See ``checkpoint_task.CheckpointTaskDeps``."""
+        """The buckets have been loaded."""
         self.bucket_shell.post(Restored(number, buckets))
 
     def reset(self, number: int, history: int) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """Everything starts again; the rows have been discarded."""
         log.info("Parameter server %s starts again, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
@@ -313,22 +316,22 @@ class Server:
         self._trainers.forget()
 
     def failed(self, what: str) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """The process is inconsistent and must exit, so that replicas take over."""
         log.error("Parameter server %s exits: %s. Replicas take over its buckets", self._setup.name, what)
         self._failed(what)
 
     def line_begins(self) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """From now on messages go over the newest connection to the Master."""
         self._master = self._newest
 
     def line_made(self) -> None:
-        """See ``bucket_shell.BucketShellDeps``."""
+        """``PserverHello`` has been sent on the new connection."""
         self.checkpoint_task.again()
         for trainer in self._trainers.lost:
             self.say(messages.TrainerLost(trainer))
 
     def owned(self) -> NDArray[np.uint8]:
-        """See ``checkpoint_task.CheckpointTaskDeps``."""
+        """Mask by bucket: nonzero for those that the orders assign to this pserver."""
         owner = np.frombuffer(self.bucket_machine.owner, np.int16)
         mine: NDArray[np.uint8] = np.zeros(BUCKETS, np.uint8)
         mine[: len(owner)] = owner == (self.bucket_machine.number or -1)
@@ -343,7 +346,7 @@ class Server:
             else 0
         )
 
-    # --- now and then ------------------------------------------------------------------------------------------------
+    # --- periodic work -----------------------------------------------------------------------------------------------
 
     def _look_after(self) -> None:
         while not self._over.wait(LOOK_S):
@@ -363,14 +366,14 @@ class Server:
             self._loaded_s = now_s
             self.say(self.load())
 
-    def load(self) -> messages.Load:
+    def load(self) -> messages.PserverLoad:
         """Load report, with the hottest buckets since the last call."""
         heat = self.store.heat.copy()
         risen = heat - self._heat
         self._heat = heat
         top = np.argsort(risen)[::-1][:HOT]
         counts, size, most = self.handlers.counts, self.store.bytes(), self._setup.most_bytes
-        return messages.Load(
+        return messages.PserverLoad(
             rows=sum(table.rows for table in self.store.tables.values()),
             bytes=size,
             most_bytes=most,

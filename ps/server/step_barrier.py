@@ -1,4 +1,4 @@
-"""The step barrier: averaging of a step's gradients in mode sync, and the staleness bound in mode async.
+"""The step barrier: averages a step's gradients in mode sync, and bounds the staleness in mode async.
 
 Pure; one per pserver. In mode sync, and in mode async with a staleness bound, each trainer pushes each step to *every*
 pserver that owns a bucket, if necessary without keys: the barrier waits for a trainer that has not been heard of. The
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.job_records import Mode, Training
-from ps.protocol.messages import Member
+from ps.protocol.messages import TrainerMember
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class May(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingPush:
     trainer: int
     step: int
 
@@ -53,9 +53,9 @@ class StepBarrier:
 
     def __init__(self, training: Training | None = None) -> None:
         self._training = training or Training()
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, TrainerMember] = {}
         self._revoked: frozenset[int] = frozenset()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingPush] = {}
         self._reached: dict[int, int] = {}
         """Highest step received, by trainer."""
         self._scales: dict[int, float] = {}
@@ -65,7 +65,7 @@ class StepBarrier:
         self.epoch = 0
 
     def orders(
-        self, epoch: int, members: Sequence[Member], revoked: Sequence[int], training: Training | None = None
+        self, epoch: int, members: Sequence[TrainerMember], revoked: Sequence[int], training: Training | None = None
     ) -> tuple[Verdict, ...]:
         """Take over the membership of the newest orders."""
         self.epoch, self._revoked = epoch, frozenset(revoked)
@@ -105,7 +105,7 @@ class StepBarrier:
             return (Apply(step, (tag,), 1.0 / max(len(self._members), 1)), *self._applied())
         step = max(step, self.step + 1)  # a new trainer joins in the open step
         self._reached[trainer] = max(before, step)
-        self._waiting[tag] = _Waiting(trainer, step)
+        self._waiting[tag] = _WaitingPush(trainer, step)
         return self._applied()
 
     def withdraw(self, tag: int) -> None:
@@ -125,7 +125,7 @@ class StepBarrier:
         slowest = min((self._at(one) for one in self._members if one != trainer), default=step)
         return May.GO if step - slowest <= bound else May.WAIT
 
-    def waits_for(self, step: int) -> tuple[Member, ...]:
+    def waits_for(self, step: int) -> tuple[TrainerMember, ...]:
         """The members that hold this step up, for messages."""
         if self._training.mode is Mode.SYNC:
             return tuple(one for one in self._members.values() if one.step <= step > self._reached.get(one.number, -1))

@@ -12,13 +12,13 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.job_records import Training
 from edl.threads import Threads
 from ps.hashing import buckets_of
-from ps.protocol.messages import Member
-from ps.rows import Part, Push
+from ps.protocol.messages import TrainerMember
+from ps.rows import TablePush, TrainerPush
 from ps.server.step_barrier import Apply, May, Stale, StepBarrier, Verdict
 from ps.spec import BUCKETS
 
 
-class Held(Exception):
+class BarrierTimeout(Exception):
     """The wait for other trainers has timed out. ``names``: the trainers waited for."""
 
     def __init__(self, names: str) -> None:
@@ -31,7 +31,7 @@ class Revoked(Exception):
 
 
 @dataclass(slots=True)
-class _Batch:
+class _PushBatch:
     """Pushes that are applied together."""
 
     step: int
@@ -41,8 +41,8 @@ class _Batch:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    push: Push
-    batch: _Batch | None = None
+    push: TrainerPush
+    batch: _PushBatch | None = None
     """Set if this waiter's thread must apply the batch."""
     taken: bool = False
     stale: bool = False
@@ -59,7 +59,7 @@ class Applied:
     result: Any = field(default=None)
 
 
-Apply_ = Callable[[Sequence[Push], int, float], Any]
+Apply_ = Callable[[Sequence[TrainerPush], int, float], Any]
 """Applies the pushes of one step with a scale."""
 
 
@@ -73,7 +73,7 @@ class StepBarrierShell:
         self._waiters: dict[int, _Waiter] = {}
         self._tags = 0
 
-    def orders(self, epoch: int, members: Sequence[Member], revoked: Sequence[int], training: Training) -> None:
+    def orders(self, epoch: int, members: Sequence[TrainerMember], revoked: Sequence[int], training: Training) -> None:
         """Take over the membership of new orders."""
         with self._turn:
             self._verdicts(self._barrier.orders(epoch, members, revoked, training))
@@ -86,7 +86,7 @@ class StepBarrierShell:
             self._turn.notify_all()
 
     def pull(self, trainer: int, step: int, until_s: float) -> None:
-        """Wait until the trainer may have the rows for this step. Raises ``Held`` and ``Revoked``."""
+        """Wait until the trainer may have the rows for this step. Raises ``BarrierTimeout`` and ``Revoked``."""
         with self._turn:
             while True:
                 may = self._barrier.may_pull(trainer, step)
@@ -96,16 +96,16 @@ class StepBarrierShell:
                     raise Revoked
                 left_s = until_s - self._threads.now_s()
                 if left_s <= 0:
-                    raise Held(self._late(step))
+                    raise BarrierTimeout(self._late(step))
                 self._turn.wait(left_s)
 
     def push(
-        self, push: Push, step: int, apply: Apply_, until_s: float, complete: bool = False, trainer: int = 0
+        self, push: TrainerPush, step: int, apply: Apply_, until_s: float, complete: bool = False, trainer: int = 0
     ) -> Applied:
         """Apply a push when the barrier allows it, possibly on another push's thread.
 
         ``complete``: see ``StepBarrier.push``. ``trainer``: the sender, if it repeats another trainer's push. Raises
-        ``Held``, ``Revoked`` and whatever ``apply`` raises.
+        ``BarrierTimeout``, ``Revoked`` and whatever ``apply`` raises.
         """
         with self._turn:
             self._tags += 1
@@ -136,7 +136,7 @@ class StepBarrierShell:
                 self._turn.wait()
             elif left_s <= 0:
                 self._barrier.withdraw(tag)
-                raise Held(self._late(step))
+                raise BarrierTimeout(self._late(step))
             else:
                 self._turn.wait(left_s)
 
@@ -151,9 +151,9 @@ class StepBarrierShell:
                 for tag in tags:
                     self._waiters[tag].taken = True
                 if tags:
-                    self._waiters[tags[-1]].batch = _Batch(verdict.step, verdict.scale, tags)
+                    self._waiters[tags[-1]].batch = _PushBatch(verdict.step, verdict.scale, tags)
 
-    def _carry(self, batch: _Batch, apply: Apply_) -> None:
+    def _carry(self, batch: _PushBatch, apply: Apply_) -> None:
         with self._turn:
             waiters = [self._waiters[tag] for tag in batch.tags]
         results: list[Any] = [None] * len(waiters)
@@ -172,7 +172,7 @@ class StepBarrierShell:
             self._turn.notify_all()
 
     def _one_by_one(
-        self, waiters: Sequence[_Waiter], batch: _Batch, apply: Apply_
+        self, waiters: Sequence[_Waiter], batch: _PushBatch, apply: Apply_
     ) -> tuple[list[Any], list[BaseException | None]]:
         """Apply pushes one by one after they failed together, so that only the culprit gets the error."""
         results: list[Any] = []
@@ -190,10 +190,10 @@ class StepBarrierShell:
         return ", ".join(member.name for member in self._barrier.waits_for(step)) or "trainers"
 
 
-def _once_each(pushes: Sequence[Push]) -> list[Push]:
+def _once_each(pushes: Sequence[TrainerPush]) -> list[TrainerPush]:
     """Drop repetitions: a push may arrive twice over two connections, and in parts. Keys in buckets that an earlier
     part of the same push covers are left out."""
-    found: list[Push] = []
+    found: list[TrainerPush] = []
     covered: dict[tuple[int, int], Any] = {}
     for push in pushes:
         name = (push.trainer, push.seq)
@@ -205,13 +205,15 @@ def _once_each(pushes: Sequence[Push]) -> list[Push]:
         for earlier in covered[name]:
             for part in earlier.parts:
                 mask[buckets_of(part.keys)] = True
-        rest = Push(push.trainer, push.seq, [one for one in (_without(part, mask) for part in push.parts) if one])
+        rest = TrainerPush(
+            push.trainer, push.seq, [one for one in (_without(part, mask) for part in push.parts) if one]
+        )
         if rest.parts:
             covered[name].append(rest)
             found.append(rest)
     return found
 
 
-def _without(part: Part, mask: Any) -> Part | None:
+def _without(part: TablePush, mask: Any) -> TablePush | None:
     keep = ~mask[buckets_of(part.keys)]
-    return Part(part.table, part.keys[keep], part.grads[keep], part.op) if keep.any() else None
+    return TablePush(part.table, part.keys[keep], part.grads[keep], part.op) if keep.any() else None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from edl.errors import PsError
-from ps.rows import Op
+from ps.rows import RowOp
 from ps.store.shard_table import ShardTable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Full(PsError):
     """The memory budget is exhausted; nothing was applied. Evictions or more pservers free memory."""
 
 
-class Owner(Protocol):
+class BudgetOwner(Protocol):
     """The store, as used by its budget."""
 
     def bytes(self) -> int:
@@ -71,7 +71,7 @@ class Budget:
                 self._used += shard_table.bytes() - before
 
     @contextmanager
-    def promise(self, owner: Owner, works: Sequence[Work]) -> Iterator[None]:
+    def promise(self, owner: BudgetOwner, works: Sequence[Work]) -> Iterator[None]:
         """Context for a push: reserves memory for its new rows. Raises ``Full`` if they may not fit."""
         if not self.most:
             yield
@@ -83,7 +83,7 @@ class Budget:
             more = rough if fits else 0
             self._promised += more
         if not fits:
-            needed = [one for work in works if work.table.open or work.op != Op.GRAD for one in owner.missing(work)]
+            needed = [one for work in works if work.table.open or work.op != RowOp.GRAD for one in owner.missing(work)]
             more = sum(shard_table.bytes_for(rows) for shard_table, rows in needed)
             with self._lock:
                 self._used = owner.bytes()

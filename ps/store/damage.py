@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
-from ps.rows import Op
-from ps.spec import Damaged, Optimizer, Rule, TableSpec
+from ps.rows import RowOp
+from ps.spec import Damaged, Optimizer, TableSpec, UpdateRule
 
 Floats = NDArray[np.float32]
 LARGEST = float(np.finfo(np.float32).max)
@@ -21,7 +21,7 @@ larger ones the sum, and so the row, could become infinite for good."""
 TOGETHER = 4096
 """Most trainers that may push one key in the same step. In mode sync each leaves room for the sum of all, because an
 overflow would only be noticed on one pserver, after others have applied their part of the step."""
-_SQUARING = (Rule.ADAGRAD, Rule.ROW_ADAGRAD, Rule.ADAM, Rule.FTRL)
+_SQUARING = (UpdateRule.ADAGRAD, UpdateRule.ROW_ADAGRAD, UpdateRule.ADAM, UpdateRule.FTRL)
 _WIRE = {"f4": LARGEST, "f2": 65504.0, "bf16": 3.3895313892515355e38}
 _ADVICE = "Check the loss and the LR, or set damaged to 'skip' or 'clip' for this table"
 
@@ -42,15 +42,15 @@ def check(
 ) -> None:
     """Raise ``DamagedPush``, naming the key, if the table refuses a value. Keys may repeat. ``trainers``: number of
     trainers that may push such values to the same key in this step."""
-    if op == Op.GRAD and spec.damaged is not Damaged.REFUSE:
+    if op == RowOp.GRAD and spec.damaged is not Damaged.REFUSE:
         return
-    limit = (limit_of(spec.optimizer) if op == Op.GRAD else LARGEST) / trainers
+    limit = (limit_of(spec.optimizer) if op == RowOp.GRAD else LARGEST) / trainers
     most = _most(values)
     if most <= min(limit, _WIRE[wire]) / max(1, len(keys)):
         return  # valid however many of them are summed
     if not most <= limit:
         _refuse(spec, keys, values, limit, "what was pushed")
-    if op in (Op.GRAD, Op.ADD):
+    if op in (RowOp.GRAD, RowOp.ADD):
         keys, values = _summed(keys, values)
         if not _most(values) <= limit:
             _refuse(spec, keys, values, limit, "the sum of what was pushed")

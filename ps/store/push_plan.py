@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError
 from ps.hashing import SHARDS, buckets_of
-from ps.rows import OPS, Op, Part, Push
-from ps.spec import BUCKETS, Rule
+from ps.rows import OPS, RowOp, TablePush, TrainerPush
+from ps.spec import BUCKETS, UpdateRule
 from ps.store import damage, rules
 from ps.store.kernels import Kernels
 from ps.store.shard_table import Split
@@ -56,14 +56,14 @@ def aligned(values: object, dtype: type[np.generic]) -> NDArray[np.generic]:
 
 
 def works(
-    tables: Mapping[str, Table], kernels: Kernels, pushes: Sequence[Push], lr: Mapping[str, float], scale: float
+    tables: Mapping[str, Table], kernels: Kernels, pushes: Sequence[TrainerPush], lr: Mapping[str, float], scale: float
 ) -> tuple[list[Work], NDArray[np.bool_]]:
     """The work for some pushes, in the order of their parts, and the buckets that each push touches, as a mask ``(push,
     bucket)``.
 
     Raises ``PsError`` for invalid pushes, before anything is applied.
     """
-    together: dict[tuple[str, str], list[tuple[int, Part]]] = {}
+    together: dict[tuple[str, str], list[tuple[int, TablePush]]] = {}
     for number, push in enumerate(pushes):
         for part in push.parts:
             together.setdefault((part.table, part.op), []).append((number, part))
@@ -93,16 +93,16 @@ def works(
 def _treatment(table: Table, op: str, lr: Mapping[str, float], scale: float) -> tuple[int, NDArray[np.float64]]:
     optimizer = table.spec.optimizer
     rate = lr.get(table.spec.name, optimizer.lr)
-    if op == Op.GRAD:
-        if optimizer.rule is Rule.ADD:
+    if op == RowOp.GRAD:
+        if optimizer.rule is UpdateRule.ADD:
             scale = 1.0
         return table.layout.rule, rules.numbers(optimizer, rate, scale)
     numbers = np.zeros(len(rules.NUMBERS))
     numbers[rules.SCALE], numbers[rules.LIMIT] = scale, damage.LARGEST
-    return rules.ADD if op == Op.ADD else rules.ASSIGN, numbers
+    return rules.ADD if op == RowOp.ADD else rules.ASSIGN, numbers
 
 
-def _checked(table: Table, part: Part) -> tuple[NDArray[np.int64], Floats]:
+def _checked(table: Table, part: TablePush) -> tuple[NDArray[np.int64], Floats]:
     spec = table.spec
     keys: NDArray[np.int64] = aligned(part.keys, np.int64)  # type: ignore[assignment]
     values: Floats = aligned(part.grads, np.float32)  # type: ignore[assignment]

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.spec import Damaged, Optimizer, Rule, Start, TableSpec
+from ps.spec import Damaged, InitMethod, Optimizer, TableSpec, UpdateRule
 from ps.store.damage import limit_of
 
 SGD, MOMENTUM, ADAGRAD, ROW_ADAGRAD, ADAM, FTRL, ADD, ASSIGN = range(8)
 """Codes of the rules in kernels. ``ASSIGN`` is not a table's rule but an operation of pushes."""
 CODES = {
-    Rule.SGD: SGD,
-    Rule.MOMENTUM: MOMENTUM,
-    Rule.ADAGRAD: ADAGRAD,
-    Rule.ROW_ADAGRAD: ROW_ADAGRAD,
-    Rule.ADAM: ADAM,
-    Rule.FTRL: FTRL,
-    Rule.ADD: ADD,
+    UpdateRule.SGD: SGD,
+    UpdateRule.MOMENTUM: MOMENTUM,
+    UpdateRule.ADAGRAD: ADAGRAD,
+    UpdateRule.ROW_ADAGRAD: ROW_ADAGRAD,
+    UpdateRule.ADAM: ADAM,
+    UpdateRule.FTRL: FTRL,
+    UpdateRule.ADD: ADD,
 }
-STARTS = {Start.ZEROS: 0, Start.CONSTANT: 1, Start.UNIFORM: 2, Start.NORMAL: 3}
+STARTS = {InitMethod.ZEROS: 0, InitMethod.CONSTANT: 1, InitMethod.UNIFORM: 2, InitMethod.NORMAL: 3}
 KEEP, SKIP, CLIP = range(3)
 """Treatment of damaged values by kernels: none (checked before), skip the row, replace the value."""
 TREATMENTS = {Damaged.REFUSE: KEEP, Damaged.SKIP: SKIP, Damaged.CLIP: CLIP}
@@ -39,17 +39,17 @@ NUMBERS = (
 SCALE, LIMIT = NUMBERS.index("scale"), NUMBERS.index("limit")
 
 
-def slots_of(rule: Rule, dim: int) -> int:
+def slots_of(rule: UpdateRule, dim: int) -> int:
     """Number of float32 state values per row."""
-    if rule is Rule.ROW_ADAGRAD:
+    if rule is UpdateRule.ROW_ADAGRAD:
         return 1
-    if rule in (Rule.ADAM, Rule.FTRL):
+    if rule in (UpdateRule.ADAM, UpdateRule.FTRL):
         return 2 * dim
-    return dim if rule in (Rule.MOMENTUM, Rule.ADAGRAD) else 0
+    return dim if rule in (UpdateRule.MOMENTUM, UpdateRule.ADAGRAD) else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableLayout:
     """A table as the kernels see it."""
 
     dim: int
@@ -66,16 +66,16 @@ class Layout:
     """Adam: ``1 - beta1**t`` and ``sqrt(1 - beta2**t)`` for ``t`` = 1 .. n; the last applies to all later steps."""
 
     @classmethod
-    def of(cls, spec: TableSpec) -> Layout:
+    def of(cls, spec: TableSpec) -> TableLayout:
         """Derive the layout from a table's definition."""
         rule = spec.optimizer.rule
         slots = slots_of(rule, spec.dim)
-        accumulated = {Rule.ADAGRAD: spec.dim, Rule.ROW_ADAGRAD: 1, Rule.FTRL: spec.dim}.get(rule, 0)
+        accumulated = {UpdateRule.ADAGRAD: spec.dim, UpdateRule.ROW_ADAGRAD: 1, UpdateRule.FTRL: spec.dim}.get(rule, 0)
         initial = spec.initial
         return cls(
             spec.dim, slots, CODES[rule], STARTS[initial.start], initial.scale, initial.seed,
             spec.optimizer.initial_accumulator, accumulated, TREATMENTS[spec.damaged],
-            corrections(spec.optimizer) if rule is Rule.ADAM else np.ones((2, 1), np.float32),
+            corrections(spec.optimizer) if rule is UpdateRule.ADAM else np.ones((2, 1), np.float32),
         )  # fmt: skip
 
     @property

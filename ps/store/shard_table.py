@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ps.hashing import BUCKET_SHIFT, SHARD_SHIFT, SHARDS, buckets_of
 from ps.rows import Rows
-from ps.store.rules import FREE, META_BYTES, Layout
+from ps.store.rules import FREE, META_BYTES, TableLayout
 from ps.store.slabs import Slab
 
 FREQUENCY, UPDATES, SEEN, CHANGED = 2, 3, 4, 5
@@ -29,7 +29,7 @@ Slots = NDArray[np.int64]
 class ShardTable(ABC):
     """Rows by slot; subclasses in the kernels add lookup by key."""
 
-    def __init__(self, layout: Layout, number: int) -> None:
+    def __init__(self, layout: TableLayout, number: int) -> None:
         self.layout = layout
         self.number = number
         """Number of the shard."""
@@ -142,7 +142,7 @@ class ShardTable(ABC):
 class ShardTables:
     """A table's rows in all shards."""
 
-    def __init__(self, layout: Layout, shard_tables: list[ShardTable]) -> None:
+    def __init__(self, layout: TableLayout, shard_tables: list[ShardTable]) -> None:
         self.layout = layout
         self.all = shard_tables
 

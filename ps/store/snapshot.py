@@ -55,7 +55,7 @@ class _Reading:
     """Copies of changed rows, with the marks of their previous changes."""
 
 
-class Snapshot:
+class StoreSnapshot:
     """The state of a store at ``mark``. Created by ``Store.snapshot``; call ``close`` when done to stop saving
     copies."""
 

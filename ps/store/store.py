@@ -22,7 +22,7 @@ from edl.errors import PsError
 from edl.threads import ThreadLock, Threads
 from ps.hashing import SHARDS, buckets_of, shard_of_bucket
 from ps.intents import Intents
-from ps.rows import Image, Op, Piece, Push, Pushed, Rows, concat
+from ps.rows import BucketImage, Pushed, RowOp, Rows, ShardChange, TrainerPush, concat
 from ps.spec import BUCKETS, TableSpec
 from ps.store import push_plan
 from ps.store.budget import Budget, Full
@@ -31,10 +31,10 @@ from ps.store.kernels import Kernels
 from ps.store.kernels import kernels as pick
 from ps.store.push_plan import PER_SHARD, Work
 from ps.store.shard_table import ShardTable, Slots, Split
-from ps.store.snapshot import Snapshot
+from ps.store.snapshot import StoreSnapshot
 from ps.store.table import Table
 
-__all__ = ["SHARDS", "Full", "Store"]
+__all__ = ["SHARDS", "Full", "RowStore"]
 
 SERVED = 1
 """Value in ``allowed`` for buckets whose requests are served; any other value means that they are not."""
@@ -46,10 +46,10 @@ REMEMBERED = 256
 SWEPT = 1 << 13
 """Rows evicted under one hold of a shard's lock."""
 Allowed = NDArray[np.uint8] | bytes | bytearray | memoryview | None
-Each = Callable[[Piece], None]
+Each = Callable[[ShardChange], None]
 
 
-class Store:
+class RowStore:
     """Thread-safe storage of rows; see the module. ``most_bytes``: limit for rows and indexes together; 0: none."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Store:
         self._seqs: dict[int, NDArray[np.int64]] = {}
         self._gone: deque[int] = deque()
         self.intents = Intents()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: StoreSnapshot | None = None
         self.budget = Budget(most_bytes)
         self.mark = 0
         self.most_seen_step = 0
@@ -235,8 +235,9 @@ class Store:
     # --- push ---------------------------------------------------------------------------------------------------------
 
     def push(
-        self, pushes: Sequence[Push], *, step: int, lr: Mapping[str, float] = MappingProxyType({}), scale: float = 1.0,
-        allowed: Allowed = None, each: Each | None = None, needed: Callable[[int, int], bool] | None = None,
+        self, pushes: Sequence[TrainerPush], *, step: int, lr: Mapping[str, float] = MappingProxyType({}),
+        scale: float = 1.0, allowed: Allowed = None, each: Each | None = None,
+        needed: Callable[[int, int], bool] | None = None,
     ) -> Pushed:  # fmt: skip
         """Apply the pushes of one or several trainers in one step: values of a key are summed first.
 
@@ -261,7 +262,7 @@ class Store:
         return result
 
     def _push_group(
-        self, works: Sequence[Work], pushes: Sequence[Push], touched: NDArray[np.bool_],
+        self, works: Sequence[Work], pushes: Sequence[TrainerPush], touched: NDArray[np.bool_],
         served: NDArray[np.uint8] | None, first: int, last: int, step: int, each: Each | None,
         needed: Callable[[int, int], bool] | None, result: Pushed,
     ) -> None:  # fmt: skip
@@ -280,7 +281,9 @@ class Store:
             works = self._left(works, first, last, touched[:, mine] & ~taken, late, result)
             taken = taken & ~late
         tells = each is not None and (needed is None or needed(first, last))
-        pieces = {shard: Piece(shard, (), np.zeros(0, np.uint16)) for shard in range(first, last)} if tells else {}
+        pieces = (
+            {shard: ShardChange(shard, (), np.zeros(0, np.uint16)) for shard in range(first, last)} if tells else {}
+        )
         for work in works:
             self._apply(work, first, last, step, pieces, result)
         for number, push in enumerate(pushes):
@@ -310,14 +313,16 @@ class Store:
             kept.append(once.without(first, last, bad))
         return kept
 
-    def _apply(self, work: Work, first: int, last: int, step: int, pieces: Mapping[int, Piece], result: Pushed) -> None:
+    def _apply(
+        self, work: Work, first: int, last: int, step: int, pieces: Mapping[int, ShardChange], result: Pushed
+    ) -> None:
         table, split = work.table, work.split
         missing = self._kernels.find(table.shard_tables, split, first, last)
         low, high = split.starts[first], split.starts[last]
         result.fresh += int(high - low)
-        there = split.slots[low:high] >= 0 if work.op == Op.FIRST else None
+        there = split.slots[low:high] >= 0 if work.op == RowOp.FIRST else None
         for shard, places in _missing(split, first, last) if missing else ():
-            if work.op in (Op.ASSIGN, Op.FIRST) or table.open:
+            if work.op in (RowOp.ASSIGN, RowOp.FIRST) or table.open:
                 keys = split.keys[places]
                 split.slots[places] = self._add(table, shard, keys, step, split.of(shard), promised=True)
             result.dropped += int(np.count_nonzero(split.slots[places] < 0))
@@ -339,7 +344,7 @@ class Store:
                 pieces[shard].rows[table.spec.name] = rows if known is None else concat([known, rows])
 
     def _add_push_effects(
-        self, piece: Piece, pushes: Sequence[Push], taken: NDArray[np.bool_], first: int, each: Each
+        self, piece: ShardChange, pushes: Sequence[TrainerPush], taken: NDArray[np.bool_], first: int, each: Each
     ) -> None:
         begin = (piece.shard - first) * PER_SHARD
         mine = taken[:, begin : begin + PER_SHARD]
@@ -393,10 +398,10 @@ class Store:
 
     # --- buckets that come and go -------------------------------------------------------------------------------------
 
-    def image(self, bucket: int) -> Image:
+    def image(self, bucket: int) -> BucketImage:
         """A copy of one bucket's content. Hold its ``lock`` to order it among pieces."""
         mask = _mask([bucket])
-        image = Image(bucket)
+        image = BucketImage(bucket)
         with self.lock(bucket):
             for name, table in self._tables.items():
                 shard_table = table.shard_tables[shard_of_bucket(bucket)]
@@ -409,7 +414,7 @@ class Store:
             image.intents = self.intents.of(bucket)
         return image
 
-    def take_image(self, image: Image) -> None:
+    def take_image(self, image: BucketImage) -> None:
         """Replace the content of a bucket. Never raises ``Full``: a replica must follow its owner."""
         shard = shard_of_bucket(image.bucket)
         for name in image.rows:
@@ -422,7 +427,7 @@ class Store:
                 self._seq(trainer)[image.bucket] = seq
             self.intents.take(image.intents)
 
-    def apply_piece(self, piece: Piece) -> None:
+    def apply_piece(self, piece: ShardChange) -> None:
         """Apply the effect of an owner's push or eviction. Never raises ``Full``."""
         for name in (*piece.rows, *piece.removed):
             self._table(name)
@@ -473,7 +478,7 @@ class Store:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def snapshot(self, mark: int) -> Snapshot:
+    def snapshot(self, mark: int) -> StoreSnapshot:
         """Mark all shards: the snapshot is the store at this moment. Marks must increase; an open snapshot is closed.
         Raises ``PsError``.
 
@@ -485,7 +490,7 @@ class Store:
             if self._snapshot is not None:
                 self._snapshot.close()
             self.mark = mark
-            self._snapshot = Snapshot(self, mark)
+            self._snapshot = StoreSnapshot(self, mark)
             return self._snapshot
 
     # --- eviction -----------------------------------------------------------------------------------------------------
@@ -503,7 +508,7 @@ class Store:
             found.most = most
         gone = [found.none(), found.made_room()]
         unseen = found.spec.eviction.unseen_steps
-        cut = step - unseen if unseen else 0
+        oldest = step - unseen if unseen else 0
         total, due = 0, 0
         samples = []
         stride = 1 + found.rows // SAMPLE
@@ -511,7 +516,7 @@ class Store:
             with self._locks[shard]:
                 age = ages(found.shard_tables[shard], found.own(shard))
             total += len(age)
-            due += int(np.count_nonzero(age < np.uint64(max(0, cut) << 32)))
+            due += int(np.count_nonzero(age < np.uint64(max(0, oldest) << 32)))
             samples.append(age[::stride])
         going = max(min(due, max(0, total - least)), total - most if most else 0)
         limit = limit_age(samples, going / total if total else 0)
@@ -533,7 +538,7 @@ class Store:
             if each is not None and len(rows):
                 buckets = np.unique(buckets_of(rows.keys))
                 unreported = {table.spec.name: np.unique(np.concatenate([rows.keys, table.unreported(shard)]))}
-                each(Piece(shard, (), buckets, {}, unreported))
+                each(ShardChange(shard, (), buckets, {}, unreported))
         return rows
 
     def _evict(self, table: Table, shard: int, slots: Slots) -> Rows:

@@ -15,7 +15,7 @@ from ps.spec import Admission, TableSpec
 from ps.store.admission import Pending, admitted
 from ps.store.eviction import oldest
 from ps.store.kernels import Kernels
-from ps.store.rules import Layout
+from ps.store.rules import TableLayout
 from ps.store.shard_table import SEEN, ShardTable, Slots
 from ps.store.slabs import HUGE, LARGE
 
@@ -35,7 +35,7 @@ class Table:
         self._forget = forget
         self.telling = False
         """True if evicted keys must be reported to replicas."""
-        self.layout = Layout.of(spec)
+        self.layout = TableLayout.of(spec)
         self.shard_tables = kernels.shard_tables(self.layout)
         self.most = 0
         """This store's share of the hard row cap; 0: none."""

@@ -18,8 +18,8 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.adapters.copies import Limits, TcpCopies
-from edl.checkpoint.memory.buffer_table import Stream
-from edl.checkpoint.memory.snapshot_pool import Incoming, Loan, SnapshotPool
+from edl.checkpoint.memory.buffer_table import SnapshotStream
+from edl.checkpoint.memory.snapshot_pool import IncomingCopy, Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, PortInUse
 from edl.ports import Copies, Label, Lent
 from edl.ports import SnapshotPool as SnapshotPoolPort
@@ -160,28 +160,30 @@ def tcp() -> Iterator[TcpBench]:
     made.close()
 
 
-def snapshot_pool(node: NodeId = B, limit_bytes: int = 64 << 20) -> SnapshotPool:
-    return SnapshotPool(node, JOB, limit_bytes, lambda: None)
+def snapshot_pool(node: NodeId = B, limit_bytes: int = 64 << 20) -> MemorySnapshotPool:
+    return MemorySnapshotPool(node, JOB, limit_bytes, lambda: None)
 
 
-def put_in(into: SnapshotPool, holding: Holding, fill: int, stream: Stream | None = None) -> Stream:
+def put_in(
+    into: MemorySnapshotPool, holding: Holding, fill: int, stream: SnapshotStream | None = None
+) -> SnapshotStream:
     """Put a snapshot into the pool, as if a worker had committed it."""
     data = make_snapshot(holding, fill, SIZE)
-    stream = stream or Stream.of_worker(0, "state")
+    stream = stream or SnapshotStream.of_worker(0, "state")
     arrival = into.incoming(stream, Label(A, holding, len(data), zlib.crc32(data)))
     arrival.view[:] = data
     arrival.accept()
     return stream
 
 
-def lent(owner: SnapshotPool, holding: Holding = NEW, fill: int = 7) -> Loan:
+def lent(owner: MemorySnapshotPool, holding: Holding = NEW, fill: int = 7) -> Loan:
     put_in(owner, holding, fill)
     loan = owner.lend(holding.version, holding.shard)
     assert loan is not None
     return loan
 
 
-def content(of: SnapshotPool, holding: Holding = NEW) -> int:
+def content(of: MemorySnapshotPool, holding: Holding = NEW) -> int:
     loan = of.borrow(holding.version, holding.shard)
     assert loan is not None
     try:
@@ -190,8 +192,8 @@ def content(of: SnapshotPool, holding: Holding = NEW) -> int:
         loan.release()
 
 
-def into(node: SnapshotPool) -> Callable[[Label], Incoming]:
-    return lambda label: node.incoming(Stream.loaded("x"), label)
+def into(node: MemorySnapshotPool) -> Callable[[Label], IncomingCopy]:
+    return lambda label: node.incoming(SnapshotStream.loaded("x"), label)
 
 
 @dataclasses.dataclass
@@ -385,9 +387,9 @@ def closes(connection: socket.socket) -> bool:
     return True
 
 
-def serves(tcp: TcpBench, port: int, there: SnapshotPool) -> bool:
+def serves(tcp: TcpBench, port: int, there: MemorySnapshotPool) -> bool:
     """True if the server still accepts copies."""
-    put_in(there, NEW, 3, Stream.of_worker(1, "state"))
+    put_in(there, NEW, 3, SnapshotStream.of_worker(1, "state"))
     here = snapshot_pool(NodeId("c"))
     tcp.node().get(HOST, port, NEW.version, 0, into(here))
     return content(here) == 3
@@ -500,14 +502,14 @@ def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
 class SlowSnapshotPool:
     """Needs longer than the other side's patience."""
 
-    def __init__(self, inner: SnapshotPool) -> None:
+    def __init__(self, inner: MemorySnapshotPool) -> None:
         self._inner = inner
 
     def lend(self, version: Version, shard: int) -> Lent | None:
         threading.Event().wait(3 * LIMITS.silence_s)
         return self._inner.lend(version, shard)
 
-    def arriving(self, label: Label) -> Incoming | None:
+    def arriving(self, label: Label) -> IncomingCopy | None:
         threading.Event().wait(3 * LIMITS.silence_s)
         return self._inner.arriving(label)
 
@@ -539,9 +541,9 @@ def test_a_giver_that_dies_in_the_middle(tcp: TcpBench) -> None:
     server, client = tcp.node(), tcp.node()
     port = server.start(there, HOST)
 
-    def arriving(label: Label) -> Incoming:
+    def arriving(label: Label) -> IncomingCopy:
         server.stop()
-        return here.incoming(Stream.loaded("x"), label)
+        return here.incoming(SnapshotStream.loaded("x"), label)
 
     with pytest.raises(CheckpointError):
         client.get(HOST, port, NEW.version, 0, arriving)
@@ -553,9 +555,9 @@ def test_stopping_ends_what_one_has_asked_for(tcp: TcpBench) -> None:
     put_in(there, NEW, 7)
     port, client = tcp.node().start(there, HOST), tcp.node()
 
-    def arriving(label: Label) -> Incoming:
+    def arriving(label: Label) -> IncomingCopy:
         client.stop()
-        return snapshot_pool(A).incoming(Stream.loaded("x"), label)
+        return snapshot_pool(A).incoming(SnapshotStream.loaded("x"), label)
 
     with pytest.raises(CheckpointError):
         client.get(HOST, port, NEW.version, 0, arriving)

@@ -17,7 +17,7 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import folder_version
-from edl.checkpoint.directory.writer import CheckpointStorage
+from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.wire.messages import Version
 from tests.support.checkpoint_tools import load, open_checkpoint_storage, save
 
@@ -27,7 +27,7 @@ LONGEST_LIFE_S = 0.1
 SIZES = (10, 3_000, 200_000, 2_000_000)
 
 
-def newest(checkpoint_storage: CheckpointStorage) -> Version:
+def newest(checkpoint_storage: FileCheckpointStorage) -> Version:
     found = checkpoint_storage.newest()
     return found[0] if found is not None else Version()
 

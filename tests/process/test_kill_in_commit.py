@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
+from edl.checkpoint.memory.memory_checkpoints import BufferGrant, MemoryCheckpoints
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of
 from edl.types import NodeId
@@ -62,7 +62,7 @@ class Life:
                 asyncio.get_running_loop().call_later(self._later_s, os.kill, self.pid, signal.SIGKILL)
             self._left -= 1
             commit += 1
-            assert isinstance(grant, Grant), grant
+            assert isinstance(grant, BufferGrant), grant
             if not self._tell(grant, commit):
                 return commit - 1
             answer = await self._hear()
@@ -79,7 +79,7 @@ class Life:
             except ConnectionResetError:
                 continue  # it died before it read all it was told; what it said before comes next
 
-    def _tell(self, grant: Grant, commit: int) -> bool:
+    def _tell(self, grant: BufferGrant, commit: int) -> bool:
         descriptors = [] if grant.descriptor is None else [grant.descriptor]
         try:
             socket.send_fds(self.agent, [json.dumps([grant.buffer, grant.size, commit]).encode()], descriptors)
@@ -126,7 +126,7 @@ async def kill_often(forker: socket.socket) -> tuple[int, int]:
             useful += commit > before
             if commit:
                 assert await value_held(here) == (Version(1, commit), commit % 251)
-                assert await here.handed_over(LIMIT_S)
+                assert await here.copied_before_leaving(LIMIT_S)
                 assert await value_held(there) == (Version(1, commit), commit % 251)
         assert here.usage().workers < 3 * 1.1 * max(SIZES)
         return commit, useful

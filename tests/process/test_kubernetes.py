@@ -153,7 +153,7 @@ def test_the_world_follows_the_statefulset(etcd: OutsideEtcd, tmp_path: Path) ->
 
 @pytest.mark.soak
 def test_the_master_sets_the_size(etcd: OutsideEtcd, tmp_path: Path) -> None:
-    """``--scale-owner=master``: a wish comes to the Master, which has the StatefulSet give and take pods."""
+    """``--scale-owner=master``: a request comes to the Master, which has the StatefulSet give and take pods."""
     with cluster_job(etcd, tmp_path, "--scale-owner=master", replicas=1) as (job, cluster):
         seen = job.wait_world(1)
         job.wait_steps(5)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl.checkpoint.directory.manifest import MARKER_FILE, folder_version
+from edl.checkpoint.directory.manifest import MANIFEST_FILE, folder_version
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Version
 from tests.process.harness import ROOT, WORKERS, Job, Node, OutsideEtcd, until
@@ -33,7 +33,7 @@ def job(etcd: OutsideEtcd, tmp_path: Path) -> Iterator[Job]:
 
 def checkpoints(job: Job) -> list[Version]:
     """Complete checkpoints of the job."""
-    found = [folder_version(path.parent.name) for path in (job.folder / "checkpoints").glob(f"*/{MARKER_FILE}")]
+    found = [folder_version(path.parent.name) for path in (job.folder / "checkpoints").glob(f"*/{MANIFEST_FILE}")]
     return sorted(version for version in found if version is not None)
 
 

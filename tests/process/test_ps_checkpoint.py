@@ -29,9 +29,9 @@ class Ledger(Job):
         super().__enter__()
         return self
 
-    def cuts(self, saved: Path) -> list[int]:
+    def checkpoints(self, saved: Path) -> list[int]:
         """Numbers of the complete checkpoints, newest first."""
-        return [one.number for one in CheckpointDirectory(PlainFiles(saved), NAME).find().cuts]
+        return [one.number for one in CheckpointDirectory(PlainFiles(saved), NAME).find().checkpoints]
 
     def pservers(self) -> list[psutil.Process]:
         children = psutil.Process(self.nodes["a"].process.pid).children(recursive=True)
@@ -88,9 +88,9 @@ def test_a_job_that_was_lost_goes_on_elsewhere(tmp_path: Path, job: Callable[...
         before = lose(job("first", etcd, 2, 2), saved, 2)
     with OutsideEtcd(tmp_path / "etcd-2") as etcd, job("second", etcd, 3, 3) as second:
         second.start("a", nproc=3)
-        until(lambda: second.cuts(saved)[0] > before, "another checkpoint")
+        until(lambda: second.checkpoints(saved)[0] > before, "another checkpoint")
         begun = len(second.logs())
-        assert begun == 3 and all(f"from ps/{NAME}/cut-" in line for line in second.logs()), second.logs()
+        assert begun == 3 and all(f"from ps/{NAME}/checkpoint-" in line for line in second.logs()), second.logs()
         for one in second.pservers():
             one.kill()
         until(lambda: len(second.logs()) >= 2 * begun, "trainers that begin anew")
@@ -105,13 +105,13 @@ def test_a_job_that_was_lost_is_started_again(tmp_path: Path, job: Callable[...,
         with job("second", etcd, 2, 1) as second:
             second.start("a", nproc=2)
             second.end(2)
-            assert any(f"from ps/{NAME}/cut-" in line for line in second.logs()), second.logs()
+            assert any(f"from ps/{NAME}/checkpoint-" in line for line in second.logs()), second.logs()
 
 
 def lose(job: Ledger, saved: Path, trainers: int) -> int:
     """Let it train until there are two checkpoints, and kill all of it; the newest one."""
     with job:
         job.start("a", nproc=trainers)
-        until(lambda: len(job.cuts(saved)) >= 2, "two checkpoints")
+        until(lambda: len(job.checkpoints(saved)) >= 2, "two checkpoints")
         job.kill("a")
-    return job.cuts(saved)[0]
+    return job.checkpoints(saved)[0]

@@ -66,7 +66,7 @@ def test_the_only_one_is_waited_for(tmp_path: Path, etcd: OutsideEtcd) -> None:
         until(job.trainers, "a trainer that trains")
         (frozen,) = job.pservers("p1")
         with stopped(frozen.pid) as at:
-            until(lambda: time.monotonic() - at > 8, "longer than a lease and the Master's patience")
+            until(lambda: time.monotonic() - at > 8, "longer than a lease and the Master's wait")
         before = job.made(job.trainers()[0])
         until(lambda: job.made(job.trainers()[0]) > before + 50, "the same trainer goes on")
         assert os.path.exists(f"/proc/{frozen.pid}")

@@ -42,7 +42,7 @@ def test_trainers_stop_for_checkpoints_and_every_push_counts(
     )  # fmt: skip
     with Job(tmp_path, [etcd.endpoint], options=(*fixed, *options), script=(WORKER,)) as job:
         job.start("a", nproc=3)
-        until(lambda: len(list(saved.rglob("cut.json"))) >= 2, "two checkpoints")
+        until(lambda: len(list(saved.rglob("checkpoint.json"))) >= 2, "two checkpoints")
         made = len(job.steps())
         until(lambda: len(job.steps()) > made + 30, "steps after them")
         (job.steps_folder / "last-step").write_text("0")

@@ -54,11 +54,16 @@ class Losses(Job):
         """Folder of the checkpoint written at this step."""
         told = self.steps_folder / f"saved-{step}"
         until(lambda: told.exists() and told.read_text(), f"the checkpoint at step {step}")
-        return self.folder / "cuts" / self.name / told.read_text()
+        return self.folder / "checkpoints" / self.name / told.read_text()
 
 
 def losses(folder: Path, etcd: OutsideEtcd, files: str, *arguments: str, name: str, **more: Any) -> Losses:
-    fixed = ("--run-mode=ps", "--lease-ttl=2", "--pserver-memory=200M", f"--checkpoint-dir={folder / 'cuts' / name}")
+    fixed = (
+        "--run-mode=ps",
+        "--lease-ttl=2",
+        "--pserver-memory=200M",
+        f"--checkpoint-dir={folder / 'checkpoints' / name}",
+    )
     options = (*fixed, *more.pop("options", ()))
     return Losses(
         folder, [etcd.endpoint], options=options, script=(SCRIPT,), name=name,
@@ -144,14 +149,14 @@ def test_all_pservers_die_at_once(tmp_path: Path, etcd: OutsideEtcd, files: str)
     more = ("--save-at=20", "--steps=60", "--pause=0.05")
     with losses(tmp_path, etcd, files, *more, name="restore-killed") as job:
         node = job.train(2)
-        cut = job.folder_of(20)
+        checkpoint = job.folder_of(20)
         until(lambda: len(job.lines()) > 25, "some steps after the checkpoint")
         for pid in job.pids("ps server"):
             os.kill(pid, signal.SIGKILL)
         assert job.exit_codes() == {"a": ExitCode.OK}, node.text
         lines = job.lines()
     begun = next(n for n, line in enumerate(lines) if line["from"])
-    assert begun > 25 and {Path(one).name for one in of(lines[begun:], "from")} == {cut.name}
+    assert begun > 25 and {Path(one).name for one in of(lines[begun:], "from")} == {checkpoint.name}
     assert of(lines[begun:], "step") == list(range(20, 60))
     assert of(lines[:20] + lines[begun:], "loss") == of(expected, "loss")
     used = [one for line in (*lines[:20], *lines[begun:]) for one in line["records"]]

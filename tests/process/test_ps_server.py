@@ -18,12 +18,12 @@ import pytest
 import edl.adapters.with_parent
 from edl.config import environment
 from ps.protocol import messages
-from ps.protocol.frames import Op
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
+from ps.protocol.frames import FrameOp
+from ps.spec import BUCKETS, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Pusher, Trainer, tidy, until
 
 KEYS = list(range(2000))
-ADAM = TableSpec("adam", 8, Optimizer(Rule.ADAM, lr=0.1))
+ADAM = TableSpec("adam", 8, Optimizer(UpdateRule.ADAM, lr=0.1))
 
 
 class Process:
@@ -96,11 +96,11 @@ def test_lines_pulls_and_pushes(start: Any) -> None:
     assert one.ready["pid"] == one.process.pid and one.ask() == "!\n"
     plan = told({1: one}, Plan({1: one.place}, {1: ALL}))
     trainer = Trainer(one.place)
-    assert trainer.push(1, COUNTS, KEYS).op is Op.OK
+    assert trainer.push(1, COUNTS, KEYS).op is FrameOp.OK
     assert set(trainer.pull(COUNTS, KEYS)[:, 0]) == {1.0}
     answer = trainer.push(2, COUNTS, range(10**5))
-    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "memory")
-    assert trainer.push(3, COUNTS, KEYS).op is Op.OK and one.ask() == "!\n"
+    assert (answer.op, answer.head["kind"]) == (FrameOp.REFUSED, "memory")
+    assert trainer.push(3, COUNTS, KEYS).op is FrameOp.OK and one.ask() == "!\n"
     assert plan.version == 1
     assert one.process.stdin is not None
     one.process.stdin.close()  # the launcher has gone
@@ -120,7 +120,7 @@ def test_the_end_at_sigterm(start: Any) -> None:
     plan = told({1: one, 2: two}, Plan({1: one.place, 2: two.place}, {1: range(2048), 2: range(2048, BUCKETS)}))
     one.process.send_signal(signal.SIGTERM)
     trainer = Trainer(one.place)
-    assert trainer.push(1, COUNTS, [key for key in KEYS if _bucket(key) < 2048]).op is Op.OK  # serves on
+    assert trainer.push(1, COUNTS, [key for key in KEYS if _bucket(key) < 2048]).op is FrameOp.OK  # serves on
     last = plan.next(owner={2: ALL}, changed=range(2048), go=(1,))
     one.boss.tell(last.orders(1))
     assert one.end() == 0
@@ -171,11 +171,13 @@ def test_one_of_two_is_killed_and_nothing_acknowledged_is_lost(start: Any) -> No
     assert set(rows[:, 0]) == {float(sum(pusher.acknowledged for pusher in pushers))}
 
 
-def cut(processes: Mapping[int, Process], plan: Plan, number: int, phase: str, **more: Any) -> tuple[Plan, list[Any]]:
+def checkpoint(
+    processes: Mapping[int, Process], plan: Plan, number: int, phase: str, **more: Any
+) -> tuple[Plan, list[Any]]:
     """Run one phase of a checkpoint on all pservers and return their reports."""
-    plan = told(processes, plan.next(cut=messages.Cut(number, phase, **more)))
+    plan = told(processes, plan.next(checkpoint=messages.CheckpointOrder(number, phase, **more)))
     done = [
-        one.boss.heard(messages.CutDone, lambda word: (word.number, word.phase) == (number, phase))
+        one.boss.heard(messages.CheckpointPhaseDone, lambda word: (word.number, word.phase) == (number, phase))
         for one in processes.values()
     ]
     assert not [word.failed for word in done if word.failed]
@@ -195,22 +197,24 @@ def test_a_checkpoint_of_two_restored_on_one(start: Any, tmp_path: Path) -> None
 
     pusher = Pusher(1, plan)
     push(pusher, 3)
-    plan, _ = cut(processes, plan, 1, "mark")
+    plan, _ = checkpoint(processes, plan, 1, "mark")
     push(pusher, 2)  # after the mark: not in the checkpoint
-    plan, done = cut(processes, plan, 1, "write")
-    parts = tuple(word.told for word in done)
-    asked = plan.next(cut=messages.Cut(1, "complete", parts=parts, extra=json.dumps({"step": 3})))
+    plan, done = checkpoint(processes, plan, 1, "write")
+    parts = tuple(word.report for word in done)
+    asked = plan.next(checkpoint=messages.CheckpointOrder(1, "complete", parts=parts, extra=json.dumps({"step": 3})))
     processes[1].boss.say(asked.orders(1))
-    run = json.loads(processes[1].boss.heard(messages.CutDone, lambda word: word.phase == "complete").told)["run"]
+    run = json.loads(
+        processes[1].boss.heard(messages.CheckpointPhaseDone, lambda word: word.phase == "complete").report
+    )["run"]
 
     third = {3: start("c", option)}
     fresh = Plan({3: third[3].place}, {3: ALL}, giver={messages.RESTORE: ALL}, tables=(ADAM, COUNTS), history=2)
-    fresh.cut = messages.Cut(0, "find")
+    fresh.checkpoint = messages.CheckpointOrder(0, "find")
     fresh.owner = {}
     told(third, fresh)
-    found = third[3].boss.heard(messages.Found)
-    assert [(one.run, one.number, one.step) for one in found.cuts] == [(run, 1, 3)]
-    restored = fresh.next(owner={3: ALL}, cut=messages.Cut(1, "restore", run=run), changed=ALL)
+    found = third[3].boss.heard(messages.FoundCheckpoints)
+    assert [(one.run, one.number, one.step) for one in found.checkpoints] == [(run, 1, 3)]
+    restored = fresh.next(owner={3: ALL}, checkpoint=messages.CheckpointOrder(1, "restore", run=run), changed=ALL)
     told(third, restored)
     third[3].boss.heard(messages.Took)
     later = Trainer(third[3].place, 1)

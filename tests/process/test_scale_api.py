@@ -92,7 +92,7 @@ def test_another_size_by_http_and_by_hand(job: Job) -> None:
     assert ask(master, "PUT", scale, {"spec": {"replicas": 4}})[0] == 422
     job.wait_world(2)
     generation = taken["metadata"]["generation"]
-    until(lambda: ask(master, "GET", scale)[1]["status"]["observedGeneration"] >= generation, "the wish to hold")
+    until(lambda: ask(master, "GET", scale)[1]["status"]["observedGeneration"] >= generation, "the request to hold")
 
     done = job.cli("scale", "3", "--json")
     assert done.returncode == 0, done.stderr

@@ -102,19 +102,19 @@ def test_all_ranks_change_over_at_the_same_commit(etcd: OutsideEtcd, tmp_path: P
         assert [numbers[one] for one in sorted(numbers)] == sorted(numbers.values()), "numbers only rise"
 
 
-def test_bad_wishes_change_nothing(etcd: OutsideEtcd, tmp_path: Path) -> None:
+def test_bad_requests_change_nothing(etcd: OutsideEtcd, tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     paddle = ("--framework=paddle",)
     with Job(tmp_path, [etcd.endpoint], script=(SCRIPT,), arguments=paddle, options=POLICY) as running:
         running.start("a")
         running.wait_world(1)
-        for wish, says in (
+        for request, says in (
             ("local-batch=0", "local-batch=0: must be a number of at least 1"),
             ("lr-rule=cubic", "lr-rule=cubic: no such rule. Known: none, linear"),
             ("speed=2", "speed=2: no such setting. Known: global-batch"),
             ("lr-scale=nan", "lr-scale=nan: must be more than 0"),
         ):
-            refused = running.cli("set", wish)
+            refused = running.cli("set", request)
             assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
         unchanged = running.cli("set", "global-batch=50")
         assert unchanged.returncode == 0 and "nothing changes" in unchanged.stdout

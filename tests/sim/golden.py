@@ -61,7 +61,7 @@ class Told:
             "heal": lambda words: self.world.network.heal_all(),
             "store": self._store,
             "resize": lambda words: self.world.ask_for(Resize(int(words[0]), "somebody", "", 0, "", False)),
-            "set": lambda words: self.world.wish(" ".join(words)),
+            "set": lambda words: self.world.request_settings(" ".join(words)),
             "save": lambda words: self.world.ask(Purpose.SAVE, by_file=False),
             "kill": lambda words: self.world.ask(Purpose.KILL, by_file=False),
         }

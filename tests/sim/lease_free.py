@@ -16,17 +16,17 @@ from data_service.protocol.messages import (
     MORE,
     Ack,
     Commit,
+    DataRefused,
+    DataSetOptions,
     Done,
     Gone,
-    Granted,
     Lease,
+    LeasesGranted,
     NextEpoch,
     Open,
     Opened,
-    Options,
-    Readers,
-    Refused,
-    Register,
+    ReaderList,
+    RegisterFiles,
     Request,
     Rollback,
     decode,
@@ -78,7 +78,7 @@ class FreeSim:
         self.manifest = made_up(rng, rng.choice(("ipc", "text")))
         counts = map(self.manifest.count, range(len(self.manifest)))
         self.sizes = [rng.choice((0, 1, 3, 6)) if count < 0 else count for count in counts]
-        self.options = Options(rng.randrange(100), rng.random() < 0.7, INDEPENDENT, failures=rng.randint(1, 3))
+        self.options = DataSetOptions(rng.randrange(100), rng.random() < 0.7, INDEPENDENT, failures=rng.randint(1, 3))
         self.poison = {shard: rng.randint(0, size) for shard, size in enumerate(self.sizes) if rng.random() < 0.1}
         self.faults = rng.choice((0.0, 0.01, 0.03, 0.08))
         self.epochs = rng.randint(1, 3)
@@ -288,7 +288,7 @@ class FreeSim:
     def _counted(self, speaker: Trainer | None, record: Record) -> None:
         """Somebody has said it; perhaps long ago, when its word had to wait, and perhaps it is dead."""
         data = self.shell.machine.sets[NAME]
-        by = data.independent.doers.get(record[0]) or data.position.holders.get(record[0])
+        by = data.independent.acknowledged_by.get(record[0]) or data.position.holders.get(record[0])
         likely = self.trainers.get(by) if by else None
         for one in (likely, speaker, *self.trainers.values(), *self.former):
             said = one.said.get(record[0], 0) if one and (one.epoch, one.fence) == self.now else 0
@@ -340,23 +340,23 @@ class FreeSim:
                 trainer.unkept.append((1 << 60, tuple((shard, count, True) for shard, count in word.finished)))
         again: list[Request] = [self._open(trainer)]
         if trainer.rank == 0:
-            again.insert(0, Register(0, NAME, self.manifest.encode(), self.options))
+            again.insert(0, RegisterFiles(0, NAME, self.manifest.encode(), self.options))
         trainer.queue = again + [word for word in pending if isinstance(word, Commit | NextEpoch)]
         trainer.waiting = None
 
     def _heard(self, trainer: Trainer, body: str) -> None:
         word = decode(body)
-        if isinstance(word, AddFiles | Readers) or trainer.waiting is None or word.id != trainer.waiting.id:
+        if isinstance(word, AddFiles | ReaderList) or trainer.waiting is None or word.id != trainer.waiting.id:
             return
         asked, trainer.waiting = trainer.waiting, None
-        if isinstance(word, Refused):
+        if isinstance(word, DataRefused):
             self._refused(trainer, asked, word)
             return
-        if isinstance(word, Granted | Done | Opened):
+        if isinstance(word, LeasesGranted | Done | Opened):
             self._account(trainer, asked, word)
         if isinstance(word, Opened):
             self._opened(trainer, word)
-        elif isinstance(word, Granted) and word.epoch == trainer.epoch:
+        elif isinstance(word, LeasesGranted) and word.epoch == trainer.epoch:
             trainer.state = word.state
             for given in word.leases:
                 shard = given.shard.index
@@ -368,12 +368,12 @@ class FreeSim:
             self._turn(trainer, asked.epoch, trainer.fence)
         elif isinstance(asked, Rollback):
             trainer.queue.insert(0, self._open(trainer))
-        elif not isinstance(asked, Register | Ack | Lease | Gone):
+        elif not isinstance(asked, RegisterFiles | Ack | Lease | Gone):
             raise Violation(f"{word} answers {asked}")
         if isinstance(asked, Gone):
             trainer.opened = False
 
-    def _account(self, trainer: Trainer, asked: Request, word: Granted | Done | Opened) -> None:
+    def _account(self, trainer: Trainer, asked: Request, word: LeasesGranted | Done | Opened) -> None:
         """Check which acknowledgements count and which need not be repeated."""
         gone = {shard for shard, _ in word.refused}
         if isinstance(asked, Ack):
@@ -392,7 +392,7 @@ class FreeSim:
         """The trainer lost this shard: drop what it processed beyond the first ``but`` records."""
         trainer.processed -= {(shard, place) for place in range(but, self.sizes[shard])}
 
-    def _refused(self, trainer: Trainer, asked: Request, word: Refused) -> None:
+    def _refused(self, trainer: Trainer, asked: Request, word: DataRefused) -> None:
         if word.kind == "old":
             trainer.ids = max(trainer.ids, word.last)
             trainer.queue.insert(0, asked)

@@ -13,17 +13,17 @@ from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, 
 from data_service.protocol.messages import (
     FINISHED,
     MORE,
-    Granted,
+    DataRefused,
+    DataSetOptions,
+    FilesRegistered,
     Lease,
+    LeasesGranted,
     NextEpoch,
     Open,
     Opened,
-    Options,
-    Pace,
-    Readers,
-    Refused,
-    Register,
-    Registered,
+    ReaderList,
+    ReadRate,
+    RegisterFiles,
     Request,
     decode,
     encode,
@@ -107,7 +107,7 @@ class StepsSim:
         self.sizes = [
             rng.choice((0, 1, 3, 6)) if ref < 0 else ref for ref in map(self.manifest.count, range(len(self.manifest)))
         ]
-        self.options = Options(rng.randrange(100), rng.random() < 0.7, failures=rng.randint(1, 3))
+        self.options = DataSetOptions(rng.randrange(100), rng.random() < 0.7, failures=rng.randint(1, 3))
         self.poison: dict[int, tuple[int, set[int] | None]] = {}
         for shard, size in enumerate(self.sizes):
             if rng.random() < 0.12:
@@ -188,7 +188,7 @@ class StepsSim:
                 side = RankSide(member.first_rank + slot, caller, self.commits[commit].copy(), commit, commit)
                 side.ids = last.get(caller, 0) if self.rng.random() < 0.7 else 0
                 if side.rank == 0:
-                    side.queue.append(Register(0, NAME, self.manifest.encode(), self.options))
+                    side.queue.append(RegisterFiles(0, NAME, self.manifest.encode(), self.options))
                 side.queue.append(self._open(side))
                 self.ranks[caller] = side
         self.shell.feed(WorldBegan(self.world))
@@ -251,7 +251,7 @@ class StepsSim:
             word: Request = Lease(10**6, NAME, 0, 5)
             self.shell.say(side.caller, self.round - 1, encode(word))
         elif kind == "pace":
-            self.shell.say(side.caller, self.round, encode(Pace(0, NAME, 5.0)))
+            self.shell.say(side.caller, self.round, encode(ReadRate(0, NAME, 5.0)))
         else:
             self.shell.say(side.caller, self.round, self.rng.choice(("", "{}", "[1]", '{"word":"lease","id":"x"}')))
 
@@ -329,17 +329,17 @@ class StepsSim:
         pending = [word for word in (side.waiting, *side.queue) if word is not None]
         again: list[Request] = []
         if side.rank == 0:
-            again.append(Register(0, NAME, self.manifest.encode(), self.options))
+            again.append(RegisterFiles(0, NAME, self.manifest.encode(), self.options))
         again.append(self._open(side))
-        side.queue = again + [word for word in pending if not isinstance(word, Register | Open)]
+        side.queue = again + [word for word in pending if not isinstance(word, RegisterFiles | Open)]
         side.waiting = None
 
     def _heard(self, side: RankSide, body: str) -> None:
         word = decode(body)
-        if isinstance(word, AddFiles | Readers) or side.waiting is None or word.id != side.waiting.id:
+        if isinstance(word, AddFiles | ReaderList) or side.waiting is None or word.id != side.waiting.id:
             return
         asked, side.waiting = side.waiting, None
-        if isinstance(word, Refused):
+        if isinstance(word, DataRefused):
             if word.kind == "old":
                 side.ids = max(side.ids, word.last)
                 side.queue.insert(0, asked)
@@ -347,12 +347,12 @@ class StepsSim:
             raise Violation(f"rank {side.rank}: {asked} was refused: {word.kind}: {word.text}")
         if isinstance(word, Opened):
             side.opened = True
-        elif isinstance(word, Granted):
+        elif isinstance(word, LeasesGranted):
             self._given(side, asked, word)
-        elif not isinstance(word, Registered | Grown) and not isinstance(asked, NextEpoch):
+        elif not isinstance(word, FilesRegistered | Grown) and not isinstance(asked, NextEpoch):
             raise Violation(f"{word} answers {asked}")
 
-    def _given(self, side: RankSide, asked: Request, word: Granted) -> None:
+    def _given(self, side: RankSide, asked: Request, word: LeasesGranted) -> None:
         assert isinstance(asked, Lease) and side.ledger is not None
         side.reported.update(shard for shard, _ in asked.finished)
         if asked.epoch != side.ledger.epoch:

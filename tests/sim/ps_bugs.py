@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ps.coordinator.checkpoints import Cuts
-from ps.coordinator.membership import Membership, Trainer
+from ps.coordinator.checkpoints import CheckpointCoordinator
+from ps.coordinator.membership import Membership, TrainerEntry
 from ps.coordinator.placement import Grid
 from ps.coordinator.servers import PserverRegistry
 from ps.protocol.messages import NOBODY
@@ -17,9 +17,9 @@ from ps.server import replicate_out
 from ps.server.bucket_machine import BucketMachine
 from ps.server.bucket_shell import BucketShell
 from ps.server.handlers import RequestHandlers
-from ps.server.replicate_out import Stream
+from ps.server.replicate_out import ReplicationStream
 from ps.server.step_barrier_shell import StepBarrierShell
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
@@ -132,12 +132,12 @@ def keeps_a_number(patch: Patch) -> None:
 def waits_for_the_dead(patch: Patch) -> None:
     """A trainer whose place another process has taken counts on."""
 
-    def join(self: Membership, caller: Any, nonce: str, incarnation: str) -> tuple[Trainer, None]:
+    def join(self: Membership, caller: Any, nonce: str, incarnation: str) -> tuple[TrainerEntry, None]:
         for one in self.trainers.values():
             if one.caller == caller and one.nonce == nonce:
                 return one, None
         self.numbers += 1
-        trainer = Trainer(self.numbers, str(caller.node), caller.slot, nonce, incarnation)
+        trainer = TrainerEntry(self.numbers, str(caller.node), caller.slot, nonce, incarnation)
         self.trainers = {trainer.number: trainer, **self.trainers}
         return trainer, None
 
@@ -147,31 +147,31 @@ def waits_for_the_dead(patch: Patch) -> None:
 
 def moves_while_it_marks(patch: Patch) -> None:
     """Buckets change hands while rows are marked."""
-    patch.setattr(Cuts, "freezes", property(lambda self: False))
+    patch.setattr(CheckpointCoordinator, "freezes", property(lambda self: False))
 
 
 def marks_without_trainers(patch: Patch) -> None:
     """Rows are marked while trainers push."""
-    settle = Cuts.settle
+    settle = CheckpointCoordinator.settle
 
-    def hasty(self: Cuts, turn: Any) -> None:
+    def hasty(self: CheckpointCoordinator, turn: Any) -> None:
         settle(self, turn)
         if self.phase == "halt":
             self._servers = frozenset(self._state.servers)
             self._enter(turn, "mark", turn.now_s + 4.0)
 
-    patch.setattr(Cuts, "settle", hasty)
+    patch.setattr(CheckpointCoordinator, "settle", hasty)
 
 
 def copies_rows_only(patch: Patch) -> None:
     """An image has the rows, and not what has been applied to them."""
-    take = Store.take_image
-    patch.setattr(Store, "take_image", lambda self, image: take(self, replace(image, seqs={})))
+    take = RowStore.take_image
+    patch.setattr(RowStore, "take_image", lambda self, image: take(self, replace(image, seqs={})))
 
 
 def lags_without_bound(patch: Patch) -> None:
     """Pushes are acknowledged however far the copy is behind."""
-    patch.setattr(Stream, "lag_s", 0.0)
+    patch.setattr(ReplicationStream, "lag_s", 0.0)
 
 
 # --- in the shells ---------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def dies_unheard(patch: Patch) -> None:
         raise KeyError(follower)
 
     patch.setattr(BucketShell, "lost", lost)
-    patch.setattr(Stream, "_run", Stream._keep)
+    patch.setattr(ReplicationStream, "_run", ReplicationStream._keep)
 
 
 def retries_at_once(patch: Patch) -> None:
@@ -212,11 +212,11 @@ def retries_at_once(patch: Patch) -> None:
 
 def keeps_its_queue(patch: Patch) -> None:
     """What a broken stream had queued is sent over the next one."""
-    forget = Stream._forget
+    forget = ReplicationStream._forget
 
-    def forgets(self: Stream) -> None:
+    def forgets(self: ReplicationStream) -> None:
         kept = list(self._queue)
         forget(self)
         self._queue.extend(kept)
 
-    patch.setattr(Stream, "_forget", forgets)
+    patch.setattr(ReplicationStream, "_forget", forgets)

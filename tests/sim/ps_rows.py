@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.hashing import buckets_of
-from ps.rows import Op, Part
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
-from ps.store.store import Store
+from ps.rows import RowOp, TablePush
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
 
 Id = tuple[int, int]
 """A push: trainer and seq."""
 DIGITS, WEIGHTS = 12, 24
 MOST = DIGITS * WEIGHTS
 """Pushes that one row remembers."""
-TABLE = TableSpec("t", WEIGHTS, Optimizer(Rule.ADD), Initial(Start.ZEROS))
+TABLE = TableSpec("t", WEIGHTS, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
 ROWS = 2
 """Rows of a bucket."""
 _SHIFTS = 2 * np.arange(DIGITS)
@@ -46,7 +46,7 @@ class Ledger:
         """Whether a row can remember no more."""
         return len(self._pushes[place]) >= MOST
 
-    def part(self, parts: Mapping[int, tuple[int, ...]], push: Id) -> Part:
+    def part(self, parts: Mapping[int, tuple[int, ...]], push: Id) -> TablePush:
         """What a push sends for these rows, by bucket."""
         places = [(bucket, row) for bucket, rows in parts.items() for row in rows]
         grads = np.zeros((len(places), WEIGHTS), np.float32)
@@ -56,7 +56,7 @@ class Ledger:
                 pushes.append(push)
             weight, digit = divmod(pushes.index(push), DIGITS)
             grads[number, weight] = 4**digit
-        return Part("t", np.array([self.keys[place] for place in places], np.int64), grads, Op.GRAD)
+        return TablePush("t", np.array([self.keys[place] for place in places], np.int64), grads, RowOp.GRAD)
 
     def parts(self, keys: Iterable[int]) -> dict[int, tuple[int, ...]]:
         """Rows by bucket."""
@@ -71,7 +71,7 @@ class Ledger:
         digits = ((weights.astype(np.int64)[:, None] >> _SHIFTS) & 3).reshape(-1).tolist()
         return {push: count for push, count in zip(self._pushes[place], digits, strict=False) if count}
 
-    def row(self, store: Store, bucket: int, row: int) -> dict[Id, int]:
+    def row(self, store: RowStore, bucket: int, row: int) -> dict[Id, int]:
         """The pushes in a row of a store."""
         if "t" not in store.tables:
             return {}

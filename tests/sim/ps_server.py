@@ -1,4 +1,4 @@
-"""A simulated pserver: the ``Server`` that ships, on deterministic threads and simulated connections."""
+"""A simulated pserver: the ``ParameterServer`` that ships, on deterministic threads and simulated connections."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edl.testing.sim.disk import SimFiles
 from edl.testing.sim.process import BareProcess
 from edl.testing.sim.sockets import SimSockets
 from edl.testing.sim.threads import SimThreads
-from ps.net.caller import Peer, Reply
+from ps.net.caller import EndpointPeer, FrameReply
 from ps.protocol import messages
-from ps.protocol.frames import Frame, Op
+from ps.protocol.frames import Frame, FrameOp
 from ps.server.bucket_machine import BucketMachine
-from ps.server.server import Server, Setup
+from ps.server.server import ParameterServer, Setup
 from tests.sim.ps_net import Net
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ JOB = "job"
 PORT = 7000
 
 
-class ObservedServer(Server):
+class ObservedServer(ParameterServer):
     """Shows what is said to the Master and acknowledged to trainers before it leaves."""
 
     def __init__(self, pserver: Pserver, setup: Setup) -> None:
@@ -33,14 +33,14 @@ class ObservedServer(Server):
         super().__init__(setup, pserver.may_go, pserver.failed)
 
     def say(self, message: Any) -> None:
-        """See ``Server.say``."""
+        """See ``ParameterServer.say``."""
         with self.pserver.threads.aside():
             self.pserver.sim.disk.said(message)
         super().say(message)
 
-    def _handle(self, peer: Peer, frame: Frame) -> Reply:
+    def _handle(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         reply = super()._handle(peer, frame)
-        if frame.op is Op.PUSH and reply.op is Op.OK:
+        if frame.op is FrameOp.PUSH and reply.op is FrameOp.OK:
             self.pserver.acknowledges(peer, frame)
         return reply
 
@@ -118,7 +118,7 @@ class Pserver:
         to = {number for number, one in streams if one.to[bucket]}
         return to, {number for number, one in streams if one.wait[bucket]}
 
-    def acknowledges(self, peer: Peer, frame: Frame) -> None:
+    def acknowledges(self, peer: EndpointPeer, frame: Frame) -> None:
         """A push, or a part of one, is acknowledged."""
         head = frame.json()
         count = sum(int(part[1]) for part in head["parts"])

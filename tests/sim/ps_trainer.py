@@ -13,12 +13,12 @@ from edl.testing.sim.process import BareProcess
 from edl.testing.sim.sockets import SimSockets
 from edl.testing.sim.threads import SimThreads
 from edl.types import NodeId, Round
-from ps.client.pool import Answer, Call, ConnectionPool
+from ps.client.pool import ConnectionPool, PserverAnswer, PserverCall
 from ps.errors import Denied
 from ps.protocol import messages, requests
 from ps.protocol.deltas import members_after
-from ps.protocol.frames import Op
-from ps.protocol.handshake import TRAINER, Hello
+from ps.protocol.frames import FrameOp
+from ps.protocol.handshake import TRAINER, CallerHello
 from tests.sim.ps_net import Net
 from tests.sim.ps_server import SECRET
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.sim.ps_world import PsSim
 
 THINKS_S = 0.3
-PATIENCE_S = 0.5
+WAIT_S = 0.5
 """How long a pserver may wait for others before it answers."""
 
 
@@ -42,10 +42,10 @@ class Trainer:
         self.sockets = SimSockets(self.process, self.threads, sim.net.listening)
         self.pool: ConnectionPool | None = None
         self.number = 0
-        self.chart = messages.PlacementMap()
+        self.placement = messages.PlacementMap()
         self.owner: list[int] = []
         self.epoch = 0
-        self.members: tuple[messages.Member, ...] = ()
+        self.members: tuple[messages.TrainerMember, ...] = ()
         self.counts = False
         self.wants_in = True
         self.is_member = False
@@ -65,7 +65,7 @@ class Trainer:
         """Sync mode: pservers that wait for other trainers."""
         self.busy = False
         self.halt = 0
-        self.at_cut: messages.AtCut | None = None
+        self.at_checkpoint: messages.AtCheckpoint | None = None
         self.ask = 0
         self.saved = self.refused = 0
         self.acked = 0
@@ -87,11 +87,11 @@ class Trainer:
             return
         self.say(messages.Join(self.nonce, self.sim.tables))
         if self.number:
-            self.say(messages.ChartPlease(0))
+            self.say(messages.GetPlacement(0))
             if self.wants_in:
                 self.say(messages.Begin(self.number))
-            if self.at_cut is not None:
-                self.say(self.at_cut)
+            if self.at_checkpoint is not None:
+                self.say(self.at_checkpoint)
             if self.ask:
                 self.say(messages.Save(self.ask))
 
@@ -101,44 +101,44 @@ class Trainer:
             case messages.Joined():
                 if not self.number:
                     self.number, self.step = word.number, word.step
-                    hello = Hello(TRAINER, word.number, self.nonce)
+                    hello = CallerHello(TRAINER, word.number, self.nonce)
                     self.pool = ConnectionPool(hello, SECRET, None, self.threads, self.sockets)
                     self.epoch, self.members = word.epoch, word.members
-                    self.take(word.chart)
+                    self.take(word.placement)
                     self.say(messages.Begin(self.number))
                     self.sim.run_later(self, self.think)
                 elif word.number == self.number:
-                    self.hear_news(messages.Charted(word.token, word.chart, word.epoch, word.members))
-            case messages.Charted() | messages.Placed() | messages.Counted():
-                self.hear_news(word)
-            case messages.Refused(kind, text, ask):
+                    self.hear_update(messages.PlacementUpdate(word.token, word.placement, word.epoch, word.members))
+            case messages.PlacementUpdate() | messages.PlacementChanged() | messages.MembersChanged():
+                self.hear_update(word)
+            case messages.RequestRefused(kind, text, ask):
                 if kind == "stale":
                     self.end()
                 elif kind == "save" and ask == self.ask:
                     self.ask, self.refused = 0, self.refused + 1
                 elif kind != "save":
                     raise AssertionError(text)
-            case messages.Halt(cut):
-                self.halt, self.waits = cut, set()
-            case messages.NameData(cut):
-                self.say(messages.DataNamed(cut, (("data", str(cut)),)))
-            case messages.GoOn(cut):
-                if self.halt <= cut:
-                    self.halt, self.at_cut = 0, None
-            case messages.Saved(ask, _, run):
+            case messages.Halt(checkpoint):
+                self.halt, self.waits = checkpoint, set()
+            case messages.NameData(checkpoint):
+                self.say(messages.DataNamed(checkpoint, (("data", str(checkpoint)),)))
+            case messages.GoOn(checkpoint):
+                if self.halt <= checkpoint:
+                    self.halt, self.at_checkpoint = 0, None
+            case messages.CheckpointSaved(ask, _, run):
                 if ask == self.ask:
                     self.ask, self.saved = 0, self.saved + 1
                     self.sim.disk.must_have(run)
 
-    def hear_news(self, word: messages.Charted | messages.Placed | messages.Counted) -> None:
-        if isinstance(word, messages.Charted | messages.Placed):
-            self.take(word.chart)
-        if isinstance(word, messages.Charted) and word.epoch >= self.epoch:
+    def hear_update(self, word: messages.PlacementUpdate | messages.PlacementChanged | messages.MembersChanged) -> None:
+        if isinstance(word, messages.PlacementUpdate | messages.PlacementChanged):
+            self.take(word.placement)
+        if isinstance(word, messages.PlacementUpdate) and word.epoch >= self.epoch:
             self.epoch, self.members = word.epoch, word.members
-        elif isinstance(word, messages.Counted) and word.since == self.epoch:
+        elif isinstance(word, messages.MembersChanged) and word.since == self.epoch:
             self.epoch, self.members = word.epoch, members_after(self.members, word.came, word.went)
-        elif isinstance(word, messages.Counted) and word.epoch > self.epoch:
-            self.say(messages.ChartPlease(-1))
+        elif isinstance(word, messages.MembersChanged) and word.epoch > self.epoch:
+            self.say(messages.GetPlacement(-1))
         self.follow()
 
     def follow(self) -> None:
@@ -150,16 +150,16 @@ class Trainer:
             self.step = max(self.step, mine[0].step)
         self.work()
 
-    def take(self, chart: messages.PlacementMap) -> None:
+    def take(self, placement: messages.PlacementMap) -> None:
         if self.pool is not None:
-            self.pool.follow(one.number for one in chart.servers)
-        if self.number and chart.history != self.chart.history and self.chart.version:
-            if chart.history > self.chart.history:
+            self.pool.follow(one.number for one in placement.servers)
+        if self.number and placement.history != self.placement.history and self.placement.version:
+            if placement.history > self.placement.history:
                 self.end()
             return
-        if chart.version > self.chart.version:
-            self.chart = chart
-            self.owner = list(messages.unpack(chart.owner, self.sim.buckets))
+        if placement.version > self.placement.version:
+            self.placement = placement
+            self.owner = list(messages.unpack(placement.owner, self.sim.buckets))
 
     @property
     def alive(self) -> bool:
@@ -184,7 +184,7 @@ class Trainer:
         """No more to do. Said until the Master has heard it."""
         self.wants_in = self.counts = False
         if self.alive and self.is_member:
-            self.say(messages.Leave(self.number))
+            self.say(messages.LeaveMembership(self.number))
             self.sim.run_later(self, self.leave, after_s=5.0)
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -197,21 +197,21 @@ class Trainer:
         if self.busy:
             self.work()
         elif self.halt:
-            if self.at_cut is None:
-                self.stop_for_cut()
+            if self.at_checkpoint is None:
+                self.stop_for_checkpoint()
             elif self.sim.net.rng.random() < 0.05:
-                self.say(self.at_cut)
-        elif self.counts and self.chart.version and all(self.owner):
-            if not self.ask and self.sim.wants_cuts and self.sim.net.rng.random() < 0.01:
+                self.say(self.at_checkpoint)
+        elif self.counts and self.placement.version and all(self.owner):
+            if not self.ask and self.sim.wants_checkpoints and self.sim.net.rng.random() < 0.01:
                 self.sim.asks += 1
                 self.ask = self.sim.asks
                 self.say(messages.Save(self.ask))
             self.begin_push()
 
-    def stop_for_cut(self) -> None:
-        self.at_cut = messages.AtCut(self.halt, self.step, f'"{self.node}"')
+    def stop_for_checkpoint(self) -> None:
+        self.at_checkpoint = messages.AtCheckpoint(self.halt, self.step, f'"{self.node}"')
         self.waits = set()
-        self.say(self.at_cut)
+        self.say(self.at_checkpoint)
 
     def begin_push(self) -> None:
         rng = self.sim.net.rng
@@ -228,13 +228,13 @@ class Trainer:
 
     def work(self) -> None:
         """Ask every pserver that has not answered; end the step when all have."""
-        if not self.alive or not self.busy or self.at_cut is not None:
+        if not self.alive or not self.busy or self.at_checkpoint is not None:
             return
         now_s = self.sim.net.now_s
         by_server: dict[int, dict[int, tuple[int, ...]]] = {}
         for bucket, rows in self.parts.items():
             by_server.setdefault(self.owner[bucket], {})[bucket] = rows
-        living = {one.number for one in self.chart.servers}
+        living = {one.number for one in self.placement.servers}
         if self.sim.training.mode is Mode.SYNC:
             self.owes = (living & set(self.owner)) - self.answers
         for number in self.owes:
@@ -248,37 +248,37 @@ class Trainer:
         if self.underway or not self.halt:
             self.waits = set()  # something of this push is applied: the rest will be
         if self.halt and self.waits >= by_server.keys():
-            self.stop_for_cut()  # those it waits for have stopped, and nothing of this push is applied
+            self.stop_for_checkpoint()  # those it waits for have stopped, and nothing of this push is applied
             return
         for number, parts in by_server.items():
             if now_s < self.asked.get(number, 0.0) or number in self.waits:
                 continue
-            self.asked[number] = now_s + 4 * PATIENCE_S
+            self.asked[number] = now_s + 4 * WAIT_S
             self.request(number, parts)
 
     def request(self, number: int, parts: dict[int, tuple[int, ...]]) -> None:
         sim = self.sim
-        server = next((one for one in self.chart.servers if one.number == number), None)
+        server = next((one for one in self.placement.servers if one.number == number), None)
         if server is None or self.pool is None:
             self.lost(number)
             return
         push = (self.number, self.seq)
         heads, body = requests.push([sim.ledger.part(parts, push)] if any(parts.values()) else [])
         head = {
-            "trainer": self.number, "seq": self.seq, "step": self.step, "base": -1, "version": self.chart.version,
-            "history": self.chart.history, "epoch": self.epoch, "scale": 1.0, "parts": heads, "ends": True,
+            "trainer": self.number, "seq": self.seq, "step": self.step, "base": -1, "version": self.placement.version,
+            "history": self.placement.history, "epoch": self.epoch, "scale": 1.0, "parts": heads, "ends": True,
         }  # fmt: skip
         if self.answers:
             head["complete"] = True  # another pserver has applied this step
-        seq, history, sent = self.seq, self.chart.history, dict(parts)
+        seq, history, sent = self.seq, self.placement.history, dict(parts)
 
-        def landed(answer: Answer) -> None:
+        def landed(answer: PserverAnswer) -> None:
             if sim.net.rng.random() < sim.loss:
                 self.threads.start(self._interrupt, number, name="loss")
-                answer = Answer(error=ConnectionError("the answer is lost"))
+                answer = PserverAnswer(error=ConnectionError("the answer is lost"))
             self.process.run(self.landed, number, seq, sent, history, answer)
 
-        self.pool.ask("push", server, Call(Op.PUSH, head, body, None, 4 * PATIENCE_S, PATIENCE_S), landed)
+        self.pool.ask("push", server, PserverCall(FrameOp.PUSH, head, body, None, 4 * WAIT_S, WAIT_S), landed)
 
     def _interrupt(self, number: int) -> None:
         if self.pool is not None:
@@ -288,11 +288,13 @@ class Trainer:
         """No answer has come from a pserver."""
         self.asked[number] = self.sim.net.now_s + 0.1
         if self.sim.net.rng.random() < 0.3:
-            self.say(messages.ChartPlease(self.chart.version))
+            self.say(messages.GetPlacement(self.placement.version))
 
-    def landed(self, number: int, seq: int, parts: dict[int, tuple[int, ...]], history: int, answer: Answer) -> None:
+    def landed(
+        self, number: int, seq: int, parts: dict[int, tuple[int, ...]], history: int, answer: PserverAnswer
+    ) -> None:
         """A pserver has answered, or cannot be reached."""
-        if not self.alive or history != self.chart.history:
+        if not self.alive or history != self.placement.history:
             return
         if answer.frame is None:
             if seq == self.seq and self.busy:
@@ -302,13 +304,19 @@ class Trainer:
                     self.lost(number)
             return
         head, op = answer.head, answer.frame.op
-        if "charted" in head:
-            self.hear_news(messages.decode(head["charted"]))
+        if "placement" in head:
+            self.hear_update(messages.decode(head["placement"]))
         self.at = max(self.at, int(head.get("step", 0)))
-        if op is Op.REFUSED:
+        if op is FrameOp.REFUSED:
             self.sim.net.fail(f"a push was refused: {head}")
-        what = {Op.OK: "ok", Op.MOVED: "moved", Op.BUSY: "later", Op.STALE: "stale", Op.ROLLED_BACK: "stale"}.get(op)
-        if op is Op.WAIT:
+        what = {
+            FrameOp.OK: "ok",
+            FrameOp.MOVED: "moved",
+            FrameOp.BUSY: "later",
+            FrameOp.STALE: "stale",
+            FrameOp.ROLLED_BACK: "stale",
+        }.get(op)
+        if op is FrameOp.WAIT:
             what = {"copies": "slow", "trainers": "wait", "release": "later"}[head["for"]]
         self.answered(number, seq, parts, what or "")
 
@@ -327,6 +335,6 @@ class Trainer:
             self.end()
             return
         elif what == "moved":
-            self.say(messages.ChartPlease(self.chart.version))
+            self.say(messages.GetPlacement(self.placement.version))
             self.asked[number] = self.sim.net.now_s + 0.05
         self.work()

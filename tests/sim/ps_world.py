@@ -15,8 +15,8 @@ from typing import Any
 from edl.job_records import Mode, Replication, Training
 from edl.master.service import Caller
 from ps.coordinator.machine import PlacementMachine
-from ps.coordinator.state import Limits
-from tests.sim.ps_cuts import Cuts, Place
+from ps.coordinator.state import CoordinatorLimits
+from tests.sim.ps_checkpoints import Checkpoints, Place
 from tests.sim.ps_loss import Losses
 from tests.sim.ps_master import HOST, LEASE_S, Master
 from tests.sim.ps_net import Net, Pipe, Violation, both
@@ -59,12 +59,12 @@ class PsSim:
         self.faults = rng.choice((3, 6, 10))
         motion = rng.choice((2, 8))
         gather_s = rng.choice((0.0, 0.02, 0.2))
-        self.limits = Limits(
+        self.limits = CoordinatorLimits(
             0.5, 200.0, halt_s=8.0, mark_s=4.0, write_s=10.0, motion=(motion, motion), gather_s=gather_s
         )
         self.tables = (TABLE,)
         self.loss = rng.choice((0.0, 0.02, 0.1))
-        self.wants_cuts = bool(every_s) or rng.random() < 0.3
+        self.wants_checkpoints = bool(every_s) or rng.random() < 0.3
         self.disk_faults = rng.choice((0.0, 0.0, 0.1))
         self._begin()
 
@@ -88,7 +88,7 @@ class PsSim:
         self.version = 0
         self.rollbacks = 0
         self.ledger = Ledger(self.buckets)
-        self.disk = Cuts(self)
+        self.disk = Checkpoints(self)
         self.master = Master(self)
         self.trace: list[str] = []
         self.pushes = 0
@@ -147,19 +147,19 @@ class PsSim:
 
     def was_acknowledged(self, trainer: Trainer, parts: dict[int, tuple[int, ...]]) -> None:
         self.pushes += 1
-        if trainer.chart.history == self.history:
+        if trainer.placement.history == self.history:
             push = (trainer.number, trainer.seq)
             self.expect |= {(bucket, row, push) for bucket, rows in parts.items() for row in rows}
 
     def stepped(self, machine: PlacementMachine) -> None:
         """The machine has taken an event, and what it decided is kept."""
-        state, cuts = machine.state, machine.cuts
+        state, checkpoints = machine.state, machine.checkpoints
         self.losses.stepped(state.servers, self.roles)
         if state.version != self.version:
             self.version, self.roles = state.version, list(zip(state.grid.owner, state.grid.backup, strict=True))
-        if cuts.phase == "mark" and cuts.top not in self.disk.expected:
-            self.disk.expected[cuts.top] = frozenset(self.expect)
-            self.disk.stopped[cuts.top] = frozenset(state.people.trainers)
+        if checkpoints.phase == "mark" and checkpoints.top not in self.disk.expected:
+            self.disk.expected[checkpoints.top] = frozenset(self.expect)
+            self.disk.stopped[checkpoints.top] = frozenset(state.people.trainers)
         if state.history != self.history:
             self.history, self.restored = state.history, 0
             self.expect = set()
@@ -397,7 +397,7 @@ class PsSim:
                 self.master.key_put(node)
             if not self.places:
                 self.new_place()
-            self.wants_cuts = False
+            self.wants_checkpoints = False
             self._until(self.calm, 60.0, "to be calm")
             goals = {place: one.acked + 3 for place, one in self.people.items() if one.alive and one.wants_in}
             self._until(lambda: self._trained(goals), 60.0, "to train on")
@@ -434,7 +434,7 @@ class PsSim:
         counted = all(one.counts for one in self.trainers() if one.wants_in) and len(self.trainers()) == len(
             self.places
         )
-        return copied and up and counted and not machine.cuts.freezes and self.net.whole and disk
+        return copied and up and counted and not machine.checkpoints.freezes and self.net.whole and disk
 
     def _pass(self, seconds: float) -> None:
         self.net.timeline.run(self.net.now_s + seconds)
@@ -456,7 +456,9 @@ class PsSim:
         grid = machine.state.grid
         roles = [grid.roles(bucket) for bucket in range(self.buckets)]
         people = [(one.node, one.number, one.counts, one.busy, one.halt, sorted(one.parts)) for one in self.trainers()]
-        return f"stage {machine.state.stage}, roles {roles}, cut {machine.cuts.phase!r}, trainers {people}"
+        return (
+            f"stage {machine.state.stage}, roles {roles}, checkpoint {machine.checkpoints.phase!r}, trainers {people}"
+        )
 
     def _check(self) -> None:
         """Everything that was acknowledged is there, once, and copies are equal."""

@@ -10,7 +10,7 @@ import pytest
 from data_service.leases import file_additions, grants
 from data_service.leases.lease_table import LeaseTable
 from data_service.loader.lease_client import LeaseClient
-from data_service.protocol.messages import Refused
+from data_service.protocol.messages import DataRefused
 from edl.master.service import WakeAt
 
 Patch = pytest.MonkeyPatch
@@ -40,7 +40,7 @@ def gives_up_what_is_asked(patch: Patch) -> None:
     answered = LeaseClient._answered
 
     def ends(self: LeaseClient, message: Any) -> None:
-        if isinstance(message, Refused) and message.kind == "stale":
+        if isinstance(message, DataRefused) and message.kind == "stale":
             self._closed = True
         answered(self, message)
 

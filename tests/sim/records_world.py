@@ -22,21 +22,21 @@ from data_service.loader.replay import Batch, LostTrainer, RecordRange
 from data_service.loader.trainers import trainers
 from data_service.manifest import ManifestBuilder
 from data_service.protocol import messages
-from data_service.protocol.messages import Given, Opened, Options
+from data_service.protocol.messages import DataSetOptions, Given, Opened
 from edl.master.service import Caller, WorldBegan
 from edl.types import NodeId
 from ps.hashing import buckets_of
-from ps.intents import Fenced, home
+from ps.intents import IntentFenced, home
 from ps.protocol.replication import pack, unpack
-from ps.rows import Part, Push
-from ps.rows import Piece as Rows
-from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store.store import Store
+from ps.rows import ShardChange as Rows
+from ps.rows import TablePush, TrainerPush
+from ps.spec import BUCKETS, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
 from tests.sim.lease_net import Shell, Violation, world_of
 
 NAME = "clicks"
 SHARED = 5
-TABLE = TableSpec("t", 1, Optimizer(Rule.SGD, lr=1.0), Initial(Start.ZEROS))
+TABLE = TableSpec("t", 1, Optimizer(UpdateRule.SGD, lr=1.0), Initial(InitMethod.ZEROS))
 
 
 def sent(content: Any) -> Any:
@@ -55,12 +55,12 @@ class Pserver:
         self.inbox: list[Callable[[], None]] = []
         self.stalled = 0
 
-    def _empty(self) -> Store:
-        store = Store(kernels="numpy")
+    def _empty(self) -> RowStore:
+        store = RowStore(kernels="numpy")
         store.define(TABLE)
         return store
 
-    def push(self, push: Push) -> None:
+    def push(self, push: TrainerPush) -> None:
         self.store.push([push], step=1, each=lambda piece: self.copy.apply_piece(sent(piece)))
 
     def intent(self, of: int, action: Callable[[], Any]) -> Any:
@@ -255,7 +255,7 @@ class RecordSim:
             begin += records
         self.records = begin
         self.manifest = builder.build()
-        self.options = Options(rng.randrange(100), True, messages.INDEPENDENT)
+        self.options = DataSetOptions(rng.randrange(100), True, messages.INDEPENDENT)
         self.epochs = rng.randint(1, 2)
         self.faults = rng.choice((0.002, 0.01, 0.03))
         self.servers = [Pserver(self, range(0, BUCKETS // 2)), Pserver(self, range(BUCKETS // 2, BUCKETS))]
@@ -307,7 +307,7 @@ class RecordSim:
         def action() -> bool:
             try:
                 server.intent(number, lambda: server.store.intents.declare(number, seq, text))
-            except Fenced:
+            except IntentFenced:
                 return False
             return True
 
@@ -315,7 +315,7 @@ class RecordSim:
 
     def pushing(self, server: Pserver, name: tuple[int, int], keys: Any) -> Callable[[], bool]:
         def action() -> bool:
-            server.push(Push(*name, [Part("t", keys, np.ones((len(keys), 1), np.float32))]))
+            server.push(TrainerPush(*name, [TablePush("t", keys, np.ones((len(keys), 1), np.float32))]))
             return True
 
         return action

@@ -13,12 +13,15 @@ from edl.errors import DataError
 from edl.master.service import Caller, WakeAt
 from tests.sim.lease_free import FreeSim
 from tests.sim.lease_net import Violation
+from tests.sim.lease_world import GrowingSim, StepsSim
 
 BATCH = 60
 BATCHES = 4
 SOAK = 10_000
-SIMS: dict[str, Callable[[int], Sim]] = {"free": FreeSim}
+Sim = StepsSim | FreeSim
+SIMS: dict[str, Callable[[int], Sim]] = {"steps": StepsSim, "growing": GrowingSim, "free": FreeSim}
 KNOWN = [
+    ("steps", 86),  # a restarted process used the number of the one before it, and got that one's answer
     ("free", 54),  # a failure that was reported while leases had to wait
     ("free", 84),  # woken at the very time of a deadline, again and again
 ]
@@ -93,6 +96,16 @@ def found(mode: str, most: int = 300) -> bool:
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+def never_waits(patch: pytest.MonkeyPatch) -> None:
+    """A new Master gives out shards before everybody has said what it has."""
+    patch.setattr(grants, "is_open", lambda data, turn: data.table is not None)
+
+
+def believes_nobody(patch: pytest.MonkeyPatch) -> None:
+    """A new Master takes no notice of what workers say that they have."""
+    patch.setattr(LeaseTable, "hold", lambda self, by, shard, now_s: "")
+
+
 def reads_on_from_the_start(patch: pytest.MonkeyPatch) -> None:
     """A begun shard is given out as if it were not."""
     grant = LeaseTable.grant
@@ -101,6 +114,34 @@ def reads_on_from_the_start(patch: pytest.MonkeyPatch) -> None:
         return [(shard, 0) for shard, _ in grant(self, *args)]  # type: ignore[arg-type]
 
     patch.setattr(LeaseTable, "grant", granted)
+
+
+def does_it_again(patch: pytest.MonkeyPatch) -> None:
+    """A request that is said twice is done twice."""
+    request = machine.LeaseMachine._request
+
+    def asked(
+        self: machine.LeaseMachine, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: object
+    ) -> None:
+        request(self, turn, data, caller, client, word)  # type: ignore[arg-type]
+        client.last = -1
+
+    patch.setattr(machine.LeaseMachine, "_request", asked)
+
+
+def keeps_lost_leases(patch: pytest.MonkeyPatch) -> None:
+    """A lease whose answer was lost stays with who never heard of it."""
+    patch.setattr(LeaseTable, "release", lambda self, holder, now_s, but=(): 0)
+
+
+def leaves_nothing_out(patch: pytest.MonkeyPatch) -> None:
+    """A shard that nobody can read goes round and round."""
+    patch.setattr(grants, "_quarantine", lambda data, turn, table, shard, attempts: None)
+
+
+def tells_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Shards are left out silently."""
+    patch.setattr(grants, "flaw", lambda data: WakeAt(1e9))
 
 
 def drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
@@ -137,9 +178,28 @@ def never_gives_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(independent, "world_began", lambda data, turn: None)
 
 
+def forgets_what_was_added(patch: pytest.MonkeyPatch) -> None:
+    """Files that have joined are not kept: the next Master does not know them."""
+    patch.setattr(file_additions, "load", lambda data, kept: None)
+
+
+def joins_in_name_only(patch: pytest.MonkeyPatch) -> None:
+    """Files are in the list of the epoch, and nobody gives them out."""
+    patch.setattr(file_additions, "extend", lambda data: None)
+
+
 @pytest.mark.parametrize(
     ("mode", "plant"),
     [
+        ("growing", forgets_what_was_added),
+        ("growing", joins_in_name_only),
+        ("steps", never_waits),
+        ("steps", believes_nobody),
+        ("steps", reads_on_from_the_start),
+        ("steps", does_it_again),
+        ("steps", keeps_lost_leases),
+        ("steps", leaves_nothing_out),
+        ("steps", tells_nobody),
         ("free", takes_anybodys_word),
         ("free", has_no_fence),
         ("free", never_gives_up),

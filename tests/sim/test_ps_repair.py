@@ -15,7 +15,7 @@ SEEDS = range(3)
 def settle(sim: PsSim) -> None:
     """Three pservers with a copy of everything, a trainer, and a checkpoint."""
     sim.loss = sim.disk_faults = 0.0
-    sim.wants_cuts = sim.gentle = False
+    sim.wants_checkpoints = sim.gentle = False
     sim.training = replace(sim.training, mode=Mode.ASYNC, servers=(2, 3), save_every_s=4.0)
     sim.limits = replace(sim.limits, motion=(2, 2), gather_s=0.02)
     for _ in range(3):

@@ -13,6 +13,7 @@ import pytest
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.job_records import SchedulerChoice, SizeOwner
 from edl.master.state import Phase
+from edl.testing.sim.checks import Violation
 from edl.testing.sim.scheduler_plugin import SchedulerPlugin
 from edl.testing.sim.schedules import Schedule, play
 from edl.testing.sim.simulated_cluster import ClusterTraits
@@ -147,6 +148,13 @@ def test_a_suspended_job_keeps_its_nodes() -> None:
     assert story.calls == [] and story.cluster.replicas == 2
     story.world.ask_for(Suspend(False, "somebody"))
     story.becomes(4)
+
+
+def test_a_suspended_job_that_asks_for_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drawn schedules rarely resize a suspended job; the story does."""
+    scheduler_bugs.asks_while_suspended(monkeypatch)
+    with pytest.raises(Violation, match="the cluster is called for 4 nodes while the job is suspended"):
+        test_a_suspended_job_keeps_its_nodes()
 
 
 @pytest.mark.parametrize("owner", SizeOwner)

@@ -43,7 +43,7 @@ def test_schedules(batch: int) -> None:
     play_all(Schedule.resized, range(batch * BATCH, (batch + 1) * BATCH), worlds=2)
 
 
-def test_schedules_meet_every_wish() -> None:
+def test_schedules_meet_every_request() -> None:
     kinds = {fault.kind for seed in range(100) for fault in Schedule.resized(seed).plan.faults}
     assert set(SIZES) <= kinds
 
@@ -64,19 +64,19 @@ def _size_is_answered_before_it_is_stored() -> Any:
     return mock.patch.object(shell.MasterShell, "_carry_out", hasty)
 
 
-def _stale_wishes_are_taken() -> Any:
+def _stale_requests_are_taken() -> Any:
     """The revision is not looked at."""
     judge = sizing.judge
 
-    def careless(now: Any, wish: Any, facts: Any) -> Any:
-        return judge(now, wish, dataclasses.replace(facts, held=getattr(wish, "revision", 0)))
+    def careless(now: Any, request: Any, facts: Any) -> Any:
+        return judge(now, request, dataclasses.replace(facts, held=getattr(request, "revision", 0)))
 
     return mock.patch.object(resizing, "judge", careless)
 
 
-def _repeated_wishes_count_again() -> Any:
-    """The key of a wish is not looked at."""
-    return mock.patch.object(resizing, "remember", lambda seen, wish, judged: ())
+def _repeated_requests_count_again() -> Any:
+    """The key of a request is not looked at."""
+    return mock.patch.object(resizing, "remember", lambda seen, request, judged: ())
 
 
 def _cordoned_nodes_are_taken_in() -> Any:
@@ -169,12 +169,12 @@ def _a_suspended_state_stays_in_memory() -> Any:
     return mock.patch.object(forming, "_writers", lambda turn, newest: [])
 
 
-FIRST = {"_a_suspended_state_stays_in_memory": 409}
+FIRST = {"_a_suspended_state_stays_in_memory": 878}
 """Schedules to begin with for bugs that are seldom seen."""
 PLANTED: list[Callable[[], Any]] = [
     _size_is_answered_before_it_is_stored,
-    _stale_wishes_are_taken,
-    _repeated_wishes_count_again,
+    _stale_requests_are_taken,
+    _repeated_requests_count_again,
     _cordoned_nodes_are_taken_in,
     _suspended_jobs_form_worlds,
     _size_is_forgotten_by_the_next_master,

@@ -13,12 +13,12 @@ from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import SHARD_BUCKETS, Taken
 from ps.hashing import buckets_of
-from ps.protocol.messages import Cut, Orders, PlacementMap
+from ps.protocol.messages import CheckpointOrder, Orders, PlacementMap
 from ps.rows import Rows
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
+from ps.spec import BUCKETS, Optimizer, TableSpec, UpdateRule
 
-USER = TableSpec("user", 4, Optimizer(Rule.ADAM))
-DENSE = TableSpec("wide/../net.0".replace("/../", "-"), 3, Optimizer(Rule.SGD), dense=True, rows=50)
+USER = TableSpec("user", 4, Optimizer(UpdateRule.ADAM))
+DENSE = TableSpec("wide/../net.0".replace("/../", "-"), 3, Optimizer(UpdateRule.SGD), dense=True, rows=50)
 TABLES = (USER, DENSE)
 SLOTS = {"user": 8, DENSE.name: 0}
 
@@ -106,8 +106,8 @@ def finish(
     tables: tuple[TableSpec, ...] = TABLES,
 ) -> str:
     """Complete a checkpoint from the pservers' reports."""
-    cut = Cut(number, "complete", extra=extra, parts=tuple(told))
-    return checkpoint_storages[0].complete(cut, orders(history, tables))
+    checkpoint = CheckpointOrder(number, "complete", extra=extra, parts=tuple(told))
+    return checkpoint_storages[0].complete(checkpoint, orders(history, tables))
 
 
 def files_below(folder: Path) -> list[str]:

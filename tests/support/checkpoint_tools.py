@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import CheckpointStorage, Writer
+from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.ports import FileEntry, Files
 from edl.wire import snapshot
 from edl.wire.messages import Version
@@ -31,7 +31,7 @@ def state(
     return bytes(buffer)
 
 
-def save(checkpoint_storage: CheckpointStorage, commit: int, era: int = 1, **options: Any) -> str:
+def save(checkpoint_storage: FileCheckpointStorage, commit: int, era: int = 1, **options: Any) -> str:
     """Write a state made by ``state``."""
     return checkpoint_storage.write(Version(era, commit), memoryview(state(commit, era, **options)))
 
@@ -50,7 +50,7 @@ class Memory:
 
 
 def load(
-    checkpoint_storage: CheckpointStorage, version: Version | None = None, shard: int = 0
+    checkpoint_storage: FileCheckpointStorage, version: Version | None = None, shard: int = 0
 ) -> tuple[Version, bytes]:
     """Read a state and make sure that all of it is of one commit."""
     memory = Memory()
@@ -71,12 +71,12 @@ def open_checkpoint_storage(
     every: int = 0,
     adopt: bool = False,
     said: list[str] | None = None,
-) -> CheckpointStorage:
+) -> FileCheckpointStorage:
     """A checkpoint storage whose warnings are kept in ``said``."""
     notes = [] if said is None else said
     retention = Retention(keep, every)
-    return CheckpointStorage(
-        files, Writer(job, run), retention, wall_clock_s=lambda: 0.0, say=notes.append, adopt=adopt
+    return FileCheckpointStorage(
+        files, WriterIdentity(job, run), retention, wall_clock_s=lambda: 0.0, say=notes.append, adopt=adopt
     )
 
 

@@ -181,11 +181,11 @@ class ArrayData(Loader):
     """A ``Data`` class that returns numpy arrays."""
 
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
-        self.bench_post = BenchContext(bench, slot, named.pop("environment", None))
+        self.bench_context = BenchContext(bench, slot, named.pop("environment", None))
         super().__init__(*arguments, **named)
 
     def _make_context(self) -> BenchContext:
-        return self.bench_post
+        return self.bench_context
 
     def _tensor(self, array: Any) -> Any:
         return array
@@ -270,7 +270,7 @@ class Training:
         loader = self.loaders[rank]
         while loader.epoch < self.epochs:
             for batch, share in loader.shares():
-                new = share.samples and loader.bench_post.bench is self.bench
+                new = share.samples and loader.bench_context.bench is self.bench
                 records = [int(one) for one in batch["id"]] if new else []
                 self.disturb(rank, len(self.lineage.steps))
                 self._commit(rank, loader, records)
@@ -280,9 +280,9 @@ class Training:
         state = loader.state_dict()
         everybody = self.bench.gather(rank, repr((state, records)).encode())
         if rank == 0:
-            told = [eval(one) for one in everybody]  # noqa: S307 - our own words
-            assert all(one[0] == told[0][0] for one in told), "the position is the same on all ranks"
-            step = [record for one in told for record in one[1]]
+            gathered = [eval(one) for one in everybody]  # noqa: S307 - our own words
+            assert all(one[0] == gathered[0][0] for one in gathered), "the position is the same on all ranks"
+            step = [record for one in gathered for record in one[1]]
             self.lineage.steps.append((loader.epoch, step))
             self.lineage.state = state
         self.bench.gather(rank, b"")

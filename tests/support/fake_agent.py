@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edl.checkpoint.memory.buffer_table import BufferTable, Room, Stream
+from edl.checkpoint.memory.buffer_table import BufferTable, SnapshotStream, WritableBuffer
 from edl.testing.commits.device import AsynchronousArrays, Device
 from edl.wire import local
 from edl.wire.local import Seat
@@ -271,8 +271,8 @@ class Buffers:
 
     def room(self, stream: str, size: int) -> int:
         """The number of the buffer to write next."""
-        room = self._buffer_table.room(Stream.of_worker(0, stream), size)
-        assert isinstance(room, Room), room
+        room = self._buffer_table.room(SnapshotStream.of_worker(0, stream), size)
+        assert isinstance(room, WritableBuffer), room
         if room.new:
             descriptor = os.memfd_create("fake")
             os.ftruncate(descriptor, room.capacity)
@@ -284,7 +284,7 @@ class Buffers:
 
     def fill(self, message: local.Committed) -> bytes:
         """Bytes of the committed state."""
-        stream = Stream.of_worker(0, message.stream)
+        stream = SnapshotStream.of_worker(0, message.stream)
         problem = self._buffer_table.may_fill(stream, message.buffer, message.size)
         assert not problem, problem
         holding = Holding(Version(message.era, message.commit), message.shard, message.shards)

@@ -21,11 +21,11 @@ def node(name: str, position: int) -> NodeView:
 
 
 class FakeMaster:
-    """Keeps every wish; ``store`` away: wishes wait."""
+    """Keeps every request; ``store`` away: requests wait."""
 
     def __init__(self) -> None:
         self.serving = True
-        self.wishes: list[ScaleRequest] = []
+        self.requests: list[ScaleRequest] = []
         self.asked: list[Asked] = []
         self.scale = ScaleView(minimum=1, maximum=8, desired=3, nodes=3, revision=40, generation=1, observed=1)
         self.names = ["node-a", "node-b", "node-c", "node-d"]
@@ -93,24 +93,24 @@ class FakeMaster:
     async def order(self, asked: Asked) -> Answer:
         self.asked.append(asked)
         await self.store.wait()
-        if '"dataset": "nothing"' in asked.wish:
+        if '"dataset": "nothing"' in asked.argument:
             return Answer("the job has no data set named nothing; it has train", ok=False)
         return Answer(f"order {len(self.asked)} for data train: a worker will scan 1 pattern", ok=True)
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
-        self.wishes.append(wish)
+    async def submit(self, request: ScaleRequest) -> Granted:
+        self.requests.append(request)
         await self.store.wait()
-        if isinstance(wish, Resize) and wish.key in self.keys:
-            return self.keys[wish.key]
-        if wish.by == "fenced":
+        if isinstance(request, Resize) and request.key in self.keys:
+            return self.keys[request.key]
+        if request.by == "fenced":
             raise FencedOut("another Master has been elected")
-        granted = self._granted(wish)
-        if isinstance(wish, Resize) and wish.key:
-            self.keys[wish.key] = granted
+        granted = self._granted(request)
+        if isinstance(request, Resize) and request.key:
+            self.keys[request.key] = granted
         return granted
 
-    def _granted(self, wish: ScaleRequest) -> Granted:
-        match wish:
+    def _granted(self, request: ScaleRequest) -> Granted:
+        match request:
             case Resize(auto=True):
                 return self._say(Verdict.KNOWN, "the autoscale policy decides already")
             case Resize(nodes=nodes, revision=revision):
@@ -124,8 +124,8 @@ class FakeMaster:
                     f"size {nodes}",
                     desired=nodes,
                     asked=nodes,
-                    by=wish.by,
-                    reason=wish.reason,
+                    by=request.by,
+                    reason=request.reason,
                     nodes=min(nodes, len(self.names)),
                 )
             case SetBounds(minimum=minimum, maximum=maximum, revision=revision):

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.memory_checkpoints import Grant, MemoryCheckpoints
+from edl.checkpoint.memory.buffer_table import BufferRefusal
+from edl.checkpoint.memory.memory_checkpoints import BufferGrant, MemoryCheckpoints
 from edl.errors import CheckpointError
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of, make_snapshot
@@ -81,10 +81,10 @@ class Worker:
         self.slot = slot
         self.stream = stream
         self.maps: dict[int, mmap.mmap] = {}
-        self.grant: Grant | None = None
+        self.grant: BufferGrant | None = None
 
-    def take(self, grant: Grant | Refusal) -> Grant:
-        assert isinstance(grant, Grant), grant
+    def take(self, grant: BufferGrant | BufferRefusal) -> BufferGrant:
+        assert isinstance(grant, BufferGrant), grant
         if grant.descriptor is not None:
             self.maps[grant.buffer] = mmap.mmap(grant.descriptor, grant.size)
             os.close(grant.descriptor)
@@ -98,7 +98,9 @@ class Worker:
         self.maps[self.grant.buffer][: len(data)] = data
         return len(data)
 
-    def say(self, holding: Holding, size: int, *, save: bool = False) -> Coroutine[Any, Any, Grant | Refusal]:
+    def say(
+        self, holding: Holding, size: int, *, save: bool = False
+    ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         assert self.grant is not None
         version = holding.version
         return self.memory.committed(
@@ -122,7 +124,7 @@ class Bench:
     def __init__(self) -> None:
         self.network = MemoryNetwork()
         self.checkpoint_storage = FakeCheckpointStorage()
-        self.told: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
+        self.reports: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
         self.copied: asyncio.Queue[NodeId] = asyncio.Queue()
         """Nodes that have said that a copy came to them."""
         self.memories: list[MemoryCheckpoints] = []
@@ -151,7 +153,7 @@ class Bench:
 
     def _on_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
         assert took_s >= 0 and (not error or took_s == 0), "what was not written took no time"
-        self.told.put_nowait((version, where, error))
+        self.reports.put_nowait((version, where, error))
 
     async def close(self) -> None:
         self.checkpoint_storage.gate.set()

@@ -13,7 +13,7 @@ from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 from ps.coordinator.invariants import violations
 from ps.coordinator.machine import PlacementMachine
-from ps.coordinator.state import Limits
+from ps.coordinator.state import CoordinatorLimits
 from ps.protocol import messages
 from ps.protocol.deltas import members_after, orders_after
 from ps.server import bucket_machine as hd
@@ -30,14 +30,14 @@ class Cluster:
     def __init__(self, training: Training | None = None, *, buckets: int = 8, **limits: Any) -> None:
         self.training = training or Training(servers=(2, 4))
         self.buckets = buckets
-        self.limits = Limits(gather_s=0.0, **limits)
+        self.limits = CoordinatorLimits(gather_s=0.0, **limits)
         self.now_s = 10.0
         self.store: dict[str, bytes] = {}
         self.bucket_machines: dict[str, BucketMachine] = {}
         self.orders: dict[str, messages.Orders] = {}
         """The newest that each pserver was given."""
         self.machines: dict[str, str] = {}
-        self.found = messages.Found(0)
+        self.found = messages.FoundCheckpoints(0)
         self.bad: set[str] = set()
         """Runs that cannot be restored."""
         self.lasting = False
@@ -46,8 +46,8 @@ class Cluster:
         self.told: list[tuple[Caller, Any]] = []
         self.failed = ""
         self.wake_s = 0.0
-        self.cuts = True
-        """Pservers do what a cut asks for."""
+        self.checkpoints = True
+        """Pservers do what a checkpoint asks for."""
         self._events: deque[sv.Event] = deque()
         self._busy = False
         self.machine = self.new_machine()
@@ -95,31 +95,31 @@ class Cluster:
         bucket_machine = self.bucket_machines[name]
         for effect in effects:
             match effect:
-                case hd.Say(word):
+                case hd.SendToMaster(word):
                     self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._effects(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
-                case hd.Mark(follower, number):
+                case hd.MarkStream(follower, number):
                     self._effects(name, bucket_machine.step(hd.MarkAcked(follower, number)))
-                case hd.Release(follower, buckets, version):
+                case hd.SendRelease(follower, buckets, version):
                     for other, one in self.bucket_machines.items():
                         if one.number == follower:
                             self._effects(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
-                case hd.Restore(cut, _) if cut.run in self.bad:
-                    told = messages.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
+                case hd.RestoreBuckets(checkpoint, _) if checkpoint.run in self.bad:
+                    told = messages.CheckpointPhaseDone(checkpoint.number, "restore", "damaged", lasting=self.lasting)
                     self.feed(sv.Heard(name, messages.encode(told)))
-                case hd.Restore(cut, buckets):
-                    self._effects(name, bucket_machine.step(hd.Restored(cut.number, buckets)))
+                case hd.RestoreBuckets(checkpoint, buckets):
+                    self._effects(name, bucket_machine.step(hd.Restored(checkpoint.number, buckets)))
 
     def members(self, node: str) -> list[str]:
         """Members of the job, according to all messages that this trainer received."""
-        epoch, found = 0, tuple[messages.Member, ...]()
+        epoch, found = 0, tuple[messages.TrainerMember, ...]()
         for caller, word in self.told:
             if caller.node != node:
                 continue
-            if isinstance(word, messages.Joined | messages.Charted):
+            if isinstance(word, messages.Joined | messages.PlacementUpdate):
                 epoch, found = word.epoch, word.members
-            elif isinstance(word, messages.Counted):
+            elif isinstance(word, messages.MembersChanged):
                 assert word.since == epoch, "nothing has been missed"
                 epoch, found = word.epoch, members_after(found, word.came, word.went)
         return [one.name for one in found]
@@ -127,18 +127,22 @@ class Cluster:
     def _orders(self, name: str, orders: messages.Orders | messages.OrdersChanged) -> None:
         before = self.bucket_machines[name].orders
         if isinstance(orders, messages.OrdersChanged):
-            assert self.orders[name].chart.version == orders.base, "nothing has been missed"
+            assert self.orders[name].placement.version == orders.base, "nothing has been missed"
             orders = orders_after(self.orders[name], orders)
         self.orders[name] = orders
         self._effects(name, self.bucket_machines[name].step(hd.OrdersCame(orders)))
-        cut = orders.cut
-        if cut is None or (before is not None and before.cut == cut):
+        checkpoint = orders.checkpoint
+        if checkpoint is None or (before is not None and before.checkpoint == checkpoint):
             return
-        if cut.phase == "find":
+        if checkpoint.phase == "find":
             self.feed(sv.Heard(name, messages.encode(self.found)))
-        elif cut.phase != "restore" and self.cuts:
-            told = json.dumps({"run": f"cut-{cut.number}"}) if cut.phase == "complete" else name
-            self.feed(sv.Heard(name, messages.encode(messages.CutDone(cut.number, cut.phase, "", told))))
+        elif checkpoint.phase != "restore" and self.checkpoints:
+            told = json.dumps({"run": f"checkpoint-{checkpoint.number}"}) if checkpoint.phase == "complete" else name
+            self.feed(
+                sv.Heard(
+                    name, messages.encode(messages.CheckpointPhaseDone(checkpoint.number, checkpoint.phase, "", told))
+                )
+            )
 
     # --- trainers ----------------------------------------------------------------------------------------------------
 

@@ -13,25 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.job_records import Training
-from ps.client.client import Client
-from ps.net.caller import Endpoint, Limits, Peer, Reply
+from ps.client.client import PsClient
+from ps.net.caller import EndpointLimits, EndpointPeer, FrameEndpoint, FrameReply
 from ps.protocol import messages, requests
-from ps.protocol.frames import Frame, Op, pack_head
-from ps.protocol.half_precision import WIRE_DTYPES, narrow
+from ps.protocol.frames import Frame, FrameOp, pack_head
+from ps.protocol.half_precision import WIRE_DTYPES, encode_half
 from ps.protocol.requests import laid_out
-from ps.rows import Push, encode
-from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store.store import Store
+from ps.rows import TrainerPush, encode
+from ps.spec import BUCKETS, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
 
 SECRET = "the secret"
-PATIENCE_S = 20.0
+WAIT_S = 20.0
 """After that a test that waits has failed."""
-SGD = Optimizer(Rule.SGD, lr=1.0)
-PLAIN = TableSpec("plain", 4, SGD, Initial(Start.ZEROS))
+SGD = Optimizer(UpdateRule.SGD, lr=1.0)
+PLAIN = TableSpec("plain", 4, SGD, Initial(InitMethod.ZEROS))
 """A push of ones takes 1 away from each weight."""
-WIDE = TableSpec("wide", 9, SGD, Initial(Start.UNIFORM, 0.5, 7))
+WIDE = TableSpec("wide", 9, SGD, Initial(InitMethod.UNIFORM, 0.5, 7))
 
-Fault = Callable[[Frame, dict[str, Any]], Reply | None]
+Fault = Callable[[Frame, dict[str, Any]], FrameReply | None]
 
 
 class Pserver:
@@ -39,32 +39,34 @@ class Pserver:
 
     def __init__(self, number: int, tables: Sequence[TableSpec]) -> None:
         self.number = number
-        self.store = Store(kernels="numpy")
+        self.store = RowStore(kernels="numpy")
         for spec in tables:
             self.store.define(spec)
         self.tables = {spec.name: spec for spec in tables}
         self.allowed = np.zeros(BUCKETS, np.uint8)
         self.version = 1
-        self.charted = ""
+        self.placement_update = ""
         self.applied = 0
         self.faults: list[Fault] = []
         """The first that gives an answer is used."""
         self.after: list[Callable[[Frame, dict[str, Any]], None]] = []
         """Called when a request has been carried out, before it is answered."""
-        self.heads: list[tuple[Op, dict[str, Any]]] = []
+        self.heads: list[tuple[FrameOp, dict[str, Any]]] = []
         self.farewells: list[int] = []
         self.ended = threading.Semaphore(0)
         """Counts connections that have ended."""
         self._lock = threading.Lock()
-        self.endpoint = Endpoint(self._handle, secret=SECRET, left=self._left, limits=Limits(greeting_s=PATIENCE_S))
+        self.endpoint = FrameEndpoint(
+            self._handle, secret=SECRET, left=self._left, limits=EndpointLimits(greeting_s=WAIT_S)
+        )
         self.endpoint.start("127.0.0.1")
 
     @property
-    def server(self) -> messages.Server:
+    def server(self) -> messages.PserverAddress:
         """Its entry in a placement map; reached over TCP."""
-        return messages.Server(self.number, f"ps-{self.number}", "127.0.0.1", self.endpoint.port)
+        return messages.PserverAddress(self.number, f"ps-{self.number}", "127.0.0.1", self.endpoint.port)
 
-    def seen(self, op: Op) -> list[dict[str, Any]]:
+    def seen(self, op: FrameOp) -> list[dict[str, Any]]:
         """Heads of requests of this kind."""
         return [head for kind, head in list(self.heads) if kind is op]
 
@@ -72,30 +74,30 @@ class Pserver:
         """Stop serving, like a process that died."""
         self.endpoint.stop()
 
-    def _left(self, peer: Peer) -> None:
+    def _left(self, peer: EndpointPeer) -> None:
         if peer.farewell:
             self.farewells.append(peer.number)
         self.ended.release()
 
-    def _handle(self, peer: Peer, frame: Frame) -> Reply:
+    def _handle(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         head = frame.json()
         self.heads.append((frame.op, head))
         for fault in list(self.faults):
             reply = fault(frame, head)
             if reply is not None:
                 return reply
-        answer = {Op.PULL: self._pull, Op.PUSH: self._push, Op.SCAN: self._scan}[frame.op]
+        answer = {FrameOp.PULL: self._pull, FrameOp.PUSH: self._push, FrameOp.SCAN: self._scan}[frame.op]
         with self._lock:
             reply = answer(head, frame)
         for look in list(self.after):
             look(frame, head)
         return reply
 
-    def _moved(self) -> Reply:
-        charted = {"charted": self.charted} if self.charted else {}
-        return Reply.no(Op.MOVED, chart=self.version, text="moved", **charted)
+    def _moved(self) -> FrameReply:
+        placement_update = {"placement": self.placement_update} if self.placement_update else {}
+        return FrameReply.no(FrameOp.MOVED, placement_version=self.version, text="moved", **placement_update)
 
-    def _pull(self, head: dict[str, Any], frame: Frame) -> Reply:
+    def _pull(self, head: dict[str, Any], frame: Frame) -> FrameReply:
         found = []
         for one in requests.read_pull(head, frame.body, self.tables):
             out = np.empty((len(one.keys), self.tables[one.table].dim), np.float32)
@@ -104,13 +106,16 @@ class Pserver:
                 counts=one.counts,
             ):  # fmt: skip
                 return self._moved()
-            found.append(narrow(out, one.dtype).astype(WIRE_DTYPES[one.dtype], copy=False))
-        return Reply(Op.OK, self._told(head), laid_out(found))
+            found.append(encode_half(out, one.dtype).astype(WIRE_DTYPES[one.dtype], copy=False))
+        return FrameReply(FrameOp.OK, self._told(head), laid_out(found))
 
-    def _push(self, head: dict[str, Any], frame: Frame) -> Reply:
+    def _push(self, head: dict[str, Any], frame: Frame) -> FrameReply:
         parts = requests.read_push(head, frame.body, self.tables)
         pushed = self.store.push(
-            [Push(head["trainer"], head["seq"], parts)], step=head["step"], scale=head["scale"], allowed=self.allowed
+            [TrainerPush(head["trainer"], head["seq"], parts)],
+            step=head["step"],
+            scale=head["scale"],
+            allowed=self.allowed,
         )
         if pushed.refused:
             return self._moved()
@@ -124,18 +129,18 @@ class Pserver:
             if one.table in back:
                 out = np.empty(one.grads.shape, np.float32)
                 self.store.pull(one.table, one.keys, out, step=head["step"], insert=False)
-                found.append(narrow(out, back[one.table]).astype(WIRE_DTYPES[back[one.table]], copy=False))
-        return Reply(Op.OK, told, laid_out(found))
+                found.append(encode_half(out, back[one.table]).astype(WIRE_DTYPES[back[one.table]], copy=False))
+        return FrameReply(FrameOp.OK, told, laid_out(found))
 
-    def _scan(self, head: dict[str, Any], frame: Frame) -> Reply:
+    def _scan(self, head: dict[str, Any], frame: Frame) -> FrameReply:
         if not self.allowed[head["bucket"]]:
             return self._moved()
         rows = self.store.image(head["bucket"]).rows.get(head["table"])
-        return Reply(Op.OK, self._told(head), [] if rows is None else encode(rows))
+        return FrameReply(FrameOp.OK, self._told(head), [] if rows is None else encode(rows))
 
     def _told(self, head: dict[str, Any], **more: Any) -> bytes:
-        if self.charted and head["version"] < self.version:
-            more["charted"] = self.charted
+        if self.placement_update and head["version"] < self.version:
+            more["placement"] = self.placement_update
         return pack_head({"applied": self.applied, "epoch": 1, "version": self.version, **more})
 
 
@@ -147,7 +152,7 @@ class Bench:
     pservers: dict[int, Pserver] = field(default_factory=dict)
     owner: NDArray[np.int16] = field(default_factory=lambda: np.zeros(BUCKETS, np.int16))
     version: int = 1
-    clients: list[Client] = field(default_factory=list)
+    clients: list[PsClient] = field(default_factory=list)
 
     def start(self, count: int) -> Bench:
         """Start this many pservers."""
@@ -182,28 +187,28 @@ class Bench:
         self.version += 1
         for one in self.pservers.values():
             one.version = self.version
-            one.charted = messages.encode(self.charted()) if tell else ""
+            one.placement_update = messages.encode(self.placement_update()) if tell else ""
 
-    def chart(self, *, without: Sequence[int] = (), history: int = 1) -> messages.PlacementMap:
+    def placement(self, *, without: Sequence[int] = (), history: int = 1) -> messages.PlacementMap:
         """The current placement map."""
         servers = tuple(one.server for number, one in self.pservers.items() if number not in without)
         return messages.PlacementMap(self.version, history, servers, messages.pack(self.owner.tolist()))
 
-    def charted(self, **options: Any) -> messages.Charted:
+    def placement_update(self, **options: Any) -> messages.PlacementUpdate:
         """The current placement map as a message."""
-        return messages.Charted(0, self.chart(**options), 1, ())
+        return messages.PlacementUpdate(0, self.placement(**options), 1, ())
 
-    def client(self, **options: Any) -> Client:
+    def client(self, **options: Any) -> PsClient:
         """A client without a Master."""
-        options = {"deadline_s": PATIENCE_S, **options}
-        client = Client.direct((), tables=self.tables, secret=SECRET, placement=self.chart(), **options)
+        options = {"deadline_s": WAIT_S, **options}
+        client = PsClient.direct((), tables=self.tables, secret=SECRET, placement=self.placement(), **options)
         self.clients.append(client)
         return client
 
-    def joined(self, master: Master, **options: Any) -> Client:
+    def joined(self, master: Master, **options: Any) -> PsClient:
         """A client that joined through a Master."""
-        options = {"deadline_s": PATIENCE_S, **options}
-        client = Client.join(master, lambda: 1, tables=self.tables, **options)
+        options = {"deadline_s": WAIT_S, **options}
+        client = PsClient.join(master, lambda: 1, tables=self.tables, **options)
         self.clients.append(client)
         return client
 
@@ -229,7 +234,7 @@ class Master:
         self.number = 5
         self.step = 0
         self.restored = ""
-        self.members: tuple[messages.Member, ...] = ()
+        self.members: tuple[messages.TrainerMember, ...] = ()
         self._heard: Callable[[str | None], None] = lambda text: None
 
     def call(self, service: str, body: str, number: int) -> None:
@@ -247,7 +252,7 @@ class Master:
     def expect(self, kind: type[Any]) -> Any:
         """The next message of this kind; others are skipped."""
         while True:
-            word = self.said.get(timeout=PATIENCE_S)
+            word = self.said.get(timeout=WAIT_S)
             if isinstance(word, kind):
                 return word
 
@@ -262,13 +267,13 @@ class Master:
     def joined(self) -> messages.Joined:
         """The answer to ``Join``."""
         return messages.Joined(
-            self.number, 0, self.bench.chart(), 1, self.members, self.training, self.tables, self.step, self.restored,
-            SECRET,
+            self.number, 0, self.bench.placement(), 1, self.members, self.training, self.tables, self.step,
+            self.restored, SECRET,
         )  # fmt: skip
 
-    def charted(self, **options: Any) -> messages.Charted:
+    def placement_update(self, **options: Any) -> messages.PlacementUpdate:
         """The current placement map and members."""
-        return replace(self.bench.charted(**options), members=self.members)
+        return replace(self.bench.placement_update(**options), members=self.members)
 
     def _answered(self, word: Any) -> bool:
         match word:
@@ -278,11 +283,11 @@ class Master:
                 self.tables += tuple(one for one in word.tables if one.name not in known)
                 self.tell(self.joined())
             case messages.Begin(number):
-                self.members = (messages.Member(number, "a/0", self.step),)
-                self.tell(self.charted())
-            case messages.Leave():
+                self.members = (messages.TrainerMember(number, "a/0", self.step),)
+                self.tell(self.placement_update())
+            case messages.LeaveMembership():
                 self.members = ()
-                self.tell(self.charted())
+                self.tell(self.placement_update())
             case _:
                 return False
         return True

@@ -2,7 +2,7 @@
 
     python tests/support/ps_memory.py <kernels> <tables> <rows of each> <dim> <rule> <keys in a pull> [<most bytes>]
 
-One line of JSON: ``said``, what ``Store.bytes`` gives; ``kernel``, by how much the process's anonymous memory in
+One line of JSON: ``said``, what ``RowStore.bytes`` gives; ``kernel``, by how much the process's anonymous memory in
 ``/proc/self/smaps_rollup`` has grown meanwhile; ``rows``.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from ps.store.slabs import settled
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 
 def anonymous() -> int:
@@ -27,9 +27,9 @@ def anonymous() -> int:
 
 def main(kernels: str, tables: int, rows: int, dim: int, rule: str, batch: int, most: int) -> None:
     """Measure the memory of a process with these tables."""
-    store = Store(kernels=kernels, most_bytes=most)
+    store = RowStore(kernels=kernels, most_bytes=most)
     store.warm()
-    spec = TableSpec("warm", dim, Optimizer(Rule(rule)), Initial(Start.UNIFORM))
+    spec = TableSpec("warm", dim, Optimizer(UpdateRule(rule)), Initial(InitMethod.UNIFORM))
     store.define(spec)
     out = np.empty((batch, dim), np.float32)
     out[:] = 0

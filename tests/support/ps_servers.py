@@ -16,21 +16,21 @@ from edl.job_records import Training
 from edl.threads import ThreadCondition
 from ps.errors import TimedOut
 from ps.hashing import bucket_of
-from ps.net.caller import Caller, Place
+from ps.net.caller import FrameCaller, ServerAddress
 from ps.protocol import messages, requests
-from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.frames import Frame, FrameOp, pack_head
 from ps.protocol.half_precision import WIRE_DTYPES
-from ps.protocol.handshake import MASTER, TRAINER, Hello
-from ps.rows import Part
-from ps.server.server import Server, Setup
-from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
+from ps.protocol.handshake import MASTER, TRAINER, CallerHello
+from ps.rows import TablePush
+from ps.server.server import ParameterServer, Setup
+from ps.spec import BUCKETS, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 
 SECRET = "0123456789abcdef"
 WAIT_S = 30.0
-COUNTS = TableSpec("counts", 2, Optimizer(Rule.ADD), Initial(Start.ZEROS))
-SGD = TableSpec("sgd", 4, Optimizer(Rule.SGD, lr=1.0), Initial(Start.ZEROS))
+COUNTS = TableSpec("counts", 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
+SGD = TableSpec("sgd", 4, Optimizer(UpdateRule.SGD, lr=1.0), Initial(InitMethod.ZEROS))
 ALL = range(BUCKETS)
-OPEN: list[Caller | Server] = []
+OPEN: list[FrameCaller | ParameterServer] = []
 """Whatever has to be closed after a test; see ``tidy``."""
 
 
@@ -38,7 +38,7 @@ def tidy() -> None:
     """Close everything that a test has opened."""
     while OPEN:
         one = OPEN.pop()
-        if isinstance(one, Caller):
+        if isinstance(one, FrameCaller):
             one.close()
         else:
             one.stop()
@@ -57,19 +57,21 @@ def until(condition: ThreadCondition, true: Callable[[], Any], what: str = "it")
 class Boss:
     """The Master's line to one pserver."""
 
-    def __init__(self, place: Place, token: int = 1) -> None:
-        self.caller = Caller.connect(place, Hello(MASTER, name="boss", token=token), secret=SECRET, deadline_s=WAIT_S)
+    def __init__(self, place: ServerAddress, token: int = 1) -> None:
+        self.caller = FrameCaller.connect(
+            place, CallerHello(MASTER, name="boss", token=token), secret=SECRET, deadline_s=WAIT_S
+        )
         OPEN.append(self.caller)
         self.caller.heard = self._heard
         self.words: list[Any] = []
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self.over = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _heard(self, frame: Frame) -> None:
-        with self.news:
+        with self.changed:
             self.words.append(messages.decode(str(frame.body, "utf-8")))
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def _listen(self) -> None:
         while True:
@@ -82,19 +84,19 @@ class Boss:
             except EdlError:
                 pass
             break
-        with self.news:
+        with self.changed:
             self.over = True
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def say(self, orders: messages.Orders) -> None:
         """Orders, and wait until they are followed."""
         self.tell(orders)
-        version = orders.chart.version
+        version = orders.placement.version
         self.heard(messages.Followed, lambda word: word.version >= version)
 
     def tell(self, orders: messages.Orders) -> None:
         """Send orders."""
-        self.caller.send(Op.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=WAIT_S)
+        self.caller.send(FrameOp.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=WAIT_S)
 
     def synced(self, version: int, buckets: int = BUCKETS) -> None:
         """Wait until the pserver reported this many copies, under orders of this version or later."""
@@ -103,7 +105,7 @@ class Boss:
             told = [word for word in self.words if isinstance(word, messages.Synced) and word.version >= version]
             return len({bucket for word in told for bucket in messages.of_ranges(word.buckets)}) >= buckets
 
-        until(self.news, all_of_them, "Synced")
+        until(self.changed, all_of_them, "Synced")
 
     def heard(self, kind: type[Any], fits: Callable[[Any], bool] = lambda word: True) -> Any:
         """Wait for the first such message."""
@@ -111,14 +113,14 @@ class Boss:
         def found() -> Any:
             return next((word for word in self.words if isinstance(word, kind) and fits(word)), None)
 
-        return until(self.news, found, kind.__name__)
+        return until(self.changed, found, kind.__name__)
 
 
 @dataclass
 class Plan:
     """A hand-made placement map."""
 
-    places: Mapping[int, Place]
+    places: Mapping[int, ServerAddress]
     owner: dict[int, Sequence[int]]
     """Buckets, by owner."""
     backup: dict[int, Sequence[int]] = field(default_factory=dict)
@@ -132,7 +134,7 @@ class Plan:
     training: Training = field(default_factory=Training)
     tables: tuple[TableSpec, ...] = (COUNTS, SGD)
     lr: tuple[messages.LrHold, ...] = ()
-    cut: messages.Cut | None = None
+    checkpoint: messages.CheckpointOrder | None = None
     since: list[int] = field(default_factory=lambda: [1] * BUCKETS)
     go: tuple[int, ...] = ()
 
@@ -156,16 +158,16 @@ class Plan:
             return messages.pack(found)
 
         servers = tuple(
-            messages.Server(one, place.name, place.host, place.port, place.path, place.machine)
+            messages.PserverAddress(one, place.name, place.host, place.port, place.path, place.machine)
             for one, place in self.places.items()
         )
-        chart = messages.PlacementMap(
+        placement = messages.PlacementMap(
             self.version, self.history, servers, packed(self.owner), packed(self.backup), packed(self.joining)
         )
         return messages.Orders(
-            token=0, you=number, chart=chart, epoch=self.version,
-            members=tuple(messages.Member(one, f"node-{one}/0") for one in self.members),
-            training=self.training, tables=self.tables, lr=self.lr, cut=self.cut, revoked=self.revoked,
+            token=0, you=number, placement=placement, epoch=self.version,
+            members=tuple(messages.TrainerMember(one, f"node-{one}/0") for one in self.members),
+            training=self.training, tables=self.tables, lr=self.lr, checkpoint=self.checkpoint, revoked=self.revoked,
             go=number in self.go, since=messages.pack(self.since, "i"), giver=packed(self.giver),
         )  # fmt: skip
 
@@ -174,28 +176,30 @@ class Plan:
 class Answer:
     """The answer of a pserver."""
 
-    op: Op
+    op: FrameOp
     head: dict[str, Any]
 
 
 class Trainer:
     """One that speaks to one pserver."""
 
-    def __init__(self, place: Place, number: int = 1, secret: str = SECRET) -> None:
+    def __init__(self, place: ServerAddress, number: int = 1, secret: str = SECRET) -> None:
         self.number = number
-        self.caller = Caller.connect(place, Hello(TRAINER, number, f"t{number}"), secret=secret, deadline_s=WAIT_S)
+        self.caller = FrameCaller.connect(
+            place, CallerHello(TRAINER, number, f"t{number}"), secret=secret, deadline_s=WAIT_S
+        )
         OPEN.append(self.caller)
 
-    def ask(self, op: Op, head: dict[str, Any], parts: Sequence[Any] = (), patience_s: float = WAIT_S) -> Frame:
+    def ask(self, op: FrameOp, head: dict[str, Any], parts: Sequence[Any] = (), wait_s: float = WAIT_S) -> Frame:
         """Send a raw request."""
-        return self.caller.request(op, pack_head(head), parts, deadline_s=patience_s)
+        return self.caller.request(op, pack_head(head), parts, deadline_s=wait_s)
 
     def pull(
         self, table: TableSpec, keys: Sequence[int], dtype: str = "f4", insert: bool = True, **head: Any
     ) -> NDArray[Any]:
         """Pull rows, in the order of the answer."""
         frame = self.pulled(table, keys, dtype, insert, **head)
-        assert frame.op is Op.OK, (frame.op, frame.json())
+        assert frame.op is FrameOp.OK, (frame.op, frame.json())
         wire = WIRE_DTYPES[dtype]
         return np.frombuffer(frame.body, wire, len(keys) * table.dim).reshape(len(keys), table.dim).copy()  # type: ignore[no-any-return]
 
@@ -204,26 +208,26 @@ class Trainer:
     ) -> Frame:
         """Pull rows and return the answer."""
         heads, body = requests.pull([requests.Wanted(table.name, np.array(keys, np.int64), dtype, table.dim)])
-        return self.ask(Op.PULL, {"step": 0, "insert": insert, "parts": heads, **head}, body)
+        return self.ask(FrameOp.PULL, {"step": 0, "insert": insert, "parts": heads, **head}, body)
 
     def push(
         self, seq: int, table: TableSpec | None = None, keys: Sequence[int] = (), value: float = 1.0,
-        op: str = "grad", dtype: str = "f4", patience_s: float = WAIT_S, **head: Any,
+        op: str = "grad", dtype: str = "f4", wait_s: float = WAIT_S, **head: Any,
     ) -> Answer:  # fmt: skip
         """Push one value for all of the keys' numbers."""
         parts = []
         if table is not None:
             rows = np.full((len(keys), table.dim), value, np.float32)
-            parts = [Part(table.name, np.array(keys, np.int64), rows, op)]
+            parts = [TablePush(table.name, np.array(keys, np.int64), rows, op)]
         heads, body = requests.push(parts, dtype)
         whole = {"trainer": self.number, "seq": seq, "step": seq, "parts": heads, **head}
-        frame = self.ask(Op.PUSH, whole, body, patience_s)
+        frame = self.ask(FrameOp.PUSH, whole, body, wait_s)
         return Answer(frame.op, frame.json())
 
 
-def server(name: str = "a", **setup: Any) -> Server:
+def server(name: str = "a", **setup: Any) -> ParameterServer:
     """One that listens, in this process."""
-    one = Server(Setup(name, "job", SECRET, kernels="numpy", **setup))
+    one = ParameterServer(Setup(name, "job", SECRET, kernels="numpy", **setup))
     one.start("127.0.0.1")
     OPEN.append(one)
     return one
@@ -240,7 +244,7 @@ class At:
     machine: str = ""
 
 
-def place(one: Server, name: str = "a") -> At:
+def place(one: ParameterServer, name: str = "a") -> At:
     """Its address at its unix socket."""
     endpoint = one.endpoint
     return At(name, endpoint.host, endpoint.port, endpoint.path, endpoint.machine)
@@ -290,11 +294,11 @@ class Pusher:
         try:
             if number not in self._lines:
                 self._lines[number] = Trainer(plan.places[number], self.number)
-            answer = self._lines[number].push(self.seq, table, keys, patience_s=2.0)
+            answer = self._lines[number].push(self.seq, table, keys, wait_s=2.0)
         except (EdlError, KeyError):
             self._lines.pop(number, None)
             return False
-        if answer.op is Op.MOVED:
+        if answer.op is FrameOp.MOVED:
             self.moved += 1
-        assert answer.op in (Op.OK, Op.MOVED, Op.WAIT, Op.BUSY), answer
-        return answer.op is Op.OK
+        assert answer.op in (FrameOp.OK, FrameOp.MOVED, FrameOp.WAIT, FrameOp.BUSY), answer
+        return answer.op is FrameOp.OK

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ps.rows import Op, Part, Push, Pushed
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
-from ps.store.store import Store
+from ps.rows import Pushed, RowOp, TablePush, TrainerPush
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
 
 both_kernels = pytest.mark.parametrize("kernels", ["numpy", "numba"])
-ZEROS = Initial(Start.ZEROS)
-COUNTER = TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS)
+ZEROS = Initial(InitMethod.ZEROS)
+COUNTER = TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS)
 
 
-def store_of(kernels: str, *specs: TableSpec, most_bytes: int = 0) -> Store:
+def store_of(kernels: str, *specs: TableSpec, most_bytes: int = 0) -> RowStore:
     """A store with these tables."""
     if kernels == "numba":
         pytest.importorskip("numba")
-    store = Store(kernels=kernels, most_bytes=most_bytes)
+    store = RowStore(kernels=kernels, most_bytes=most_bytes)
     for spec in specs:
         store.define(spec)
     return store
@@ -33,7 +33,7 @@ def keys_of(*keys: int) -> NDArray[np.int64]:
 
 
 def pull(
-    store: Store, keys: Sequence[int] | NDArray[np.int64], step: int = 1, insert: bool = True
+    store: RowStore, keys: Sequence[int] | NDArray[np.int64], step: int = 1, insert: bool = True
 ) -> NDArray[np.float32]:
     """Pull weights of table ``t``."""
     wanted = np.asarray(keys, np.int64)
@@ -42,17 +42,17 @@ def pull(
     return out
 
 
-def part(keys: Sequence[int] | NDArray[np.int64], values: object, op: str = Op.GRAD) -> Part:
+def part(keys: Sequence[int] | NDArray[np.int64], values: object, op: str = RowOp.GRAD) -> TablePush:
     """For the table ``t``; a number stands for rows full of it, two of them for each key."""
     held = np.asarray(keys, np.int64)
     if isinstance(values, int | float):
         values = np.full((len(held), 2), values)
-    return Part("t", held, np.asarray(values, np.float32), op)
+    return TablePush("t", held, np.asarray(values, np.float32), op)
 
 
 def push(
-    store: Store, keys: Sequence[int] | NDArray[np.int64], values: object, *, trainer: int = 0, seq: int = 0,
-    step: int = 1, op: str = Op.GRAD,
+    store: RowStore, keys: Sequence[int] | NDArray[np.int64], values: object, *, trainer: int = 0, seq: int = 0,
+    step: int = 1, op: str = RowOp.GRAD,
 ) -> Pushed:  # fmt: skip
     """Push a single part."""
-    return store.push([Push(trainer, seq, [part(keys, values, op)])], step=step)
+    return store.push([TrainerPush(trainer, seq, [part(keys, values, op)])], step=step)

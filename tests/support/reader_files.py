@@ -15,7 +15,7 @@ from pyarrow import ipc
 
 from data_service.formats import open_reader
 from data_service.formats.arrays import from_numpy
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.manifest import Manifest, ShardRef
 
 ROWS = 1000
@@ -65,7 +65,7 @@ def refs(manifest: Manifest) -> list[ShardRef]:
     return [manifest.ref(index) for index in range(len(manifest))]
 
 
-def read_all(manifest: Manifest, columns: list[str] | None = None, options: Options | None = None) -> pa.Table:
+def read_all(manifest: Manifest, columns: list[str] | None = None, options: FormatOptions | None = None) -> pa.Table:
     reader = open_reader(manifest.format, columns, options=options)
     tables = []
     for ref in refs(manifest):

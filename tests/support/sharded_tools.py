@@ -22,7 +22,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import Partial, Replicate, Shard  # type: ignore[attr-defined]
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory.writer import CheckpointStorage
+from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.torch.arrays import TorchArrays
 from edl.torch.sharded import DTensor, capture, compute_local_shape_and_global_offset
 from edl.wire.messages import Version
@@ -57,7 +57,7 @@ def part(
 
 def write(
     arrays: Arrays, folder: Path, workers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], commit: int = 1
-) -> tuple[CheckpointStorage, Path]:
+) -> tuple[FileCheckpointStorage, Path]:
     """A complete checkpoint: of each worker its objects and values."""
     checkpoint_storage, version = open_checkpoint_storage(PlainFiles(folder)), Version(1, commit)
     where = ""

@@ -14,7 +14,7 @@ import edl.torch
 from edl.agent.switches import NAMES
 from edl.agent.workers.environment import Local, LocalPaths, worker_environment
 from edl.agent.workers.paddle_environment import KINDS, ScriptPlaces, shortened
-from edl.checkpoint.directory.manifest import MARKER_FILE, OWNER_FILE
+from edl.checkpoint.directory.manifest import MANIFEST_FILE, OWNER_FILE
 from edl.config import JobSpec, LrRule, NodeRange, ScriptServers, VerifyRules
 from edl.job_records import Training
 from edl.launch.data_option import data_sets
@@ -176,7 +176,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_every_file_of_the_checkpoint_directory_is_documented() -> None:
-    assert [name for name in (MARKER_FILE, OWNER_FILE, FILE_NAME) if name not in page("checkpoints.md")] == []
+    assert [name for name in (MANIFEST_FILE, OWNER_FILE, FILE_NAME) if name not in page("checkpoints.md")] == []
     rows = first_columns(section(page("checkpoints.md"), "## Asking for one"))
     assert {name for row in rows for name in row} == set(NAMES.values())
 

@@ -20,7 +20,8 @@ REPLACED = {
     "nursery": "fork server", "nurseries": "fork servers", "flock": "child processes", "desk": "worker server",
     "steward": "checkpoint manager", "vault": "checkpoint storage", "shelf": "buffer table", "stock": "snapshot pool",
     "chores": "background tasks", "wishing": "requests", "plea": "request",
-    "surroundings": "Deps", "errand": "request", "parcel": "sub-request",
+    "surroundings": "Deps", "errand": "request", "parcel": "sub-request", "lane": "pooled connection",
+    "chart": "placement", "charted": "placement update", "uniting": "deduplication",
 }  # fmt: skip
 HISTORY = ("docs/decisions/", "docs/glossary.md", "CHANGELOG.md", "tests/unit/test_names.py")
 ALLOWED = re.compile(r"flock\(|decisions/")

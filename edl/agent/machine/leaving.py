@@ -42,7 +42,7 @@ def noticed(turn: Turn, event: Noticed) -> None:
 
 def depart(turn: Turn, order: Depart) -> None:
     """Leave on the Master's order."""
-    outcome = Outcome(int(ExitCode.TERMINATED), f"left the job: {order.reason}", save=order.care is not DrainMode.NO)
+    outcome = Outcome(int(ExitCode.TERMINATED), f"left the job: {order.reason}", save=order.mode is not DrainMode.NO)
     if turn.state.draining is not None:
         turn.set(draining=dataclasses.replace(turn.state.draining, save=outcome.save))  # the latest request counts
     leave(turn, outcome, order.reason, order.deadline_s)

@@ -16,7 +16,7 @@ TRIES = 4
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Room:
+class DiskSpace:
     """Deletes older checkpoints before the new one is written, if and only if the disk has no room for both."""
 
     def __init__(self, files: Files, say: Callable[[str], None]) -> None:
@@ -30,7 +30,8 @@ class Room:
         if found and not self._tight:
             self._say(
                 f"{self._files.where} has no room for {retention.keep_last} checkpoints and the next one "
-                f"(--checkpoint-keep={retention.keep_last}): older ones go before it is written, down to {LEAST_KEPT}"
+                f"(--checkpoint-keep={retention.keep_last}): older ones are deleted before it is written, down to "
+                f"{LEAST_KEPT}"
             )
         return found
 

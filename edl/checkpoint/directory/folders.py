@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 from edl.checkpoint.directory import manifest as text
-from edl.checkpoint.directory.manifest import MARKER_FILE, folder_name, folder_version
+from edl.checkpoint.directory.manifest import MANIFEST_FILE, folder_name, folder_version
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version
@@ -50,12 +50,12 @@ class Folders:
     def job_of(self, version: Version) -> str:
         """The job that wrote a checkpoint, according to its manifest; empty if unknown. Raises nothing."""
         with contextlib.suppress(CheckpointError, OSError):
-            return text.parse_marker(self._files.read(f"{folder_name(version)}/{MARKER_FILE}")).job
+            return text.parse_manifest(self._files.read(f"{folder_name(version)}/{MANIFEST_FILE}")).job
         return ""
 
     def delete(self, folder: str) -> None:
         """Delete a checkpoint's folder, the manifest first, so that it never looks complete when half deleted."""
-        self._files.remove(f"{folder}/{MARKER_FILE}")
+        self._files.remove(f"{folder}/{MANIFEST_FILE}")
         for name in self.content(folder).everything:
             self._files.remove(f"{folder}/{name}")
         self._files.remove(folder)

@@ -24,7 +24,7 @@ PARTS_FORMAT = 2
 """Format of the manifest of a state in several parts. In format 1, parts did not say which piece of a tensor they
 hold."""
 OWNER_FILE = "edl.json"
-MARKER_FILE = "DONE"
+MANIFEST_FILE = "DONE"
 RUNS_REMEMBERED = 100
 _END = b"\n}\n"  # nested objects are indented
 
@@ -69,7 +69,7 @@ BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class StateManifest:
     """The content of ``DONE``, the manifest of a checkpoint."""
 
     job: str
@@ -89,24 +89,24 @@ class Marker:
         return sum(entry.bytes for entry in self.files.values())
 
 
-def marker_text(marker: Marker) -> bytes:
+def manifest_text(manifest: StateManifest) -> bytes:
     """A manifest as JSON. Also used for one part of several, which has one file."""
     return _text(
         {
-            "format": FORMAT if marker.shards == 1 else PARTS_FORMAT,
-            "job": marker.job,
-            "run": marker.run,
-            "era": marker.version.era,
-            "commit": marker.version.commit,
-            "shards": marker.shards,
-            "files": {name: _sum_fields(entry) for name, entry in marker.files.items()},
-            "written_at": marker.written_at,
+            "format": FORMAT if manifest.shards == 1 else PARTS_FORMAT,
+            "job": manifest.job,
+            "run": manifest.run,
+            "era": manifest.version.era,
+            "commit": manifest.version.commit,
+            "shards": manifest.shards,
+            "files": {name: _sum_fields(entry) for name, entry in manifest.files.items()},
+            "written_at": manifest.written_at,
         }
     )
 
 
-def parse_marker(data: bytes) -> Marker:
-    """Parse the output of ``marker_text``. Raises ``CheckpointError`` with the reason."""
+def parse_manifest(data: bytes) -> StateManifest:
+    """Parse the output of ``manifest_text``. Raises ``CheckpointError`` with the reason."""
     values = _object(data, "the manifest", PARTS_FORMAT)
     files: dict[str, Sum] = {}
     listed = values.get("files")
@@ -123,7 +123,7 @@ def parse_marker(data: bytes) -> Marker:
     version = Version(era=_get(values, "era", int), commit=_get(values, "commit", int))
     job, run, shards = _get(values, "job", str), _get(values, "run", str), _get(values, "shards", int)
     check_format(values["format"], "the manifest", FORMAT if shards == 1 else PARTS_FORMAT)
-    return Marker(job, run, version, shards, files, _get(values, "written_at", str), _get(values, "format", int))
+    return StateManifest(job, run, version, shards, files, _get(values, "written_at", str), _get(values, "format", int))
 
 
 def _sum_fields(entry: Sum) -> dict[str, object]:
@@ -146,16 +146,16 @@ def _blocks(name: str, entry: Mapping[str, object]) -> tuple[int, ...]:
         raise CheckpointError(f"the manifest's block checksums of {name} are not numbers") from None
 
 
-def why_old_parts(marker: Marker) -> str:
+def why_old_parts(manifest: StateManifest) -> str:
     """The reason why the parts of a sharded state cannot be used; empty if they can, or if the state is in one file."""
-    if marker.shards == 1 or marker.format >= PARTS_FORMAT:
+    if manifest.shards == 1 or manifest.format >= PARTS_FORMAT:
         return ""
-    how = "with torch.distributed.checkpoint, whose metadata is a pickle" if marker.shards == 0 else "in bare parts"
+    how = "with torch.distributed.checkpoint, whose metadata is a pickle" if manifest.shards == 0 else "in bare parts"
     return f"an older edl wrote this sharded state {how}; this version cannot read it: write it again"
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class DirectoryOwner:
     """The content of ``edl.json``: the job and run that may write into a checkpoint directory."""
 
     job: str
@@ -164,29 +164,29 @@ class Owner:
     before: tuple[str, ...] = ()
     """Earlier writing runs, oldest first."""
 
-    def succeeded_by(self, job: str, run: str) -> Owner:
+    def succeeded_by(self, job: str, run: str) -> DirectoryOwner:
         """The next owner. It remembers the previous runs, so that none of them can write again."""
-        return Owner(job, run, (*self.before, self.run)[-RUNS_REMEMBERED:])
+        return DirectoryOwner(job, run, (*self.before, self.run)[-RUNS_REMEMBERED:])
 
 
-def owner_text(owner: Owner) -> bytes:
-    """An owner as JSON."""
+def owner_text(owner: DirectoryOwner) -> bytes:
+    """Encode the owner's file as JSON."""
     return _text({"format": FORMAT, "job": owner.job, "run": owner.run, "before": list(owner.before)})
 
 
-def parse_owner(data: bytes) -> Owner | None:
+def parse_owner(data: bytes) -> DirectoryOwner | None:
     """Parse the output of ``owner_text``; None if the text is truncated. Raises ``CheckpointError`` with the reason."""
     if broken_off(data):
         return None
     values = _object(data, OWNER_FILE)
     before = values.get("before")
     runs = tuple(run for run in before if isinstance(run, str)) if isinstance(before, list) else ()
-    return Owner(_get(values, "job", str), _get(values, "run", str), runs)
+    return DirectoryOwner(_get(values, "job", str), _get(values, "run", str), runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rule which complete checkpoints are kept."""
+    """The rule that decides which complete checkpoints are kept."""
 
     keep_last: int = 3
     """Number of newest checkpoints to keep, at least 2."""
@@ -217,9 +217,9 @@ class Retention:
         return [version for version in sorted(unfinished) if version < oldest_kept]
 
 
-def why_sizes_differ(marker: Marker, sizes: Mapping[str, int]) -> str:
+def why_sizes_differ(manifest: StateManifest, sizes: Mapping[str, int]) -> str:
     """The first difference between manifest and actual files; empty if they match."""
-    for name, entry in sorted(marker.files.items()):
+    for name, entry in sorted(manifest.files.items()):
         size = sizes.get(name)
         if size is None:
             return f"{name} is missing"
@@ -243,15 +243,15 @@ def check_format(number: object, what: str, newest: int = FORMAT) -> None:
         raise CheckpointError(f"{what} has format {number}, newer than this edl knows ({newest}): upgrade edl")
 
 
-def check_header(header: Meta, marker: Marker, shard: int) -> None:
+def check_header(header: Meta, manifest: StateManifest, shard: int) -> None:
     """Check that a state file's header agrees with the manifest. Raises ``CheckpointError``."""
     said = Version(header.era, header.commit)
-    if header.job != marker.job:
-        raise CheckpointError(f"its header says job {header.job}, its manifest {marker.job}")
-    if said != marker.version:
-        raise CheckpointError(f"its header says {folder_name(said)}, its manifest {folder_name(marker.version)}")
-    if (header.shard, header.shards) != (shard, marker.shards):
-        theirs, ours = f"part {header.shard} of {header.shards}", f"{shard} of {marker.shards}"
+    if header.job != manifest.job:
+        raise CheckpointError(f"its header says job {header.job}, its manifest {manifest.job}")
+    if said != manifest.version:
+        raise CheckpointError(f"its header says {folder_name(said)}, its manifest {folder_name(manifest.version)}")
+    if (header.shard, header.shards) != (shard, manifest.shards):
+        theirs, ours = f"part {header.shard} of {header.shards}", f"{shard} of {manifest.shards}"
         raise CheckpointError(f"its header says {theirs}, its manifest {ours}")
 
 

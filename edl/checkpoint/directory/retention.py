@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edl.checkpoint.directory.disk_space import Room
+from edl.checkpoint.directory.disk_space import DiskSpace
 from edl.checkpoint.directory.failures import why
 from edl.checkpoint.directory.folders import Folders
-from edl.checkpoint.directory.manifest import OWNER_FILE, Marker, Retention, folder_name
+from edl.checkpoint.directory.manifest import OWNER_FILE, Retention, StateManifest, folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version
 
-Inspect = Callable[[Version], "Marker | None"]
+Inspect = Callable[[Version], "StateManifest | None"]
 
 
 class Pruning:
@@ -22,16 +22,16 @@ class Pruning:
         self,
         files: Files,
         folders: Folders,
-        room: Room,
+        room: DiskSpace,
         job: str,
         retention: Retention,
         inspect: Inspect,
         bad: dict[Version, str],
         say: Callable[[str], None],
     ) -> None:
-        """``inspect`` returns the manifest of a complete checkpoint (``CheckpointStorage._inspect``). ``bad`` is the
-        checkpoint storage's table of checkpoints with corrupt files: they do not count as kept, and leave the table
-        when deleted."""
+        """``inspect`` returns the manifest of a complete checkpoint (``FileCheckpointStorage._inspect``). ``bad`` is
+        the storage's table of checkpoints with corrupt files: they do not count as kept, and leave the table when
+        deleted."""
         self._files = files
         self._folders = folders
         self._room = room

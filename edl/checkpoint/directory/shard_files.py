@@ -1,7 +1,7 @@
 """A sharded state in the checkpoint directory: one file per worker, written by the worker's node.
 
     commit-0000000123.era-0000000004/
-        state-00000-of-00004.safetensors        what worker 0 has committed, byte for byte as in memory
+        state-00000-of-00004.safetensors        the state of worker 0, byte for byte as in memory
         part-00000-of-00004.json                its size and checksums, written after it
         …
         DONE                                    the manifest of all parts, written by the node that finishes last
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 
 from edl.checkpoint.directory import manifest as text
-from edl.checkpoint.directory.manifest import MARKER_FILE, Marker, Sum, folder_name
+from edl.checkpoint.directory.manifest import MANIFEST_FILE, StateManifest, Sum, folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version
@@ -36,20 +36,20 @@ def shard_of(name: str, shards: int) -> int:
     return shard
 
 
-class Parts:
+class ShardFiles:
     """Writes parts. Safe for threads, as long as no two write the same part."""
 
     def __init__(
         self,
         files: Files,
-        marker: Callable[[Version, int, dict[str, Sum]], Marker],
+        manifest: Callable[[Version, int, dict[str, Sum]], StateManifest],
         put: Put,
         delete: Callable[[str], None],
     ) -> None:
-        """``marker`` creates a manifest in this run's name, ``put`` writes a file and returns its checksums, ``delete``
-        deletes a folder."""
+        """``manifest`` creates a manifest in this run's name, ``put`` writes a file and returns its checksums,
+        ``delete`` deletes a folder."""
         self._files = files
-        self._marker = marker
+        self._manifest = manifest
         self._put = put
         self._delete = delete
         self._failed: set[Version] = set()
@@ -67,8 +67,8 @@ class Parts:
             return
         try:
             self._files.remove(f"{folder}/{record}")
-            part = self._marker(version, shards, {name: self._put(f"{folder}/{name}", data, True)})
-            self._files.write(f"{folder}/{record}", [text.marker_text(part)])
+            part = self._manifest(version, shards, {name: self._put(f"{folder}/{name}", data, True)})
+            self._files.write(f"{folder}/{record}", [text.manifest_text(part)])
         except OSError:
             for file in (record, name):
                 with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ class Parts:
         folder = folder_name(version)
         names = {entry.name for entry in self._files.entries(folder)}
         if any(text.part_file(shard, shards) not in names for shard in range(shards)):
-            return None  # this is called for each part, perhaps a thousand: only the last calls read the other records
+            return None  # called for each of perhaps a thousand parts: only the last calls read all records
         if self._is_done(folder, version):
             return {}
         found: dict[str, Sum] = {}
@@ -97,15 +97,15 @@ class Parts:
             if part is None:
                 return None
             found.update(part.files)
-        return None if text.why_sizes_differ(self._marker(version, shards, found), self._sizes(folder)) else found
+        return None if text.why_sizes_differ(self._manifest(version, shards, found), self._sizes(folder)) else found
 
-    def _part(self, folder: str, version: Version, shard: int, shards: int) -> Marker | None:
+    def _part(self, folder: str, version: Version, shard: int, shards: int) -> StateManifest | None:
         """The record of a part that this run has written; None without one."""
         try:
-            found = text.parse_marker(self._files.read(f"{folder}/{text.part_file(shard, shards)}"))
+            found = text.parse_manifest(self._files.read(f"{folder}/{text.part_file(shard, shards)}"))
         except (FileNotFoundError, CheckpointError):
             return None
-        ours = self._marker(version, shards, {})
+        ours = self._manifest(version, shards, {})
         fits = (found.run, found.version, found.shards, found.format) == (ours.run, version, shards, text.PARTS_FORMAT)
         return found if fits else None
 
@@ -116,13 +116,13 @@ class Parts:
         """Whether the checkpoint is complete. A manifest that does not match is deleted: the parts are written
         again."""
         try:
-            found = text.parse_marker(self._files.read(f"{folder}/{MARKER_FILE}"))
+            found = text.parse_manifest(self._files.read(f"{folder}/{MANIFEST_FILE}"))
         except FileNotFoundError:
             return False
         except CheckpointError:
-            self._files.remove(f"{folder}/{MARKER_FILE}")
+            self._files.remove(f"{folder}/{MANIFEST_FILE}")
             return False
-        ours = self._marker(version, found.shards, {})
+        ours = self._manifest(version, found.shards, {})
         if found.job != ours.job:
             raise CheckpointError(
                 f"{self._files.path(folder)} was written by job {found.job} and is not replaced: "
@@ -130,7 +130,7 @@ class Parts:
             )
         if found.version == version and not text.why_sizes_differ(found, self._sizes(folder)):
             return True
-        self._files.remove(f"{folder}/{MARKER_FILE}")
+        self._files.remove(f"{folder}/{MANIFEST_FILE}")
         return False
 
     def _clear(self, now: Version) -> None:

@@ -1,6 +1,6 @@
 """The checkpoint directory: a crash at any instruction leaves a complete checkpoint or none.
 
-    edl.json                                    the owner of the directory (``manifest.Owner``)
+    edl.json                                    the owner of the directory (``DirectoryOwner``)
     commit-0000000123.era-0000000004/
         state.safetensors                       the state; if sharded, ``state-00000-of-00004.safetensors`` …
         DONE                                    the manifest, written last: job, version, size and checksum of each file
@@ -21,21 +21,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from edl.checkpoint.directory import manifest as text
-from edl.checkpoint.directory.disk_space import Room
+from edl.checkpoint.directory.disk_space import DiskSpace
 from edl.checkpoint.directory.failures import cannot_read, cannot_write, is_full, why
 from edl.checkpoint.directory.folders import Folders
 from edl.checkpoint.directory.manifest import (
     BLOCK_BYTES,
-    MARKER_FILE,
+    MANIFEST_FILE,
     OWNER_FILE,
-    Marker,
-    Owner,
+    DirectoryOwner,
     Retention,
+    StateManifest,
     Sum,
     folder_name,
 )
 from edl.checkpoint.directory.retention import Pruning
-from edl.checkpoint.directory.shard_files import Parts, shard_of
+from edl.checkpoint.directory.shard_files import ShardFiles, shard_of
 from edl.errors import CheckpointError, JobConflict
 from edl.ports import Files
 from edl.wire.messages import Version
@@ -50,7 +50,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class WriterIdentity:
     """The job and run in whose name a checkpoint storage writes."""
 
     job: str
@@ -58,13 +58,13 @@ class Writer:
     """The same for all launchers of a run; different for each run."""
 
 
-class CheckpointStorage:
+class FileCheckpointStorage:
     """One checkpoint directory, as used by one launcher. All calls block."""
 
     def __init__(
         self,
         files: Files,
-        writer: Writer,
+        writer: WriterIdentity,
         retention: Retention,
         *,
         wall_clock_s: Callable[[], float],
@@ -85,9 +85,9 @@ class CheckpointStorage:
         """Checkpoints with corrupt files, which only reading them completely reveals."""
         self._said: set[tuple[Version, str]] = set()
         self._folders = Folders(files)
-        self._room = Room(files, say)
+        self._room = DiskSpace(files, say)
         self._pruning = Pruning(files, self._folders, self._room, writer.job, retention, self._inspect, self._bad, say)
-        self._parts = Parts(files, self._marker, self._put, self._folders.delete)
+        self._parts = ShardFiles(files, self._manifest, self._put, self._folders.delete)
 
     # --- before anything else ----------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class CheckpointStorage:
             with self._explained(size):
                 self._claim()
                 self._check(f"{folder}/{name}", name, expected)
-                self._mark(folder, self._marker(version, 1, {name: expected}))
+                self._write_manifest(folder, self._manifest(version, 1, {name: expected}))
             self._wrote(version)
         return self.folder(version)
 
@@ -163,7 +163,7 @@ class CheckpointStorage:
                 sums = self._parts.all(version, shards)
                 if not sums:
                     return None if sums is None else ""
-                self._mark(folder_name(version), self._marker(version, shards, sums))
+                self._write_manifest(folder_name(version), self._manifest(version, shards, sums))
             self._wrote(version)
         return self.folder(version)
 
@@ -182,14 +182,16 @@ class CheckpointStorage:
             raise CheckpointError(str(error)) from error
 
     def _write_whole(self, folder: str, version: Version, snapshot: memoryview) -> None:
-        name, marked = text.state_file(0, 1), MARKER_FILE in self._folders.content(folder).sizes
+        name, has_manifest = text.state_file(0, 1), MANIFEST_FILE in self._folders.content(folder).sizes
         if self._stays(folder, version, name, snapshot):
             return
-        if marked:  # a manifest that came since is another node's, for the same content: deleting it would open a gap
-            self._files.remove(f"{folder}/{MARKER_FILE}")
+        if (
+            has_manifest
+        ):  # a manifest that came since is another node's, for the same content: deleting it would open a gap
+            self._files.remove(f"{folder}/{MANIFEST_FILE}")
         try:
             written = self._put(f"{folder}/{name}", snapshot)
-            self._mark(folder, self._marker(version, 1, {name: written}))
+            self._write_manifest(folder, self._manifest(version, 1, {name: written}))
         except (OSError, JobConflict):
             with contextlib.suppress(OSError):  # it takes space, and will never be completed
                 self._folders.delete(folder)
@@ -201,10 +203,10 @@ class CheckpointStorage:
         This holds even for different content: a version names one state, and replacing it would leave a gap.
         """
         content = self._folders.content(folder)
-        if MARKER_FILE not in content.sizes:
+        if MANIFEST_FILE not in content.sizes:
             return False
         try:
-            old = text.parse_marker(self._files.read(f"{folder}/{MARKER_FILE}"))
+            old = text.parse_manifest(self._files.read(f"{folder}/{MANIFEST_FILE}"))
         except CheckpointError:
             return False
         if old.job != self._writer.job:
@@ -238,15 +240,17 @@ class CheckpointStorage:
         self._files.write(name, pieces())
         return Sum(len(snapshot), crc, tuple(blocks))
 
-    def _mark(self, folder: str, new: Marker) -> None:
+    def _write_manifest(self, folder: str, new: StateManifest) -> None:
         """Write the manifest, the last step of every checkpoint. The ownership is checked again, since the last check
         may be long ago."""
         self._claim()
-        self._files.write(f"{folder}/{MARKER_FILE}", [text.marker_text(new)])
+        self._files.write(f"{folder}/{MANIFEST_FILE}", [text.manifest_text(new)])
 
-    def _marker(self, version: Version, shards: int, sums: dict[str, Sum]) -> Marker:
+    def _manifest(self, version: Version, shards: int, sums: dict[str, Sum]) -> StateManifest:
         now = datetime.datetime.fromtimestamp(self._wall_clock_s(), datetime.timezone.utc)
-        return Marker(self._writer.job, self._writer.run, version, shards, sums, now.isoformat(timespec="seconds"))
+        return StateManifest(
+            self._writer.job, self._writer.run, version, shards, sums, now.isoformat(timespec="seconds")
+        )
 
     def _wrote(self, version: Version) -> None:
         self._bad.pop(version, None)
@@ -275,7 +279,7 @@ class CheckpointStorage:
         job, run = self._writer.job, self._writer.run
         if owner is None:
             self._refuse_foreign()
-            self._files.write(OWNER_FILE, [text.owner_text(Owner(job, run))])
+            self._files.write(OWNER_FILE, [text.owner_text(DirectoryOwner(job, run))])
         elif (owner.job, owner.run) != (job, run):
             if self._claimed or run in owner.before:
                 another = f"another run of job {job}" if owner.job == job else f"job {owner.job}"
@@ -298,7 +302,7 @@ class CheckpointStorage:
         owner = self._owner()
         return owner is not None and (owner.job, owner.run) == (self._writer.job, self._writer.run)
 
-    def _owner(self) -> Owner | None:
+    def _owner(self) -> DirectoryOwner | None:
         """The owner; None if there is none, or if its file is truncated, as can happen in an object store."""
         try:
             return text.parse_owner(self._files.read(OWNER_FILE))
@@ -321,7 +325,7 @@ class CheckpointStorage:
                 )
 
     def _probe(self) -> None:
-        name, data = f"{self._probes}{secrets.token_hex(4)}", b"edl looks whether it can write here\n"
+        name, data = f"{self._probes}{secrets.token_hex(4)}", b"edl checks whether it can write here\n"
         try:
             self._files.write(name, [data])
             if self._files.read(name) != data:
@@ -374,7 +378,7 @@ class CheckpointStorage:
         files of a sharded one are verified but not kept, since the workers read them; any other is read into memory as
         by ``read``."""
 
-        def take(found: Marker) -> None:
+        def take(found: StateManifest) -> None:
             if found.shards == 1:
                 self._load(found, allocate, 0)
             else:
@@ -385,7 +389,7 @@ class CheckpointStorage:
             raise CheckpointError(f"there is no complete checkpoint in {self._files.where}")
         return found.version, found.shards > 1
 
-    def _first(self, candidates: Iterable[Version], take: Callable[[Marker], None]) -> Marker | None:
+    def _first(self, candidates: Iterable[Version], take: Callable[[StateManifest], None]) -> StateManifest | None:
         """The first candidate that is usable and that ``take`` accepts; None if there are no complete ones. Raises
         ``CheckpointError`` if there are some but all are refused."""
         refused: list[tuple[str, str]] = []
@@ -414,7 +418,7 @@ class CheckpointStorage:
             self._refuse(version, str(error), refused)
             raise
 
-    def _verify(self, found: Marker) -> None:
+    def _verify(self, found: StateManifest) -> None:
         def check(item: tuple[str, Sum]) -> CheckpointError | None:
             name, expected = item
             try:
@@ -443,7 +447,7 @@ class CheckpointStorage:
         except OSError as error:
             raise cannot_read(self._files, error) from error
 
-    def _usable(self, version: Version, refused: list[tuple[str, str]]) -> Marker | None:
+    def _usable(self, version: Version, refused: list[tuple[str, str]]) -> StateManifest | None:
         """A checkpoint's manifest if nothing looks wrong; None if it is refused or incomplete."""
         try:
             found = self._inspect(version)
@@ -457,19 +461,19 @@ class CheckpointStorage:
             return None
         return found
 
-    def _inspect(self, version: Version) -> Marker | None:
+    def _inspect(self, version: Version) -> StateManifest | None:
         """The manifest, or None without one. Raises ``CheckpointError`` when it does not match the files."""
         folder = folder_name(version)
         try:
             sizes = self._folders.content(folder).sizes
-            if MARKER_FILE not in sizes:
+            if MANIFEST_FILE not in sizes:
                 return None
-            data = self._files.read(f"{folder}/{MARKER_FILE}")
+            data = self._files.read(f"{folder}/{MANIFEST_FILE}")
         except OSError as error:
             raise CheckpointError(f"unreadable: {why(error)}") from error
         if self._files.remote and text.broken_off(data):  # where files appear atomically, truncation means damage
             return None
-        found = text.parse_marker(data)
+        found = text.parse_manifest(data)
         if found.version != version:
             raise CheckpointError(f"its manifest says {folder_name(found.version)}")
         if found.job != self._writer.job and not self._adopt:
@@ -479,7 +483,7 @@ class CheckpointStorage:
             raise CheckpointError(problem)
         return found
 
-    def _load(self, found: Marker, allocate: Callable[[int], memoryview], shard: int) -> None:
+    def _load(self, found: StateManifest, allocate: Callable[[int], memoryview], shard: int) -> None:
         name = text.state_file(shard, found.shards)
         if name not in found.files:
             raise CheckpointError(f"it has no {name}")
@@ -489,7 +493,7 @@ class CheckpointStorage:
             raise ValueError(f"asked for {expected.bytes} bytes of memory and got {len(buffer)}")
         self._look_at(found, name, expected, buffer)
 
-    def _look_at(self, found: Marker, name: str, expected: Sum, into: memoryview | None = None) -> None:
+    def _look_at(self, found: StateManifest, name: str, expected: Sum, into: memoryview | None = None) -> None:
         """Read a file of a checkpoint and verify it. Raises ``CheckpointError``.
 
         Wrong content is remembered; a file that could not be read may be readable the next time.
@@ -532,7 +536,7 @@ class CheckpointStorage:
         self._files.forget(path)
         again = self._sum(path, expected.bytes, into)
         self._compare(name, again, expected)
-        self._say(f"{self._files.path(path)} was read wrongly once ({trouble}): check the disk")
+        self._say(f"{self._files.path(path)} was read incorrectly once ({trouble}): check the disk")
 
     def _compare(self, name: str, actual: Sum, expected: Sum) -> None:
         if actual.bytes < expected.bytes:

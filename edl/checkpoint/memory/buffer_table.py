@@ -32,8 +32,8 @@ class Use(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """Identifies one stream."""
+class SnapshotStream:
+    """The identity of one stream of snapshots."""
 
     use: Use
     owner: str
@@ -42,23 +42,23 @@ class Stream:
     """``state`` or ``own`` for a worker; the shard number for another node's copy; any name for loaded state."""
 
     @classmethod
-    def of_worker(cls, slot: int, name: str) -> Stream:
+    def of_worker(cls, slot: int, name: str) -> SnapshotStream:
         """The commits of the worker in this slot."""
         return cls(Use.WORKER, str(slot), name)
 
     @classmethod
-    def of_node(cls, owner: NodeId, shard: int) -> Stream:
+    def of_node(cls, owner: NodeId, shard: int) -> SnapshotStream:
         """Copies of one part of another node's commits."""
         return cls(Use.REPLICA, owner, str(shard))
 
     @classmethod
-    def loaded(cls, name: str) -> Stream:
+    def loaded(cls, name: str) -> SnapshotStream:
         """State read from the checkpoint directory or fetched from another node."""
         return cls(Use.LOADED, "", name)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSnapshot:
     """A complete snapshot in a buffer."""
 
     buffer: int
@@ -67,7 +67,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WritableBuffer:
     """A buffer to write into. ``new``: its memory has yet to be allocated."""
 
     buffer: int
@@ -76,7 +76,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class BufferRefusal:
     """No buffer, and the reason. ``later``: one becomes available when a reader releases its snapshot."""
 
     why: str
@@ -94,16 +94,16 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """All bytes in use."""
+        """Bytes in use, for all purposes."""
         return self.workers + self.replicas + self.loaded
 
 
 @dataclass(slots=True)
 class _Buffer:
-    stream: Stream
+    stream: SnapshotStream
     capacity: int
     pins: int = 0
-    held: Held | None = None
+    held: HeldSnapshot | None = None
     making: bool = False
     """Allocated ahead and not ready yet; pinned by the allocating thread."""
     doomed: bool = False
@@ -124,14 +124,14 @@ class BufferTable:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._rows: dict[Stream, _Row] = {}
+        self._rows: dict[SnapshotStream, _Row] = {}
         self._buffers: dict[int, _Buffer] = {}
         self._freed: list[int] = []
         self._last = 0
 
     # --- writers -----------------------------------------------------------------------------------------------------
 
-    def room(self, stream: Stream, size: int, *, keep_previous: bool = False) -> Room | Refusal:
+    def room(self, stream: SnapshotStream, size: int, *, keep_previous: bool = False) -> WritableBuffer | BufferRefusal:
         """A buffer of at least ``size`` bytes for the stream's next snapshot; the same one again until it is filled.
 
         ``keep_previous``: also keep the snapshot before the newest, as long as memory allows.
@@ -141,17 +141,17 @@ class BufferTable:
         if row.writing is not None:
             buffer = self._buffers[row.writing]
             if self._fits(buffer, size):
-                return Room(row.writing, buffer.capacity, new=False)
+                return WritableBuffer(row.writing, buffer.capacity, new=False)
             row.writing = None
         number = self._choose(row, size, sacrifice=False)
         if number is None and any(self._buffers[n].making for n in row.buffers):
-            return Refusal("its memory is still being made", later=True)
+            return BufferRefusal("its memory is still being allocated", later=True)
         if number is None:
             made = self._make(stream, row, size)
-            if isinstance(made, Room):
+            if isinstance(made, WritableBuffer):
                 return made
             if any(self._buffers[n].pins for n in row.buffers if n != row.newest):
-                return Refusal(made.why, later=True)
+                return BufferRefusal(made.why, later=True)
             number = self._choose(row, size, sacrifice=True)
             if number is None:
                 if not row.buffers:
@@ -163,9 +163,9 @@ class BufferTable:
             self._buffers[row.previous].held = None
             row.previous = None
         row.writing = number
-        return Room(number, buffer.capacity, new=False)
+        return WritableBuffer(number, buffer.capacity, new=False)
 
-    def spare(self, stream: Stream, size: int, most: int) -> Room | None:
+    def spare(self, stream: SnapshotStream, size: int, most: int) -> WritableBuffer | None:
         """One more buffer for a stream's later snapshots. None if the stream already has ``most`` of them (not counting
         those that do not fit, nor the previous snapshot), or if the memory limit would be exceeded."""
         row = self._rows.get(stream)
@@ -189,7 +189,7 @@ class BufferTable:
         if not row.buffers:
             del self._rows[stream]
 
-    def abandon(self, stream: Stream) -> None:
+    def abandon(self, stream: SnapshotStream) -> None:
         """Release the buffer of a dead writer: its snapshot will never be complete."""
         row = self._rows.get(stream)
         if row is not None:
@@ -197,19 +197,19 @@ class BufferTable:
             if row.newest is None and stream.use is not Use.WORKER:
                 self.drop(stream)
 
-    def may_fill(self, stream: Stream, number: int, size: int) -> str:
+    def may_fill(self, stream: SnapshotStream, number: int, size: int) -> str:
         """The reason why the stream's writer cannot have put ``size`` bytes into this buffer; empty if it can."""
         row = self._rows.get(stream)
         if row is None or row.writing != number:
-            return f"buffer {number} was not given to {_name(stream)} to be written"
+            return f"buffer {number} was not granted to {_name(stream)} for writing"
         capacity = self._buffers[number].capacity
         return "" if 0 < size <= capacity else f"{size} bytes cannot be in buffer {number} of {capacity} bytes"
 
-    def fill(self, stream: Stream, size: int, holding: Holding) -> Held:
+    def fill(self, stream: SnapshotStream, size: int, holding: Holding) -> HeldSnapshot:
         """Mark the buffer being written as complete; it is the stream's newest snapshot from now on."""
         row = self._rows[stream]
-        assert row.writing is not None, "may_fill was asked first"  # noqa: S101
-        held = Held(row.writing, holding, size)
+        assert row.writing is not None, "may_fill was called first"  # noqa: S101
+        held = HeldSnapshot(row.writing, holding, size)
         self._buffers[row.writing].held = held
         if row.previous is not None:
             self._buffers[row.previous].held = None
@@ -227,32 +227,32 @@ class BufferTable:
         self._buffers[number].pins += 1
 
     def unpin(self, number: int) -> None:
-        """Remove a reader."""
+        """Remove a reader of a buffer."""
         buffer = self._buffers[number]
         buffer.pins -= 1
         buffer.making = False
         if buffer.doomed and not buffer.pins:
             self._free(number)
 
-    def newest(self, stream: Stream) -> Held | None:
+    def newest(self, stream: SnapshotStream) -> HeldSnapshot | None:
         """The newest complete snapshot of a stream."""
         row = self._rows.get(stream)
         return None if row is None or row.newest is None else self._buffers[row.newest].held
 
-    def held(self, stream: Stream) -> tuple[Held, ...]:
+    def held(self, stream: SnapshotStream) -> tuple[HeldSnapshot, ...]:
         """All complete snapshots of a stream, newest first."""
         row = self._rows.get(stream)
         numbers = () if row is None else (row.newest, row.previous)
         found = (self._buffers[number].held for number in numbers if number is not None)
         return tuple(one for one in found if one is not None)
 
-    def streams(self, use: Use, name: str | None = None) -> tuple[Stream, ...]:
+    def streams(self, use: Use, name: str | None = None) -> tuple[SnapshotStream, ...]:
         """The streams of one use, in a fixed order."""
         found = (stream for stream in self._rows if stream.use is use and name in (None, stream.name))
         return tuple(sorted(found, key=lambda stream: (stream.owner, stream.name)))
 
     def usage(self) -> Usage:
-        """Memory use in bytes."""
+        """Bytes of memory by use."""
         sums = dict.fromkeys(Use, 0)
         for buffer in self._buffers.values():
             sums[buffer.stream.use] += buffer.capacity
@@ -260,13 +260,13 @@ class BufferTable:
 
     # --- discarding snapshots ----------------------------------------------------------------------------------------
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: SnapshotStream) -> None:
         """Forget all snapshots of a stream. Pinned ones are freed when their readers release them."""
         row = self._rows.pop(stream, None)
         for number in row.buffers if row is not None else ():
             self._doom(number)
 
-    def forget(self, stream: Stream, version: Version) -> None:
+    def forget(self, stream: SnapshotStream, version: Version) -> None:
         """Forget one snapshot. Its buffer becomes free for the stream's next one."""
         row = self._rows[stream]
         for number in (row.newest, row.previous):
@@ -310,18 +310,18 @@ class BufferTable:
             self._let_go(row, number)
         return None
 
-    def _make(self, stream: Stream, row: _Row, size: int) -> Room | Refusal:
+    def _make(self, stream: SnapshotStream, row: _Row, size: int) -> WritableBuffer | BufferRefusal:
         capacity = _capacity(size)
         most = MOST_BUFFERS + row.keep_previous
         if len(row.buffers) >= most:
-            return Refusal(f"all {most} buffers of {_name(stream)} are in use", later=True)
+            return BufferRefusal(f"all {most} buffers of {_name(stream)} are in use", later=True)
         if self.usage().total + capacity > self._limit:
             for other in self._rows.values():
                 for number in tuple(self._idle(other, sacrifice=not other.keep_previous)) if other is not row else ():
                     self._let_go(other, number)
         usage = self.usage()
         if usage.total + capacity > self._limit:
-            return Refusal(
+            return BufferRefusal(
                 f"{_name(stream)} asks for {_amount(capacity)}; of {_amount(usage.limit)} (--state-memory) workers use "
                 f"{_amount(usage.workers)}, copies of other nodes {_amount(usage.replicas)}, loaded state "
                 f"{_amount(usage.loaded)}. Raise --state-memory, or keep this state in storage only, with save()"
@@ -330,11 +330,11 @@ class BufferTable:
         row.writing = room.buffer
         return room
 
-    def _add(self, stream: Stream, row: _Row, capacity: int) -> Room:
+    def _add(self, stream: SnapshotStream, row: _Row, capacity: int) -> WritableBuffer:
         self._last += 1
         self._buffers[self._last] = _Buffer(stream, capacity)
         row.buffers.append(self._last)
-        return Room(self._last, capacity, new=True)
+        return WritableBuffer(self._last, capacity, new=True)
 
     def _let_go(self, row: _Row, number: int) -> None:
         row.buffers.remove(number)
@@ -357,7 +357,7 @@ def _capacity(size: int) -> int:
     return -(-(size + size // 64) // _PAGE) * _PAGE  # a header that grows slightly needs no new buffer
 
 
-def _name(stream: Stream) -> str:
+def _name(stream: SnapshotStream) -> str:
     match stream.use:
         case Use.WORKER:
             return f"slot {stream.owner} (stream {stream.name})"

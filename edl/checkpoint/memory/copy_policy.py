@@ -13,7 +13,7 @@ from edl.types import NodeId
 
 
 class Copying(enum.Enum):
-    """Values of ``--copies``."""
+    """The values of the option ``--copies``."""
 
     AUTO = "auto"
     """Copy if no other node of the world holds the same data."""
@@ -29,7 +29,7 @@ def needed(copying: Copying, shards: int, nodes: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class CopyTarget:
     """The node that receives copies of this node's commits."""
 
     node: NodeId

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edl.checkpoint.memory.background import in_pool, in_thread, step_back
-from edl.checkpoint.memory.buffer_table import Refusal, Room, Stream, Usage
+from edl.checkpoint.memory.buffer_table import BufferRefusal, SnapshotStream, Usage, WritableBuffer
 from edl.checkpoint.memory.copy_policy import Copying
-from edl.checkpoint.memory.preallocation import Ahead
-from edl.checkpoint.memory.promised_saves import Owed
-from edl.checkpoint.memory.refused_commits import Refusals
-from edl.checkpoint.memory.replication import Replication
+from edl.checkpoint.memory.preallocation import Preallocation
+from edl.checkpoint.memory.promised_saves import PendingSave
+from edl.checkpoint.memory.refused_commits import MemoryShortages
+from edl.checkpoint.memory.replication import CommitReplication
 from edl.checkpoint.memory.shard_saves import PartSaves, parts_to_write
-from edl.checkpoint.memory.snapshot_pool import Loan, SnapshotPool
+from edl.checkpoint.memory.snapshot_pool import Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, ProtocolError
 from edl.ports import CheckpointStorage, Copies
 from edl.tasks import end
@@ -41,7 +41,7 @@ PART_WRITERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class BufferGrant:
     """A buffer for a worker's next commit."""
 
     buffer: int
@@ -81,22 +81,24 @@ class MemoryCheckpoints:
         self._checkpoint_storage = checkpoint_storage
         self._on_kept = on_kept
         self._on_copy = on_copy
-        self._refusals = Refusals(on_room)
+        self._shortages = MemoryShortages(on_room)
         self.too_large = Version()
         """A checkpoint that does not fit into this node's memory: workers read it from the directory themselves."""
         self._loop = asyncio.get_running_loop()
         self._released = asyncio.Event()
-        self._snapshot_pool = SnapshotPool(node, job, limit_bytes, self._let_go, self._copy_came, self._owing)
+        self._snapshot_pool = MemorySnapshotPool(
+            node, job, limit_bytes, self._buffer_released, self._copy_received, self._save_to_write
+        )
         self._slots: dict[int, _Slot] = {}
-        self._turns: dict[Stream, asyncio.Lock] = {}
-        self._parts: dict[Stream, int] = {}
+        self._stream_locks: dict[SnapshotStream, asyncio.Lock] = {}
+        self._parts: dict[SnapshotStream, int] = {}
         self._maker = ThreadPoolExecutor(2, "edl-memory")
-        self._ahead = Ahead(self._snapshot_pool, lambda make: in_pool(self._maker, make))
-        self._said_nowhere = False
+        self._ahead = Preallocation(self._snapshot_pool, lambda make: in_pool(self._maker, make))
+        self._warned_no_directory = False
         self._writer = False
-        self._owed = Owed()
-        self._replication = Replication(node, self._snapshot_pool, copies, copying)
-        self._inherited = False
+        self._pending_save = PendingSave()
+        self._replication = CommitReplication(node, self._snapshot_pool, copies, copying)
+        self._took_over_save = False
         """The commit to be written was saved in an earlier world, whose writer may have written it."""
         self._to_save = asyncio.Event()
         self._persisted: dict[Holding, str] = {}
@@ -105,9 +107,9 @@ class MemoryCheckpoints:
         self._part_saves = (
             None
             if checkpoint_storage is None
-            else PartSaves(checkpoint_storage, self._in_background, self._parts_kept, self._wrote)
+            else PartSaves(checkpoint_storage, self._in_background, self._sharded_save_ended, self._part_written)
         )
-        self._task = asyncio.create_task(self._persist_what_is_wanted())
+        self._task = asyncio.create_task(self._persist_saves())
 
     def start(self, host: str, port: int = 0) -> int:
         """Start serving other nodes; returns the port. Raises ``PortInUse``."""
@@ -128,54 +130,54 @@ class MemoryCheckpoints:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """A buffer for the next commit of the slot's current worker; waits while all are being read."""
-        return self._grant(slot, self._slot(slot), Stream.of_worker(slot, stream), size)
+        return self._grant(slot, self._slot(slot), SnapshotStream.of_worker(slot, stream), size)
 
-    async def _grant(self, slot: int, worker: _Slot, line: Stream, size: int) -> Grant | Refusal:
-        told = False
-        async with self._turns.setdefault(line, asyncio.Lock()):
+    async def _grant(self, slot: int, worker: _Slot, stream: SnapshotStream, size: int) -> BufferGrant | BufferRefusal:
+        logged = False
+        async with self._stream_locks.setdefault(stream, asyncio.Lock()):
             while not worker.gone:
                 released = self._released
-                room = await in_pool(self._maker, self._room, line, size)
-                if isinstance(room, Room):
-                    self._refusals.note(line, "")
-                    self._ahead.look(line, size)
+                room = await in_pool(self._maker, self._room, stream, size)
+                if isinstance(room, WritableBuffer):
+                    self._shortages.note(stream, "")
+                    self._ahead.look(stream, size)
                     return self._granted(worker, room)
                 if not room.later:
-                    self._refusals.note(line, room.why)
+                    self._shortages.note(stream, room.why)
                     return room
-                if not told:
+                if not logged:
                     log.warning("State: slot %d waits before its next commit: %s", slot, room.why)
-                    told = True
+                    logged = True
                 await released.wait()
-        return Refusal("the worker is gone")
+        return BufferRefusal("the worker is gone")
 
-    def committed(self, slot: int, message: Committed) -> Coroutine[Any, Any, Grant | Refusal]:
+    def committed(self, slot: int, message: Committed) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Accept the commit in the worker's buffer, effective at once. The returned coroutine waits for the next
         buffer.
 
         Raises ``ProtocolError`` when the buffer is not the worker's or does not hold what the message says.
         """
-        line = Stream.of_worker(slot, message.stream)
+        stream = SnapshotStream.of_worker(slot, message.stream)
         holding = Holding(Version(message.era, message.commit), message.shard, message.shards)
-        problem = self._snapshot_pool.check(line, message.buffer, message.size, holding)
+        problem = self._snapshot_pool.check(stream, message.buffer, message.size, holding)
         if not problem:
             try:
-                self._snapshot_pool.fill(line, message.buffer, message.size, holding)
+                self._snapshot_pool.fill(stream, message.buffer, message.size, holding)
             except CheckpointError as error:
                 problem = str(error)
         if problem:
             raise ProtocolError(f"slot {slot}, commit {message.commit}: {problem}")
-        self._parts[line] = message.shards
+        self._parts[stream] = message.shards
         self.restored(slot)
         if message.stream == STATE:
-            self._snapshot_pool.outgrown(line)
+            self._snapshot_pool.outgrown(stream)
             self._replication.look()
             if self._replication.copies(message.shards) or (message.save and (self._writer or message.shards > 1)):
-                self._ahead.read(line)
+                self._ahead.read(stream)
             if message.save and message.shards == 1:
-                self._owe(holding.version)
+                self._request_save(holding.version)
             if message.save and message.shards > 1:
                 self._save_part(holding)
             if message.shards > 1:
@@ -185,16 +187,18 @@ class MemoryCheckpoints:
     def _save_part(self, holding: Holding) -> None:
         """Queue a part before the worker gets its next buffer, so that this one is kept."""
         if self._part_saves is None:
-            self._say_nowhere(holding.version)
+            self._warn_no_directory(holding.version)
             return
         loan = self._snapshot_pool.borrow(holding.version, holding.shard)
         assert loan is not None, "it has just been filled"  # noqa: S101
         if self._writer:
-            self._owed.take(holding.version, whole=False)
+            self._pending_save.take(holding.version, whole=False)
         self._part_saves.save(loan, looks_after=self._writer)
 
-    async def _granted_when_copied(self, slot: int, message: Committed, version: Version) -> Grant | Refusal:
-        await self._replication.wait_for_copy(Stream.of_worker(slot, message.stream), version)
+    async def _granted_when_copied(
+        self, slot: int, message: Committed, version: Version
+    ) -> BufferGrant | BufferRefusal:
+        await self._replication.wait_for_copy(SnapshotStream.of_worker(slot, message.stream), version)
         return await self.want(slot, message.stream, message.size)
 
     async def made_ahead(self) -> None:
@@ -202,7 +206,7 @@ class MemoryCheckpoints:
         await self._ahead.idle.wait()
 
     def restored(self, slot: int) -> None:
-        """Release what ``piece`` lent to the worker."""
+        """Release the memory that ``piece`` lent to the worker."""
         worker = self._slots.get(slot)
         while worker is not None and worker.loans:
             worker.loans.pop().release()
@@ -214,7 +218,7 @@ class MemoryCheckpoints:
         if worker is not None:
             worker.gone = True
         self._snapshot_pool.abandon_slot(slot)
-        self._let_go()
+        self._buffer_released()
 
     def piece(
         self, slot: int, stream: str, version: Version, shard: int, sources: Sequence[Source] = ()
@@ -253,11 +257,11 @@ class MemoryCheckpoints:
         return self._snapshot_pool.holdings()
 
     def usage(self) -> Usage:
-        """Memory use in bytes."""
+        """Bytes of memory by use."""
         return self._snapshot_pool.usage()
 
     def trim(self, restore: Version) -> None:
-        """Release what is useless in a world that begins from this commit."""
+        """Release snapshots that are useless in a world that begins from this commit."""
         if restore != Version():
             self._snapshot_pool.trim(restore)
 
@@ -271,10 +275,10 @@ class MemoryCheckpoints:
         """Send a copy of each commit to this node from now on, the newest at once; an empty ``node`` stops copying."""
         self._replication.keep_with(node, host, port)
 
-    async def handed_over(self, timeout_s: float) -> bool:
+    async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait until this node's newest commits are on the other node; returns whether they are. Includes commits that
         other nodes also held so far, since this node no longer knows those nodes."""
-        return await self._replication.handed_over(timeout_s)
+        return await self._replication.copied_before_leaving(timeout_s)
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------
 
@@ -282,46 +286,46 @@ class MemoryCheckpoints:
         """Enter a world of ``nodes`` nodes that begins from this commit. ``writes``: this node writes what the workers
         save, including saves of an earlier world that its writer could not write."""
         self._writer = writes
-        self._owed.begin(restore)
+        self._pending_save.begin(restore)
         self.trim(restore)
-        self._inherited = writes
+        self._took_over_save = writes
         self._to_save.set()
         self._replication.enter(nodes)
 
-    def _owe(self, version: Version) -> None:
+    def _request_save(self, version: Version) -> None:
         if self._checkpoint_storage is None:
             if self._writer:
-                self._say_nowhere(version)
+                self._warn_no_directory(version)
             return
-        self._owed.take(version)
+        self._pending_save.take(version)
         if self._writer:
             self._to_save.set()
 
-    def _copy_came(self, owed: Version) -> None:
+    def _copy_received(self, owed: Version) -> None:
         """A part of another node's commit is here; that node's workers saved ``owed``, and it has yet to write that.
         Any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             if owed != Version() and self._checkpoint_storage is not None:
-                self._loop.call_soon_threadsafe(self._inherit, owed)
+                self._loop.call_soon_threadsafe(self._take_over_save, owed)
             self._loop.call_soon_threadsafe(self._on_copy)
 
-    def _inherit(self, version: Version) -> None:
+    def _take_over_save(self, version: Version) -> None:
         """A new writer learns about outstanding saves together with the state that it fetches."""
-        self._owed.take(version)
+        self._pending_save.take(version)
         if self._writer:
-            self._inherited = True
+            self._took_over_save = True
             self._to_save.set()
 
-    def _owing(self) -> Version:
+    def _save_to_write(self) -> Version:
         """The saved commit that this node would have to write. Any thread."""
-        return self._owed.to_write or NO_STATE
+        return self._pending_save.to_write or NO_STATE
 
     async def flush_saves(self) -> str:
         """Wait until the newest saved commit is written, if this node is the writer; returns ``unsaved``."""
         if self._part_saves is not None:
-            await self._part_saves.finished(self._owed.awaited)
+            await self._part_saves.finished(self._pending_save.awaited)
         for _ in range(WRITES):
-            version = self._owed.to_write
+            version = self._pending_save.to_write
             if version is None or not self._writer:
                 break
             await self._persist(Holding(version))
@@ -330,13 +334,13 @@ class MemoryCheckpoints:
     @property
     def saving(self) -> bool:
         """Whether ``flush_saves`` has anything to wait for."""
-        return self._writer and self._owed.due
+        return self._writer and self._pending_save.due
 
     @property
     def unsaved(self) -> str:
         """The reason why the newest saved commit is not in the checkpoint directory; empty if it is or if another node
         writes it."""
-        return self._owed.text if self._writer else ""
+        return self._pending_save.text if self._writer else ""
 
     async def look(self) -> tuple[Version, bool]:
         """The newest checkpoint in the directory, and whether workers have to read it themselves. Raises
@@ -347,7 +351,7 @@ class MemoryCheckpoints:
             else None
         )
         found = newest or (Version(), False)
-        self._owed.written(found[0])
+        self._pending_save.written(found[0])
         return found
 
     async def load(self) -> Version:
@@ -406,19 +410,19 @@ class MemoryCheckpoints:
         if self._part_saves is not None:
             self._part_saves.unseen = False
 
-    def _wrote(self, holding: Holding) -> None:
+    def _part_written(self, holding: Holding) -> None:
         self._persisted = {one: where for one, where in self._persisted.items() if one.version >= holding.version}
         self._persisted[holding] = ""
 
     def _in_background(self, work: Callable[[], T]) -> Coroutine[Any, Any, T]:
         return in_pool(self._part_writers, work)
 
-    def _parts_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
+    def _sharded_save_ended(self, version: Version, where: str, error: str, took_s: float) -> None:
         """Record the outcome of a sharded checkpoint. Without ``where`` and ``error``, another node has reported it."""
         if error:
-            self._owed.failed(version, error)
+            self._pending_save.failed(version, error)
         else:
-            self._owed.written(version)
+            self._pending_save.written(version)
         if where or error:
             self._on_kept(version, where, error, took_s)
 
@@ -427,36 +431,36 @@ class MemoryCheckpoints:
         checkpoint_storage = self._checkpoint_storage
         if checkpoint_storage is None:
             return
-        self._owed.take(version, whole=False)
+        self._pending_save.take(version, whole=False)
         if error:
-            self._owed.failed(version, error)
+            self._pending_save.failed(version, error)
             self._on_kept(version, "", error, 0.0)
             return
         async with self._writing:
             await self._kept(version, lambda: checkpoint_storage.accept(version, size, crc32))
 
-    async def _persist_what_is_wanted(self) -> None:
+    async def _persist_saves(self) -> None:
         while True:
             await self._to_save.wait()
             self._to_save.clear()
-            inherited, self._inherited = self._inherited, False
-            if inherited and self._owed.to_write is not None:
+            inherited, self._took_over_save = self._took_over_save, False
+            if inherited and self._pending_save.to_write is not None:
                 with contextlib.suppress(CheckpointError):  # reported when a world is to begin from there
                     await self.look()
-            version = self._owed.to_write
+            version = self._pending_save.to_write
             if version is not None and self._writer and not (inherited and not self._holds(Holding(version))):
                 await self._persist(Holding(version))
 
-    def _say_nowhere(self, version: Version) -> None:
-        if not self._said_nowhere:
+    def _warn_no_directory(self, version: Version) -> None:
+        if not self._warned_no_directory:
             self._on_kept(version, "", "there is no checkpoint directory: name one with --checkpoint-dir", 0.0)
-        self._said_nowhere = True
+        self._warned_no_directory = True
 
     async def _persist(self, holding: Holding) -> None:
         """Write a commit, or the one that has replaced it since, unless that has already been done."""
         checkpoint_storage = self._checkpoint_storage
         if checkpoint_storage is None:
-            self._say_nowhere(holding.version)
+            self._warn_no_directory(holding.version)
             return
         async with self._writing:
             if holding in self._persisted:
@@ -464,7 +468,7 @@ class MemoryCheckpoints:
             loan = self._lent(holding)
             if loan is None:
                 why = "it is no longer in memory"
-                self._owed.failed(holding.version, why)
+                self._pending_save.failed(holding.version, why)
                 self._on_kept(holding.version, "", why, 0.0)
                 return
             taken = loan.held.holding
@@ -505,11 +509,11 @@ class MemoryCheckpoints:
             if not isinstance(error, CheckpointError):
                 log.exception("State: commit %d was not written", version.commit)
             why = str(error) or type(error).__name__
-            self._owed.failed(version, why)
+            self._pending_save.failed(version, why)
             self._on_kept(version, "", why, 0.0)
             return None
         if where:  # else parts are missing, and the node that writes the last one reports it
-            self._owed.written(version)
+            self._pending_save.written(version)
             self._on_kept(version, where, "", self._loop.time() - begun_s)
         return where
 
@@ -518,20 +522,20 @@ class MemoryCheckpoints:
     def _slot(self, slot: int) -> _Slot:
         return self._slots.setdefault(slot, _Slot(set(), []))
 
-    def _room(self, line: Stream, size: int) -> Room | Refusal:
-        # Streams that only this slot has must not run ahead of what others can restore, so the previous commit is kept
-        # too.
-        keep = line.name == OWN or self._parts.get(line, 1) > 1
-        return self._snapshot_pool.room(line, size, keep_previous=keep)
+    def _room(self, stream: SnapshotStream, size: int) -> WritableBuffer | BufferRefusal:
+        # Streams that only this slot has must not run ahead of the commits that others can restore, so the previous
+        # commit is kept too.
+        keep = stream.name == OWN or self._parts.get(stream, 1) > 1
+        return self._snapshot_pool.room(stream, size, keep_previous=keep)
 
-    def _granted(self, worker: _Slot, room: Room) -> Grant | Refusal:
+    def _granted(self, worker: _Slot, room: WritableBuffer) -> BufferGrant | BufferRefusal:
         if worker.gone:
-            return Refusal("the worker is gone")
+            return BufferRefusal("the worker is gone")
         descriptor = None if room.buffer in worker.buffers else self._snapshot_pool.duplicate(room.buffer)
         worker.buffers.add(room.buffer)
-        return Grant(room.buffer, room.capacity, descriptor)
+        return BufferGrant(room.buffer, room.capacity, descriptor)
 
-    def _let_go(self) -> None:
+    def _buffer_released(self) -> None:
         """Wake waiting writers: a reader has released a buffer. Any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._wake)

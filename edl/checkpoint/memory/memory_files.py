@@ -24,7 +24,7 @@ _ZEROS = bytes(CHUNK_BYTES)
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-class Memory:
+class MemoryFile:
     """One mapped memory file. All its pages are reserved, so writing cannot fail later.
 
     Its size is sealed, so a faulty process cannot take pages away from another.

@@ -9,47 +9,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from edl.checkpoint.memory.buffer_table import Stream
-from edl.checkpoint.memory.snapshot_pool import SnapshotPool
+from edl.checkpoint.memory.buffer_table import SnapshotStream
+from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
 from edl.tasks import BackgroundTasks
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
 """Runs a function in a thread."""
 
 
-class Ahead:
+class Preallocation:
     """Allocates a stream's next buffers ahead. Call all methods on the event loop."""
 
-    def __init__(self, snapshot_pool: SnapshotPool, run: Run) -> None:
+    def __init__(self, snapshot_pool: MemorySnapshotPool, run: Run) -> None:
         self._snapshot_pool = snapshot_pool
         self._run = run
         self._background = BackgroundTasks()
-        self._read: set[Stream] = set()
-        self._busy: set[Stream] = set()
+        self._read: set[SnapshotStream] = set()
+        self._busy: set[SnapshotStream] = set()
         self.idle = asyncio.Event()
         """Set while nothing is being allocated."""
         self.idle.set()
 
-    def read(self, line: Stream) -> None:
+    def read(self, stream: SnapshotStream) -> None:
         """Note that the commits of this stream are read, so that it needs a third buffer."""
-        self._read.add(line)
+        self._read.add(stream)
 
-    def look(self, line: Stream, size: int) -> None:
+    def look(self, stream: SnapshotStream, size: int) -> None:
         """Allocate the stream's next buffer if it has none to spare; it has just been given one of ``size`` bytes."""
-        if line not in self._busy:
-            self._busy.add(line)
+        if stream not in self._busy:
+            self._busy.add(stream)
             self.idle.clear()
-            self._background.begin(self._make(line, size))
+            self._background.begin(self._make(stream, size))
 
     def close(self) -> None:
-        """Stop allocating."""
+        """Cancel all running and future allocations."""
         self._background.drop()
 
-    async def _make(self, line: Stream, size: int) -> None:
+    async def _make(self, stream: SnapshotStream, size: int) -> None:
         try:
-            most = 3 if line in self._read else 2
-            await self._run(lambda: self._snapshot_pool.ahead(line, size, most))
+            most = 3 if stream in self._read else 2
+            await self._run(lambda: self._snapshot_pool.ahead(stream, size, most))
         finally:
-            self._busy.discard(line)
+            self._busy.discard(stream)
             if not self._busy:
                 self.idle.set()

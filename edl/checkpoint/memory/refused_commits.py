@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edl.checkpoint.memory.buffer_table import Stream
+from edl.checkpoint.memory.buffer_table import SnapshotStream
 
 
-class Refusals:
+class MemoryShortages:
     """Calls ``tell(why)`` when the first current reason changes; empty when there is none left."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._why: dict[Stream, str] = {}
+        self._why: dict[SnapshotStream, str] = {}
 
-    def note(self, line: Stream, why: str) -> None:
+    def note(self, stream: SnapshotStream, why: str) -> None:
         """Note the outcome of a stream's request for a buffer; empty: it got one, or no longer needs one."""
         before = self._first()
         if why:
-            self._why[line] = why
+            self._why[stream] = why
         else:
-            self._why.pop(line, None)
+            self._why.pop(stream, None)
         if self._first() != before:
             self._tell(self._first())
 

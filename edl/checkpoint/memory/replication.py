@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from edl.checkpoint.memory.background import in_pool, step_back
-from edl.checkpoint.memory.buffer_table import Stream
-from edl.checkpoint.memory.copy_policy import Copying, Peer, needed
-from edl.checkpoint.memory.snapshot_pool import SnapshotPool
+from edl.checkpoint.memory.buffer_table import SnapshotStream
+from edl.checkpoint.memory.copy_policy import Copying, CopyTarget, needed
+from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
 from edl.errors import CheckpointError
 from edl.ports import Copies, Label
 from edl.tasks import AGAIN_S, end
@@ -33,20 +33,20 @@ COPY_PATIENCE_S = 10.0
 """Seconds that a worker with a sharded state waits until its previous commit is on another node as well."""
 
 
-class Replication:
+class CommitReplication:
     """Replication of one node. Call all methods on the event loop."""
 
-    def __init__(self, node: NodeId, snapshot_pool: SnapshotPool, copies: Copies, copying: Copying) -> None:
+    def __init__(self, node: NodeId, snapshot_pool: MemorySnapshotPool, copies: Copies, copying: Copying) -> None:
         self._node = node
         self._snapshot_pool = snapshot_pool
         self._copies = copies
         self._copying = copying
         self._nodes = 1
         self._parting = False
-        self._peer: Peer | None = None
-        self._given_up: Peer | None = None
+        self._peer: CopyTarget | None = None
+        self._given_up: CopyTarget | None = None
         """A peer that was too slow or unreachable; workers no longer wait for it."""
-        self._handed: dict[Stream, Holding] = {}
+        self._copied: dict[SnapshotStream, Holding] = {}
         self._complained = self._failed = False
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
@@ -60,7 +60,7 @@ class Replication:
         return self._copies.start(self._snapshot_pool, host, port)
 
     async def close(self) -> None:
-        """End all transfers."""
+        """End all transfers and stop serving other nodes."""
         for task in (self._task, *self._fetches.values()):
             await end(task)
         await asyncio.to_thread(self._copies.stop)
@@ -77,8 +77,8 @@ class Replication:
     def keep_with(self, node: NodeId, host: str, port: int) -> None:
         """Set the node that receives copies; see ``MemoryCheckpoints.keep_with``."""
         never = self._copying is Copying.NEVER
-        self._peer = Peer(node, host, port) if node and node != self._node and not never else None
-        self._handed.clear()  # if the same peer is named again, it reports what it already has
+        self._peer = CopyTarget(node, host, port) if node and node != self._node and not never else None
+        self._copied.clear()  # if the same peer is named again, it reports what it already has
         self._complained = False
         self.look()
 
@@ -90,7 +90,7 @@ class Replication:
         """Whether commits of ``shards`` parts are copied now."""
         return self._peer is not None and needed(self._copying, shards, self._nodes)
 
-    async def wait_for_copy(self, stream: Stream, version: Version) -> None:
+    async def wait_for_copy(self, stream: SnapshotStream, version: Version) -> None:
         """Wait until the previous commit is on the other node, or that node turns out to be too slow.
 
         All parts of a sharded state must exist somewhere for the same commit. Nodes keep their last two commits; no
@@ -99,8 +99,8 @@ class Replication:
 
         async def copied() -> None:
             while self._peer is not None and self._peer is not self._given_up:
-                handed = self._handed.get(stream)
-                if handed is not None and handed.version.commit >= version.commit - 1:
+                latest = self._copied.get(stream)
+                if latest is not None and latest.version.commit >= version.commit - 1:
                     return
                 await self._sent_once_more()
 
@@ -110,8 +110,8 @@ class Replication:
             log.warning("State: the copies on the other node lag behind; training continues without waiting for them")
             self._given_up = self._peer
 
-    async def handed_over(self, timeout_s: float) -> bool:
-        """Wait for the last copies before leaving; see ``MemoryCheckpoints.handed_over``."""
+    async def copied_before_leaving(self, timeout_s: float) -> bool:
+        """Wait for the last copies before leaving; see ``MemoryCheckpoints.copied_before_leaving``."""
         self._parting = True
 
         async def wait() -> None:
@@ -138,19 +138,19 @@ class Replication:
             self._failed = False
             while (behind := self._behind()) and (peer := self._peer) is not None and not self._failed:
                 for stream in behind:
-                    self._failed = not await self._hand_over(stream, peer) or self._failed
+                    self._failed = not await self._copy(stream, peer) or self._failed
             self._sent.set()  # after a failure, retried with the next commit or on request
 
-    def _behind(self) -> tuple[Stream, ...]:
+    def _behind(self) -> tuple[SnapshotStream, ...]:
         """Streams whose newest commit is not on the other node."""
         return tuple(
             stream
             for stream, holding in self._snapshot_pool.own()
-            if self._handed.get(stream) != holding
+            if self._copied.get(stream) != holding
             and (self._parting or needed(self._copying, holding.shards, self._nodes))
         )
 
-    async def _hand_over(self, stream: Stream, peer: Peer) -> bool:
+    async def _copy(self, stream: SnapshotStream, peer: CopyTarget) -> bool:
         loan = self._snapshot_pool.borrow_newest(stream)
         if loan is None:
             return True
@@ -172,7 +172,7 @@ class Replication:
             log.info("State: node %s has a copy again", peer.node)
         self._complained = False
         if peer == self._peer:
-            self._handed[stream] = loan.held.holding
+            self._copied[stream] = loan.held.holding
         return True
 
     # --- from another node -------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Replication:
         await asyncio.shield(task)
 
     async def _fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
-        stream = Stream.loaded(f"{version.era}.{version.commit}.{shard}")
+        stream = SnapshotStream.loaded(f"{version.era}.{version.commit}.{shard}")
         mine = [source for source in sources if source.shard == shard and source.node != self._node]
         # Many newcomers get the same list of sources, so each starts at another one.
         first = zlib.crc32(self._node.encode()) % len(mine) if mine else 0
@@ -204,5 +204,5 @@ class Replication:
                 return
             except CheckpointError as error:
                 causes.append(f"node {source.node}: {error}")
-                log.info("State: could not fetch shard %d of %s from node %s: %s", source.node, shard, version, error)
+                log.info("State: could not fetch shard %d of %s from node %s: %s", shard, version, source.node, error)
         raise CheckpointError(f"no node delivered shard {shard} of {version}: {'; '.join(causes) or 'none is known'}")

@@ -51,7 +51,7 @@ class PartSaves:
         self._written = written
         self._loop = asyncio.get_running_loop()
         self._queue: list[_Save] = []
-        self._there = asyncio.Event()
+        self._queued = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._open: dict[Version, asyncio.Task[None]] = {}
@@ -68,7 +68,7 @@ class PartSaves:
         self.unseen = True
         self._queue.append(_Save(loan, self._loop.time()))
         self._idle.clear()
-        self._there.set()
+        self._queued.set()
         version, shards = loan.held.holding.version, loan.held.holding.shards
         if looks_after and version not in self._open:
             self._open[version] = asyncio.create_task(self._look_after(version, shards))
@@ -103,8 +103,8 @@ class PartSaves:
 
     async def _write_all(self) -> None:
         while True:
-            await self._there.wait()
-            self._there.clear()
+            await self._queued.wait()
+            self._queued.clear()
             while self._queue:
                 version = self._queue[0].loan.held.holding.version
                 together = [save for save in self._queue if save.loan.held.holding.version == version]

@@ -9,8 +9,16 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from edl.checkpoint.memory.buffer_table import BufferTable, Held, Refusal, Room, Stream, Usage, Use
-from edl.checkpoint.memory.memory_files import Memory
+from edl.checkpoint.memory.buffer_table import (
+    BufferRefusal,
+    BufferTable,
+    HeldSnapshot,
+    SnapshotStream,
+    Usage,
+    Use,
+    WritableBuffer,
+)
+from edl.checkpoint.memory.memory_files import MemoryFile
 from edl.errors import CheckpointError
 from edl.ports import Label
 from edl.types import NodeId
@@ -22,7 +30,9 @@ from edl.wire.messages import Holding, Version
 class Loan:
     """``Lent``: a snapshot that does not change until ``release``."""
 
-    def __init__(self, snapshot_pool: SnapshotPool, owner: NodeId, held: Held, memory: Memory, owed: Version) -> None:
+    def __init__(
+        self, snapshot_pool: MemorySnapshotPool, owner: NodeId, held: HeldSnapshot, memory: MemoryFile, owed: Version
+    ) -> None:
         self._snapshot_pool = snapshot_pool
         self._owner = owner
         self._memory = memory
@@ -43,7 +53,7 @@ class Loan:
 
     @property
     def view(self) -> memoryview:
-        """Its bytes, read-only."""
+        """The bytes of the snapshot, read-only."""
         return self._memory.view[: self.held.size].toreadonly()
 
     def read_only(self) -> int:
@@ -57,10 +67,12 @@ class Loan:
             self._snapshot_pool.give_back(self.held.buffer)
 
 
-class Incoming:
+class IncomingCopy:
     """``Arrival``: memory for a snapshot that is being received."""
 
-    def __init__(self, snapshot_pool: SnapshotPool, stream: Stream, label: Label, number: int, memory: Memory) -> None:
+    def __init__(
+        self, snapshot_pool: MemorySnapshotPool, stream: SnapshotStream, label: Label, number: int, memory: MemoryFile
+    ) -> None:
         self._snapshot_pool = snapshot_pool
         self._stream = stream
         self._label = label
@@ -77,7 +89,7 @@ class Incoming:
                 raise CheckpointError(f"received {found} labelled as {self._label.holding}")
             self._memory.renewed(self._label.crc32)
             self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
-            self._snapshot_pool.owes(self._label.owed)
+            self._snapshot_pool.report_pending_save(self._label.owed)
             self._end()
         finally:
             self.discard()
@@ -94,7 +106,7 @@ class Incoming:
         self._snapshot_pool.arrived(self._stream)
 
 
-class SnapshotPool:
+class MemorySnapshotPool:
     """The ``SnapshotPool`` port, plus what ``MemoryCheckpoints`` needs. All methods are thread-safe."""
 
     def __init__(
@@ -103,20 +115,20 @@ class SnapshotPool:
         job: str,
         limit_bytes: int,
         changed: Callable[[], None],
-        owes: Callable[[Version], None] = lambda version: None,
-        owing: Callable[[], Version] = Version,
+        report_pending_save: Callable[[Version], None] = lambda version: None,
+        pending_save: Callable[[], Version] = Version,
     ) -> None:
-        """``changed`` is called, in any thread, when a reader has released a buffer. ``owes`` is called, in any thread,
-        with the saved commit that the source of a received part still has to write. ``owing`` returns the one that this
-        node still has to write."""
-        self.owes = owes
-        self._owing = owing
+        """``changed`` is called, in any thread, when a reader has released a buffer. ``report_pending_save`` is called,
+        in any thread, with the saved commit that the source of a received part still has to write. ``pending_save``
+        returns the one that this node still has to write."""
+        self.report_pending_save = report_pending_save
+        self._pending_save = pending_save
         self._node = node
         self._job = job
         self._changed = changed
         self._buffer_table = BufferTable(limit_bytes)
-        self._memories: dict[int, Memory] = {}
-        self._arriving: set[Stream] = set()
+        self._memories: dict[int, MemoryFile] = {}
+        self._arriving: set[SnapshotStream] = set()
         self._lock = threading.Lock()
 
     # --- of the ports ------------------------------------------------------------------------------------------------
@@ -126,17 +138,17 @@ class SnapshotPool:
         loan = self.borrow(version, shard)
         if loan is not None:
             try:
-                _ = loan.label  # computed here, while the peer is told to wait
+                _ = loan.label  # computed here, while the peer waits
             except BaseException:
                 loan.release()
                 raise
         return loan
 
-    def arriving(self, label: Label) -> Incoming | None:
+    def arriving(self, label: Label) -> IncomingCopy | None:
         """Memory for a copy of another node's commit; None if it is already here. Raises ``CheckpointError``."""
         if label.owner == self._node:
             raise CheckpointError(f"a copy of this node's own commit, sent to node {self._node} itself")
-        stream = Stream.of_node(label.owner, label.holding.shard)
+        stream = SnapshotStream.of_node(label.owner, label.holding.shard)
         with self._lock:
             if any(held.holding == label.holding for own in self._shared() for held in self._buffer_table.held(own)):
                 return None  # this node's own workers made the same commit
@@ -149,7 +161,7 @@ class SnapshotPool:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def incoming(self, stream: Stream, label: Label) -> Incoming:
+    def incoming(self, stream: SnapshotStream, label: Label) -> IncomingCopy:
         """Memory for the next snapshot of this stream. Raises ``CheckpointError``."""
         with self._lock:
             if stream in self._arriving:
@@ -157,27 +169,27 @@ class SnapshotPool:
             self._arriving.add(stream)
         try:
             room = self.room(stream, label.size, keep_previous=label.holding.shards > 1)
-            if isinstance(room, Refusal):
+            if isinstance(room, BufferRefusal):
                 raise CheckpointError(room.why)
             with self._open():
                 memory = self._memories.get(room.buffer)
             if memory is None:
-                raise CheckpointError("it is no longer wanted")
-            return Incoming(self, stream, label, room.buffer, memory)
+                raise CheckpointError("this state is no longer needed")
+            return IncomingCopy(self, stream, label, room.buffer, memory)
         except BaseException:
             self.arrived(stream)
             raise
 
-    def arrived(self, stream: Stream) -> None:
+    def arrived(self, stream: SnapshotStream) -> None:
         """Allow the next copy of this stream."""
         with self._lock:
             self._arriving.discard(stream)
 
-    def room(self, stream: Stream, size: int, *, keep_previous: bool = False) -> Room | Refusal:
+    def room(self, stream: SnapshotStream, size: int, *, keep_previous: bool = False) -> WritableBuffer | BufferRefusal:
         """A buffer with memory for the stream's next snapshot. Slow when memory has to be allocated."""
         with self._open():
             room = self._buffer_table.room(stream, size, keep_previous=keep_previous)
-            if isinstance(room, Refusal):
+            if isinstance(room, BufferRefusal):
                 return room
             if room.new:
                 self._buffer_table.pin(room.buffer)  # reserved until it has memory
@@ -185,13 +197,13 @@ class SnapshotPool:
                 self._memories[room.buffer].renewed()
                 return room
             else:
-                return Refusal("its memory is still being allocated", later=True)
+                return BufferRefusal("its memory is still being allocated", later=True)
         try:
             return self._made(stream, room)
         finally:
             self._changed()
 
-    def ahead(self, stream: Stream, size: int, most: int) -> None:
+    def ahead(self, stream: SnapshotStream, size: int, most: int) -> None:
         """Allocate one more buffer for a stream's later snapshots, unless it has ``most`` or memory is short."""
         with self._open():
             room = self._buffer_table.spare(stream, size, most)
@@ -203,10 +215,10 @@ class SnapshotPool:
         finally:
             self._changed()
 
-    def _made(self, stream: Stream, room: Room) -> Room | Refusal:
-        memory, problem = None, "it is no longer wanted"
+    def _made(self, stream: SnapshotStream, room: WritableBuffer) -> WritableBuffer | BufferRefusal:
+        memory, problem = None, "this state is no longer needed"
         try:
-            memory = Memory(room.capacity, touch=stream.use is Use.WORKER)
+            memory = MemoryFile(room.capacity, touch=stream.use is Use.WORKER)
         except (OSError, MemoryError) as error:
             problem = f"no memory for it: {error}"
         with self._open():
@@ -220,18 +232,18 @@ class SnapshotPool:
             return room
         if memory is not None:
             memory.close()
-        return Refusal(problem)
+        return BufferRefusal(problem)
 
     def load(self, read: Callable[[Callable[[int], memoryview]], tuple[Version, bool]]) -> Holding | Version:
         """Let ``read`` fill the memory that it requests, and hold the result; returns only the version if workers read
         it themselves. Raises ``CheckpointError``, and ``MemoryError`` when there is no room."""
-        stream = Stream.loaded("storage")
+        stream = SnapshotStream.loaded("storage")
         filled: list[tuple[int, memoryview]] = []
 
         def allocate(size: int) -> memoryview:
             filled.clear()
             room = self.room(stream, size)
-            if isinstance(room, Refusal):
+            if isinstance(room, BufferRefusal):
                 raise MemoryError(room.why)
             with self._lock:
                 filled.append((room.buffer, self._memories[room.buffer].view[:size]))
@@ -256,7 +268,7 @@ class SnapshotPool:
         with self._lock:
             return self._memories[number].duplicate()
 
-    def check(self, stream: Stream, number: int, size: int, holding: Holding) -> str:
+    def check(self, stream: SnapshotStream, number: int, size: int, holding: Holding) -> str:
         """The reason why this cannot be the next snapshot of a worker's stream; empty if it can."""
         with self._lock:
             problem = self._buffer_table.may_fill(stream, number, size)
@@ -272,7 +284,7 @@ class SnapshotPool:
             return str(error)
         return "" if found == holding else f"the buffer holds {found} and not {holding}"
 
-    def fill(self, stream: Stream, number: int, size: int, holding: Holding) -> None:
+    def fill(self, stream: SnapshotStream, number: int, size: int, holding: Holding) -> None:
         """Mark a buffer as the stream's newest complete snapshot. Raises ``CheckpointError`` if that is not
         possible."""
         with self._open():
@@ -281,7 +293,7 @@ class SnapshotPool:
                 raise CheckpointError(problem)
             self._buffer_table.fill(stream, size, holding)
 
-    def abandon(self, stream: Stream) -> None:
+    def abandon(self, stream: SnapshotStream) -> None:
         """Release the buffer that a dead writer was filling."""
         with self._open():
             self._buffer_table.abandon(stream)
@@ -307,7 +319,7 @@ class SnapshotPool:
     def borrow_own(self, slot: int, name: str, version: Version) -> Loan | None:
         """A commit of the worker in this slot, or of its predecessor."""
         with self._lock:
-            return self._loan(Stream.of_worker(slot, name), lambda held: held.holding.version == version)
+            return self._loan(SnapshotStream.of_worker(slot, name), lambda held: held.holding.version == version)
 
     def borrow_newer(self, holding: Holding) -> Loan | None:
         """A newer snapshot of the same part: of this node's workers, loaded, or another node's copy."""
@@ -318,18 +330,18 @@ class SnapshotPool:
                     return loan
         return None
 
-    def borrow_newest(self, stream: Stream) -> Loan | None:
+    def borrow_newest(self, stream: SnapshotStream) -> Loan | None:
         """The newest snapshot of a stream."""
         with self._lock:
             return self._loan(stream, lambda held: True)
 
     def give_back(self, number: int) -> None:
-        """End a loan."""
+        """End a loan, so that the buffer can be reused."""
         with self._open():
             self._buffer_table.unpin(number)
         self._changed()
 
-    def _borrow(self, wanted: Callable[[Held], bool]) -> Loan | None:
+    def _borrow(self, wanted: Callable[[HeldSnapshot], bool]) -> Loan | None:
         with self._lock:
             for stream in self._shared():
                 loan = self._loan(stream, wanted)
@@ -337,12 +349,12 @@ class SnapshotPool:
                     return loan
         return None
 
-    def _loan(self, stream: Stream, wanted: Callable[[Held], bool]) -> Loan | None:
+    def _loan(self, stream: SnapshotStream, wanted: Callable[[HeldSnapshot], bool]) -> Loan | None:
         for held in self._buffer_table.held(stream):
             if wanted(held):
                 self._buffer_table.pin(held.buffer)
                 owner = NodeId(stream.owner) if stream.use is Use.REPLICA else self._node
-                return Loan(self, owner, held, self._memories[held.buffer], self._owing())
+                return Loan(self, owner, held, self._memories[held.buffer], self._pending_save())
         return None
 
     # --- what there is -----------------------------------------------------------------------------------------------
@@ -354,7 +366,7 @@ class SnapshotPool:
                 sorted({held.holding for s in self._shared() for held in self._buffer_table.held(s)}, key=_order)
             )
 
-    def own(self) -> tuple[tuple[Stream, Holding], ...]:
+    def own(self) -> tuple[tuple[SnapshotStream, Holding], ...]:
         """The newest shared state of each worker."""
         with self._lock:
             pairs = [
@@ -367,13 +379,13 @@ class SnapshotPool:
         return max(self.holdings(), key=_order, default=None)
 
     def usage(self) -> Usage:
-        """Memory use in bytes."""
+        """Bytes of memory by use."""
         with self._lock:
             return self._buffer_table.usage()
 
     # --- discarding snapshots ----------------------------------------------------------------------------------------
 
-    def outgrown(self, stream: Stream) -> None:
+    def outgrown(self, stream: SnapshotStream) -> None:
         """Drop older loaded state after a worker has committed."""
         with self._open():
             held = self._buffer_table.held(stream)
@@ -404,7 +416,7 @@ class SnapshotPool:
                     self._buffer_table.drop(stream)
 
     def close(self) -> None:
-        """Release all memory."""
+        """Release all memory files of this node."""
         with self._lock:
             memories, self._memories = list(self._memories.values()), {}
         for memory in memories:
@@ -417,7 +429,7 @@ class SnapshotPool:
                 if held and stream not in self._arriving and all(one.holding.version < version for one in held):
                     self._buffer_table.drop(stream)
 
-    def _shared(self) -> tuple[Stream, ...]:
+    def _shared(self) -> tuple[SnapshotStream, ...]:
         own = self._buffer_table.streams(Use.WORKER, STATE)
         return (*own, *self._buffer_table.streams(Use.LOADED), *self._buffer_table.streams(Use.REPLICA))
 

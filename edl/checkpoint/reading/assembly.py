@@ -1,4 +1,4 @@
-"""Merges what all workers saved into one structure that refers to arrays in their files. Pure.
+"""Merges the saved states of all workers into one structure that refers to arrays in their files. Pure.
 
 A worker's part of a sharded tensor is saved as a dict ``{"edl_local": array, "shape": [...], "offset": [...]}``: the
 array, the shape of the whole tensor, and where the array lies in it.
@@ -22,7 +22,7 @@ NAMES = "edl_names"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredArray:
     """One array in the file of one worker."""
 
     shard: int
@@ -36,7 +36,7 @@ class Stored:
 class Whole:
     """An array that is not sharded: each worker has saved one under this name."""
 
-    copies: tuple[Stored, ...]
+    copies: tuple[StoredArray, ...]
 
     @property
     def entry(self) -> Entry:
@@ -53,7 +53,7 @@ class Box:
 
     @property
     def volume(self) -> int:
-        """Number of elements."""
+        """Number of elements in the box."""
         return math.prod(self.shape)
 
     def meet(self, other: Box) -> Box | None:
@@ -75,17 +75,17 @@ class Spread:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[tuple[Box, Stored], ...]
+    pieces: tuple[tuple[Box, StoredArray], ...]
 
     @property
     def box(self) -> Box:
         """The box of the whole tensor."""
         return Box((0,) * len(self.shape), self.shape)
 
-    def covering(self, wanted: Box) -> list[tuple[Box, Stored]]:
+    def covering(self, wanted: Box) -> list[tuple[Box, StoredArray]]:
         """The pieces that cover this box, each element once. Raises ``Missing`` if some elements are in none of
         them."""
-        found: dict[Box, Stored] = {}
+        found: dict[Box, StoredArray] = {}
         held = 0
         for box, stored in self.pieces:
             if box not in found and (met := box.meet(wanted)) is not None:
@@ -94,7 +94,7 @@ class Spread:
         if _overlap(list(found)):
             raise CheckpointError(f"damaged: pieces of {self.name} overlap")
         if held != wanted.volume:
-            raise Missing(f"no worker has kept all of {self.name} from {wanted.offset} to the shape {wanted.shape}")
+            raise Missing(f"no worker has saved all of {self.name} from {wanted.offset} to the shape {wanted.shape}")
         return list(found.items())
 
 
@@ -121,16 +121,16 @@ class Missing(CheckpointError):
 
 
 def merged(parts: Sequence[Any], *, union: bool, where: str = "") -> Any:
-    """Merge what workers saved of one object. The first worker's version counts, except that pieces of sharded tensors
-    come from all. ``union``: also take dict entries that it lacks from the others, such as layers of other pipeline
-    stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
+    """Merge the workers' versions of one saved object. The first worker's version counts, except that pieces of sharded
+    tensors come from all. ``union``: also take dict entries that it lacks from the others, such as layers of other
+    pipeline stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
     first = parts[0]
-    if is_cut(first):
-        return _spread([part for part in parts if is_cut(part)], where)
-    if isinstance(first, Stored):
-        return Whole(tuple(part for part in parts if isinstance(part, Stored)))
+    if is_tensor_part(first):
+        return _spread([part for part in parts if is_tensor_part(part)], where)
+    if isinstance(first, StoredArray):
+        return Whole(tuple(part for part in parts if isinstance(part, StoredArray)))
     if isinstance(first, dict):
-        dicts = [part for part in parts if isinstance(part, dict) and not is_cut(part)]
+        dicts = [part for part in parts if isinstance(part, dict) and not is_tensor_part(part)]
         keys = dict.fromkeys(key for part in (dicts if union else dicts[:1]) for key in part)
         found = (
             (key, merged([part[key] for part in dicts if key in part], union=union, where=f"{where}.{key}"))
@@ -144,16 +144,16 @@ def merged(parts: Sequence[Any], *, union: bool, where: str = "") -> Any:
     return first
 
 
-def is_cut(value: object) -> bool:
+def is_tensor_part(value: object) -> bool:
     """Whether this is a worker's part of a sharded tensor."""
     return isinstance(value, Mapping) and LOCAL in value
 
 
-def holds_cut(value: object) -> bool:
+def holds_tensor_parts(value: object) -> bool:
     """Whether it contains a part of a sharded tensor."""
     if isinstance(value, Mapping):
-        return is_cut(value) or any(holds_cut(part) for part in value.values())
-    return isinstance(value, (list, tuple, deque)) and any(holds_cut(part) for part in value)
+        return is_tensor_part(value) or any(holds_tensor_parts(part) for part in value.values())
+    return isinstance(value, (list, tuple, deque)) and any(holds_tensor_parts(part) for part in value)
 
 
 def _spread(parts: Sequence[Any], where: str) -> Spread:
@@ -163,8 +163,8 @@ def _spread(parts: Sequence[Any], where: str) -> Spread:
     (dtype, shape), *others = kinds
     if others:
         raise CheckpointError(
-            f"{name} is {dtype} of shape {shape} to one worker and {others[0][0]} of shape {others[0][1]} to another: "
-            "this state can only be read by a world of the size that wrote it"
+            f"{name} is {dtype} of shape {shape} for one worker and {others[0][0]} of shape {others[0][1]} for another"
+            ": this state can only be read by a world of the size that wrote it"
         )
     return Spread(name, dtype, shape, tuple((box, stored) for box, _, stored in pieces))
 
@@ -172,12 +172,12 @@ def _spread(parts: Sequence[Any], where: str) -> Spread:
 def _place(part: Any, name: str) -> tuple[Box, tuple[int, ...]]:
     """The box of a piece, and the shape of the whole tensor. Raises ``CheckpointError``."""
     stored, shape, offset = part[LOCAL], part.get(SHAPE), part.get(OFFSET)
-    lists = isinstance(stored, Stored) and isinstance(shape, list) and isinstance(offset, list)
+    lists = isinstance(stored, StoredArray) and isinstance(shape, list) and isinstance(offset, list)
     if lists and len(shape) == len(offset) == len(stored.entry.shape):
         edges = list(zip(offset, stored.entry.shape, shape, strict=True))
         if all(type(at) is type(whole) is int and at >= 0 and at + part <= whole for at, part, whole in edges):
             return Box(tuple(offset), stored.entry.shape), tuple(shape)
-    raise CheckpointError(f"damaged: a piece of {name} at {offset} of a tensor of shape {shape} makes no sense")
+    raise CheckpointError(f"damaged: a piece of {name} at {offset} of a tensor of shape {shape} is not possible")
 
 
 def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:
@@ -188,7 +188,7 @@ def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:
     at = dims
     while at > 0 and inner.shape[at - 1] == outer.shape[at - 1] == whole.shape[at - 1]:
         at -= 1
-    row = max(at - 1, 0)  # the first dimension that may be cut is still one run
+    row = max(at - 1, 0)  # the first dimension that may be divided is still one run
     strides = [math.prod(outer.shape[d + 1 :]) for d in range(dims)]
     length = math.prod(inner.shape[row:]) if dims else 1
     starts = [a - b for a, b in zip(inner.offset, outer.offset, strict=True)]
@@ -206,5 +206,5 @@ def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:
 
 
 def width(dtype: str) -> int:
-    """Bytes per element."""
+    """Bytes per element of a safetensors type."""
     return ELEMENT_BYTES[dtype]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.checkpoint.directory import manifest as text
-from edl.checkpoint.directory.manifest import BLOCK_BYTES, MARKER_FILE, Marker, Sum
-from edl.checkpoint.reading.assembly import Box, Spread, Stored, merged, runs, width
+from edl.checkpoint.directory.manifest import BLOCK_BYTES, MANIFEST_FILE, StateManifest, Sum
+from edl.checkpoint.reading.assembly import Box, Spread, StoredArray, merged, runs, width
 from edl.errors import CheckpointError
 from edl.wire.snapshot import HEADER_BYTES, Meta, header_bytes, parse_header
 from edl.worker import tree
@@ -27,21 +27,21 @@ READERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ReadRequest:
     """Memory to be filled with a part of a tensor, or with an array of a file."""
 
-    source: Spread | Stored
+    source: Spread | StoredArray
     box: Box
     data: memoryview
 
     @classmethod
-    def all_of(cls, source: Spread | Stored) -> tuple[Want, bytearray]:
+    def all_of(cls, source: Spread | StoredArray) -> tuple[ReadRequest, bytearray]:
         """A request for the whole array or tensor, and the memory for it."""
         whole = source.box if isinstance(source, Spread) else _box(source)
         return cls.part_of(source, whole)
 
     @classmethod
-    def part_of(cls, source: Spread | Stored, box: Box) -> tuple[Want, bytearray]:
+    def part_of(cls, source: Spread | StoredArray, box: Box) -> tuple[ReadRequest, bytearray]:
         """A request for one box of it, and the memory for that."""
         dtype = source.dtype if isinstance(source, Spread) else source.entry.dtype
         memory = bytearray(box.volume * width(dtype))
@@ -62,32 +62,32 @@ class Folder:
         """Raises ``CheckpointError`` when it is incomplete, or its files do not match its manifest."""
         self.path = path
         try:
-            with open(os.path.join(path, MARKER_FILE), "rb") as file:
-                self.marker: Marker = text.parse_marker(file.read())
+            with open(os.path.join(path, MANIFEST_FILE), "rb") as file:
+                self.manifest: StateManifest = text.parse_manifest(file.read())
             sizes = {entry.name: entry.stat().st_size for entry in os.scandir(path) if entry.is_file()}
         except FileNotFoundError:
-            raise CheckpointError(f"{path} holds no complete checkpoint: it has no {MARKER_FILE}") from None
+            raise CheckpointError(f"{path} holds no complete checkpoint: it has no {MANIFEST_FILE}") from None
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
-        problem = text.why_old_parts(self.marker) or text.why_sizes_differ(self.marker, sizes)
+        problem = text.why_old_parts(self.manifest) or text.why_sizes_differ(self.manifest, sizes)
         if problem:
             raise CheckpointError(f"the checkpoint {path} cannot be used: {problem}")
-        self.shards = self.marker.shards
+        self.shards = self.manifest.shards
         self._parts: dict[int, _Part] = {}
         self._checked: set[str] = set()
 
     def parts(self, shards: Iterable[int]) -> list[_Part]:
-        """What these workers saved, with ``Stored`` in place of arrays."""
+        """The saved states of these workers, with ``StoredArray`` in place of arrays."""
         return [self._part(shard) for shard in shards]
 
     def object(self, name: str, shards: Iterable[int], *, union: bool) -> Any:
-        """What these workers saved of an object, merged; see ``assembly.merged``. Raises ``CheckpointError``."""
+        """An object, merged from the files of these workers; see ``assembly.merged``. Raises ``CheckpointError``."""
         found = [part.objects[name] for part in self.parts(shards) if name in part.objects]
         if not found:
             raise CheckpointError(f"the checkpoint {self.path} holds nothing of {name}")
         return merged(found, union=union, where=f".{name}")
 
-    def fetch(self, wants: Iterable[Want]) -> None:
+    def fetch(self, wants: Iterable[ReadRequest]) -> None:
         """Fill the memory of all requests. Raises ``CheckpointError``, and ``assembly.Missing`` when a part is in none
         of the merged files."""
         reads: dict[int, list[tuple[int, int, Callable[[memoryview], None]]]] = {}
@@ -112,22 +112,22 @@ class Folder:
             length = header_bytes(blocks.read(0, HEADER_BYTES))
             try:
                 parsed = parse_header(bytes(blocks.read(0, length)), blocks.size)
-                text.check_header(parsed.meta, self.marker, shard)
+                text.check_header(parsed.meta, self.manifest, shard)
                 objects, values = parsed.tree["objects"], parsed.tree["values"]
             except (CheckpointError, KeyError, TypeError) as error:
                 raise CheckpointError(f"{blocks.path} cannot be used: {error}") from error
 
-            def array(name: str, is_numpy: bool) -> Stored:
+            def array(name: str, is_numpy: bool) -> StoredArray:
                 if name not in parsed.entries:
                     raise CheckpointError(f"{blocks.path} is damaged: array {name!r} is missing")
-                return Stored(shard, name, parsed.entries[name], is_numpy)
+                return StoredArray(shard, name, parsed.entries[name], is_numpy)
 
             self._parts[shard] = _Part(parsed.meta, tree.unflatten(objects, array), tree.unflatten(values, array))
         return self._parts[shard]
 
     def _blocks(self, shard: int) -> _Blocks:
         name = text.state_file(shard, self.shards)
-        expected = self.marker.files.get(name)
+        expected = self.manifest.files.get(name)
         if expected is None:
             raise CheckpointError(f"the manifest of {self.path} does not name {name}")
         blocks = _Blocks(os.path.join(self.path, name), expected)
@@ -202,20 +202,22 @@ class _Blocks:
             )
 
 
-def _box(stored: Stored) -> Box:
+def _box(stored: StoredArray) -> Box:
     return Box((0,) * len(stored.entry.shape), stored.entry.shape)
 
 
-def _reads(want: Want) -> list[tuple[Stored, int, int, Callable[[memoryview], None]]]:
+def _reads(want: ReadRequest) -> list[tuple[StoredArray, int, int, Callable[[memoryview], None]]]:
     """The byte ranges to read for a request, and functions that store them."""
     if not want.box.volume:
         return []
     one = want.source
-    pieces = [(_box(one), one)] if isinstance(one, Stored) else one.covering(want.box)
+    pieces = [(_box(one), one)] if isinstance(one, StoredArray) else one.covering(want.box)
     return [_read(want, box, stored) for box, stored in pieces]
 
 
-def _read(want: Want, box: Box, stored: Stored) -> tuple[Stored, int, int, Callable[[memoryview], None]]:
+def _read(
+    want: ReadRequest, box: Box, stored: StoredArray
+) -> tuple[StoredArray, int, int, Callable[[memoryview], None]]:
     inner = box.meet(want.box) if box.shape else box
     assert inner is not None, "it was chosen because they meet"  # noqa: S101
     size = width(stored.entry.dtype)

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.checkpoint.directory.manifest import MARKER_FILE, folder_version
-from edl.checkpoint.reading.assembly import NAMES, Spread, Stored, Whole, holds_cut, merged
-from edl.checkpoint.reading.reader import Folder, Want
+from edl.checkpoint.directory.manifest import MANIFEST_FILE, folder_version
+from edl.checkpoint.reading.assembly import NAMES, Spread, StoredArray, Whole, holds_tensor_parts, merged
+from edl.checkpoint.reading.reader import Folder, ReadRequest
 from edl.errors import CheckpointError
 from edl.worker import tree
 from edl.worker.contents import NUMPY_KINDS
@@ -29,7 +29,7 @@ def load_checkpoint(
     """Read a checkpoint; see ``edl.torch.load_checkpoint``. ``state`` creates the ``State`` that loads saved values
     into objects."""
     where = os.fspath(path)
-    folders = [where] if os.path.exists(os.path.join(where, MARKER_FILE)) else _folders(where)
+    folders = [where] if os.path.exists(os.path.join(where, MANIFEST_FILE)) else _folders(where)
     refused = []
     for folder in folders:
         try:
@@ -52,7 +52,7 @@ def _folders(path: str) -> list[str]:
         raise CheckpointError(f"no checkpoint in {path} can be read: {error.strerror}") from error
     versions = {version: name for name in names if (version := folder_version(name)) is not None}
     found = [os.path.join(path, versions[version]) for version in sorted(versions, reverse=True)]
-    return [folder for folder in found if os.path.exists(os.path.join(folder, MARKER_FILE))]
+    return [folder for folder in found if os.path.exists(os.path.join(folder, MANIFEST_FILE))]
 
 
 def _given(found: dict[str, Any], folder: str, state: Callable[..., State], into: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class _Whole:
         self._folder = folder
         self._arrays = arrays
         self._worker = worker
-        self._wants: list[Want] = []
-        self._alike: list[tuple[str, list[tuple[Stored, bytearray]]]] = []
+        self._wants: list[ReadRequest] = []
+        self._alike: list[tuple[str, list[tuple[StoredArray, bytearray]]]] = []
 
     def read(self) -> dict[str, Any]:
         """Objects and values by their names in ``State``."""
@@ -102,7 +102,7 @@ class _Whole:
 
     def _object(self, name: str, shards: list[int]) -> Any:
         parts = [part.objects[name] for part in self._folder.parts(shards) if name in part.objects]
-        cut = any(holds_cut(part) for part in parts)
+        sharded = any(holds_tensor_parts(part) for part in parts)
         names = [part.get(NAMES) if isinstance(part, dict) else None for part in parts]
         if any(other != names[0] for other in names) and self._worker is None:
             raise CheckpointError(
@@ -112,11 +112,11 @@ class _Whole:
         if names[0] is not None:
             parts = [part for part, other in zip(parts, names, strict=True) if other == names[0]]
             parts = [{key: value for key, value in part.items() if key != NAMES} for part in parts]
-        return merged(parts, union=cut and self._worker is None, where=f".{name}")
+        return merged(parts, union=sharded and self._worker is None, where=f".{name}")
 
     def _made(self, value: Any, where: str) -> Any:
         if isinstance(value, Spread):
-            want, memory = Want.part_of(value, value.box)
+            want, memory = ReadRequest.part_of(value, value.box)
             self._wants.append(want)
             return self._arrays.view(ArrayInfo(value.dtype, value.shape, len(memory)), memoryview(memory))
         if isinstance(value, Whole):
@@ -127,7 +127,7 @@ class _Whole:
         copies = value.copies if self._worker is None else value.copies[:1]
         memories = []
         for copy in copies:
-            want, memory = Want.all_of(copy)
+            want, memory = ReadRequest.all_of(copy)
             self._wants.append(want)
             memories.append((copy, memory))
         self._alike.append((where, memories))

@@ -51,12 +51,12 @@ class Promises:
             for violation in formed_violations(record, self._spec):
                 self._fail(violation)
 
-    def answered(self, wish: ScaleRequest, granted: Granted, incarnations: dict[NodeId, Incarnation]) -> None:
+    def answered(self, request: ScaleRequest, granted: Granted, incarnations: dict[NodeId, Incarnation]) -> None:
         """Somebody has been told. ``incarnations``: of the nodes that are named."""
-        key, revision = getattr(wish, "key", ""), getattr(wish, "revision", 0)
+        key, revision = getattr(request, "key", ""), getattr(request, "revision", 0)
         repeated = bool(key) and key in self._keys
         if repeated and (self._keys[key].verdict, self._keys[key].text) != (granted.verdict, granted.text):
-            self._fail(f"{wish} is answered with {granted}, before that with {self._keys[key]}")
+            self._fail(f"{request} is answered with {granted}, before that with {self._keys[key]}")
         if not granted.ok:
             return
         if key:
@@ -67,6 +67,6 @@ class Promises:
         if granted.verdict is not Verdict.ACCEPTED or key:
             return
         if revision and self._generations.get(revision) != granted.generation - 1:
-            self._fail(f"{wish} is accepted as generation {granted.generation} though its revision is stale")
-        if isinstance(wish, Drain) and wish.care is not DrainMode.MUST:  # else they may have to stay
+            self._fail(f"{request} is accepted as generation {granted.generation} though its revision is stale")
+        if isinstance(request, Drain) and request.mode is not DrainMode.MUST:  # else they may have to stay
             self.evicted.update(incarnations)

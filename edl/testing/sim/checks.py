@@ -53,13 +53,13 @@ class Violation(AssertionError):
 def succession_violations(before: World, after: World, spec: JobSpec, sizing: Sizing) -> Iterator[str]:
     """Rules that one world owes to the one before it."""
     old, new = len(before.members), len(after.members)
-    level, bounds, wished = spec.fault_tolerance, sizing.bounds(spec.nodes), sizing.wished(spec.nodes)
-    kept = min(max(old, bounds.lowest), wished or bounds.highest)
+    level, bounds, requested = spec.fault_tolerance, sizing.bounds(spec.nodes), sizing.requested(spec.nodes)
+    kept = min(max(old, bounds.lowest), requested or bounds.highest)
     if after.round != before.round + 1:
         yield f"round {before.round} is followed by {after.round}"
-    if level is FaultTolerance.RECOVER and new not in (kept, wished):
+    if level is FaultTolerance.RECOVER and new not in (kept, requested):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=recover"
-    if level is FaultTolerance.SHRINK and new > (wished or old):
+    if level is FaultTolerance.SHRINK and new > (requested or old):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=shrink"
     if before.members and before.master_port == after.master_port and before.master_host == after.master_host:
         yield f"round {after.round} has the master address of the one before"
@@ -213,7 +213,9 @@ class Checks:
             self._check_unusable(state, decided_s)
 
     def _check_budget(self, record: Record) -> None:
-        settled = record.phase is not Phase.FORMING
+        # While a world forms, a node may still report that it stopped its workers itself, and the charge is returned. A
+        # job that ends before that has no use for it; one that ends for its budget is checked in ``SimWorld``.
+        settled = record.phase not in (Phase.FORMING, Phase.ENDED)
         if settled and record.restarts > self.worker_failures:
             self.fail(f"{record.restarts} restarts charged for {self.worker_failures} worker failures: {record.reason}")
 

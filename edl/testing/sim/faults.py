@@ -184,14 +184,14 @@ class FaultPlan:
         ]
         return FaultPlan((*self.faults, *more), max([self.quiet_s, *(one.at_s + one.for_s + 0.1 for one in more)]))
 
-    def with_wishes(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
+    def with_requests(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
         """The plan, and now and then somebody who changes settings; more often when much else happens."""
         moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
         chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.3]
         chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 4))]
         chosen += [at_s + rng.uniform(0.1, 0.5) for at_s in chosen if rng.random() < 0.5]
-        wishes = [Fault(at_s, FaultKind.SET, 0.0, rng.random(), rng.random()) for at_s in chosen]
-        return FaultPlan((*self.faults, *wishes), max(self.quiet_s, *chosen) + 0.1)
+        requests = [Fault(at_s, FaultKind.SET, 0.0, rng.random(), rng.random()) for at_s in chosen]
+        return FaultPlan((*self.faults, *requests), max(self.quiet_s, *chosen) + 0.1)
 
     def with_sizes(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
         """The plan, and people who want other sizes: at odd moments, and right when something else happens."""
@@ -200,11 +200,11 @@ class FaultPlan:
         chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 5))]
         chosen += [at_s + rng.uniform(0.001, 0.5) for at_s in chosen if rng.random() < 0.5]
         kinds = rng.choices(SIZES, (8, 2, 4, 4, 2), k=len(chosen))
-        wishes = [
+        requests = [
             Fault(at_s, kind, rng.choice((0.5, 3.0, 12.0)), rng.random(), rng.random())
             for at_s, kind in zip(chosen, kinds, strict=True)
         ]
-        return FaultPlan((*self.faults, *wishes), max(self.quiet_s, *chosen) + 0.1)
+        return FaultPlan((*self.faults, *requests), max(self.quiet_s, *chosen) + 0.1)
 
     def with_slots(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
         """The plan, cards that go bad and come well again, and people who name some."""

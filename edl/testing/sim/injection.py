@@ -207,7 +207,7 @@ def _set(world: SimWorld, fault: Fault) -> None:
     name = _choose(("global-batch", "lr-scale", "lr-rule"), fault.pick)
     values = {"global-batch": 1 + int(fault.pick2 * 500), "lr-scale": 0.1 + fault.pick2}
     rule = _choose(("none", "linear", "sqrt"), fault.pick2)
-    world.wish(f"{name}={values.get(str(name), rule)} lr-warmup={int(fault.pick2 * 30)}")
+    world.request_settings(f"{name}={values.get(str(name), rule)} lr-warmup={int(fault.pick2 * 30)}")
 
 
 _KEYS = ("", "", "", "k1", "k2")
@@ -240,13 +240,13 @@ def _evict(world: SimWorld, fault: Fault) -> None:
     nodes = [_member(world, fault.pick)]
     if fault.pick2 < 0.4:
         nodes.append(_member(world, fault.pick2 / 0.4))
-    care = _choose(tuple(DrainMode), fault.pick2 * 10 % 1)
-    assert care is not None  # noqa: S101 - there are three
+    mode = _choose(tuple(DrainMode), fault.pick2 * 10 % 1)
+    assert mode is not None  # noqa: S101 - there are three
     deadline_s = (fault.for_s, 0.0, _AMPLE_S, _AMPLE_S)[int(fault.pick * 97) % 4]
     if deadline_s != _AMPLE_S:
         world.checks.trouble(deadline_s)  # it may not get away in time
         nodes = nodes[:1]
-    world.ask_for(Drain(tuple(dict.fromkeys(nodes)), _WHO, "", deadline_s, care))
+    world.ask_for(Drain(tuple(dict.fromkeys(nodes)), _WHO, "", deadline_s, mode))
 
 
 def _cordon(world: SimWorld, fault: Fault) -> None:

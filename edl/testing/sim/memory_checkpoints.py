@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.checkpoint.memory.copy_policy import Copying, needed
-from edl.checkpoint.memory.promised_saves import Owed
+from edl.checkpoint.memory.promised_saves import PendingSave
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.testing.sim.network import Network
 from edl.testing.sim.timeline import Timeline
@@ -135,7 +135,7 @@ class SimMemory:
         self._sending = False
         self._writer = False
         self._nodes = 1
-        self._owed = Owed()
+        self._owed = PendingSave()
         self._writing: Version | None = None
         """What is being written; a new attempt is made only for what came since."""
         self._tried = NO_STATE

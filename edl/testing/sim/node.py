@@ -119,7 +119,7 @@ class SimWorkers:
         member = world.member(parent.info.node)
         assert member is not None  # noqa: S101 - the machine starts only worlds it is in
         if not await self._spawns():
-            return [ag.WorkerEnded(world.round, slot, -SIGKILL) for slot in slots]
+            return self._killed(world.round, slots)
         self._add(parent.deps.training.start(parent, world, member, slots))
         return []
 
@@ -127,7 +127,7 @@ class SimWorkers:
         """Start workers that wait for their world."""
         parent = self._parent
         if not await self._spawns():
-            return [ag.WorkerEnded(born, slot, -SIGKILL) for slot in slots]
+            return self._killed(born, slots)
         owner = parent.info.node, parent.info.incarnation
         self._add([parent.deps.training.start_ahead(parent, owner, born, slot) for slot in slots])
         return []
@@ -137,6 +137,11 @@ class SimWorkers:
         lost = self._processes.starts, self._parent.lost
         await asyncio.sleep(SPAWN_S * self._parent.deps.rng.random())
         return lost == (self._processes.starts, self._parent.lost)
+
+    def _killed(self, born: Round, slots: tuple[int, ...]) -> list[ag.WorkerEnded]:
+        """Workers that die with the fork server while it starts them: failures like any other."""
+        self._parent.deps.checks.worker_failures += len(slots)
+        return [ag.WorkerEnded(born, slot, -SIGKILL) for slot in slots]
 
     def _add(self, workers: list[Worker]) -> None:
         taken = [worker.slot for worker in self._running.values() if worker.alive]

@@ -71,14 +71,14 @@ class ObservedRuling:
         self.job, self.stale_since_s = job_of(status), None
         return status
 
-    async def wish(self, request: ScaleRequest) -> Granted:
+    async def submit(self, request: ScaleRequest) -> Granted:
         """Submit a request."""
         self._requests += 1
         if self._requests > 1:
             self._plugin.fail(f"two requests to the Master are under way: {request}")
         self._plugin.acted()
         try:
-            return await self._ruling.wish(request)
+            return await self._ruling.submit(request)
         finally:
             self._requests -= 1
 

@@ -106,7 +106,7 @@ class Schedule:
         others = random.Random(f"settings {seed}")  # noqa: S311 - drawn apart, so that the rest stays as it was
         if script is not None and others.random() < 0.4:
             spec = dataclasses.replace(spec, hyper=_draw_policy(others))
-            plan = plan.with_wishes(others)
+            plan = plan.with_requests(others)
         plan = plan.with_signs(random.Random(f"signs {seed}"))  # noqa: S311 - as above
         return cls(seed, spec, starts_s, total_s, warm_s, slowness, ranked, plan, script, saved, racks)
 
@@ -115,7 +115,7 @@ class Schedule:
         """The same job and the same faults, with workers that need no others."""
         drawn = cls.draw(seed)
         spec = dataclasses.replace(drawn.spec, servers=Training())
-        plan = drawn.plan.with_wishes(random.Random(f"wishes {seed}"))  # noqa: S311 - not for secrets
+        plan = drawn.plan.with_requests(random.Random(f"requests {seed}"))  # noqa: S311 - not for secrets
         return dataclasses.replace(drawn, spec=spec, plan=plan, script=None, saved=())
 
     @classmethod

@@ -245,7 +245,7 @@ class SimStreams:
         return reader, SimWriter(stream, end)
 
     async def refuses(self, host: str, port: int, timeout_s: float = 1.0) -> bool:
-        """See ``ps.net.master_lines.Refuses``."""
+        """See ``ps.net.master_lines.RefusalCheck``."""
         network = self._process.deps.network
         if not network.both(self._process.host, host):
             await asyncio.sleep(timeout_s)

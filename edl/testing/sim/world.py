@@ -222,11 +222,11 @@ class SimWorld:
 
         master.run(ask)
 
-    def wish(self, wish: str) -> None:
+    def request_settings(self, text: str) -> None:
         """Somebody changes settings."""
-        self._ask_master(Asked(Purpose.SET, "somebody", wish))
+        self._ask_master(Asked(Purpose.SET, "somebody", text))
 
-    def ask_for(self, wish: ScaleRequest, heard: Callable[[Granted], None] = lambda granted: None) -> None:
+    def ask_for(self, request: ScaleRequest, heard: Callable[[Granted], None] = lambda granted: None) -> None:
         """Somebody wants another size. Where nobody rules, or the Master dies meanwhile, no answer comes."""
         master = self.master
         shell = master.ruling if master is not None else None
@@ -235,15 +235,15 @@ class SimWorld:
 
         async def ask() -> None:
             try:
-                granted = await shell.wish(wish)
+                granted = await shell.submit(request)
             except FencedOut:
                 return
-            named = wish.nodes if isinstance(wish, Drain) else ()
+            named = request.nodes if isinstance(request, Drain) else ()
             nodes = shell.state.nodes if shell.state is not None else {}
             here = {NodeId(node): nodes[NodeId(node)].info.incarnation for node in named if node in nodes}
             if self.deps.trace is not None:
                 self.deps.trace(f"  ANSWER {granted.verdict.value}: {granted.text}")
-            self.checks.promises.answered(wish, granted, here)
+            self.checks.promises.answered(request, granted, here)
             heard(granted)
 
         master.loop.create_task(ask())
@@ -460,9 +460,9 @@ class SimWorld:
             return False
         if self._sizing.suspended:
             return self._rests(record)
-        bounds, wished = self._sizing.bounds(self.spec.nodes), self._sizing.wished(self.spec.nodes)
+        bounds, requested = self._sizing.bounds(self.spec.nodes), self._sizing.requested(self.spec.nodes)
         able, previous = self.able(), len(record.world.members) if record.world else 0
-        size = next_size(bounds, self.spec.fault_tolerance, previous, len(able), wished).nodes
+        size = next_size(bounds, self.spec.fault_tolerance, previous, len(able), requested).nodes
         if record.phase is not Phase.RUNNING or record.world is None:
             return size == 0
         agents = {one.node: one.agent for one in self.usable()}
@@ -477,10 +477,10 @@ class SimWorld:
         if any(self._sizing.excludes(member.node) for member in record.world.members):
             return False
         unseen = record.observed < record.sizing.generation and not record.departing
-        if unseen or previous > (wished or bounds.highest):
+        if unseen or previous > (requested or bounds.highest):
             return False
         elastic = self.spec.fault_tolerance is FaultTolerance.ELASTIC
-        return previous >= size or not (elastic or wished)
+        return previous >= size or not (elastic or requested)
 
     def _all_settled(self) -> bool:
         return self.settled() and self.plugin.settled()
@@ -488,7 +488,7 @@ class SimWorld:
     def _rests(self, record: Record) -> bool:
         """The job is suspended, and no worker is left."""
         idle = not any(worker.alive for launcher in self.usable() for worker in launcher.workers)
-        known = record.observed == record.sizing.generation or bool(record.departing)  # those that leave with care stay
+        known = record.observed == record.sizing.generation or bool(record.departing)  # some wait for a checkpoint
         return record.phase is Phase.FORMING and idle and known
 
     def _written(self) -> bool:
@@ -527,7 +527,7 @@ class SimWorld:
         if isinstance(self.training, SteppingJob):
             settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_PATIENCE_S + 6.0
         if self.sized:
-            self.run(3.0)  # what was wished last is on its way
+            self.run(3.0)  # what was requested last is on its way
         if self.slotted:
             self._mend()
         self.run_until(self._all_settled, settle_s, "the job settles")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ps.store.rules import Layout
+    from ps.store.rules import TableLayout
     from ps.store.shard_table import ShardTables, Split
 
 SETTING = "EDL_PS_KERNELS"
@@ -33,7 +33,7 @@ class Kernels(Protocol):
         """Compile or load all kernels now, so that no request has to wait for it."""
         ...
 
-    def shard_tables(self, layout: Layout) -> ShardTables:
+    def shard_tables(self, layout: TableLayout) -> ShardTables:
         """New, empty shard tables."""
         ...
 
@@ -72,7 +72,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def first(self, layout: Layout, keys: NDArray[np.int64]) -> NDArray[np.float32]:
+    def first(self, layout: TableLayout, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """Initial weights of keys."""
         ...
 

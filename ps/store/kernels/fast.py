@@ -27,7 +27,7 @@ from ps.spec import BUCKETS
 from ps.store.kernels import loops, updates
 from ps.store.kernels.loops import CAP, FIELDS, FREE_AT, MAP, ROWS, STRIDE, TOP, USED, VACANT
 from ps.store.kernels.pointers import LINE
-from ps.store.rules import FREE, Layout
+from ps.store.rules import FREE, TableLayout
 from ps.store.shard_table import CHANGED, ShardTable, ShardTables, Slots, Split
 from ps.store.slabs import zeros
 
@@ -50,7 +50,7 @@ def at(array: NDArray[Any]) -> int:
 class FastShardTable(ShardTable):
     """``ShardTable`` with a compiled index."""
 
-    def __init__(self, layout: Layout, number: int, block: NDArray[np.int64]) -> None:
+    def __init__(self, layout: TableLayout, number: int, block: NDArray[np.int64]) -> None:
         super().__init__(layout, number)
         self._block = block
         block[STRIDE] = layout.row_bytes
@@ -178,13 +178,13 @@ class FastShardTable(ShardTable):
 class FastShardTables(ShardTables):
     """``ShardTables`` with one array of blocks."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TableLayout) -> None:
         self.blocks = np.zeros((SHARDS, FIELDS), np.int64)
         super().__init__(layout, [FastShardTable(layout, number, self.blocks[number]) for number in range(SHARDS)])
         self.at = at(self.blocks)
 
 
-class Arena(threading.local):
+class ScratchBuffer(threading.local):
     """Reusable scratch memory of a thread."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Arena(threading.local):
         return -(-at(self._bytes[which]) // LINE) * LINE
 
 
-_arena = Arena()
+_arena = ScratchBuffer()
 
 
 def warm() -> None:
@@ -206,7 +206,7 @@ def warm() -> None:
     numba leaves 100,000 objects behind. They are frozen, because the garbage collector would otherwise spend 60 to 140
     ms on them from time to time.
     """
-    shard_table = shard_tables(Layout.of(loops.EXAMPLE))
+    shard_table = shard_tables(TableLayout.of(loops.EXAMPLE))
     keys = np.arange(8, dtype=np.int64)
     parts = split(keys, 1)
     pull(shard_table, parts, 0, np.empty((8, loops.EXAMPLE.dim), np.float32), -1, None)
@@ -215,7 +215,7 @@ def warm() -> None:
         gc.freeze()
 
 
-def shard_tables(layout: Layout) -> ShardTables:
+def shard_tables(layout: TableLayout) -> ShardTables:
     """New, empty shard tables."""
     return FastShardTables(layout)
 
@@ -290,7 +290,7 @@ def apply(
     return [touched[low:high] for low, high in pairwise(edges)], int(damaged)
 
 
-def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:
+def first(layout: TableLayout, keys: NDArray[np.int64]) -> Floats:
     """Initial weights of keys."""
     keys = _straight(keys)
     out = np.empty((len(keys), layout.dim), np.float32)
@@ -302,6 +302,6 @@ def _straight(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.require(keys, np.int64, ["C", "A"])
 
 
-def _seed(layout: Layout) -> int:
+def _seed(layout: TableLayout) -> int:
     mixed = splitmix64(layout.seed)
     return mixed - (1 << 64) if mixed >> 63 else mixed

@@ -1,6 +1,6 @@
 """The compiled functions behind ``fast`` that find, create and copy rows: plain loops over addresses.
 
-numba uses int64 unless told otherwise, and mixing it with uint64 yields floats, so every hash constant is a uint64.
+numba uses int64 by default, and mixing it with uint64 yields floats, so every hash constant is a uint64.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls

@@ -12,7 +12,7 @@ from ps.hashing import BUCKET_SHIFT, GOLDEN, SHARDS, mixed
 from ps.spec import BUCKETS
 from ps.store import rules
 from ps.store.kernels import normal
-from ps.store.rules import Layout
+from ps.store.rules import TableLayout
 from ps.store.shard_table import CHANGED, FREQUENCY, SEEN, UPDATES, ShardTable, ShardTables, Slots, Split
 
 NAME = "numpy"
@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 class PlainShardTable(ShardTable):
     """``ShardTable`` with a dict as index."""
 
-    def __init__(self, layout: Layout, number: int) -> None:
+    def __init__(self, layout: TableLayout, number: int) -> None:
         super().__init__(layout, number)
         self._index: dict[int, int] = {}
         self._top = 0
@@ -96,7 +96,7 @@ def warm() -> None:
     """Do nothing: there is nothing to compile."""
 
 
-def shard_tables(layout: Layout) -> ShardTables:
+def shard_tables(layout: TableLayout) -> ShardTables:
     """New, empty shard tables."""
     return ShardTables(layout, [PlainShardTable(layout, number) for number in range(SHARDS)])
 
@@ -286,7 +286,7 @@ _RULES = {
 }
 
 
-def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:
+def first(layout: TableLayout, keys: NDArray[np.int64]) -> Floats:
     """Initial weights of keys."""
     shape = (len(keys), layout.dim)
     if layout.start < 2:

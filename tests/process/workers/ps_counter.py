@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from edl.worker import trainer
-from ps.client.client import Client
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.client.client import PsClient
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 
 KEYS = 2000
 BATCH = 256
-COUNT = TableSpec("count", 4, Optimizer(Rule.ADD), Initial(Start.ZEROS))
-EMBED = TableSpec("embed", 16, Optimizer(Rule.ADAGRAD, lr=0.05))
+COUNT = TableSpec("count", 4, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
+EMBED = TableSpec("embed", 16, Optimizer(UpdateRule.ADAGRAD, lr=0.05))
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     books = np.memmap(options.folder / f"{os.getpid()}.books", np.int64, "w+", shape=(2, KEYS))
     acked, begun = books[0], books[1]
     rng = np.random.default_rng(os.getpid())
-    client = Client.join(one.link, one.round, name=one.name, tables=[COUNT, EMBED])
+    client = PsClient.join(one.link, one.round, name=one.name, tables=[COUNT, EMBED])
     client.begin()
     with (options.folder / f"{os.getpid()}.steps").open("a", buffering=1) as log:
         while not (options.folder / "last-step").exists():

@@ -17,11 +17,11 @@ from data_service.loader import trainers
 from data_service.loader.loader import Loader
 from data_service.loader.worker_context import IndependentContext, WorkerContext
 from edl.worker import trainer
-from ps.client.client import Client
+from ps.client.client import PsClient
 from ps.client.frontend import part
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 
-COUNT = TableSpec("count", 2, Optimizer(Rule.ADD), Initial(Start.ZEROS))
+COUNT = TableSpec("count", 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
 
 
 class Data(Loader):
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.01)
     options = parser.parse_args()
     part.declare(COUNT)
-    client: Client = part.client  # type: ignore[assignment]
+    client: PsClient = part.client  # type: ignore[assignment]
     log = (options.folder / f"{os.getpid()}.log").open("a", buffering=1)
     log.write(f"begins at step {client.step}, from {part.restored.get('run', 'nothing')}\n")
     data = Data("records", options.data, batch_size=16, shard_records=100, mode="free")

@@ -12,13 +12,13 @@ import numpy as np
 
 from edl.job_records import Mode
 from edl.worker import trainer
-from ps.client.client import Client
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.client.client import PsClient
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 
 KEYS = 2000
 BATCH = 256
-COUNT = TableSpec("count", 4, Optimizer(Rule.ADD), Initial(Start.ZEROS))
-EMBED = TableSpec("embed", 16, Optimizer(Rule.ADAGRAD, lr=0.05))
+COUNT = TableSpec("count", 4, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
+EMBED = TableSpec("embed", 16, Optimizer(UpdateRule.ADAGRAD, lr=0.05))
 
 
 def main() -> None:
@@ -29,8 +29,8 @@ def main() -> None:
     assert one.link is not None
     pushed = np.zeros(KEYS, np.int64)
     rng = np.random.default_rng(os.getpid())
-    client = Client.join(one.link, one.round, name=one.name, tables=[COUNT, EMBED])
-    client.on_cut(value=lambda: {"step": client.step})
+    client = PsClient.join(one.link, one.round, name=one.name, tables=[COUNT, EMBED])
+    client.on_checkpoint(value=lambda: {"step": client.step})
     client.begin()
     keys = rng.zipf(1.3, BATCH) % KEYS
     with (options.folder / f"{os.getpid()}.steps").open("a", buffering=1) as log:

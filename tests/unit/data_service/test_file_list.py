@@ -56,11 +56,11 @@ class Counted:
         self.total = 0
         real = getattr(owner, name)
 
-        def counting(*arguments: Any, **named: Any) -> Any:
+        def counted(*arguments: Any, **named: Any) -> Any:
             self.total += weigh(*arguments)
             return real(*arguments, **named)
 
-        monkeypatch.setattr(owner, name, counting)
+        monkeypatch.setattr(owner, name, counted)
 
 
 class Copied(bytes):

@@ -22,7 +22,7 @@ from pyarrow import fs
 from data_service.filesystems import Storage
 from data_service.formats import open_reader
 from data_service.formats.arrays import check_types, from_numpy, take, to_numpy
-from data_service.formats.options import Options, format_of, packing_of
+from data_service.formats.options import FormatOptions, format_of, packing_of
 from data_service.manifest import ShardRef
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
@@ -166,12 +166,12 @@ def test_damaged_offsets_of_texts_lead_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_flipped_bytes_at_the_end_are_told_or_harmless(tmp_path: Path, name: str) -> None:
+def test_flipped_bytes_at_the_end_are_reported_or_harmless(tmp_path: Path, name: str) -> None:
     """Whatever is damaged in the metadata: a ``DataError`` or a table, never another error or a crash."""
     path = tmp_path / name
     WRITERS[name](path, numbers(100))
     whole = path.read_bytes()
-    told = 0
+    named = 0
     for offset in range(max(0, len(whole) - 1500), len(whole), 13):
         path.unlink()
         path.write_bytes(whole)
@@ -180,8 +180,8 @@ def test_flipped_bytes_at_the_end_are_told_or_harmless(tmp_path: Path, name: str
             read_all(scan(str(path)))
         except DataError as error:
             assert name in str(error)
-            told += 1
-    assert told > 10 or name == "a.arrows"  # the end of a stream is data
+            named += 1
+    assert named > 10 or name == "a.arrows"  # the end of a stream is data
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_few_files_stay_open(tmp_path: Path) -> None:
     for number in range(10):
         write_ipc(tmp_path / f"{number}.arrow", numbers(10))
     manifest = scan(str(tmp_path))
-    reader = open_reader("ipc", options=Options(open_files=3))
+    reader = open_reader("ipc", options=FormatOptions(open_files=3))
     tables = [reader.read(ref) for ref in refs(manifest)]
     assert len(reader.open_files) == 3
     reader.close()
@@ -346,7 +346,7 @@ def test_many_threads_read_at_once(tmp_path: Path, name: str) -> None:
         path = tmp_path / f"{number}{name}"
         WRITERS[name](path, numbers()) if name in WRITERS else write_csv(path)
     manifest = scan(str(tmp_path), shard_records=100, shard_bytes=2000)
-    reader = open_reader(manifest.format, ["id", "text"], options=Options(open_files=2))
+    reader = open_reader(manifest.format, ["id", "text"], options=FormatOptions(open_files=2))
     wanted = [reader.read(ref) for ref in refs(manifest)]
     start = threading.Barrier(8)
 
@@ -371,7 +371,7 @@ def read_tens(file: str, begin: int, end: int) -> list[dict[str, Any]]:
 
 
 def test_functions_of_the_user() -> None:
-    options = Options(read=read_tens, shards=list_tens)
+    options = FormatOptions(read=read_tens, shards=list_tens)
     manifest = scan(["db://table", "other"], "user", options=options)
     assert [(ref.file, ref.begin, ref.records) for ref in refs(manifest)][:4] == [
         ("db://table", 0, 10),
@@ -385,22 +385,22 @@ def test_functions_of_the_user() -> None:
 def test_functions_of_the_user_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text("def read(file, begin, end):\n    return {'n': [begin, end]}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = Options.of({"read": "theirs:read"})
+    options = FormatOptions.of({"read": "theirs:read"})
     assert options.plain() == {"read": "theirs:read"}
     (tmp_path / "data.bin").write_bytes(b"12345")
     manifest = scan(str(tmp_path / "data.bin"), "user", options=options)
     assert read_all(manifest, options=options).column("n").to_pylist() == [0, 5]
     with pytest.raises(SettingError, match=r"read=theirs:nothing: cannot be imported"):
-        open_reader("user", options=Options(read="theirs:nothing"))
+        open_reader("user", options=FormatOptions(read="theirs:nothing"))
     with pytest.raises(SettingError, match=r'read="package\.module:read_tens"'):
-        Options(read=read_tens).plain()
+        FormatOptions(read=read_tens).plain()
 
 
 def test_functions_that_fail_or_return_something_else() -> None:
     ref = ShardRef(3, "here", 0, 4, 4)
 
     def answer(found: Any) -> pa.Table:
-        return open_reader("user", options=Options(read=lambda file, begin, end: found)).read(ref)
+        return open_reader("user", options=FormatOptions(read=lambda file, begin, end: found)).read(ref)
 
     assert answer({"a": np.zeros((4, 2, 3), np.float32)}).schema.field("a").type == pa.list_(
         pa.list_(pa.float32(), 3), 2
@@ -411,7 +411,7 @@ def test_functions_that_fail_or_return_something_else() -> None:
     with pytest.raises(DataError, match="3 records were read, but 4 were announced"):
         answer({"a": [1, 2, 3]})
     with pytest.raises(DataFunctionError, match=r"shard 3 .* failed: ZeroDivisionError.* raise edl.errors.DataError"):
-        open_reader("user", options=Options(read=lambda file, begin, end: 1 // 0)).read(ref)
+        open_reader("user", options=FormatOptions(read=lambda file, begin, end: 1 // 0)).read(ref)
     for error, kind in (
         (OSError("image file is truncated"), DataError),
         (OSError(errno.EACCES, "not allowed"), UnreachableData),
@@ -422,9 +422,9 @@ def test_functions_that_fail_or_return_something_else() -> None:
         def failing(file: str, begin: int, end: int, error: Exception = error) -> Any:
             raise error
 
-        with pytest.raises(DataError) as told:
-            open_reader("user", options=Options(read=failing)).read(ref)
-        assert type(told.value) is kind
+        with pytest.raises(DataError) as caught:
+            open_reader("user", options=FormatOptions(read=failing)).read(ref)
+        assert type(caught.value) is kind
     with pytest.raises(SettingError, match="is needed for the format user"):
         open_reader("user")
 
@@ -504,17 +504,17 @@ def test_options_as_texts() -> None:
         "delimiter": "tab",
         "open_files": "3",
     }
-    options = Options.of(texts)
-    assert options == Options(
+    options = FormatOptions.of(texts)
+    assert options == FormatOptions(
         types={"a": "float32", "b": "timestamp[ms]"}, header=False, names=("a", "b"), delimiter="\t", open_files=3
     )
-    assert Options.of(json.loads(json.dumps(options.plain()))) == options
-    assert Options().plain() == {}
+    assert FormatOptions.of(json.loads(json.dumps(options.plain()))) == options
+    assert FormatOptions().plain() == {}
     for wrong in ({"nonsense": 1}, {"header": "maybe"}, {"types": "a"}, {"open_files": "0"}, {"delimiter": "ab"}):
         with pytest.raises(SettingError, match=next(iter(wrong))):
-            Options.of(wrong)
+            FormatOptions.of(wrong)
     with pytest.raises(SettingError, match="without a header"):
-        Options(names=("a",))
+        FormatOptions(names=("a",))
 
 
 def test_formats_by_name() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from data_service import scan as scanning
 from data_service.filesystems import FoundFile
-from data_service.formats.options import PACKED, SUFFIXES, Options
+from data_service.formats.options import PACKED, SUFFIXES, FormatOptions
 from data_service.manifest import Manifest
 from data_service.scan import scan, settle_types
 from edl.errors import DataError, SettingError
@@ -269,9 +269,9 @@ def test_types_are_settled_over_the_beginnings_of_files(tmp_path: Path) -> None:
         (tmp_path / f"{number}.csv").write_text(f"n,s,none,day\n{row}\n")
     settled = settle_types(scan(str(tmp_path)))
     assert settled.types == {"n": "double", "s": "string", "none": "string", "day": "date32[day]"}
-    assert Options.of(settled.plain()) == settled
+    assert FormatOptions.of(settled.plain()) == settled
     assert settle_types(scan(str(tmp_path)), ["n"]).types == {"n": "double"}
-    given = settle_types(scan(str(tmp_path)), options=Options(types={"n": "float32"}))
+    given = settle_types(scan(str(tmp_path)), options=FormatOptions(types={"n": "float32"}))
     assert given.types["n"] == "float32"
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "b.jsonl").write_text('{"b": [1], "a": null}\n')
@@ -289,7 +289,7 @@ def test_the_page_names_all_suffixes_and_options() -> None:
     page = (ROOT / "docs/data-formats.md").read_text()
     for suffix in (*SUFFIXES, *PACKED):
         assert f"`{suffix}`" in page
-    for option in fields(Options):
+    for option in fields(FormatOptions):
         assert f"`{option.name}=" in page or option.name == "open_files"
     assert f"{scanning.MANY_FILES:,} files" in page and f"up to {scanning.SAMPLED_FILES} files" in page
 

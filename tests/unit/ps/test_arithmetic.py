@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_stores import both_kernels, pull, push, store_of
 
 DIM = 5
-FIRST = Initial(Start.CONSTANT, 0.5)
+FIRST = Initial(InitMethod.CONSTANT, 0.5)
 OPTIMIZERS = [
-    Optimizer(Rule.SGD, lr=0.1),
-    Optimizer(Rule.MOMENTUM, lr=0.1, momentum=0.8),
-    Optimizer(Rule.MOMENTUM, lr=0.1, momentum=0.8, nesterov=True),
-    Optimizer(Rule.ADAGRAD, lr=0.1, eps=1e-6, initial_accumulator=0.1),
-    Optimizer(Rule.ROW_ADAGRAD, lr=0.1, eps=1e-6),
-    Optimizer(Rule.ADAM, lr=0.01),
-    Optimizer(Rule.FTRL, lr=0.1, l1=0.01, l2=0.1, initial_accumulator=0.1),
+    Optimizer(UpdateRule.SGD, lr=0.1),
+    Optimizer(UpdateRule.MOMENTUM, lr=0.1, momentum=0.8),
+    Optimizer(UpdateRule.MOMENTUM, lr=0.1, momentum=0.8, nesterov=True),
+    Optimizer(UpdateRule.ADAGRAD, lr=0.1, eps=1e-6, initial_accumulator=0.1),
+    Optimizer(UpdateRule.ROW_ADAGRAD, lr=0.1, eps=1e-6),
+    Optimizer(UpdateRule.ADAM, lr=0.01),
+    Optimizer(UpdateRule.FTRL, lr=0.1, l1=0.01, l2=0.1, initial_accumulator=0.1),
 ]
 names = [f"{one.rule.value}{'-nesterov' if one.nesterov else ''}" for one in OPTIMIZERS]
 each_rule = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=names)
@@ -64,18 +64,18 @@ class Reference:
         o, w, g = self.optimizer, self.rows[key][j], grad[j]
         first, total = self.first[key], self.total[key]
         match o.rule:
-            case Rule.SGD:
+            case UpdateRule.SGD:
                 return w - o.lr * g
-            case Rule.MOMENTUM:
+            case UpdateRule.MOMENTUM:
                 first[j] = o.momentum * first[j] + g
                 return w - o.lr * (g + o.momentum * first[j] if o.nesterov else first[j])
-            case Rule.ADAGRAD:
+            case UpdateRule.ADAGRAD:
                 total[j] += g * g
                 return w - o.lr * g / (math.sqrt(total[j]) + o.eps)
-            case Rule.ROW_ADAGRAD:
+            case UpdateRule.ROW_ADAGRAD:
                 total[0] += sum(one * one for one in grad) / DIM if j == 0 else 0.0
                 return w - o.lr * g / (math.sqrt(total[0]) + o.eps)
-            case Rule.ADAM:
+            case UpdateRule.ADAM:
                 t = self.updates[key]
                 first[j] = o.beta1 * first[j] + (1 - o.beta1) * g
                 total[j] = o.beta2 * total[j] + (1 - o.beta2) * g * g
@@ -128,8 +128,8 @@ SPARSE = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"
 @SPARSE
 @pytest.mark.torch
 @both_kernels
-@pytest.mark.parametrize(("rule", "theirs"), [(Rule.SGD, "SGD"), (Rule.ADAGRAD, "Adagrad")])
-def test_sparse_gradients_as_torch_takes_them(kernels: str, rule: Rule, theirs: str) -> None:
+@pytest.mark.parametrize(("rule", "theirs"), [(UpdateRule.SGD, "SGD"), (UpdateRule.ADAGRAD, "Adagrad")])
+def test_sparse_gradients_as_torch_takes_them(kernels: str, rule: UpdateRule, theirs: str) -> None:
     torch = pytest.importorskip("torch")
     steps = zipf_steps()
     table = torch.nn.Embedding(1000, DIM, sparse=True)
@@ -165,10 +165,10 @@ def test_adam_corrects_its_bias_by_the_row(kernels: str) -> None:
 
     rng = np.random.default_rng(0)
     always = [(np.arange(20), rng.standard_normal((20, DIM)).astype(np.float32)) for _ in range(40)]
-    keys, weights, _ = trained(kernels, Optimizer(Rule.ADAM, lr=0.01), always)
+    keys, weights, _ = trained(kernels, Optimizer(UpdateRule.ADAM, lr=0.01), always)
     np.testing.assert_allclose(weights, sparse_adam(always)[keys], rtol=1e-4, atol=1e-5)
     late = [*always, (np.array([500]), np.ones((1, DIM), np.float32))]
-    keys, weights, _ = trained(kernels, Optimizer(Rule.ADAM, lr=0.01), late)
+    keys, weights, _ = trained(kernels, Optimizer(UpdateRule.ADAM, lr=0.01), late)
     np.testing.assert_allclose(weights[keys == 500], 0.5 - 0.01, rtol=1e-5)
     assert np.abs(weights[keys == 500] - sparse_adam(late)[500]).max() > 0.003
 
@@ -194,7 +194,7 @@ def test_extreme_values(kernels: str, optimizer: Optimizer, value: float) -> Non
 @both_kernels
 @pytest.mark.parametrize("value", [1e38, -3e38])
 def test_plain_rules_take_any_finite_gradient(kernels: str, value: float) -> None:
-    for optimizer in (Optimizer(Rule.SGD, lr=1e-38), Optimizer(Rule.MOMENTUM, lr=1e-38, momentum=0.1)):
+    for optimizer in (Optimizer(UpdateRule.SGD, lr=1e-38), Optimizer(UpdateRule.MOMENTUM, lr=1e-38, momentum=0.1)):
         keys, weights, _ = trained(kernels, optimizer, [(np.array([3]), np.full((1, DIM), value, np.float32))])
         np.testing.assert_allclose(weights, 0.5 - float(np.float32(1e-38)) * value, rtol=1e-4)
         assert keys.tolist() == [3]

@@ -11,9 +11,9 @@ import pytest
 
 from edl.errors import SettingError
 from ps.hashing import SHARDS, bucket_of, buckets_of, mixed, shard_of_bucket, splitmix64
-from ps.spec import BUCKETS, Initial, Start, TableSpec
+from ps.spec import BUCKETS, Initial, InitMethod, TableSpec
 from ps.store.kernels import kernels
-from ps.store.rules import Layout
+from ps.store.rules import TableLayout
 from tests.support.ps_stores import both_kernels
 
 EDGES = [0, 1, -1, 2, 1 << 62, (1 << 63) - 1, -(1 << 63), 977, -977]
@@ -53,9 +53,9 @@ def test_a_split_is_stable_and_counts_buckets(kernels: str) -> None:
     assert (split.counts == np.bincount(buckets_of(keys), minlength=BUCKETS)).all()
 
 
-@pytest.mark.parametrize("start", list(Start))
-def test_first_weights_are_the_same_bits_in_both_kernels(start: Start) -> None:
-    layout = Layout.of(TableSpec("t", 19, initial=Initial(start, 0.37, seed=5)))
+@pytest.mark.parametrize("start", list(InitMethod))
+def test_first_weights_are_the_same_bits_in_both_kernels(start: InitMethod) -> None:
+    layout = TableLayout.of(TableSpec("t", 19, initial=Initial(start, 0.37, seed=5)))
     keys = np.concatenate([np.array(EDGES, np.int64), np.arange(20000, dtype=np.int64)])
     plain, fast = (_kernels(name).first(layout, keys) for name in ("numpy", "numba"))
     assert (plain.view(np.uint32) == fast.view(np.uint32)).all()
@@ -64,11 +64,13 @@ def test_first_weights_are_the_same_bits_in_both_kernels(start: Start) -> None:
 @both_kernels
 def test_first_weights_are_distributed_as_asked(kernels: str) -> None:
     keys = np.arange(20000, dtype=np.int64)
-    uniform = _kernels(kernels).first(Layout.of(TableSpec("t", 8, initial=Initial(Start.UNIFORM, 2.0))), keys)
+    uniform = _kernels(kernels).first(TableLayout.of(TableSpec("t", 8, initial=Initial(InitMethod.UNIFORM, 2.0))), keys)
     assert uniform.min() < -1.99 and uniform.max() < 2.0 and uniform.max() > 1.99
     assert abs(uniform.mean()) < 0.02 and abs(uniform.std() - 2 / 3**0.5) < 0.02
     normal = np.sort(
-        _kernels(kernels).first(Layout.of(TableSpec("t", 8, initial=Initial(Start.NORMAL, 3.0))), keys).ravel()
+        _kernels(kernels)
+        .first(TableLayout.of(TableSpec("t", 8, initial=Initial(InitMethod.NORMAL, 3.0))), keys)
+        .ravel()
     )
     for share in (0.001, 0.01, 0.2, 0.5, 0.9, 0.999):
         expected = 3 * NormalDist().inv_cdf(share)
@@ -78,8 +80,8 @@ def test_first_weights_are_distributed_as_asked(kernels: str) -> None:
 def test_seed_key_and_column_all_count() -> None:
     first = _kernels("numpy").first
     keys = np.arange(100, dtype=np.int64)
-    one = first(Layout.of(TableSpec("t", 8, initial=Initial(seed=1))), keys)
-    two = first(Layout.of(TableSpec("t", 8, initial=Initial(seed=2))), keys)
+    one = first(TableLayout.of(TableSpec("t", 8, initial=Initial(seed=1))), keys)
+    two = first(TableLayout.of(TableSpec("t", 8, initial=Initial(seed=2))), keys)
     assert len(np.unique(np.concatenate([one.ravel(), two.ravel()]))) > 1590
 
 

@@ -9,25 +9,25 @@ from edl.errors import ProtocolError
 from edl.master.service import Caller
 from edl.types import NodeId
 from ps.coordinator.membership import Membership
-from ps.intents import MOST_TEXT, Fenced, Intent, Intents, home
+from ps.intents import MOST_TEXT, Intent, IntentFenced, Intents, home
 from ps.protocol.frames import MOST_HEAD, pack_head
 from ps.protocol.replication import pack, unpack
-from ps.rows import Image, Part, Piece, Push
-from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store.store import REMEMBERED, Store
+from ps.rows import BucketImage, ShardChange, TablePush, TrainerPush
+from ps.spec import BUCKETS, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
+from ps.store.store import REMEMBERED, RowStore
 
-TABLE = TableSpec("t", 1, Optimizer(Rule.SGD, lr=1.0), Initial(Start.ZEROS))
+TABLE = TableSpec("t", 1, Optimizer(UpdateRule.SGD, lr=1.0), Initial(InitMethod.ZEROS))
 
 
-def store() -> Store:
-    made = Store(kernels="numpy")
+def store() -> RowStore:
+    made = RowStore(kernels="numpy")
     made.define(TABLE)
     return made
 
 
-def push(to: Store, trainer: int, seq: int, keys: range) -> int:
-    part = Part("t", np.array(keys), np.ones((len(keys), 1), np.float32))
-    return to.push([Push(trainer, seq, [part])], step=1).fresh
+def push(to: RowStore, trainer: int, seq: int, keys: range) -> int:
+    part = TablePush("t", np.array(keys), np.ones((len(keys), 1), np.float32))
+    return to.push([TrainerPush(trainer, seq, [part])], step=1).fresh
 
 
 def test_the_last_declaration_counts_until_the_fence() -> None:
@@ -36,7 +36,7 @@ def test_the_last_declaration_counts_until_the_fence() -> None:
     assert intents.declare(5, 2, "two") == Intent(2, "two")
     assert intents.declare(5, 1, "late") == Intent(2, "two"), "a request that was under way for long"
     assert intents.fence(5) == Intent(2, "two", True) == intents.fence(5)
-    with pytest.raises(Fenced):
+    with pytest.raises(IntentFenced):
         intents.declare(5, 3, "three")
     assert intents.declare(6, 1, "another") == Intent(1, "another")
     assert intents.fence(7) == Intent(-1, "", True), "who has never said anything pushes nothing either"
@@ -56,20 +56,20 @@ def test_a_copy_never_unfences() -> None:
 def test_they_travel_with_pieces_and_images() -> None:
     told = {5: Intent(2, 'a "text" with ü', True)}
     bucket = home(5)
-    contents: list[Piece | Image] = [
-        Piece(bucket // 64, (), np.array([bucket], np.uint16), intents=told),
-        Image(bucket, {5: 2}, {}, told),
+    contents: list[ShardChange | BucketImage] = [
+        ShardChange(bucket // 64, (), np.array([bucket], np.uint16), intents=told),
+        BucketImage(bucket, {5: 2}, {}, told),
     ]
     heads, arrays = pack([(1, one) for one in contents])
     body = b"".join(bytes(memoryview(one).cast("B")) for one in arrays)
     for (_, found), sent in zip(unpack(heads, memoryview(body)), contents, strict=True):
-        assert isinstance(found, Piece | Image) and found.intents == sent.intents == told
-        assert not isinstance(sent, Image) or (isinstance(found, Image) and found.seqs == sent.seqs)
+        assert isinstance(found, ShardChange | BucketImage) and found.intents == sent.intents == told
+        assert not isinstance(sent, BucketImage) or (isinstance(found, BucketImage) and found.seqs == sent.seqs)
 
 
 def test_numbers_of_many_trainers_fit_into_a_frame() -> None:
     seqs = {trainer: 1 << 40 | trainer for trainer in range(1, 5000)}
-    images = [Image(bucket, seqs, {}, {}) for bucket in range(64)]
+    images = [BucketImage(bucket, seqs, {}, {}) for bucket in range(64)]
     heads, arrays = pack([(1, one) for one in images])
     assert len(pack_head({"items": heads})) < MOST_HEAD // 100
     body = memoryview(b"".join(bytes(memoryview(one).cast("B")) for one in arrays))
@@ -78,12 +78,14 @@ def test_numbers_of_many_trainers_fit_into_a_frame() -> None:
 
 def test_long_texts_of_many_trainers_fit_into_a_frame() -> None:
     bucket = home(5)
-    many = [Piece(0, (), np.array([bucket], np.uint16), intents={one: Intent(7, 2400 * "t")}) for one in range(512)]
-    many.append(Piece(0, (), np.array([bucket], np.uint16), intents={5: Intent(1, MOST_TEXT * "u")}))
+    many = [
+        ShardChange(0, (), np.array([bucket], np.uint16), intents={one: Intent(7, 2400 * "t")}) for one in range(512)
+    ]
+    many.append(ShardChange(0, (), np.array([bucket], np.uint16), intents={5: Intent(1, MOST_TEXT * "u")}))
     heads, arrays = pack([(1, one) for one in many])
     assert len(pack_head({"items": heads})) < MOST_HEAD // 4
     body = memoryview(b"".join(bytes(memoryview(one).cast("B")) for one in arrays))
-    assert [one for _, one in unpack(heads, body) if isinstance(one, Piece)][-1].intents == many[-1].intents
+    assert [one for _, one in unpack(heads, body) if isinstance(one, ShardChange)][-1].intents == many[-1].intents
     with pytest.raises(ProtocolError, match="is truncated"):
         list(unpack(heads, body[:-8]))
 

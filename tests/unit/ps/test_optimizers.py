@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.rows import Part, Push
-from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.rows import TablePush, TrainerPush
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_stores import both_kernels, keys_of, pull, push, store_of
 
 DIM = 19
 STEPS = 6
 KEYS = np.arange(7, dtype=np.int64) * 31 - 40
-FIRST = Initial(Start.NORMAL, 1.0, seed=3)
-FIRST_ZERO = Initial(Start.ZEROS)
+FIRST = Initial(InitMethod.NORMAL, 1.0, seed=3)
+FIRST_ZERO = Initial(InitMethod.ZEROS)
 GRADS = np.random.default_rng(4).standard_normal((STEPS, len(KEYS), DIM)).astype(np.float32)
 
 
@@ -35,19 +35,19 @@ def trained(kernels: str, optimizer: Optimizer, grads: np.ndarray = GRADS) -> tu
 @pytest.mark.parametrize(
     ("optimizer", "theirs"),
     [
-        (Optimizer(Rule.SGD, lr=0.1), lambda o, p: o.SGD(p, lr=0.1)),
-        (Optimizer(Rule.SGD, lr=0.1, weight_decay=0.2), lambda o, p: o.SGD(p, lr=0.1, weight_decay=0.2)),
-        (Optimizer(Rule.MOMENTUM, lr=0.1, momentum=0.8), lambda o, p: o.SGD(p, lr=0.1, momentum=0.8)),
+        (Optimizer(UpdateRule.SGD, lr=0.1), lambda o, p: o.SGD(p, lr=0.1)),
+        (Optimizer(UpdateRule.SGD, lr=0.1, weight_decay=0.2), lambda o, p: o.SGD(p, lr=0.1, weight_decay=0.2)),
+        (Optimizer(UpdateRule.MOMENTUM, lr=0.1, momentum=0.8), lambda o, p: o.SGD(p, lr=0.1, momentum=0.8)),
         (
-            Optimizer(Rule.MOMENTUM, lr=0.1, momentum=0.8, nesterov=True),
+            Optimizer(UpdateRule.MOMENTUM, lr=0.1, momentum=0.8, nesterov=True),
             lambda o, p: o.SGD(p, lr=0.1, momentum=0.8, nesterov=True),
         ),
         (
-            Optimizer(Rule.ADAGRAD, lr=0.1, eps=1e-6, initial_accumulator=0.3, weight_decay=0.01),
+            Optimizer(UpdateRule.ADAGRAD, lr=0.1, eps=1e-6, initial_accumulator=0.3, weight_decay=0.01),
             lambda o, p: o.Adagrad(p, lr=0.1, eps=1e-6, initial_accumulator_value=0.3, weight_decay=0.01),
         ),
         (
-            Optimizer(Rule.ADAM, lr=0.1, beta1=0.8, beta2=0.95, eps=1e-7, weight_decay=0.01),
+            Optimizer(UpdateRule.ADAM, lr=0.1, beta1=0.8, beta2=0.95, eps=1e-7, weight_decay=0.01),
             lambda o, p: o.Adam(p, lr=0.1, betas=(0.8, 0.95), eps=1e-7, weight_decay=0.01),
         ),
     ],
@@ -66,7 +66,7 @@ def test_as_torch_does(kernels: str, optimizer: Optimizer, theirs: Callable[[Any
 @both_kernels
 def test_ftrl_as_written_in_the_paper(kernels: str) -> None:
     lr, l1, l2, power = 0.3, 0.4, 0.05, 0.5
-    optimizer = Optimizer(Rule.FTRL, lr=lr, l1=l1, l2=l2, initial_accumulator=0.1)
+    optimizer = Optimizer(UpdateRule.FTRL, lr=lr, l1=l1, l2=l2, initial_accumulator=0.1)
     before, after = trained(kernels, optimizer)
     expected = np.zeros_like(after)
     for row, column in np.ndindex(after.shape):
@@ -87,16 +87,16 @@ def test_ftrl_as_written_in_the_paper(kernels: str) -> None:
 
 @both_kernels
 def test_ftrl_with_another_power(kernels: str) -> None:
-    _, half = trained(kernels, Optimizer(Rule.FTRL, lr=0.3, initial_accumulator=0.1))
-    _, near = trained(kernels, Optimizer(Rule.FTRL, lr=0.3, initial_accumulator=0.1, lr_power=-0.500001))
-    _, other = trained(kernels, Optimizer(Rule.FTRL, lr=0.3, initial_accumulator=0.1, lr_power=-0.2))
+    _, half = trained(kernels, Optimizer(UpdateRule.FTRL, lr=0.3, initial_accumulator=0.1))
+    _, near = trained(kernels, Optimizer(UpdateRule.FTRL, lr=0.3, initial_accumulator=0.1, lr_power=-0.500001))
+    _, other = trained(kernels, Optimizer(UpdateRule.FTRL, lr=0.3, initial_accumulator=0.1, lr_power=-0.2))
     np.testing.assert_allclose(half, near, rtol=1e-3, atol=1e-4)
     assert np.abs(half - other).max() > 0.01
 
 
 @both_kernels
 def test_row_adagrad_has_one_sum_a_row(kernels: str) -> None:
-    before, after = trained(kernels, Optimizer(Rule.ROW_ADAGRAD, lr=0.1, eps=1e-6, initial_accumulator=0.2))
+    before, after = trained(kernels, Optimizer(UpdateRule.ROW_ADAGRAD, lr=0.1, eps=1e-6, initial_accumulator=0.2))
     weights, total = before.astype(np.float64), np.full((len(KEYS), 1), 0.2)
     for one in GRADS.astype(np.float64):
         total += (one * one).mean(axis=1, keepdims=True)
@@ -107,7 +107,7 @@ def test_row_adagrad_has_one_sum_a_row(kernels: str) -> None:
 @both_kernels
 def test_adam_is_lazy(kernels: str) -> None:
     """A row that gets no gradient stands still, and its bias correction counts its own updates."""
-    optimizer = Optimizer(Rule.ADAM, lr=0.1)
+    optimizer = Optimizer(UpdateRule.ADAM, lr=0.1)
     store = store_of(kernels, TableSpec("t", DIM, optimizer, FIRST))
     alone = store_of(kernels, TableSpec("t", DIM, optimizer, FIRST))
     key, other = keys_of(5), keys_of(6)
@@ -121,7 +121,7 @@ def test_adam_is_lazy(kernels: str) -> None:
 @both_kernels
 def test_adam_after_very_many_updates(kernels: str) -> None:
     """Beyond the table of corrections they are 1."""
-    optimizer = Optimizer(Rule.ADAM, lr=0.01, beta1=0.3, beta2=0.5)
+    optimizer = Optimizer(UpdateRule.ADAM, lr=0.01, beta1=0.3, beta2=0.5)
     before, after = trained(kernels, optimizer, np.ones((200, len(KEYS), DIM), np.float32))
     np.testing.assert_allclose(before - after, 200 * 0.01, rtol=1e-3)
 
@@ -138,7 +138,7 @@ def test_adam_after_very_many_updates(kernels: str) -> None:
 def test_gradients_are_clipped_after_they_are_summed(
     kernels: str, limits: dict[str, float], expected: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    store = store_of(kernels, TableSpec("t", DIM, Optimizer(Rule.SGD, lr=1.0, **limits), FIRST_ZERO))  # type: ignore[arg-type]
+    store = store_of(kernels, TableSpec("t", DIM, Optimizer(UpdateRule.SGD, lr=1.0, **limits), FIRST_ZERO))  # type: ignore[arg-type]
     grads = GRADS[:2, 0]
     push(store, [9, 9], grads)
     np.testing.assert_allclose(pull(store, [9])[0], -expected(grads.sum(axis=0)), rtol=1e-5)
@@ -146,6 +146,11 @@ def test_gradients_are_clipped_after_they_are_summed(
 
 @both_kernels
 def test_the_rate_and_the_scale_of_a_push(kernels: str) -> None:
-    store = store_of(kernels, TableSpec("t", 2, Optimizer(Rule.SGD, lr=1.0), Initial(Start.ZEROS)))
-    store.push([Push(0, 0, [Part("t", keys_of(1), np.ones((1, 2), np.float32))])], step=1, lr={"t": 0.5}, scale=0.25)
+    store = store_of(kernels, TableSpec("t", 2, Optimizer(UpdateRule.SGD, lr=1.0), Initial(InitMethod.ZEROS)))
+    store.push(
+        [TrainerPush(0, 0, [TablePush("t", keys_of(1), np.ones((1, 2), np.float32))])],
+        step=1,
+        lr={"t": 0.5},
+        scale=0.25,
+    )
     assert pull(store, [1]).tolist() == [[-0.125, -0.125]]

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps.rows import Part, Push
-from ps.spec import Admission, Eviction, Initial, Optimizer, Rule, Start, TableSpec
+from ps.rows import TablePush, TrainerPush
+from ps.spec import Admission, Eviction, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from ps.store.kernels import at_once, ready
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 SPECS = (
-    TableSpec("adagrad", 16, Optimizer(Rule.ADAGRAD, lr=0.1), Initial(Start.NORMAL, 0.1)),
-    TableSpec("adam", 5, Optimizer(Rule.ADAM, lr=0.1), Initial(Start.UNIFORM, 0.1)),
-    TableSpec("rare", 4, Optimizer(Rule.SGD, lr=0.1), admission=Admission(count=2), eviction=Eviction(most_rows=3000)),
+    TableSpec("adagrad", 16, Optimizer(UpdateRule.ADAGRAD, lr=0.1), Initial(InitMethod.NORMAL, 0.1)),
+    TableSpec("adam", 5, Optimizer(UpdateRule.ADAM, lr=0.1), Initial(InitMethod.UNIFORM, 0.1)),
+    TableSpec(
+        "rare", 4, Optimizer(UpdateRule.SGD, lr=0.1), admission=Admission(count=2), eviction=Eviction(most_rows=3000)
+    ),
 )
 Trained = dict[str, tuple[np.ndarray, ...]]
 
@@ -25,7 +27,7 @@ Trained = dict[str, tuple[np.ndarray, ...]]
 def trained(switch_at: int, begin: str = "numpy") -> Trained:
     """Rows by key after some steps, some of them evicted; the kernels are exchanged before the step ``switch_at``."""
     pytest.importorskip("numba")
-    store, drawn = Store(kernels=begin), np.random.default_rng(5)
+    store, drawn = RowStore(kernels=begin), np.random.default_rng(5)
     for spec in SPECS:
         store.define(spec)
     store.cap("rare", 3000)
@@ -37,8 +39,10 @@ def trained(switch_at: int, begin: str = "numpy") -> Trained:
         for spec in SPECS:
             store.pull(spec.name, keys, np.empty((len(keys), spec.dim), np.float32), step=step)
             distinct = np.unique(keys)
-            parts.append(Part(spec.name, distinct, drawn.standard_normal((len(distinct), spec.dim)).astype(np.float32)))
-        store.push([Push(1, step, parts)], step=step)
+            parts.append(
+                TablePush(spec.name, distinct, drawn.standard_normal((len(distinct), spec.dim)).astype(np.float32))
+            )
+        store.push([TrainerPush(1, step, parts)], step=step)
         store.sweep("rare", step=step, most=2000)
     found: Trained = {}
     for spec in SPECS:
@@ -64,8 +68,8 @@ def test_a_store_that_changes_kernels_trains_as_one_that_had_them_from_the_start
 
 def test_kernels_change_between_requests_of_other_threads() -> None:
     pytest.importorskip("numba")
-    counts = TableSpec("t", 2, Optimizer(Rule.ADD), Initial(Start.ZEROS))
-    store, keys, over = Store(kernels="numpy"), np.arange(3000), threading.Event()
+    counts = TableSpec("t", 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
+    store, keys, over = RowStore(kernels="numpy"), np.arange(3000), threading.Event()
     store.define(counts)
     done = [0, 0]
 
@@ -73,7 +77,7 @@ def test_kernels_change_between_requests_of_other_threads() -> None:
         while not over.is_set() or done[number] < 20:
             done[number] += 1
             values = np.ones((len(keys), 2), np.float32)
-            store.push([Push(1 + number, done[number], [Part("t", keys, values)])], step=1)
+            store.push([TrainerPush(1 + number, done[number], [TablePush("t", keys, values)])], step=1)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:

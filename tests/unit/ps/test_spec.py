@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import SettingError
 from edl.job_records import Mode, Training
-from ps.spec import Admission, Eviction, Initial, Optimizer, Rule, TableSpec
+from ps.spec import Admission, Eviction, Initial, Optimizer, TableSpec, UpdateRule
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_learning_rate_may_differ() -> None:
 
 
 def test_differences_are_reported_one_by_one() -> None:
-    told = TableSpec("t", 16).difference(TableSpec("t", 8, Optimizer(Rule.ADAM)))
+    told = TableSpec("t", 16).difference(TableSpec("t", 8, Optimizer(UpdateRule.ADAM)))
     assert "dim 16 here, 8 there" in told
     assert "optimizer.rule sgd here, adam there" in told
 

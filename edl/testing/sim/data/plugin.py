@@ -19,7 +19,7 @@ from data_service.leases.state import DataSet as Leased
 from data_service.loader.batching import order_of
 from data_service.protocol import add_request
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
-from data_service.protocol.messages import Ack, Done, Granted, Lease, Open, Opened, Pace, decode, encode
+from data_service.protocol.messages import Ack, Done, Lease, LeasesGranted, Open, Opened, ReadRate, decode, encode
 from edl.arithmetic.permutation import Permutation
 from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
@@ -187,7 +187,7 @@ class DataPlugin(Plugin):
                 self.data.slow_s = self.rng.choice((0.5, 5.0, 40.0)) if self.alone else 1.0
             case DataFaultKind.NONSENSE if alive:
                 reader = alive[int(fault.pick * len(alive))]
-                bodies = ["", "{}", "[1]", '{"word":"lease","id":"x"}', encode(Pace(0, NAME, 5.0))]
+                bodies = ["", "{}", "[1]", '{"word":"lease","id":"x"}', encode(ReadRate(0, NAME, 5.0))]
                 bodies.append(encode(Lease(1 << 50, NAME, 0, 5)))
                 body = self.rng.choice(bodies)
                 reader.transport.say(body, reader.worker.round - (body == bodies[-1]))
@@ -282,7 +282,7 @@ class DataPlugin(Plugin):
 
     def _heard(self, reader: DataReader, text: str) -> None:
         message, acks = decode(text), self._acks[id(reader)]
-        if not isinstance(message, Opened | Done | Granted):
+        if not isinstance(message, Opened | Done | LeasesGranted):
             return
         asked = acks.asked.pop(message.id, None)
         gone = {shard for shard, _ in message.refused}

@@ -9,11 +9,11 @@ from data_service.leases.shard_order import FRESH
 def table_violations(table: LeaseTable) -> list[str]:
     """Contradictions within a lease table."""
     states = [table.state(shard) for shard in range(table.ledger.shards)]
-    held = {shard for hand in table.hands.values() for shard in hand}
+    held = {shard for hand in table.leases.values() for shard in hand}
     found = []
     if held != set(table.holders) or held != {shard for shard, state in enumerate(states) if state == LEASED}:
         found.append(f"in hand {sorted(held)}, holders {sorted(table.holders)}, states {states}")
-    if any(shard not in table.hands[holder] for shard, holder in table.holders.items()):
+    if any(shard not in table.leases[holder] for shard, holder in table.holders.items()):
         found.append("a shard is in another hand than its holder's")
     if {shard for shard, state in enumerate(states) if state == BACK} != set(table.back):
         found.append(f"back {sorted(table.back)}, states {states}")

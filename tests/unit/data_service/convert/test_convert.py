@@ -23,7 +23,7 @@ from data_service.convert.conversion import DONE, LOCK, PLAN, ConversionProgress
 from data_service.convert.recipe import Pack, Recipe, parsed_fill
 from data_service.formats import open_reader
 from data_service.formats.arrays import to_numpy
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.scan import scan
 from edl.errors import DataError, SettingError
 
@@ -114,7 +114,7 @@ def test_records_are_shuffled_within_a_file_by_the_seed(tmp_path: Path, workers:
 
 def test_every_format_can_be_converted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("n,s\n" + "".join(f'{i},"a\nb{i}"\n' for i in range(500)))
-    options = Options(quoted_newlines=True)
+    options = FormatOptions(quoted_newlines=True)
     convert(str(tmp_path / "a.csv"), str(tmp_path / "csv"), Recipe(shard_records=100), options=options)
     assert read_all(tmp_path / "csv").column("s")[499].as_py() == "a\nb499"
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"n": i, "l": [i, i]}) + "\n" for i in range(500)))
@@ -123,7 +123,7 @@ def test_every_format_can_be_converted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"{i}\n" for i in range(500)))
     convert(str(tmp_path / "a.txt"), str(tmp_path / "text"), shard_bytes=100)
     assert read_all(tmp_path / "text").num_rows == 500
-    user = Options(read=lambda file, begin, end: {"n": np.ones((7, 2), np.int8)})
+    user = FormatOptions(read=lambda file, begin, end: {"n": np.ones((7, 2), np.int8)})
     convert("anything", str(tmp_path / "user"), format="user", options=user)
     assert to_numpy(read_all(tmp_path / "user"))["n"].shape == (7, 2)
     convert(str(tmp_path / "text"), str(tmp_path / "ipc"))
@@ -255,9 +255,9 @@ from data_service.convert.recipe import Pack, Recipe
 
 if __name__ == "__main__":
     recipe = Recipe(packs=(Pack("dense", ("I*",)),), fill={"I2": -1}, shard_records=256, file_bytes=20_000, seed=7)
-    def told(now):
+    def report(now):
         print(now.files, flush=True)
-    convert(sys.argv[1], sys.argv[2], recipe, workers=int(sys.argv[3]), progress=told)
+    convert(sys.argv[1], sys.argv[2], recipe, workers=int(sys.argv[3]), progress=report)
     print("done", flush=True)
 """
 
@@ -304,7 +304,7 @@ def test_a_killed_process_is_reported_and_the_same_call_continues(
     )
     (tmp_path / "short_of_memory.py.kill").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = Options(read="short_of_memory:read", shards="short_of_memory:shards")
+    options = FormatOptions(read="short_of_memory:read", shards="short_of_memory:shards")
     arguments: dict[str, Any] = {"format": "user", "options": options, "workers": 2}
     out = tmp_path / "out"
     with pytest.raises(DataError, match=r"was killed\. Out of memory\? Use fewer --workers"):
@@ -342,7 +342,7 @@ def test_recipes_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="--workers=0"):
         convert(source, str(tmp_path / "o"), workers=0)
     with pytest.raises(SettingError, match="other processes can only import"):
-        convert(source, str(tmp_path / "o"), workers=2, format="user", options=Options(read=lambda *a: None))
+        convert(source, str(tmp_path / "o"), workers=2, format="user", options=FormatOptions(read=lambda *a: None))
 
 
 def test_corrected_options_find_the_folder_free(tmp_path: Path) -> None:

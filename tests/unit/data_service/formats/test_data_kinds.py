@@ -16,7 +16,7 @@ import pytest
 
 from data_service.formats import open_reader
 from data_service.formats.arrays import take, to_numpy
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.formats.ragged import Ragged, RaggedColumn, joined
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
@@ -145,7 +145,7 @@ def test_nulls_without_fill_end_the_script(bench: Bench, tmp_path: Path) -> None
 def user(bench: Bench, tmp_path: Path, read: Callable[[str, int, int], Any]) -> ArrayData:
     (tmp_path / "any.bin").write_bytes(b"x")
     shards: Any = lambda file: [(first, first + 10, 10) for first in range(0, 30, 10)]  # noqa: E731
-    reading = Options(read=read, shards=shards)
+    reading = FormatOptions(read=read, shards=shards)
     return ArrayData(bench, 0, "d", str(tmp_path / "any.bin"), format="user", options=reading, batch_size=5)
 
 
@@ -184,7 +184,7 @@ def test_a_file_out_of_reach_is_never_left_out(bench: Bench, tmp_path: Path) -> 
         if failures:
             raise Stop
 
-    data.bench_post.check = check  # type: ignore[method-assign]
+    data.bench_context.check = check  # type: ignore[method-assign]
     found = []
     with pytest.raises(Stop):
         for batch in data:
@@ -207,6 +207,6 @@ def test_an_error_with_a_number_is_the_systems(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(reader.storage, "open", refuse)
         reader.read(ref)
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9] + b"damaged!!")
-    with pytest.raises(DataError, match="cannot be read") as told:
+    with pytest.raises(DataError, match="cannot be read") as caught:
         open_reader("parquet").read(ref)
-    assert type(told.value) is DataError
+    assert type(caught.value) is DataError

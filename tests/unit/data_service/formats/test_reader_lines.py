@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from data_service.formats import open_reader
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.scan import scan
 from edl.errors import DataError, SettingError
 from tests.support.reader_files import ROWS, read_all, write_csv, write_jsonl
@@ -92,11 +92,11 @@ def test_a_csv_of_a_header_has_no_shards(tmp_path: Path, content: bytes) -> None
 
 def test_csv_without_header(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1;x\n2;y")
-    options = Options(header=False, names=("n", "s"), delimiter=";")
+    options = FormatOptions(header=False, names=("n", "s"), delimiter=";")
     manifest = scan(str(tmp_path / "a.csv"), options=options, shard_bytes=1)
     assert len(manifest) == 2
     assert read_all(manifest, options=options).to_pylist() == [{"n": 1, "s": "x"}, {"n": 2, "s": "y"}]
-    unnamed = Options(header=False, delimiter=";")
+    unnamed = FormatOptions(header=False, delimiter=";")
     assert read_all(manifest, options=unnamed).column_names == ["f0", "f1"]
 
 
@@ -125,7 +125,7 @@ def test_newlines_between_quotes_on_request(tmp_path: Path) -> None:
     texts = [f'he said ""{i}""\nand left' if i % 2 else f"plain {i}" for i in range(100)]
     lines = ['id,"te\nxt"', *(f'{i},"{text}"' for i, text in enumerate(texts))]
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    options = Options(quoted_newlines=True)
+    options = FormatOptions(quoted_newlines=True)
     manifest = scan(str(tmp_path / "a.csv"), shard_bytes=100, options=options)
     assert len(manifest) == 1
     found = read_all(manifest, options=options)
@@ -136,7 +136,7 @@ def test_quotes_that_are_characters_like_others(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,size\n1,5"\n2,6"\n')
     with pytest.raises(DataError, match='quote=""'):
         scan(str(tmp_path / "a.csv"))
-    options = Options(quote="")
+    options = FormatOptions(quote="")
     assert read_all(scan(str(tmp_path / "a.csv"), options=options), options=options).column("size").to_pylist() == [
         '5"',
         '6"',
@@ -149,11 +149,11 @@ def test_types_of_csv_are_those_of_its_beginning_or_given(tmp_path: Path) -> Non
     manifest = scan(str(tmp_path / "a.csv"))
     with pytest.raises(DataError, match=r"a\.csv, shard 0 .*int64.*'0\.5'.*types"):
         read_all(manifest)
-    found = read_all(manifest, options=Options(types={"n": "float64"}))
+    found = read_all(manifest, options=FormatOptions(types={"n": "float64"}))
     assert found.schema.field("m").type == pa.string()  # nothing was found at the beginning
     assert found.column("n")[-1].as_py() == 0.5
     with pytest.raises(SettingError, match="is not a pyarrow type"):
-        open_reader("csv", options=Options(types={"n": "flaot"}))
+        open_reader("csv", options=FormatOptions(types={"n": "flaot"}))
 
 
 def test_a_line_of_csv_with_another_number_of_values(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_files_are_read_in_blocks_that_end_between_records(
     ]
     path = tmp_path / f"a.csv{suffix}"
     path.write_bytes((gzip.compress if suffix else bytes)("\n".join(lines).encode()))
-    options = Options(quoted_newlines=True)
+    options = FormatOptions(quoted_newlines=True)
     manifest = scan(str(path), options=options)
     assert len(manifest) == 1
     assert len(list(open_reader("csv", options=options).pieces(manifest.ref(0)))) > 10

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.leases.lease_table import LeaseTable
 from data_service.leases.machine import LeaseMachine
 from data_service.ledger import Ledger
 from data_service.manifest import ManifestBuilder
 from data_service.protocol import messages
-from data_service.protocol.messages import Done, Granted, NextEpoch
+from data_service.protocol.messages import Done, LeasesGranted, NextEpoch
 from edl.errors import DataError, StateError
 from edl.master.service import Caller, Said, WorldBegan
 from edl.types import Round
@@ -66,7 +66,7 @@ class Eventful(Bench):
             if self.late and isinstance(word, Done) and not self.granted.is_set():
                 return
             hear(text)
-            if isinstance(word, Granted) and word.epoch == 1 and word.leases:
+            if isinstance(word, LeasesGranted) and word.epoch == 1 and word.leases:
                 self.granted.set()
 
         board.hear = heard
@@ -125,7 +125,7 @@ def test_what_was_announced_and_cannot_be_read_again_is_an_error(tmp_path: Path)
 
     shards: Any = lambda file: [(first, first + 10, 10) for first in range(0, 100, 10)]  # noqa: E731
     bench = Bench()
-    reading = Options(read=read, shards=shards)
+    reading = FormatOptions(read=read, shards=shards)
 
     def make(slot: int) -> ArrayData:
         name = str(tmp_path / "any.bin")
@@ -198,7 +198,7 @@ def test_shards_that_the_position_has_are_not_taken_one_by_one(monkeypatch: pyte
     machine.load({}, 0.0)
     machine.step(WorldBegan(bench.world(), taken_over=True), 0.0)
     words: tuple[messages.DataMessage, ...] = (
-        messages.Register(1, "d", manifest.encode()),
+        messages.RegisterFiles(1, "d", manifest.encode()),
         messages.Open(2, "d", 0, ledger=ledger.encode(), granted=((0, 95),), finished=((0, 92),)),
     )
     for word in words:

@@ -1,4 +1,4 @@
-"""Requests of independent trainers to the lease machine (mode "free")."""
+"""Requests of independent trainers to the lease machine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from data_service.protocol.messages import (
     STEPS,
     Ack,
     Commit,
+    DataRefused,
+    DataSetOptions,
     Done,
-    Granted,
+    FilesRegistered,
     Lease,
+    LeasesGranted,
     NextEpoch,
     Open,
     Opened,
-    Options,
-    Pace,
-    Refused,
-    Register,
-    Registered,
+    ReadRate,
+    RegisterFiles,
     Rollback,
     decode,
     encode,
@@ -55,7 +55,7 @@ class Master:
         self.now_s = 0.0
         self.ids = 0
         self.manifest: Manifest = listed()
-        self.options = Options(seed=1, mode=mode)
+        self.options = DataSetOptions(seed=1, mode=mode)
         world = World(Round(1), (Member(NODE, Incarnation(0), "h", slots, Rank(0), ()),), 0)
         self.machine.step(WorldBegan(world), 0.0)
 
@@ -67,7 +67,9 @@ class Master:
         return next((one for one in answers if getattr(one, "id", None) == self.ids), None)
 
     def begin(self, slot: int = 0) -> None:
-        assert isinstance(self.ask(slot, Register, manifest=self.manifest.encode(), options=self.options), Registered)
+        assert isinstance(
+            self.ask(slot, RegisterFiles, manifest=self.manifest.encode(), options=self.options), FilesRegistered
+        )
         for one in (0, 1):
             self.open(one)
 
@@ -81,7 +83,7 @@ class Master:
         found = []
         for _ in range(shards):
             granted = self.ask(slot, Lease, epoch=self.epoch, want=1)
-            assert isinstance(granted, Granted) and granted.leases
+            assert isinstance(granted, LeasesGranted) and granted.leases
             ref = granted.leases[0].shard
             count = self.manifest.count(ref.index)
             assert not self.ask(slot, Ack, epoch=self.epoch, shards=((ref.index, count, True),)).refused
@@ -108,8 +110,8 @@ def test_anybody_may_list_the_shards() -> None:
     master = Master()
     master.begin(1)
     steps = Master(STEPS)
-    refused = steps.ask(1, Register, manifest=steps.manifest.encode(), options=steps.options)
-    assert isinstance(refused, Refused) and refused.kind == "rank"
+    refused = steps.ask(1, RegisterFiles, manifest=steps.manifest.encode(), options=steps.options)
+    assert isinstance(refused, DataRefused) and refused.kind == "rank"
 
 
 def test_a_named_position_is_reported(master: Master) -> None:
@@ -142,7 +144,7 @@ def test_another_masters_machine_remembers_the_history(master: Master) -> None:
 def test_a_position_of_other_data_is_refused(master: Master) -> None:
     other = Ledger("0" * 32, 3, seed=1, shuffle=True).encode()
     refused = master.ask(0, Rollback, name="cut-1", ledger=other, history=2)
-    assert isinstance(refused, Refused) and refused.kind == "ledger" and "belongs to data of digest" in refused.text
+    assert isinstance(refused, DataRefused) and refused.kind == "ledger" and "belongs to data of digest" in refused.text
     assert master.ask(0, Rollback, name="cut-1", ledger="{}", history=2).kind == "ledger"
     assert master.ask(0, Rollback, name="cut-9", history=2).kind == "commit"
 
@@ -161,7 +163,7 @@ def test_a_sign_of_life_keeps_shards(master: Master) -> None:
         assert master.ask(slot, Lease, epoch=0, want=1).leases
     for _ in range(10):
         master.now_s += LEAST_SILENCE_S / 3
-        master.ask(0, Pace, records_per_s=0.0)
+        master.ask(0, ReadRate, records_per_s=0.0)
         master.machine.step(Tick(), master.now_s)
     holders = master.machine.sets["d"].position.holders.values()
     assert {caller.slot for caller in holders} == {0}

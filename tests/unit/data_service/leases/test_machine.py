@@ -19,15 +19,15 @@ from data_service.protocol import messages
 from data_service.protocol.messages import (
     Ack,
     Commit,
+    DataRefused,
+    DataSetOptions,
     Done,
-    Granted,
     Lease,
+    LeasesGranted,
     NextEpoch,
     Open,
     Opened,
-    Options,
-    Refused,
-    Register,
+    RegisterFiles,
 )
 from edl.errors import DataError, ProtocolError
 from edl.master.service import Caller, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan, WorldEnded
@@ -38,7 +38,7 @@ from tests.unit.data_service.test_manifest import small
 
 W = TypeVar("W")
 NAME = "train"
-PLAIN = Options(shuffle=False)
+PLAIN = DataSetOptions(shuffle=False)
 
 
 def caller(rank: int) -> Caller:
@@ -53,7 +53,7 @@ class Rule:
         self.kept = dict(kept or {})
         self.notes: list[str] = []
         self.flaws: dict[str, str] = {}
-        self.told: dict[Caller, messages.DataMessage] = {}
+        self.received: dict[Caller, messages.DataMessage] = {}
         self.wakes: list[float] = []
         self.now_s = 100.0
         self.ids = 0
@@ -67,7 +67,7 @@ class Rule:
         self.do(self.machine.step(WorldBegan(self.world, taken_over), self.now_s))
 
     def do(self, effects: tuple[object, ...]) -> None:
-        self.told = {}
+        self.received = {}
         for effect in effects:
             match effect:
                 case Keep(name, value):
@@ -75,7 +75,7 @@ class Rule:
                     if not value:
                         del self.kept[name]
                 case Tell(to, body):
-                    self.told[to] = messages.decode(body)
+                    self.received[to] = messages.decode(body)
                 case Note(text):
                     self.notes.append(text)
                 case Flaw(name, text):
@@ -86,7 +86,7 @@ class Rule:
     def body(self, rank: int, body: str, round: int | None = None) -> messages.DataMessage | None:
         number = Round(self.round if round is None else round)
         self.do(self.machine.step(Said(caller(rank), number, body), self.now_s))
-        return self.told.get(caller(rank))
+        return self.received.get(caller(rank))
 
     def say(
         self, rank: int, kind: type[Any], *values: Any, round: int | None = None, **named: Any
@@ -100,8 +100,8 @@ class Rule:
         assert isinstance(answer, kind), answer
         return answer
 
-    def start(self, options: Options = PLAIN, manifest: Manifest | None = None) -> Rule:
-        self.get(messages.Registered, 0, Register, (manifest or small()).encode(), options)
+    def start(self, options: DataSetOptions = PLAIN, manifest: Manifest | None = None) -> Rule:
+        self.get(messages.FilesRegistered, 0, RegisterFiles, (manifest or small()).encode(), options)
         for rank in range(self.world.size):
             self.get(Opened, rank, Open, rank)
         return self
@@ -110,15 +110,15 @@ class Rule:
         self.now_s += for_s
         self.do(self.machine.step(Tick(), self.now_s))
 
-    def lease(self, rank: int, want: int = 1, epoch: int = 0, **reports: Any) -> Granted:
-        return self.get(Granted, rank, Lease, epoch, want, **reports)
+    def lease(self, rank: int, want: int = 1, epoch: int = 0, **reports: Any) -> LeasesGranted:
+        return self.get(LeasesGranted, rank, Lease, epoch, want, **reports)
 
     @property
     def text(self) -> str:
         return self.machine.report()[0].text
 
 
-def numbers(granted: Granted) -> list[int]:
+def numbers(granted: LeasesGranted) -> list[int]:
     return [given.shard.index for given in granted.leases]
 
 
@@ -141,11 +141,11 @@ class TestSteps:
     def test_open_waits_for_the_registration_and_a_lease_for_the_ledger(self) -> None:
         rule = Rule()
         assert rule.say(1, Open, 1) is None
-        rule.get(messages.Registered, 0, Register, small().encode(), PLAIN)
-        assert isinstance(rule.told[caller(1)], Opened)
+        rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
+        assert isinstance(rule.received[caller(1)], Opened)
         assert rule.say(1, Lease, 0, 1) is None
         rule.get(Opened, 0, Open, 0)
-        assert isinstance(rule.told[caller(1)], Granted)
+        assert isinstance(rule.received[caller(1)], LeasesGranted)
 
     def test_a_lease_of_the_next_epoch_waits_for_it(self) -> None:
         rule = Rule(1).start(manifest=small(sizes=(2,)))
@@ -153,9 +153,9 @@ class TestSteps:
         rule.lease(0, 0, finished=((0, 2),))
         assert rule.say(0, Lease, 1, 1) is None
         rule.say(0, NextEpoch, 1)
-        assert isinstance(rule.told[caller(0)], Done)
+        assert isinstance(rule.received[caller(0)], Done)
         assert numbers(rule.lease(0, 1, epoch=1)) == [0]
-        refused = rule.get(Refused, 0, Lease, 3, 1)
+        refused = rule.get(DataRefused, 0, Lease, 3, 1)
         assert refused.kind == "epoch"
 
     def test_a_round_begins_with_rank_0s_ledger(self) -> None:
@@ -178,10 +178,10 @@ class TestSteps:
         rule.get(Opened, 0, Open, 0, ledger=ledger.encode(), granted=((0, 1),), finished=((0, 1),))
         assert rule.say(0, Lease, 0, 4) is None
         rule.get(Opened, 1, Open, 1, granted=((1, 2),), returned=((2, 1),))
-        assert caller(0) not in rule.told
+        assert caller(0) not in rule.received
         rule.get(Opened, 2, Open, 2)
-        granted = rule.told[caller(0)]
-        assert isinstance(granted, Granted)
+        granted = rule.received[caller(0)]
+        assert isinstance(granted, LeasesGranted)
         assert [(given.shard.index, given.upto) for given in granted.leases] == [(2, 1)]
         assert numbers(rule.lease(2, 4)) == [3]
         assert rule.lease(1, 4, finished=((1, 4),)).state == "dry"
@@ -195,16 +195,16 @@ class TestSteps:
     def test_two_who_claim_one_shard_are_told(self) -> None:
         rule = Rule(2, Rule().start().kept, taken_over=True)
         rule.get(Opened, 0, Open, 0, granted=((1, 2),))
-        refused = rule.get(Refused, 1, Open, 1, granted=((1, 2),))
+        refused = rule.get(DataRefused, 1, Open, 1, granted=((1, 2),))
         assert refused.kind == "ledger"
         assert "shard 1 is leased to worker 0 on n0" in refused.text
 
     def test_an_epoch_may_end_with_some_dropped(self) -> None:
         rule = Rule().start()
         rule.lease(0)
-        refused = rule.get(Refused, 0, NextEpoch, 1)
+        refused = rule.get(DataRefused, 0, NextEpoch, 1)
         assert refused.text == (
-            "epoch 0 of train is not finished: 3 shards pending, 1 in hand (worker 0 on n0). Finish it, or state how "
+            "epoch 0 of train is not finished: 3 shards pending, 1 leased (worker 0 on n0). Finish it, or state how "
             "many records are dropped"
         )
         rule.get(Done, 0, NextEpoch, 1, 14)
@@ -218,15 +218,15 @@ class TestSteps:
         assert rule.body(0, text) == first
         assert numbers(rule.lease(1)) == [1]
         refused = rule.body(0, messages.encode(Lease(49, NAME, 0, 1)))
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, DataRefused)
         assert (refused.kind, refused.last) == ("old", 50)
         other = rule.body(0, messages.encode(Lease(50, NAME, 0, 2)))
-        assert isinstance(other, Refused)
+        assert isinstance(other, DataRefused)
 
 
 class TestPoison:
     def test_it_goes_to_others_first_and_then_it_is_left_out(self) -> None:
-        rule = Rule(2).start(Options(shuffle=False, failures=2), small(sizes=(4, 4)))
+        rule = Rule(2).start(DataSetOptions(shuffle=False, failures=2), small(sizes=(4, 4)))
         assert numbers(rule.lease(0)) == [0]
         rule.lease(0, 0, failed=((0, 1, "bad magic"),))
         assert rule.notes[-1] == (
@@ -259,14 +259,14 @@ class TestRefusals:
     def test_another_round(self) -> None:
         rule = Rule().start()
         refused = rule.say(0, Lease, 0, 1, round=0)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, DataRefused)
         assert (refused.kind, refused.text) == (
             "stale",
             "train: request from round 0; the current world is that of round 1. Wait for the next round and open again",
         )
         rule.do(rule.machine.step(WorldEnded(Round(1), "over"), 1.0))
         refused = rule.say(0, Lease, 0, 1)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, DataRefused)
         assert "there is no world at present" in refused.text
 
     def test_a_shard_of_another_worker(self) -> None:
@@ -283,22 +283,22 @@ class TestRefusals:
 
     def test_other_files_while_in_use(self) -> None:
         rule = Rule().start()
-        refused = rule.get(Refused, 0, Register, small(sizes=(10,)).encode(), Options(seed=5))
+        refused = rule.get(DataRefused, 0, RegisterFiles, small(sizes=(10,)).encode(), DataSetOptions(seed=5))
         assert refused.kind == "differs"
         assert "1 file removed: part-1; seed=5 instead of 0; shuffle=True instead of False" in refused.text
-        rule.get(messages.Registered, 0, Register, small().encode(), PLAIN)
+        rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
         rule.begin(1)
-        rule.get(messages.Registered, 0, Register, small(sizes=(10,)).encode(), PLAIN)
+        rule.get(messages.FilesRegistered, 0, RegisterFiles, small(sizes=(10,)).encode(), PLAIN)
         old = Ledger.of(small(), shuffle=False).encode()
-        refused = rule.get(Refused, 0, Open, 0, ledger=old)
+        refused = rule.get(DataRefused, 0, Open, 0, ledger=old)
         assert refused.kind == "ledger"
         assert "(1 file removed: part-1)" in refused.text
 
     @pytest.mark.parametrize(
         ("rank", "word", "values", "kind"),
         [
-            (1, Register, (small().encode(), PLAIN), "rank"),
-            (0, Register, (b"junk", PLAIN), "malformed"),
+            (1, RegisterFiles, (small().encode(), PLAIN), "rank"),
+            (0, RegisterFiles, (b"junk", PLAIN), "malformed"),
             (1, NextEpoch, (1,), "rank"),
             (0, NextEpoch, (5,), "epoch"),
             (0, Open, (1,), "rank"),
@@ -309,15 +309,15 @@ class TestRefusals:
         ],
     )
     def test_what_cannot_be(self, rank: int, word: type[Any], values: tuple[Any, ...], kind: str) -> None:
-        refused = Rule().start().get(Refused, rank, word, *values)
+        refused = Rule().start().get(DataRefused, rank, word, *values)
         assert refused.kind == kind
-        assert NAME in refused.text or word is Register
+        assert NAME in refused.text or word is RegisterFiles
 
     def test_unknown_data_and_who_has_not_opened(self) -> None:
         rule = Rule()
-        assert rule.get(Refused, 0, Lease, 0, 1).kind == "unknown"
-        rule.get(messages.Registered, 0, Register, small().encode(), PLAIN)
-        assert rule.get(Refused, 0, Lease, 0, 1).kind == "unopened"
+        assert rule.get(DataRefused, 0, Lease, 0, 1).kind == "unknown"
+        rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
+        assert rule.get(DataRefused, 0, Lease, 0, 1).kind == "unopened"
 
     @given(
         st.text(max_size=40)
@@ -327,7 +327,7 @@ class TestRefusals:
     )
     def test_nonsense_is_answered(self, body: str) -> None:
         refused = Rule(1).body(0, body)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, DataRefused)
         assert refused.kind == "malformed"
 
     @given(
@@ -346,7 +346,7 @@ class TestRefusals:
 
 class TestFree:
     def started(self) -> Rule:
-        return Rule().start(Options(shuffle=False, mode="free"))
+        return Rule().start(DataSetOptions(shuffle=False, mode="free"))
 
     def test_acknowledged_is_kept_and_said_again(self) -> None:
         rule = self.started()
@@ -379,11 +379,11 @@ class TestFree:
         rule.get(Done, 0, Ack, 0, ((0, 2, False),))
         rule.get(Done, 0, Commit, "one")
         rule.get(Done, 0, Ack, 0, ((0, 4, True),))
-        assert rule.get(Refused, 0, messages.Rollback, "two").text.startswith(
+        assert rule.get(DataRefused, 0, messages.Rollback, "two").text.startswith(
             "train has no position named two; it has one"
         )
         rule.get(Done, 0, messages.Rollback, "one")
-        assert rule.get(Refused, 0, Ack, 0, ((0, 4, True),)).kind == "unopened"
+        assert rule.get(DataRefused, 0, Ack, 0, ((0, 4, True),)).kind == "unopened"
         opened = rule.get(Opened, 0, Open, 0, granted=((0, 1),))
         assert (opened.fence, [shard for shard, _ in opened.refused]) == (1, [0])
         assert rule.lease(0, 1).leases[0].upto == 2
@@ -399,11 +399,11 @@ class TestFree:
 
 def test_messages_survive_encoding() -> None:
     words: list[messages.DataMessage] = [
-        Register(1, NAME, b"\0\1", PLAIN),
+        RegisterFiles(1, NAME, b"\0\1", PLAIN),
         Open(2, NAME, 3, 1, "x", "d", ((1, 2),), ((1, 2),), ((3, 4),), ((1, 2, True),), 5),
         Lease(3, NAME, 0, 9, ((1, 2),), ((3, 4, "why"),)),
-        Granted(4, NAME, 0, (messages.Given(small().ref(2), 1),), "more", ((1, "no"),), 1, 2),
-        Refused(5, NAME, "old", "text", 9),
+        LeasesGranted(4, NAME, 0, (messages.Given(small().ref(2), 1),), "more", ((1, "no"),), 1, 2),
+        DataRefused(5, NAME, "old", "text", 9),
     ]
     assert [messages.decode(messages.encode(word)) for word in words] == words
     assert messages.ranges([5, 1, 2, 3]) == ((1, 4), (5, 6))

@@ -9,7 +9,15 @@ import pytest
 from data_service.leases.machine import LeaseMachine
 from data_service.leases.reader_registry import ReaderRegistry
 from data_service.manifest import ManifestBuilder
-from data_service.protocol.messages import Open, Options, Readers, Refused, Register, decode, encode
+from data_service.protocol.messages import (
+    DataRefused,
+    DataSetOptions,
+    Open,
+    ReaderList,
+    RegisterFiles,
+    decode,
+    encode,
+)
 from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
@@ -26,8 +34,8 @@ def world(number: int) -> World:
 
 def key(reader: tuple[str, str, int, str]) -> KeyPut:
     name, host, port, secret = reader
-    told = {"host": host, "port": port, "capacity": 4, "secret": secret}
-    return KeyPut(f"readers/{name}", json.dumps(told).encode())
+    sent = {"host": host, "port": port, "capacity": 4, "secret": secret}
+    return KeyPut(f"readers/{name}", json.dumps(sent).encode())
 
 
 class Job:
@@ -50,21 +58,21 @@ class Job:
     def take(self, effects: tuple[Effect, ...]) -> list[tuple[Caller, list[str]]]:
         self.notes += [effect.text for effect in effects if isinstance(effect, Note)]
         words = [(effect.caller, decode(effect.body)) for effect in effects if isinstance(effect, Tell)]
-        return [(to, [one[0] for one in word.readers]) for to, word in words if isinstance(word, Readers)]
+        return [(to, [one[0] for one in word.readers]) for to, word in words if isinstance(word, ReaderList)]
 
-    def say(self, caller: Caller, word: Register | Open) -> list[tuple[Caller, list[str]]]:
+    def say(self, caller: Caller, word: RegisterFiles | Open) -> list[tuple[Caller, list[str]]]:
         return self.take(self.machine.step(Said(caller, Round(self.round), encode(word)), 0.0))
 
     def open(self, caller: Caller, dataset: str = "set") -> list[tuple[Caller, list[str]]]:
-        told: list[tuple[Caller, list[str]]] = []
+        sent: list[tuple[Caller, list[str]]] = []
         if caller == A:
             builder = ManifestBuilder("ipc")
             builder.file(f"/{dataset}", 10)
             builder.shard(0, 10, 10)
             self.ids += 1
-            told += self.say(A, Register(self.ids, dataset, builder.build().encode(), Options()))
+            sent += self.say(A, RegisterFiles(self.ids, dataset, builder.build().encode(), DataSetOptions()))
         self.ids += 1
-        return told + self.say(caller, Open(self.ids, dataset, 0 if caller == A else 1, 0))
+        return sent + self.say(caller, Open(self.ids, dataset, 0 if caller == A else 1, 0))
 
     def key(self, event: KeyPut | KeyGone) -> list[tuple[Caller, list[str]]]:
         return self.take(self.machine.step(event, 0.0))
@@ -93,10 +101,10 @@ def test_a_worker_hears_once_however_many_data_sets_it_opens() -> None:
 def test_workers_hear_by_what_to_know_the_readers_of_a_job_with_a_secret(authority: str) -> None:
     known = ReaderRegistry(authority)
     known.changed(key(FIRST))
-    (told,) = known.tell({A})
-    assert isinstance(told, Tell)
-    assert decode(told.body) == Readers((FIRST,), authority)
-    assert "of the readers" not in repr(decode(told.body))
+    (sent,) = known.tell({A})
+    assert isinstance(sent, Tell)
+    assert decode(sent.body) == ReaderList((FIRST,), authority)
+    assert "of the readers" not in repr(decode(sent.body))
 
 
 def test_a_job_without_readers_hears_nothing() -> None:
@@ -139,10 +147,10 @@ def test_an_invalid_key_is_ignored_with_a_note() -> None:
 
 def test_a_worker_cannot_say_which_readers_there_are() -> None:
     job = Job()
-    (answer,) = job.machine.step(Said(A, Round(1), encode(Readers((FIRST,)))), 0.0)
+    (answer,) = job.machine.step(Said(A, Round(1), encode(ReaderList((FIRST,)))), 0.0)
     assert isinstance(answer, Tell)
     refused = decode(answer.body)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, DataRefused)
     assert refused.kind == "malformed"
 
 

@@ -76,13 +76,13 @@ class Adding:
 
     def __init__(self, training: Training, folder: Path, commit: int, *, rank: int = 0, when: str = "now") -> None:
         self.training, self.folder, self.commit, self.rank, self.when = training, folder, commit, rank, when
-        self.told: list[str] = []
+        self.outcomes: list[str] = []
         training.disturb = self
 
     def __call__(self, rank: int, commit: int) -> None:
-        if rank == self.rank and commit == self.commit and not self.told:
+        if rank == self.rank and commit == self.commit and not self.outcomes:
             loader = self.training.loaders[rank]
-            self.told.append(loader.add(more(self.folder), when=self.when))
+            self.outcomes.append(loader.add(more(self.folder), when=self.when))
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -94,7 +94,7 @@ def test_files_join_the_epoch_that_is_said(
     training = Training(bench, maker(bench, folder, shuffle=shuffle), epochs=2)
     adding = Adding(training, folder, 4, rank=size - 1, when=when)
     assert training.world(size) == ["done"] * size
-    assert adding.told == [f"10 files, 10 shards, 200 records added, from epoch {int(first == FIRST)} on"]
+    assert adding.outcomes == [f"10 files, 10 shards, 200 records added, from epoch {int(first == FIRST)} on"]
     consists(training, {0: first, 1: ALL})
 
 
@@ -102,8 +102,8 @@ def test_the_same_files_again_change_nothing(bench: Bench, folder: Path) -> None
     bench.begin(2)
     loaders = [maker(bench, folder)(slot) for slot in range(2)]
     added = more(folder)
-    told = on_threads(2, lambda rank: loaders[rank].add(added))
-    assert sorted(told) == [
+    outcomes = on_threads(2, lambda rank: loaders[rank].add(added))
+    assert sorted(outcomes) == [
         "10 files, 10 shards, 200 records added, from epoch 0 on",
         "nothing was added: 10 files already listed",
     ]
@@ -117,13 +117,13 @@ def test_kills_and_rollbacks_around_an_addition(bench: Bench, folder: Path, seed
     training = Training(bench, maker(bench, folder, seed=seed), epochs=2)
     added, ends = draw.randrange(2, 8), sorted(draw.sample(range(3, 20), 3))
     files: list[str] = []
-    told: list[str] = []
+    outcomes: list[str] = []
 
     def disturb(rank: int, commit: int) -> None:
         loader = training.loaders[rank]
-        if rank == 0 and commit >= added and not told:
+        if rank == 0 and commit >= added and not outcomes:
             files[:] = files or more(folder)
-            told.append(loader.add(files))
+            outcomes.append(loader.add(files))
         if rank == 0 and ends and commit >= ends[0]:
             ends.pop(0)
             if draw.random() < 0.5:
@@ -289,9 +289,9 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
 
 @pytest.mark.parametrize(("when", "first"), [("now", ALL), ("next-epoch", FIRST)])
 def test_independent_trainers_share_what_joins(bench: Bench, folder: Path, when: str, first: int) -> None:
-    """Mode "free": the Master keeps the account, and another Master knows the files and the epoch that they join."""
+    """The Master keeps the account, and another Master knows the files and the epoch that they join."""
     bench.begin(3)
-    loaders = [maker(bench, folder, mode="free")(slot) for slot in range(3)]
+    loaders = [maker(bench, folder, mode="independent")(slot) for slot in range(3)]
 
     def work(rank: int) -> dict[int, list[int]]:
         data = loaders[rank]
@@ -313,7 +313,7 @@ def test_independent_trainers_share_what_joins(bench: Bench, folder: Path, when:
 def test_a_named_position_knows_its_files(bench: Bench, folder: Path) -> None:
     """What a checkpoint of parameters names is taken up by another job, which finds more files."""
     bench.begin(1)
-    data = maker(bench, folder, mode="free", acknowledge="done")(0)
+    data = maker(bench, folder, mode="independent", acknowledge="done")(0)
     steps = iter(data)
     first = [int(one) for _ in range(5) for one in next(steps)["id"]]
     data.done()
@@ -323,7 +323,7 @@ def test_a_named_position_knows_its_files(bench: Bench, folder: Path) -> None:
     more(folder, "data")
     other = Bench()
     other.begin(1)
-    again = maker(other, folder, mode="free")(0)
+    again = maker(other, folder, mode="independent")(0)
     again._file_list.restore(files_of(position))
     _, client = again._connect()
     client.wait(client.rollback("c1", position, 1), lambda: None, Done)
@@ -385,7 +385,7 @@ def test_a_file_that_was_replaced_after_it_was_listed_is_noticed(bench: Bench, f
 
 
 def test_many_segments_are_one_list(bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many files that the list is scanned, registered and told in parts."""
+    """So many files that the list is scanned, registered and sent in parts."""
     from data_service import file_list
     from data_service.leases import file_additions
     from data_service.loader import file_list_client

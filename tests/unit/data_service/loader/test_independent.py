@@ -1,4 +1,4 @@
-"""Mode "free" of trainers whose worlds change around them: nothing lost, nothing twice, and positions by name."""
+"""Independent mode of trainers whose worlds change around them: nothing lost, nothing twice, and positions by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from data_service.leases import independent
 from data_service.loader import trainers
 from data_service.loader.lease_client import LeaseClient
-from data_service.loader.trainers import Trainers
+from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
 from edl.errors import DataError, SettingError
 from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
@@ -20,10 +20,10 @@ from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, 
 RECORDS = 600
 
 
-class LonePost(BenchContext):
-    """A worker that goes on."""
+class IndependentBenchContext(BenchContext):
+    """The context of a worker that outlives rounds."""
 
-    def alone(self) -> LonePost:
+    def independent(self) -> IndependentBenchContext:
         return self
 
     def where(self) -> tuple[int, int]:
@@ -38,11 +38,11 @@ class LonePost(BenchContext):
 
 class IndependentBenchData(ArrayData):
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
-        super().__init__(bench, slot, *arguments, mode="free", **named)
+        super().__init__(bench, slot, *arguments, **{"mode": "independent", **named})
 
     def _make_context(self) -> BenchContext:
-        self.bench_post = LonePost(self.bench_post.bench, self.bench_post.slot)
-        return self.bench_post
+        self.bench_context = IndependentBenchContext(self.bench_context.bench, self.bench_context.slot)
+        return self.bench_context
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def bench() -> Bench:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(trainers, "trainers", Trainers())
+    monkeypatch.setattr(trainers, "trainers", TrainerDataSets())
     for module in ("loader", "independent"):
         monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
@@ -153,7 +153,7 @@ def test_the_first_one_dies_before_it_has_listed_the_shards(bench: Bench, files:
     thread = threading.Thread(target=lambda: found.extend(record for batch in data for record in ids(batch)))
     thread.start()
     assert waiting.wait(LIMIT_S)
-    data.bench_post.slot = 0
+    data.bench_context.slot = 0
     bench.boards[0], bench.boards[1] = bench.boards[1], bench.boards[0]
     bench.boards[0].slot = 0
     change(bench, 1)
@@ -167,10 +167,10 @@ def test_a_stale_message_is_repeated_when_the_place_is_known(bench: Bench, files
     steps = iter(data)
     seen = ids(next(steps))
     here = bench.round
-    data.bench_post.where = lambda: (here, 0)  # type: ignore[method-assign]
+    data.bench_context.where = lambda: (here, 0)  # type: ignore[method-assign]
     bench.begin(1)
     seen += ids(next(steps))
-    data.bench_post.where = lambda: (bench.round, 0)  # type: ignore[method-assign]
+    data.bench_context.where = lambda: (bench.round, 0)  # type: ignore[method-assign]
     bench.reattach()
     assert sorted(seen + [record for batch in steps for record in ids(batch)]) == list(range(RECORDS))
     assert data._client is not None and ledger_records(bench) == 0 and data.epoch == 1
@@ -347,8 +347,8 @@ def test_what_comes_next_can_be_looked_at(bench: Bench, files: str) -> None:
     assert data.handed_out == 1 and ids(next(steps)) == ahead
 
 
-def test_acknowledge_is_for_free_data(bench: Bench, files: str) -> None:
-    with pytest.raises(SettingError, match="is for mode=free"):
+def test_acknowledge_is_for_independent_data(bench: Bench, files: str) -> None:
+    with pytest.raises(SettingError, match="is for mode=independent"):
         ArrayData(bench, 0, "d", files, batch_size=8, acknowledge="done")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service.formats.options import Options
+from data_service.formats.options import FormatOptions
 from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
 from edl.wire.messages import NO_SETTINGS
@@ -232,9 +232,14 @@ def test_what_is_repeated_is_what_was_had(files: str) -> None:
     raise AssertionError("one of them had less, and repeated nothing")
 
 
-def test_dropping_is_reported(bench: Bench, files: str) -> None:
-    shares_of(bench, files, 2, tail="drop", shard_records=150, batch_size=64)
-    assert any("dropping" in text and "by its rule" in text for text in bench.notes), bench.notes
+def test_dropping_is_reported(files: str) -> None:
+    for _ in range(50):
+        bench = Bench()
+        found = shares_of(bench, files, 2, tail="drop", shard_records=150, batch_size=64)
+        if not any(isinstance(shares, DataError) for shares in found):  # on a busy machine one rank may get all shards
+            assert any("dropping" in text and "by its rule" in text for text in bench.notes), bench.notes
+            return
+    raise AssertionError("one rank got all of the shards each time")
 
 
 def test_dropping_everything_is_an_error(bench: Bench, files: str) -> None:
@@ -248,7 +253,7 @@ def test_dropping_everything_is_an_error(bench: Bench, files: str) -> None:
 def user_data(bench: Bench, folder: Path, read: Callable[[str, int, int], Any], **options: Any) -> ArrayData:
     (folder / "any.bin").write_bytes(b"x")
     shards: Any = lambda file: [(first, first + 10, 10) for first in range(0, 100, 10)]  # noqa: E731
-    reading = Options(read=read, shards=shards)
+    reading = FormatOptions(read=read, shards=shards)
     return ArrayData(bench, 0, "d", str(folder / "any.bin"), format="user", options=reading, batch_size=4, **options)
 
 
@@ -437,7 +442,7 @@ def test_the_position_of_many_shards_is_small(bench: Bench, tmp_path: Path) -> N
     (tmp_path / "any.bin").write_bytes(b"x")
     shards: Any = lambda file: [(first, first + 1, 1) for first in range(100_000)]  # noqa: E731
     bench.begin(1)
-    reading = Options(read=read, shards=shards)
+    reading = FormatOptions(read=read, shards=shards)
     data = ArrayData(bench, 0, "d", str(tmp_path / "any.bin"), format="user", options=reading, batch_size=4)
     steps = iter(data)
     for _ in range(5):
@@ -502,13 +507,13 @@ def test_fifty_rounds_leave_nothing_behind(bench: Bench, files: str) -> None:
         threads.append(len(set(threading.enumerate()) - before))
     data.close()
     assert set(threads) == {threads[0]}
-    assert sum(len(board._heard) for board in bench.boards) == 0
+    assert sum(len(board._listeners) for board in bench.boards) == 0
 
 
 def test_what_the_launcher_says_of_the_data(bench: Bench, files: str) -> None:
     bench.begin(1)
-    told = {VARIABLE: json.dumps({"d": {"files": [files], "shuffle": "no", "columns": "id"}})}
-    data = ArrayData(bench, 0, "d", batch_size=5, environment=told)
+    environment = {VARIABLE: json.dumps({"d": {"files": [files], "shuffle": "no", "columns": "id"}})}
+    data = ArrayData(bench, 0, "d", batch_size=5, environment=environment)
     assert list(next(iter(data))) == ["id"]
     assert ids(data) == list(range(5, RECORDS))
     wrong = {VARIABLE: json.dumps({"d": {"files": [files], "colour": "red"}})}
@@ -524,13 +529,15 @@ def test_impossible_options_are_refused(bench: Bench, files: str, options: dict[
         maker(bench, files, **options)(0)
 
 
-def test_independent_workers_share_the_records(bench: Bench, files: str) -> None:
+@pytest.mark.parametrize("mode", ["independent", "free"])
+def test_independent_workers_share_the_records(bench: Bench, files: str, mode: str) -> None:
+    """``free`` is the former name of the mode."""
     bench.begin(3)
-    make = maker(bench, files, mode="free", tail=None)
+    make = maker(bench, files, mode=mode, tail=None)
     datas = [make(rank) for rank in range(3)]
     found = on_threads(3, lambda rank: ids(datas[rank]))
     assert sorted(record for one in found for record in one) == list(range(RECORDS))
-    assert all(data.epoch == 1 and data.bench_post.exchanges == 0 for data in datas)
+    assert all(data.epoch == 1 and data.bench_context.exchanges == 0 for data in datas)
 
 
 def test_exchanges_are_few_when_data_are_ready(bench: Bench, files: str) -> None:
@@ -545,7 +552,7 @@ def test_exchanges_are_few_when_data_are_ready(bench: Bench, files: str) -> None
             feed = data._prefetcher
             while feed is not None and steps % 8 == 0 and len(feed._steps) < 8 and not feed._idle:
                 threading.Event().wait(0.001)
-        return steps, data.bench_post.exchanges
+        return steps, data.bench_context.exchanges
 
     for steps, exchanges in on_threads(2, work):
         assert exchanges < steps / 2
@@ -553,7 +560,7 @@ def test_exchanges_are_few_when_data_are_ready(bench: Bench, files: str) -> None
 
 def test_independent_workers_survive_a_master(bench: Bench, files: str) -> None:
     bench.begin(2)
-    make = maker(bench, files, mode="free", tail=None)
+    make = maker(bench, files, mode="independent", tail=None)
     datas = [make(rank) for rank in range(2)]
 
     def work(rank: int) -> list[int]:

@@ -150,20 +150,20 @@ def test_a_push_of_several_batches_is_used_as_a_whole_though_some_acknowledgemen
 
 def test_batches_of_a_push_count_together() -> None:
     """Whoever dies after the first word about a push has said all of it."""
-    handed = UnacknowledgedBatches()
-    handed.add(0, ((4, 6, False),))
-    handed.add(0, ((4, 9, True), (5, 2, False)))
-    handed.add(1, ((5, 3, False),))
-    assert handed.take(None) == [(0, ((4, 9, True), (5, 2, False))), (1, ((5, 3, False),))]
+    batches = UnacknowledgedBatches()
+    batches.add(0, ((4, 6, False),))
+    batches.add(0, ((4, 9, True), (5, 2, False)))
+    batches.add(1, ((5, 3, False),))
+    assert batches.take(None) == [(0, ((4, 9, True), (5, 2, False))), (1, ((5, 3, False),))]
 
 
 def test_a_push_that_is_made_again_waits_for_its_last_batch() -> None:
-    handed = UnacknowledgedBatches()
-    assert not handed.redoing
-    handed.add(0, ((4, 6, False),))
-    assert not handed.redoing, "a push of its own goes out when the script says so"
-    handed.take(None)
-    handed.add(0, (), redo=Replay(17, 3, last=False))
-    assert handed.redoing and not handed.redone
-    handed.add(0, ((4, 9, True),), redo=Replay(17, 3))
-    assert handed.redone and not handed.redoing
+    batches = UnacknowledgedBatches()
+    assert not batches.redoing
+    batches.add(0, ((4, 6, False),))
+    assert not batches.redoing, "a push of its own goes out when the script says so"
+    batches.take(None)
+    batches.add(0, (), redo=Replay(17, 3, last=False))
+    assert batches.redoing and not batches.redone
+    batches.add(0, ((4, 9, True),), redo=Replay(17, 3))
+    assert batches.redone and not batches.redoing

@@ -13,7 +13,7 @@ import pytest
 from data_service.formats.file_reader import FileReader
 from data_service.leases.lease_table import RETRY_WAIT_S
 from data_service.loader import trainers
-from data_service.loader.trainers import Trainers
+from data_service.loader.trainers import TrainerDataSets
 from data_service.manifest import ShardRef
 from edl.errors import UnreachableData
 from tests.support.data_fixture import Bench, write_ipc
@@ -24,8 +24,8 @@ RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(trainers, "trainers", Trainers())
-    for module in ("lease_client", "prefetcher", "loader", "files_mixin", "independent"):
+    monkeypatch.setattr(trainers, "trainers", TrainerDataSets())
+    for module in ("lease_client", "prefetcher", "loader", "growing_files", "independent"):
         monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
 

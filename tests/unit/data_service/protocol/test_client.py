@@ -11,16 +11,16 @@ from data_service.loader.transport import Dispatcher
 from data_service.manifest import ShardRef
 from data_service.protocol import messages
 from data_service.protocol.messages import (
+    DataRefused,
+    DataSetOptions,
     Done,
     Given,
-    Granted,
     Lease,
+    LeasesGranted,
     NextEpoch,
     Open,
     Opened,
-    Options,
-    Refused,
-    Register,
+    RegisterFiles,
 )
 from edl.errors import DataError
 
@@ -42,10 +42,10 @@ class Wire(Dispatcher):
 
     def grant(self, *shards: int, state: str = "more") -> None:
         leases = tuple(Given(ShardRef(shard, "f", 0, 9, 9), 0) for shard in shards)
-        self.answer(Granted, epoch=0, leases=leases, state=state)
+        self.answer(LeasesGranted, epoch=0, leases=leases, state=state)
 
     def open(self) -> None:
-        self.answer(Opened, digest="x", format="ipc", shards=9, records=81, options=Options(), epoch=0)
+        self.answer(Opened, digest="x", format="ipc", shards=9, records=81, options=DataSetOptions(), epoch=0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_one_thing_after_the_other(line: Wire, client: LeaseClient) -> None:
     assert client.wait(opened, never, Opened).shards == 9
     assert line.said[-1] == Lease(line.said[0].id + 1, "d", 0, 2) and not lease.done.is_set()
     line.grant(4, 5)
-    assert [one.shard.index for one in client.wait(lease, never, Granted).leases] == [4, 5]
+    assert [one.shard.index for one in client.wait(lease, never, LeasesGranted).leases] == [4, 5]
 
 
 def test_only_rank_0_tells_the_position(line: Wire) -> None:
@@ -81,16 +81,16 @@ def test_only_rank_0_tells_the_position(line: Wire) -> None:
 
 def test_an_answer_to_something_else_is_ignored(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 2)
-    line.hear(messages.encode(Granted(line.said[-1].id - 1, "d", 0, (), "more")))
-    line.hear(messages.encode(Granted(line.said[-1].id, "other", 0, (), "more")))
+    line.hear(messages.encode(LeasesGranted(line.said[-1].id - 1, "d", 0, (), "more")))
+    line.hear(messages.encode(LeasesGranted(line.said[-1].id, "other", 0, (), "more")))
     assert not lease.done.is_set()
     line.grant()
     assert lease.done.is_set()
 
 
 def test_all_is_said_again_to_another_master(line: Wire, client: LeaseClient) -> None:
-    client.register(b"manifest", Options())
-    line.answer(messages.Registered, digest="x", shards=9, records=81)
+    client.register(b"manifest", DataSetOptions())
+    line.answer(messages.FilesRegistered, digest="x", shards=9, records=81)
     client.open(0, "")
     line.open()
     client.lease(0, 4)
@@ -98,8 +98,8 @@ def test_all_is_said_again_to_another_master(line: Wire, client: LeaseClient) ->
     client.lease(0, 1, [(2, 9)], [(7, 4, "broken")])
     asked = len(line.said)
     line.hear(None)
-    assert line.said[asked] == Register(line.said[asked - 1].id + 1, "d", b"manifest", Options())
-    line.answer(messages.Registered, digest="x", shards=9, records=81)
+    assert line.said[asked] == RegisterFiles(line.said[asked - 1].id + 1, "d", b"manifest", DataSetOptions())
+    line.answer(messages.FilesRegistered, digest="x", shards=9, records=81)
     again = line.said[-1]
     assert isinstance(again, Open) and again.ledger == "position"
     assert (again.granted, again.finished, again.returned) == (((1, 4),), ((2, 3),), ((7, 4),))
@@ -107,7 +107,7 @@ def test_all_is_said_again_to_another_master(line: Wire, client: LeaseClient) ->
     assert line.said[-1].finished == ((2, 9),) and line.said[-1].id > again.id
     line.grant(7)
     line.hear(None)
-    line.answer(messages.Registered, digest="x", shards=9, records=81)
+    line.answer(messages.FilesRegistered, digest="x", shards=9, records=81)
     assert (line.said[-1].granted, line.said[-1].returned) == (((1, 4), (7, 8)), ()), "it has been granted again"
 
 
@@ -120,7 +120,7 @@ def test_another_failover_while_it_is_said_again(line: Wire, client: LeaseClient
         assert isinstance(line.said[-1], Open)
     line.open()
     line.grant(3)
-    assert client.wait(lease, never, Granted).leases
+    assert client.wait(lease, never, LeasesGranted).leases
 
 
 def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient) -> None:
@@ -138,7 +138,7 @@ def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient
 
 def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
-    line.answer(Refused, kind="old", text="higher", last=1 << 50)
+    line.answer(DataRefused, kind="old", text="higher", last=1 << 50)
     assert line.said[-1].id == (1 << 50) + 1 and not lease.done.is_set()
     line.grant()
     assert lease.done.is_set()
@@ -146,7 +146,7 @@ def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Lea
 
 def test_a_refusal_is_an_error_with_its_text(line: Wire, client: LeaseClient) -> None:
     opened = client.open(0, "")
-    line.answer(Refused, kind="differs", text="other files: b.parquet")
+    line.answer(DataRefused, kind="differs", text="other files: b.parquet")
     with pytest.raises(DataError, match=r"data set d: other files: b\.parquet"):
         client.wait(opened, never, Opened)
 
@@ -156,14 +156,14 @@ def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: L
     line.open()
     lease = client.lease(0, 1)
     line.hear(None)
-    line.answer(Refused, kind="ledger", text="both have it")
+    line.answer(DataRefused, kind="ledger", text="both have it")
     with pytest.raises(DataError, match="both have it"):
-        client.wait(lease, never, Granted)
+        client.wait(lease, never, LeasesGranted)
 
 
 def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
-    line.answer(Refused, kind="stale", text="round 4")
+    line.answer(DataRefused, kind="stale", text="round 4")
     client.lease(0, 1)
     assert len(line.said) == 1
 
@@ -171,7 +171,7 @@ def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, clie
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        client.wait(lease, check, Granted)
+        client.wait(lease, check, LeasesGranted)
 
 
 def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: LeaseClient) -> None:
@@ -195,7 +195,9 @@ def test_a_late_message_about_the_previous_epoch_is_ignored(line: Wire, client: 
     client.lease(0, 1, [(2, 9)], [(7, 4, "broken")])
     line.grant()
     client.lease(1, 2)
-    line.answer(Granted, epoch=1, leases=tuple(Given(ShardRef(one, "f", 0, 9, 9), 0) for one in (2, 3)), state="more")
+    line.answer(
+        LeasesGranted, epoch=1, leases=tuple(Given(ShardRef(one, "f", 0, 9, 9), 0) for one in (2, 3)), state="more"
+    )
     line.hear(None)
     again: Any = line.said[-1]
     assert (again.granted, again.finished, again.returned) == (((2, 4),), (), ())

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
-from data_service.formats import Reader, open_reader
-from data_service.formats.options import Options
+from data_service.formats import FormatReader, open_reader
+from data_service.formats.options import FormatOptions
 from data_service.manifest import Manifest, ShardRef
 from data_service.remote import client as remote
 from data_service.remote import flight
@@ -110,11 +110,11 @@ def serving(count: int = 1, capacity: int = 16) -> Iterator[tuple[Pool, list[Rea
             assert server.drain(10)
 
 
-def ipc_shard(folder: Path) -> tuple[ShardRef, Reader]:
+def ipc_shard(folder: Path) -> tuple[ShardRef, FormatReader]:
     return ShardRef(0, str(written(folder, "ipc")), 0, RECORDS, RECORDS), open_reader("ipc")
 
 
-def long_shard(folder: Path, count: int = LONG, width: int = 1000) -> tuple[ShardRef, Reader]:
+def long_shard(folder: Path, count: int = LONG, width: int = 1000) -> tuple[ShardRef, FormatReader]:
     """More than the buffers on the way can hold."""
     path, blob = folder / "long.ipc", pa.array([bytes(width)] * 10, pa.large_binary())
     schema = pa.schema([("blob", blob.type)])
@@ -147,7 +147,7 @@ def test_what_a_reader_sends_is_what_the_file_holds(tmp_path: Path, format: str)
 
 
 def test_a_users_own_reader_function_is_called_there(tmp_path: Path) -> None:
-    options = Options(read=f"{HERE}:odd")
+    options = FormatOptions(read=f"{HERE}:odd")
     with serving() as (pool, _):
         there = remote_reader(pool, "user", options=options)
         path = tmp_path / "mine"
@@ -157,7 +157,7 @@ def test_a_users_own_reader_function_is_called_there(tmp_path: Path) -> None:
 
 def test_a_function_without_a_name_cannot_be_sent() -> None:
     with pytest.raises(SettingError, match="cannot be sent to another process"):
-        remote_reader(Pool(), "user", options=Options(read=odd))
+        remote_reader(Pool(), "user", options=FormatOptions(read=odd))
 
 
 @pytest.mark.parametrize("upto", [0, 1, 400, 999])

@@ -15,7 +15,7 @@ import pyarrow.flight as fl
 import pytest
 from pyarrow import ipc
 
-from data_service.formats import Reader, open_reader
+from data_service.formats import FormatReader, open_reader
 from data_service.manifest import ShardRef
 from data_service.remote.client import Pool, RemoteReader
 from data_service.remote.flight import ReaderServer, Ticket
@@ -43,7 +43,7 @@ def serving(authority: str) -> Iterator[ReaderServer]:
 
 
 @contextmanager
-def reading(port: int, authority: str, local: Reader | None = None) -> Iterator[tuple[RemoteReader, list[str]]]:
+def reading(port: int, authority: str, local: FormatReader | None = None) -> Iterator[tuple[RemoteReader, list[str]]]:
     said: list[str] = []
     pool = Pool()
     pool.update([["r0", HOST, port, BEARER]], authority)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 
 import grpc
@@ -11,6 +10,7 @@ import pytest
 
 from edl.adapters.knocking import answers
 from edl.adapters.transport import MasterClient, MasterServer, refuses
+from tests.support.relay import start_relay
 
 HOST = "127.0.0.1"
 SHORT_S = 0.2
@@ -62,18 +62,8 @@ def test_a_master_that_is_slow_to_answer_is_not_given_up() -> None:
         server = MasterServer(lambda: "token")
         port = await server.start(HOST)
 
-        async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await asyncio.sleep(0.6)  # gRPC's first limit would be a tenth of that
-            far_reader, far_writer = await asyncio.open_connection(HOST, port)
-            await asyncio.gather(pipe(reader, far_writer), pipe(far_reader, writer))
-
-        async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError):
-                while data := await reader.read(65536):
-                    writer.write(data)
-            writer.close()
-
-        async with await asyncio.start_server(slowly, HOST, 0) as proxy:
+        # gRPC's first limit would be a tenth of that.
+        async with await start_relay(port, pause_s=0.6) as proxy:
             client = MasterClient(HOST, proxy.sockets[0].getsockname()[1], "token", timeout_s=30.0)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.status()

@@ -72,8 +72,8 @@ class Setup:
         self.agent.say(Underway(Round(1), "in process"))
         await until(lambda: self.shell.status().nodes[0].underway)
 
-    def ask(self, purpose: Purpose, *, wait: bool = True, wish: str = "") -> asyncio.Future[Outcome]:
-        self.asking.append(asyncio.ensure_future(ask(self.client, purpose, "edl test", wait=wait, wish=wish)))
+    def ask(self, purpose: Purpose, *, wait: bool = True, argument: str = "") -> asyncio.Future[Outcome]:
+        self.asking.append(asyncio.ensure_future(ask(self.client, purpose, "edl test", wait=wait, argument=argument)))
         return self.asking[-1]
 
     async def agree(self, commit: int) -> Switch:
@@ -379,7 +379,7 @@ class TestSet:
     def test_says_from_when_on_it_holds(self) -> None:
         async def scenario(job: Setup) -> None:
             await job.underway()
-            asking = job.ask(Purpose.SET, wish="global-batch=64 lr-scale=0.5")
+            asking = job.ask(Purpose.SET, argument="global-batch=64 lr-scale=0.5")
             switch = await job.agree(6)
             outcome = await asking
             assert (switch.commit, switch.settings.global_batch, outcome.commit) == (7, 64, 7)
@@ -393,24 +393,24 @@ class TestSet:
     def test_what_changes_nothing_is_known_at_once(self) -> None:
         async def scenario(job: Setup) -> None:
             await job.underway()
-            outcome = await job.ask(Purpose.SET, wish="lr-scale=1")
+            outcome = await job.ask(Purpose.SET, argument="lr-scale=1")
             assert outcome.ok and outcome.text.endswith(": lr-scale=1: nothing changes in the running world")
 
         act(scenario)
 
     def test_plain_scripts_have_it_later(self) -> None:
         async def scenario(job: Setup) -> None:
-            outcome = await job.ask(Purpose.SET, wish="global-batch=64")
+            outcome = await job.ask(Purpose.SET, argument="global-batch=64")
             assert outcome.ok and outcome.text.endswith(": global-batch=64: holds from the next world on")
 
         act(scenario)
 
-    @pytest.mark.parametrize("wish", ["local-batch=0", "speed=9", "lr-rule=cubic"])
-    def test_nonsense_is_refused_before_anybody_is_asked(self, wish: str) -> None:
+    @pytest.mark.parametrize("argument", ["local-batch=0", "speed=9", "lr-rule=cubic"])
+    def test_nonsense_is_refused_before_anybody_is_asked(self, argument: str) -> None:
         async def scenario(job: Setup) -> None:
             await job.underway()
-            with pytest.raises(UsageError, match=wish):
-                await job.ask(Purpose.SET, wish=wish)
+            with pytest.raises(UsageError, match=argument):
+                await job.ask(Purpose.SET, argument=argument)
 
         act(scenario)
 
@@ -437,7 +437,7 @@ class TestCommandLine:
         client = FakeClient(Answer("", ok=True), changed)
         assert call(monkeypatch, client, "set", "global-batch=64", "lr-scale=1") == 0
         assert capsys.readouterr().out == changed.text + "\n"
-        assert (client.asked[0].purpose, client.asked[0].wish) == (Purpose.SET, "global-batch=64 lr-scale=1")
+        assert (client.asked[0].purpose, client.asked[0].argument) == (Purpose.SET, "global-batch=64 lr-scale=1")
         assert call(monkeypatch, client, "set") == ExitCode.USAGE
 
     def test_checkpoint(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

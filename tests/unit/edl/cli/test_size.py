@@ -1,4 +1,4 @@
-"""``edl scale`` and its companions: the wish, and the wait until the status says that it is so."""
+"""``edl scale`` and its companions: the request, and the wait until the status says that it is so."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Told:
             raise said
         return said
 
-    async def wish(self, wish: object) -> Granted:
+    async def submit(self, request: object) -> Granted:
         return GRANTED
 
     async def pause(self) -> None:
@@ -157,9 +157,9 @@ def test_waiting_for_a_slot() -> None:
 def test_a_slot_is_named_by_its_number_or_its_device(run: Callable[..., tuple[Client, Result]]) -> None:
     for command, wanted in (("cordon", True), ("uncordon", False)):
         client, done = run(command, "node-a", "--device=GPU-1", "--reason=noise", "--no-wait")
-        (wish,) = client.wishes
-        assert isinstance(wish, Cordon), done.output
-        assert (wish.node, wish.cordoned, wish.device, wish.reason) == ("node-a", wanted, "GPU-1", "noise")
+        (request,) = client.requests
+        assert isinstance(request, Cordon), done.output
+        assert (request.node, request.cordoned, request.device, request.reason) == ("node-a", wanted, "GPU-1", "noise")
 
 
 def test_the_status_names_dropped_slots_and_counts_the_others() -> None:
@@ -246,7 +246,7 @@ def test_the_master_changes_meanwhile() -> None:
 
 def test_what_is_refused_is_an_error() -> None:
     class No(Told):
-        async def wish(self, wish: object) -> Granted:
+        async def submit(self, request: object) -> Granted:
             return Granted(Verdict.REFUSED, "9 nodes: outside 1:8")
 
     with pytest.raises(UsageError, match="outside 1:8"):
@@ -282,9 +282,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Client, Result]]
 
 def test_scale(run: Callable[..., tuple[Client, Result]]) -> None:
     client, done = run("scale", "4", "--reason=more data", "--json")
-    (wish,) = client.wishes
-    assert isinstance(wish, Resize) and (wish.nodes, wish.reason, wish.revision) == (4, "more data", 0)
-    assert wish.by.startswith("edl scale (")
+    (request,) = client.requests
+    assert isinstance(request, Resize) and (request.nodes, request.reason, request.revision) == (4, "more data", 0)
+    assert request.by.startswith("edl scale (")
     said = json.loads(done.stdout)
     assert (said["ok"], said["verdict"], said["generation"], said["done"]) == (True, "accepted", 2, True)
     assert "size 4" in done.stderr
@@ -293,9 +293,9 @@ def test_scale(run: Callable[..., tuple[Client, Result]]) -> None:
 def test_the_size_is_given_back_to_the_policy(run: Callable[..., tuple[Client, Result]]) -> None:
     client, result = run("scale", "auto", "--no-wait")
     assert result.exit_code == 0
-    (wish,) = client.wishes
-    assert isinstance(wish, Resize)
-    assert (wish.nodes, wish.auto) == (0, True)
+    (request,) = client.requests
+    assert isinstance(request, Resize)
+    assert (request.nodes, request.auto) == (0, True)
     _, result = run("scale", "many")
     assert result.exit_code == 2
     assert "give a number of nodes, or auto" in result.output
@@ -303,36 +303,40 @@ def test_the_size_is_given_back_to_the_policy(run: Callable[..., tuple[Client, R
 
 def test_bounds_come_before_the_size(run: Callable[..., tuple[Client, Result]]) -> None:
     client, _ = run("scale", "12", "--min=2", "--max=16", "--no-wait")
-    assert [type(wish) for wish in client.wishes] == [SetBounds, Resize]
+    assert [type(request) for request in client.requests] == [SetBounds, Resize]
     client, done = run("scale", "--max=16", "--no-wait")
-    (wish,) = client.wishes
-    assert isinstance(wish, SetBounds) and (wish.minimum, wish.maximum, wish.revision) == (1, 16, 40)
+    (request,) = client.requests
+    assert isinstance(request, SetBounds) and (request.minimum, request.maximum, request.revision) == (1, 16, 40)
     assert done.stdout == "bounds\n" and done.stderr == ""
 
 
 def test_a_size_outside_of_the_bounds_given_with_it_changes_neither(run: Callable[..., tuple[Client, Result]]) -> None:
     client, done = run("scale", "12", "--max=8")
-    assert client.wishes == []
+    assert client.requests == []
     assert "12 nodes are outside the requested bounds 1:8" in str(done.exception or done.output)
 
 
 def test_showing_the_size(run: Callable[..., tuple[Client, Result]]) -> None:
     client, done = run("scale")
-    assert client.wishes == [] and done.stdout.startswith("Size: 3 nodes train (1 to 8 allowed)")
+    assert client.requests == [] and done.stdout.startswith("Size: 3 nodes train (1 to 8 allowed)")
     assert json.loads(run("scale", "--json")[1].stdout)["revision"] == 40
 
 
 def test_the_other_commands(run: Callable[..., tuple[Client, Result]]) -> None:
     words = ("drain", "node-b", "node-c", "--deadline=9", "--checkpoint=must", "--no-wait")
-    (wish,) = run(*words)[0].wishes
-    assert isinstance(wish, Drain)
-    assert (wish.nodes, wish.deadline_s, wish.care) == (("node-b", "node-c"), 9.0, DrainMode.MUST)
+    (request,) = run(*words)[0].requests
+    assert isinstance(request, Drain)
+    assert (request.nodes, request.deadline_s, request.mode) == (("node-b", "node-c"), 9.0, DrainMode.MUST)
     for command, cordoned in (("cordon", True), ("uncordon", False)):
-        (wish,) = run(command, "node-d", "--reason=hot")[0].wishes
-        assert isinstance(wish, Cordon) and (wish.node, wish.cordoned, wish.reason) == ("node-d", cordoned, "hot")
+        (request,) = run(command, "node-d", "--reason=hot")[0].requests
+        assert isinstance(request, Cordon) and (request.node, request.cordoned, request.reason) == (
+            "node-d",
+            cordoned,
+            "hot",
+        )
     for command, asleep in (("suspend", True), ("resume", False)):
-        (wish,) = run(command, "--no-wait")[0].wishes
-        assert isinstance(wish, Suspend) and wish.suspended is asleep
+        (request,) = run(command, "--no-wait")[0].requests
+        assert isinstance(request, Suspend) and request.suspended is asleep
     assert run("token")[1].stdout == "the-token\n"
 
 
@@ -352,17 +356,17 @@ def test_what_is_refused_has_no_output(run: Callable[..., tuple[Client, Result]]
         assert run(*words)[1].exit_code == 2
 
 
-def test_a_wish_that_cannot_be_sent_is_not_sent_empty() -> None:
+def test_a_request_that_cannot_be_sent_is_not_sent_empty() -> None:
     async def scenario() -> None:
         client = MasterClient("127.0.0.1", 1, "token")
         with pytest.raises(ValueError, match="out of range"):
-            await client.wish(Resize(2**40, "me"))
+            await client.submit(Resize(2**40, "me"))
         await client.close()
 
     asyncio.run(scenario())
 
 
-def test_no_longer_waiting_leaves_the_wish(
+def test_no_longer_waiting_leaves_the_request(
     run: Callable[..., tuple[Client, Result]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def interrupted() -> None:
@@ -372,7 +376,7 @@ def test_no_longer_waiting_leaves_the_wish(
     monkeypatch.setattr(wi, "a_moment", interrupted)
     monkeypatch.setattr(wi, "size_is", lambda *_: lambda status: wi.Seen(False, "waits"))
     client, done = run("scale", "4")
-    assert len(client.wishes) == 1
+    assert len(client.requests) == 1
     assert "the request is still valid" in done.stderr and done.stdout == ""
 
 

@@ -76,14 +76,14 @@ def test_with_a_global_batch_samples_are_counted() -> None:
 
 def test_a_size_by_hand_holds_until_it_is_given_back() -> None:
     rule = scaling("abc")
-    assert rule.wish(Resize(3, "me")) is Verdict.ACCEPTED
+    assert rule.submit(Resize(3, "me")) is Verdict.ACCEPTED
     go_on(rule, 600)
     assert rule.state.agreement is None
     assert rule.scale.proposal == 2
     assert "3 nodes asked for by hand: edl scale auto" in rule.scale.proposal_reason
-    assert rule.wish(Resize(0, "me", auto=True)) is Verdict.ACCEPTED
+    assert rule.submit(Resize(0, "me", auto=True)) is Verdict.ACCEPTED
     assert rule.notes[0] == "size given back to the autoscale policy by me"
-    assert rule.wish(Resize(0, "me", auto=True)) is Verdict.KNOWN
+    assert rule.submit(Resize(0, "me", auto=True)) is Verdict.KNOWN
     go_on(rule, 60)
     assert rule.state.agreement is not None
 
@@ -93,20 +93,20 @@ def test_to_ask_by_hand_for_what_the_policy_has_chosen_takes_it_over() -> None:
     go_on(rule, 300)
     rule.change()
     assert rule.state.record.sizing.automatic
-    assert rule.wish(Resize(2, "me")) is Verdict.ACCEPTED
+    assert rule.submit(Resize(2, "me")) is Verdict.ACCEPTED
     assert not rule.state.record.sizing.automatic
     go_on(rule, 600)
     assert rule.members == "ab"
 
 
 def test_without_a_policy_there_is_nobody_to_give_the_size_back_to() -> None:
-    assert training("abc").wish(Resize(0, "me", auto=True)) is Verdict.REFUSED
+    assert training("abc").submit(Resize(0, "me", auto=True)) is Verdict.REFUSED
 
 
 def test_an_owner_outside_is_only_told() -> None:
     rule = scaling("abc", scheduler=EXTERNAL)
-    rule.wish(Resize(3, "statefulset/train", external=True))
-    assert rule.wish(Resize(0, "me", auto=True)) is Verdict.REFUSED
+    rule.submit(Resize(3, "statefulset/train", external=True))
+    assert rule.submit(Resize(0, "me", auto=True)) is Verdict.REFUSED
     go_on(rule, 300)
     assert rule.state.agreement is None
     assert rule.scale.proposal == 4
@@ -133,7 +133,7 @@ def test_a_pace_of_another_world_or_of_a_spare_does_not_count() -> None:
 def test_nothing_while_suspended() -> None:
     rule = scaling("abc")
     go_on(rule, 30)
-    rule.wish(Suspend(True, "me"))
+    rule.submit(Suspend(True, "me"))
     assert rule.scale.proposal_reason == "the job is suspended"
 
 

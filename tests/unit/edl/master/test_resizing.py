@@ -1,4 +1,4 @@
-"""From a wish to a world that conforms to it, as the Master sees it."""
+"""From a request to a world that conforms to it, as the Master sees it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ UP_TO_FOUR = NodeRange(1, 4)
 class Resizable(Aware):
     """A Master that people ask for sizes."""
 
-    def wish(self, wish: ScaleRequest, **facts: Any) -> Verdict:
-        self.feed(ev.ScaleRequested(wish, **facts))
+    def submit(self, request: ScaleRequest, **facts: Any) -> Verdict:
+        self.feed(ev.ScaleRequested(request, **facts))
         (grant,) = [effect for effect in self.effects if isinstance(effect, ev.Grant)]
         return grant.verdict
 
@@ -115,7 +115,7 @@ def training(
 class TestSize:
     def test_fewer_at_one_boundary_whoever_came_last_goes_first(self) -> None:
         rule = training("abcd")
-        assert rule.wish(Resize(2, "me", "quiet")) is Verdict.ACCEPTED
+        assert rule.submit(Resize(2, "me", "quiet")) is Verdict.ACCEPTED
         assert rule.notes == ["2 nodes asked for by me: quiet"]
         assert {type(m) for m in rule.told().values()} == {Hold}
         rule.change()
@@ -129,15 +129,15 @@ class TestSize:
 
     def test_more_when_somebody_asks_takes_spares_in(self) -> None:
         rule = training("abcd")
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.change()
-        rule.wish(Resize(4, "me"))
+        rule.submit(Resize(4, "me"))
         rule.change(19)
         assert (rule.members, rule.scale.observed) == ("abcd", 2)
 
     def test_fewer_than_are_wanted_train_until_others_come(self) -> None:
         rule = training("ab")
-        rule.wish(Resize(4, "me"))
+        rule.submit(Resize(4, "me"))
         assert rule.state.agreement is None
         assert (rule.scale.observed, rule.scale.waiting) == (1, "2 more nodes to come: 2 of 4 train")
         rule.arrive("c")
@@ -146,22 +146,22 @@ class TestSize:
 
     def test_fewer_than_the_least_train_on_until_others_come(self) -> None:
         rule = training("ab")
-        rule.wish(SetBounds(3, 4, "me"))
+        rule.submit(SetBounds(3, 4, "me"))
         assert (rule.phase, rule.state.agreement) == (Phase.RUNNING, None)
         assert (rule.scale.observed, rule.scale.waiting) == (1, "1 more node to come: 2 of 3 train")
 
     def test_who_comes_beyond_what_is_wanted_is_a_spare(self) -> None:
         rule = training("ab")
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.arrive("c")
         assert (rule.state.agreement, rule.phase, rule.members) == (None, Phase.RUNNING, "ab")
 
-    def test_the_newest_wish_wins_while_a_change_is_under_way(self) -> None:
+    def test_the_newest_request_wins_while_a_change_is_under_way(self) -> None:
         rule = training("abcd")
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         assert rule.boundary() is Purpose.SWITCH
-        rule.wish(Resize(3, "me"))
-        rule.wish(Resize(1, "me"))
+        rule.submit(Resize(3, "me"))
+        rule.submit(Resize(1, "me"))
         rule.park("abcd")
         rule.underway(*rule.members)
         assert (rule.members, rule.scale.observed, rule.state.record.round) == ("a", 3, 2)
@@ -169,7 +169,7 @@ class TestSize:
     def test_a_plain_script_is_interrupted(self) -> None:
         rule = Resizable(NodeRange(1, 3))
         rule.join("a", "b", "c")
-        rule.wish(Resize(1, "me"))
+        rule.submit(Resize(1, "me"))
         assert {type(m) for m in rule.told().values()} == {StopRound}
         for name in "abc":
             rule.ready(name, 1)
@@ -177,7 +177,7 @@ class TestSize:
 
     def test_the_first_world_keeps_to_it(self) -> None:
         rule = Resizable(NodeRange(1, 4))
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.join("a", "b")
         assert rule.members == "ab"
 
@@ -189,14 +189,14 @@ class TestSize:
             rule.feed(ev.NodeAttached(Attach(who, Round(0), Round(0), False)))
             rule.parked(name, seen=0)
         rule.underway(*"abcd")
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.change()
         assert rule.members == "bc"
 
     def test_what_is_done_stays_done(self) -> None:
         rule = training("ab")
         rule.attach("a", seen=1, running=1, done=True)
-        rule.wish(Resize(1, "me"))
+        rule.submit(Resize(1, "me"))
         assert (rule.phase, rule.state.agreement) == (Phase.RUNNING, None)
         assert rule.scale.waiting == "the workers finish"
 
@@ -206,8 +206,8 @@ class TestSize:
             n: dataclasses.replace(e, holdings=(Holding(Version(1, 5), 0, 4),)) for n, e in rule.state.nodes.items()
         }
         rule.state = dataclasses.replace(rule.state, nodes=nodes)
-        assert rule.wish(Resize(1, "me"), saves=False) is Verdict.REFUSED
-        assert rule.wish(Resize(1, "me"), saves=True) is Verdict.ACCEPTED
+        assert rule.submit(Resize(1, "me"), saves=False) is Verdict.REFUSED
+        assert rule.submit(Resize(1, "me"), saves=True) is Verdict.ACCEPTED
         assert rule.state.agreement is None
         assert "until a checkpoint is complete" in rule.scale.waiting
 
@@ -215,25 +215,25 @@ class TestSize:
 class TestLevels:
     def test_recover_goes_on_with_fewer_when_asked_to(self) -> None:
         rule = training("abc", level=FaultTolerance.RECOVER)
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.change()
         assert rule.members == "ab"
 
-    def test_recover_keeps_the_size_until_there_are_as_many_as_are_wished(self) -> None:
+    def test_recover_keeps_the_size_until_there_are_as_many_as_are_requested(self) -> None:
         rule = training("ab", level=FaultTolerance.RECOVER)
-        rule.wish(Resize(4, "me"))
+        rule.submit(Resize(4, "me"))
         rule.arrive("c")
         assert rule.state.agreement is None
         rule.arrive("d")
         rule.change()
         assert rule.members == "abcd"
 
-    def test_shrink_grows_to_what_is_wished_and_no_further(self) -> None:
+    def test_shrink_grows_to_what_is_requested_and_no_further(self) -> None:
         rule = training("ab", level=FaultTolerance.SHRINK)
         rule.arrive("c")
         rule.arrive("d")
         assert rule.state.agreement is None
-        rule.wish(Resize(3, "me"))
+        rule.submit(Resize(3, "me"))
         rule.change()
         assert rule.members == "abc"
 
@@ -241,16 +241,16 @@ class TestLevels:
 class TestBounds:
     def test_they_hold_from_then_on(self) -> None:
         rule = training("abc")
-        assert rule.wish(SetBounds(1, 2, "me")) is Verdict.ACCEPTED
+        assert rule.submit(SetBounds(1, 2, "me")) is Verdict.ACCEPTED
         rule.change()
         assert (rule.members, rule.scale.maximum) == ("ab", 2)
-        rule.wish(SetBounds(1, 8, "me"))
+        rule.submit(SetBounds(1, 8, "me"))
         rule.change(19)
         assert rule.members == "abc"
 
     def test_a_world_below_them_is_left_alone(self) -> None:
         rule = training("ab")
-        rule.wish(SetBounds(3, 4, "me"))
+        rule.submit(SetBounds(3, 4, "me"))
         assert (rule.phase, rule.state.agreement) == (Phase.RUNNING, None)
         rule.arrive("c")
         rule.change()
@@ -258,7 +258,7 @@ class TestBounds:
 
     def test_the_next_master_goes_by_them(self) -> None:
         rule = training("ab")
-        rule.wish(SetBounds(3, 4, "me"))
+        rule.submit(SetBounds(3, 4, "me"))
         decision = take_over(rule.spec, rule.state.record, [info("a"), info("b")], 0.0)
         assert decision.state.record.sizing.bounds(rule.spec.nodes) == NodeRange(3, 4)
 
@@ -266,10 +266,10 @@ class TestBounds:
 class TestCooling:
     def test_the_next_resize_waits_and_says_until_when(self) -> None:
         rule = training("abc", cooldown_s=30.0)
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.change()
         rule.wait(10.0)
-        rule.wish(Resize(1, "me"))
+        rule.submit(Resize(1, "me"))
         assert (rule.state.agreement, rule.scale.observed) == (None, 1)
         assert rule.scale.waiting.startswith("1 nodes in 20 s: --scale-cooldown=30")
         assert ev.WakeAt(rule.now_s + 20.0) in rule.effects
@@ -279,15 +279,15 @@ class TestCooling:
 
     def test_a_cordon_does_not_wait(self) -> None:
         rule = training("abc", cooldown_s=30.0)
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.change()
-        rule.wish(Cordon("b", True, "me"))
+        rule.submit(Cordon("b", True, "me"))
         rule.change(19)
         assert rule.members == "ac"
 
-    def test_who_joins_what_was_wished_before_does_not_wait(self) -> None:
+    def test_who_joins_what_was_requested_before_does_not_wait(self) -> None:
         rule = training("ab", cooldown_s=30.0)
-        rule.wish(Resize(4, "me"))
+        rule.submit(Resize(4, "me"))
         rule.arrive("c")
         rule.change()
         rule.arrive("d")
@@ -298,7 +298,7 @@ class TestCooling:
 class TestCordon:
     def test_a_member_goes_at_a_boundary_and_its_launcher_stays(self) -> None:
         rule = training("abc")
-        rule.wish(Cordon("b", True, "me", "hot"))
+        rule.submit(Cordon("b", True, "me", "hot"))
         rule.change()
         assert (rule.members, rule.scale.cordoned, rule.scale.observed) == ("ac", ("b",), 1)
         states = {n.node: n.state for n in job_status(rule.state, NodeId("a"), ()).nodes}
@@ -306,26 +306,26 @@ class TestCordon:
 
     def test_together_with_a_smaller_size_it_is_one_boundary(self) -> None:
         rule = training("abcd")
-        rule.wish(Cordon("a", True, "me"))
-        rule.wish(Resize(2, "me"))
+        rule.submit(Cordon("a", True, "me"))
+        rule.submit(Resize(2, "me"))
         rule.change()
         assert (rule.members, rule.state.record.round, rule.scale.observed) == ("bc", 2, 2)
 
     def test_one_that_comes_back_under_its_name_takes_no_part_either(self) -> None:
         rule = training("ab")
-        rule.wish(Cordon("b", True, "me"))
+        rule.submit(Cordon("b", True, "me"))
         rule.change()
         rule.lose("b")
         rule.feed(ev.NodeRegistered(info("b", 1)))
         rule.attach("b", life=1)
         rule.say("b", Ready(Round(0), (1, 2, 3), True), life=1)
         assert rule.state.agreement is None
-        rule.wish(Cordon("b", False, "me"))
+        rule.submit(Cordon("b", False, "me"))
         assert rule.state.agreement is not None
 
     def test_a_member_without_which_there_is_no_world_stays_until_there_are_others(self) -> None:
         rule = training("abc", NodeRange(2, 4))
-        rule.wish(Cordon("c", True, "me"))
+        rule.submit(Cordon("c", True, "me"))
         rule.lose("b")
         rule.park("ac")
         assert rule.phase is Phase.FORMING
@@ -335,7 +335,7 @@ class TestCordon:
 class TestDrain:
     def test_several_leave_at_one_boundary_and_are_dismissed(self) -> None:
         rule = training("abcd")
-        assert rule.wish(Drain(("c", "d"), "me", "spot", 20.0)) is Verdict.ACCEPTED
+        assert rule.submit(Drain(("c", "d"), "me", "spot", 20.0)) is Verdict.ACCEPTED
         told = [m for name in "cd" for m in rule.sent(name) if isinstance(m, Depart)]
         assert told == [Depart("me: spot", 20.0, DrainMode.TRY)] * 2
         for name in "cd":
@@ -358,7 +358,7 @@ class TestDrain:
     def test_a_spare_goes_at_once(self) -> None:
         rule = training("ab", NodeRange(1, 2))
         rule.arrive("c")
-        rule.wish(Drain(("c",), "me"))
+        rule.submit(Drain(("c",), "me"))
         assert isinstance(rule.told()["c"], Depart)
         assert rule.state.agreement is None
         rule.say("c", Leaving("me", 5.0))
@@ -367,7 +367,7 @@ class TestDrain:
     def test_one_that_is_away_is_told_when_it_attaches_and_again_on_each_new_stream(self) -> None:
         rule = training("abc")
         rule.feed(ev.NodeDetached(NodeId("c"), info("c").incarnation))
-        rule.wish(Drain(("c",), "me"))
+        rule.submit(Drain(("c",), "me"))
         assert "c" not in rule.told()
         rule.feed(ev.NodeAttached(Attach(info("c"), Round(1), Round(1), False, underway=True)))
         assert isinstance(rule.sent("c")[0], Depart)
@@ -376,14 +376,14 @@ class TestDrain:
 
     def test_the_next_master_has_it_leave_as_well(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me"))
+        rule.submit(Drain(("c",), "me"))
         rule.state = take_over(rule.spec, rule.state.record, [info(n) for n in "abc"], rule.now_s).state
         rule.feed(ev.NodeAttached(Attach(info("c"), Round(1), Round(1), False, underway=True)))
         assert isinstance(rule.sent("c")[0], Depart)
 
     def test_a_launcher_that_comes_back_under_the_name_is_another_one(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me"))
+        rule.submit(Drain(("c",), "me"))
         rule.feed(ev.NodeRegistered(info("c", 1)))
         rule.attach("c", life=1)
         rule.say("c", Ready(Round(0), (1, 2, 3), True), life=1)
@@ -392,7 +392,7 @@ class TestDrain:
 
     def test_with_care_a_checkpoint_comes_first(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me", care=DrainMode.MUST))
+        rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
         assert rule.boundary(9) is Purpose.SAVE
         assert not any(isinstance(m, Depart) for m in rule.sent("c"))
         rule.say("a", Kept(Version(1, 8), "dir"))
@@ -403,18 +403,18 @@ class TestDrain:
 
     def test_with_care_and_a_checkpoint_that_fails_they_stay(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me", care=DrainMode.MUST))
+        rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
         rule.boundary(9)
         rule.say("a", Kept(Version(1, 9), "dir", error="disk full"))
         assert rule.notes[0] == "c stays: the checkpoint could not be written (disk full)"
         assert (rule.state.record.departing, rule.state.agreement) == ((), None)
 
-    def test_the_newest_wish_about_a_node_counts(self) -> None:
+    def test_the_newest_request_about_a_node_counts(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me", deadline_s=60.0, care=DrainMode.MUST))
-        rule.wish(Drain(("c",), "me", "the host\n burns", 5.0, DrainMode.NO))
+        rule.submit(Drain(("c",), "me", deadline_s=60.0, mode=DrainMode.MUST))
+        rule.submit(Drain(("c",), "me", "the host\n burns", 5.0, DrainMode.NO))
         assert rule.sent("c")[0] == Depart("me: the host burns", 5.0, DrainMode.NO)
-        rule.wish(Drain(("c",), "you", deadline_s=1.0))
+        rule.submit(Drain(("c",), "you", deadline_s=1.0))
         assert rule.sent("c")[0] == Depart("you", 1.0, DrainMode.TRY)
         assert [one.node for one in rule.state.record.departing] == ["c"]
 
@@ -437,7 +437,7 @@ class TestDrain:
 class TestSuspend:
     def suspended(self) -> Resizable:
         rule = training("ab")
-        rule.wish(Suspend(True, "me"))
+        rule.submit(Suspend(True, "me"))
         assert rule.boundary() is Purpose.KILL
         rule.park("ab")
         return rule
@@ -453,19 +453,19 @@ class TestSuspend:
 
     def test_with_a_checkpoint_even_if_another_size_is_being_agreed_on(self) -> None:
         rule = training("ab")
-        rule.wish(Resize(1, "me"))
-        rule.wish(Suspend(True, "me"))
+        rule.submit(Resize(1, "me"))
+        rule.submit(Suspend(True, "me"))
         assert rule.boundary() is Purpose.KILL
 
     def test_who_waits_for_nodes_is_told_of_those_that_are_kept_out(self) -> None:
         rule = training("ab", NodeRange(2, 4))
-        rule.wish(Suspend(True, "me"))
+        rule.submit(Suspend(True, "me"))
         rule.boundary()
         rule.park("ab")
         for name in "ab":
             rule.say(name, Ready(Round(1), (1, 2, 3), False, (Holding(Version(1, 9)),)))
-        assert rule.wish(Cordon("b", True, "me")) is Verdict.ACCEPTED
-        rule.wish(Suspend(False, "me"))
+        assert rule.submit(Cordon("b", True, "me")) is Verdict.ACCEPTED
+        rule.submit(Suspend(False, "me"))
         assert "at least 2 needed (--nnodes=2:4), b cordoned (edl uncordon)" in rule.scale.waiting
 
     def test_nobody_gives_up_and_nodes_come_and_go(self) -> None:
@@ -484,7 +484,7 @@ class TestSuspend:
         for name in "ab":
             rule.say(name, Ready(Round(1), (1, 2, 3), False, (Holding(Version(1, 9)),)))
         rule.wait(1000.0)
-        rule.wish(Suspend(False, "me"))
+        rule.submit(Suspend(False, "me"))
         world = rule.state.record.world
         assert world is not None
         assert (rule.phase, rule.members, world.restore) == (Phase.RUNNING, "ab", Version(1, 9))
@@ -492,21 +492,21 @@ class TestSuspend:
 
     def test_spares_start_workers_ahead_again(self) -> None:
         rule = self.suspended()
-        rule.wish(Resize(1, "me"))
+        rule.submit(Resize(1, "me"))
         for name in "ab":
             rule.say(name, Ready(Round(1), (1, 2, 3), False, (Holding(Version(1, 9)),)))
-        rule.wish(Suspend(False, "me"))
+        rule.submit(Suspend(False, "me"))
         assert (rule.members, type(rule.told()["b"])) == ("a", Prestart)
 
     def test_a_plain_script_is_stopped(self) -> None:
         rule = Resizable(NodeRange(1, 2))
         rule.join("a", "b")
-        rule.wish(Suspend(True, "me"))
+        rule.submit(Suspend(True, "me"))
         assert {type(m) for m in rule.told().values()} == {StopRound}
         for name in "ab":
             rule.ready(name, 1)
         assert rule.scale.observed == 1
-        rule.wish(Suspend(False, "me"))
+        rule.submit(Suspend(False, "me"))
         assert rule.members == "ab"
 
     def test_the_next_master_forms_no_world_either(self) -> None:
@@ -524,13 +524,13 @@ class TestSuspend:
         rule.feed(ev.Told(Asked(Purpose.KILL, "me")))
         assert rule.state.record.outcome is not None
         assert rule.state.record.outcome.exit_code == ExitCode.KILLED
-        assert rule.wish(Suspend(False, "me")) is Verdict.REFUSED
+        assert rule.submit(Suspend(False, "me")) is Verdict.REFUSED
 
     def test_a_drain_with_care_goes_once_what_is_in_memory_is_written(self) -> None:
         rule = self.suspended()
         for name in "ab":
             rule.say(name, Ready(Round(1), (1, 2, 3), False, (Holding(Version(1, 9)),)))
-        rule.wish(Drain(("b",), "me", care=DrainMode.MUST))
+        rule.submit(Drain(("b",), "me", mode=DrainMode.MUST))
         assert not rule.sent("b")
         rule.say("a", Kept(Version(1, 9), "dir"))
         assert isinstance(rule.sent("b")[0], Depart)
@@ -550,20 +550,20 @@ class TestView:
 
     def test_an_ended_job_waits_for_nothing(self) -> None:
         rule = training("ab")
-        rule.wish(Resize(1, "me"))
+        rule.submit(Resize(1, "me"))
         rule.feed(ev.Failed("no more"))
         assert (rule.scale.nodes, rule.scale.waiting) == (0, "")
-        assert rule.wish(Resize(2, "me")) is Verdict.REFUSED
+        assert rule.submit(Resize(2, "me")) is Verdict.REFUSED
 
 
 def _underway(rule: Rule) -> Any:
     return Underway(rule.state.record.round, "in process")
 
 
-def test_a_wish_for_a_node_that_left_changes_nothing_else() -> None:
+def test_a_request_for_a_node_that_left_changes_nothing_else() -> None:
     rule = training("ab")
-    assert rule.wish(Drain(("x",), "me")) is Verdict.UNKNOWN
-    assert rule.wish(Cordon("x", True, "me")) is Verdict.UNKNOWN
+    assert rule.submit(Drain(("x",), "me")) is Verdict.UNKNOWN
+    assert rule.submit(Cordon("x", True, "me")) is Verdict.UNKNOWN
     assert rule.state.record.sizing.generation == 0
     assert rule.state.nodes[NodeId("a")].status is NodeStatus.RUNNING
     assert Incarnation(1) == rule.state.nodes[NodeId("a")].info.incarnation
@@ -572,5 +572,5 @@ def test_a_wish_for_a_node_that_left_changes_nothing_else() -> None:
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_size_that_holds_is_conformed_to_at_once(nodes: int) -> None:
     rule = training("abc"[:nodes])
-    rule.wish(Resize(nodes, "me"))
+    rule.submit(Resize(nodes, "me"))
     assert (rule.scale.observed, rule.state.agreement) == (1, None)

@@ -1,4 +1,4 @@
-"""Wishes at the ruling Master's shell: in order, in the store first, and answered once they are."""
+"""Requests at the ruling Master's shell: in order, in the store first, and answered once they are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stored(bench: Bench) -> tuple[Sizing, int]:
 def test_it_is_in_the_store_when_it_is_answered() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench, "ab")
-        granted = await shell.wish(Resize(1, "me", "quiet night"))
+        granted = await shell.submit(Resize(1, "me", "quiet night"))
         record = bench.record()
         assert record is not None
         assert (granted.verdict, granted.generation) == (Verdict.ACCEPTED, 1)
@@ -64,7 +64,7 @@ def test_the_world_follows() -> None:
     async def scenario(bench: Bench) -> None:
         shell, agents = await running(bench, "ab")
         assert shell.status().scale.nodes == 2
-        await shell.wish(Resize(1, "me"))
+        await shell.submit(Resize(1, "me"))
         for agent in agents:
             agent.ready(1)
         await until(lambda: shell.status().scale.nodes == 1)
@@ -82,7 +82,7 @@ def test_a_stale_revision_is_refused_and_one_of_the_last_look_is_not() -> None:
         seen = shell.status().scale.revision
         assert seen
         first, second = await asyncio.gather(
-            shell.wish(Resize(2, "me", revision=seen)), shell.wish(Resize(3, "you", revision=seen))
+            shell.submit(Resize(2, "me", revision=seen)), shell.submit(Resize(3, "you", revision=seen))
         )
         assert (first.verdict, second.verdict) == (Verdict.ACCEPTED, Verdict.STALE)
         assert second.revision == first.revision > seen
@@ -92,13 +92,13 @@ def test_a_stale_revision_is_refused_and_one_of_the_last_look_is_not() -> None:
     play(scenario)
 
 
-def test_only_the_first_wish_with_a_key_counts_also_for_the_next_master() -> None:
+def test_only_the_first_request_with_a_key_counts_also_for_the_next_master() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
-        first = await shell.wish(Resize(2, "me", key="k"))
-        await shell.wish(Resize(3, "you"))
+        first = await shell.submit(Resize(2, "me", key="k"))
+        await shell.submit(Resize(3, "you"))
         other, _ = await bench.master(WIDE)
-        again = await other.wish(Resize(2, "me", key="k"))
+        again = await other.submit(Resize(2, "me", key="k"))
         assert (again.verdict, again.text) == (first.verdict, first.text)
         assert stored(bench)[0].desired == 3
         assert again.generation == 2
@@ -110,7 +110,7 @@ def test_what_is_refused_changes_nothing() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         before = bench.store.revision
-        granted = await shell.wish(Resize(9, "me"))
+        granted = await shell.submit(Resize(9, "me"))
         assert granted.verdict is Verdict.REFUSED
         assert bench.store.revision == before
 
@@ -121,7 +121,7 @@ def test_it_waits_as_long_as_the_store_is_away() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         bench.store.available = False
-        asked = bench.start(shell.wish(Resize(2, "me")))
+        asked = bench.start(shell.submit(Resize(2, "me")))
         await turns(200)
         assert not asked.done()
         assert shell.status().scale.asked == 0
@@ -131,11 +131,11 @@ def test_it_waits_as_long_as_the_store_is_away() -> None:
     play(scenario)
 
 
-def test_a_write_that_happened_without_an_answer_is_one_wish_with_one_revision() -> None:
+def test_a_write_that_happened_without_an_answer_is_one_request_with_one_revision() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         bench.store.fail_after_writing = 1
-        granted = await shell.wish(Resize(2, "me"))
+        granted = await shell.submit(Resize(2, "me"))
         assert (granted.generation, granted.revision) == (1, stored(bench)[1])
 
     play(scenario)
@@ -145,12 +145,12 @@ def test_a_master_that_was_replaced_grants_nothing() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
         bench.crown()
-        asked = [bench.start(shell.wish(Resize(nodes, "me"))) for nodes in (2, 3)]
+        asked = [bench.start(shell.submit(Resize(nodes, "me"))) for nodes in (2, 3)]
         await until(lambda: all(one.done() for one in asked))
         assert all(isinstance(one.exception(), FencedOut) for one in asked)
         assert stored(bench)[0].desired == 0
         with pytest.raises(FencedOut):
-            await shell.wish(Resize(4, "me"))
+            await shell.submit(Resize(4, "me"))
         with pytest.raises(FencedOut):
             await shell.changed()
 
@@ -160,7 +160,7 @@ def test_a_master_that_was_replaced_grants_nothing() -> None:
 def test_the_next_master_knows_it_and_goes_on_with_its_revision() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
-        granted = await shell.wish(SetBounds(1, 8, "me"))
+        granted = await shell.submit(SetBounds(1, 8, "me"))
         other, _ = await bench.master(WIDE)
         scale = other.status().scale
         assert (scale.maximum, scale.revision, scale.generation) == (8, granted.revision, 1)
@@ -172,10 +172,10 @@ def test_the_next_master_knows_it_and_goes_on_with_its_revision() -> None:
 def test_somebody_who_does_not_wait_for_the_answer_harms_nobody() -> None:
     async def scenario(bench: Bench) -> None:
         shell, _ = await running(bench)
-        asked = bench.start(shell.wish(Resize(2, "me")))
+        asked = bench.start(shell.submit(Resize(2, "me")))
         await asyncio.sleep(0)
         asked.cancel()
-        assert (await shell.wish(Cordon("x", True, "me"))).verdict is Verdict.UNKNOWN
+        assert (await shell.submit(Cordon("x", True, "me"))).verdict is Verdict.UNKNOWN
         assert stored(bench)[0].desired == 2
 
     play(scenario)
@@ -194,9 +194,9 @@ def test_those_that_watch_see_every_change_each_from_where_it_has_looked() -> No
         for log in seen:
             bench.start(watch(log))
         await turns(5)
-        await shell.wish(Resize(2, "me"))
+        await shell.submit(Resize(2, "me"))
         await turns(5)
-        await shell.wish(Resize(3, "me"))
+        await shell.submit(Resize(3, "me"))
         await turns(5)
         assert all(log[0] == 0 and sorted(set(log)) == [0, 1, 2] for log in seen)
 
@@ -209,7 +209,7 @@ def test_companions_work_beside_it_and_one_that_fails_is_said_to_have() -> None:
         ended: list[str] = []
 
         async def scaler(ruling: Ruling) -> None:
-            granted.append(await ruling.wish(Resize(2, "scaler", external=True)))
+            granted.append(await ruling.submit(Resize(2, "scaler", external=True)))
             ruling.explain("2 pods pending")
             try:
                 await asyncio.Event().wait()

@@ -16,7 +16,7 @@ from edl.agent.workers.environment import Local, seat
 from edl.config import HyperPolicy, LrRule, NodeRange
 from edl.errors import SettingError, StateError
 from edl.master import events as ev
-from edl.master.hyper import NAMES, wished
+from edl.master.hyper import NAMES, changed_policy
 from edl.master.state import Phase
 from edl.master.view import job_status, reply
 from edl.types import NodeId, Round
@@ -61,7 +61,7 @@ def trained(policy: HyperPolicy | None = KEEP, names: str = "ab") -> Aware:
     return rule
 
 
-def wish(rule: Aware, text: str) -> None:
+def request_settings(rule: Aware, text: str) -> None:
     rule.feed(ev.Told(Asked(Purpose.SET, "me", text)))
 
 
@@ -87,17 +87,19 @@ def answer_all(rule: Aware, hold: int, commit: int, names: str = "ab") -> None:
         rule.answer(name, hold, commit)
 
 
-class TestWishes:
+class TestSettingsRequests:
     def test_change_what_they_name(self) -> None:
-        found = wished(KEEP, "global-batch=512  lr-scale=0.5 lr-rule=sqrt lr-warmup=0 local-batch=16 lr-reference=128")
+        found = changed_policy(
+            KEEP, "global-batch=512  lr-scale=0.5 lr-rule=sqrt lr-warmup=0 local-batch=16 lr-reference=128"
+        )
         assert found == HyperPolicy(512, 16, LrRule.SQRT, 0, 128, 0, 0.5)
-        assert wished(found, "local-batch=none") == dataclasses.replace(found, local_batch=0)
+        assert changed_policy(found, "local-batch=none") == dataclasses.replace(found, local_batch=0)
 
     def test_a_reference_in_another_measure_is_forgotten(self) -> None:
-        assert wished(HyperPolicy(reference=4), "global-batch=64").reference == 0
-        assert wished(HyperPolicy(reference=4), "global-batch=64 lr-reference=32").reference == 32
-        assert wished(HyperPolicy(64, reference=32), "global-batch=none").reference == 0
-        assert wished(HyperPolicy(64, reference=32), "global-batch=96").reference == 32
+        assert changed_policy(HyperPolicy(reference=4), "global-batch=64").reference == 0
+        assert changed_policy(HyperPolicy(reference=4), "global-batch=64 lr-reference=32").reference == 32
+        assert changed_policy(HyperPolicy(64, reference=32), "global-batch=none").reference == 0
+        assert changed_policy(HyperPolicy(64, reference=32), "global-batch=96").reference == 32
 
     @pytest.mark.parametrize(
         ("text", "says"),
@@ -117,11 +119,11 @@ class TestWishes:
     )
     def test_are_refused_by_name_and_value(self, text: str, says: str) -> None:
         with pytest.raises(SettingError, match=says):
-            wished(KEEP, text)
+            changed_policy(KEEP, text)
 
     def test_must_fit_the_logical_ranks(self) -> None:
         with pytest.raises(SettingError, match=r"^global-batch=66: cannot be split evenly over --logical-ranks=4"):
-            wished(HyperPolicy(64, logical_ranks=4), "global-batch=66")
+            changed_policy(HyperPolicy(64, logical_ranks=4), "global-batch=66")
 
     def test_all_names_are_fields(self) -> None:
         fields = {field.name for field in dataclasses.fields(HyperPolicy)}
@@ -173,7 +175,7 @@ class TestWorlds:
 class TestByHand:
     def test_all_change_over_at_one_commit(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         assert rule.told() == {name: Hold(Round(1), 1, binding=True) for name in "ab"}
         rule.answer("a", 1, 7)
         assert held(rule).number == 1, "nothing is decided before all have answered"
@@ -190,7 +192,7 @@ class TestByHand:
 
     def test_later_worlds_keep_it(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         answer_all(rule, 1, 9)
         rule.lose("b")
         rule.parked("a", (1, 12))
@@ -199,23 +201,23 @@ class TestByHand:
 
     def test_a_world_that_goes_back_takes_it_along(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         answer_all(rule, 1, 9)
         rule.lose("b")
         rule.parked("a", (1, 4))
         assert (held(rule).global_batch, held(rule).ramp_begin, held(rule).ramp_from) == (128, 4, 1.0)
 
-    def test_another_wish_before_the_boundary_is_part_of_it(self) -> None:
+    def test_another_request_before_the_boundary_is_part_of_it(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
-        wish(rule, "local-batch=8")
+        request_settings(rule, "global-batch=128")
+        request_settings(rule, "local-batch=8")
         answer_all(rule, 1, 9)
         assert (held(rule).number, held(rule).global_batch, held(rule).local_batch) == (2, 128, 8)
         assert rule.state.agreement is None
 
     def test_a_world_that_forms_meanwhile_takes_it_along(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         rule.lose("b")
         rule.parked("a", (1, 5))
         assert world(rule).settings.global_batch == 128
@@ -225,7 +227,7 @@ class TestByHand:
 
     def test_a_checkpoint_comes_first_and_then_it_is_tried_again(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         rule.feed(ev.Told(Asked(Purpose.SAVE, "you")))
         assert rule.told()["a"] == Hold(Round(1), 2, binding=False)
         answer_all(rule, 2, 3)
@@ -238,14 +240,14 @@ class TestByHand:
 
     def test_a_node_that_leaves_does_not_wait_for_it(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         assert agreeing(rule) is Purpose.SET
         rule.say("b", Leaving("SIGTERM", 5.0))
         assert agreeing(rule) is Purpose.SWITCH
 
     def test_a_boundary_that_does_not_come_about(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         rule.answer("a", 1, 7)
         rule.wait(60.0)
         assert rule.told() == {n: Switch(Round(1), 1, 0, Purpose.SAVE, "me: global-batch=128") for n in "ab"}
@@ -259,7 +261,7 @@ class TestByHand:
     def test_plain_scripts_get_it_with_their_next_world(self) -> None:
         rule = Aware(NodeRange(1, 2))
         rule.join("a", "b")
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         assert notes(rule) == ["me: global-batch=128: holds from the next world on"]
         assert rule.told() == {}
 
@@ -267,42 +269,42 @@ class TestByHand:
         rule = trained()
         rule.lose("b")
         rule.parked("a", (1, 9))
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         assert notes(rule) == ["me: global-batch=128: holds from the next world on, or once this one is in training"]
         rule.underway("a")
         assert isinstance(rule.sent("a")[0], Hold)
 
     def test_what_holds_already(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=64 lr-warmup=3")
+        request_settings(rule, "global-batch=64 lr-warmup=3")
         assert notes(rule) == ["me: global-batch=64 lr-warmup=3: nothing changes in the running world"]
         assert rule.told() == {}
-        wish(rule, "lr-scale=2")
+        request_settings(rule, "lr-scale=2")
         answer_all(rule, 1, 1)
         assert held(rule).ramp_steps == 3, "the warm-up is that of the next change"
 
     def test_nonsense_changes_nothing(self) -> None:
         rule = trained()
         before = rule.state.record
-        wish(rule, "local-batch=0")
+        request_settings(rule, "local-batch=0")
         assert rule.state.record == before
         assert notes(rule)[0].startswith("me: local-batch=0: refused, local-batch=0: must be")
 
     def test_in_a_job_without_a_policy(self) -> None:
         rule = trained(None)
-        wish(rule, "global-batch=128 lr-rule=linear")
+        request_settings(rule, "global-batch=128 lr-rule=linear")
         answer_all(rule, 1, 6)
         assert (held(rule).number, held(rule).reference, held(rule).factor) == (1, 128, 1.0)
-        wish(rule, "global-batch=256")
+        request_settings(rule, "global-batch=256")
         answer_all(rule, 2, 9)
         assert (held(rule).reference, held(rule).factor) == (128, 2.0)
-        wish(rule, "global-batch=none")
+        request_settings(rule, "global-batch=none")
         answer_all(rule, 3, 11)
         assert (held(rule).reference, held(rule).size, held(rule).factor) == (4, 4, 1.0)
 
     def test_the_reference_of_a_known_local_batch(self) -> None:
         rule = trained(HyperPolicy(local_batch=16, rule=LrRule.LINEAR))
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         answer_all(rule, 1, 6)
         assert (held(rule).reference, held(rule).factor) == (64, 2.0)
 
@@ -333,7 +335,7 @@ def attach(rule: Aware, name: str) -> None:
 class TestLostWords:
     def test_who_was_away_is_told_what_holds(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         rule.answer("b", 1, 7)
         rule.answer("a", 1, 7)
         detach(rule, "b")
@@ -342,7 +344,7 @@ class TestLostWords:
 
     def test_also_when_nothing_came_of_it(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         record = rule.state.record
         later = Aware(NodeRange(1, 3), hyper=KEEP, record=record, present="ab")
         attach(later, "a")
@@ -350,11 +352,11 @@ class TestLostWords:
         attach(later, "b")
         reminder, again = (message for message in later.sent("b") if not isinstance(message, KeepWith))
         assert isinstance(reminder, Switch) and reminder.settings == held(rule)
-        assert again == Hold(Round(1), 1, binding=True), "what is wished is wished of the next Master, too"
+        assert again == Hold(Round(1), 1, binding=True), "settings requested are requested of the next Master, too"
 
     def test_and_before_anything_else_is_asked(self) -> None:
         rule = trained()
-        wish(rule, "global-batch=128")
+        request_settings(rule, "global-batch=128")
         answer_all(rule, 1, 7)
         detach(rule, "b")
         rule.feed(ev.Told(Asked(Purpose.SAVE, "you")))

@@ -131,11 +131,11 @@ class TestManyAtOnce:
 
         play(scenario)
 
-    def test_a_wish_among_them_is_answered_with_the_revision_of_its_own_write(self) -> None:
+    def test_a_request_among_them_is_answered_with_the_revision_of_its_own_write(self) -> None:
         async def scenario(bench: Bench) -> None:
             shell, _, agent = await running(bench, dataclasses.replace(SPEC, nodes=NodeRange(1, 4)))
             agent.say(failure())
-            first, second = await asyncio.gather(shell.wish(Resize(2, "me")), shell.wish(Resize(3, "me")))
+            first, second = await asyncio.gather(shell.submit(Resize(2, "me")), shell.submit(Resize(3, "me")))
             assert first.ok and second.ok
             assert (first.generation, second.generation) == (1, 2)
             assert first.revision < second.revision == shell.status().scale.revision

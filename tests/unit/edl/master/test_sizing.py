@@ -18,8 +18,8 @@ FACTS = Facts(NodeRange(2, 6, 2), ALL, ALL, held=7)
 ACCEPTED, KNOWN, STALE, REFUSED, UNKNOWN = Verdict
 
 
-def judged(wish: ScaleRequest, sizing: Sizing = NO_SIZING, **facts: Any) -> Judged:
-    return judge(sizing, wish, dataclasses.replace(FACTS, **facts))
+def judged(request: ScaleRequest, sizing: Sizing = NO_SIZING, **facts: Any) -> Judged:
+    return judge(sizing, request, dataclasses.replace(FACTS, **facts))
 
 
 def sized(**changes: Any) -> Sizing:
@@ -69,12 +69,12 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a drain of one that takes no part": (Drain(("d",), "me"), NO_SIZING, {"able": frozenset("a")}, ACCEPTED, "d"),
     "a drain of a suspended job": (Drain(tuple("abc"), "me"), sized(suspended="me"), {}, ACCEPTED, "sent away"),
     "a drain of a whole suspended job": (Drain(tuple("abcd"), "me"), sized(suspended="me"), {}, REFUSED, "edl stop"),
-    "a careful drain": (Drain(("a",), "me", care=DrainMode.MUST), NO_SIZING, {}, ACCEPTED, "a sent away"),
-    "care without a directory": (
-        Drain(("a",), "me", care=DrainMode.MUST), NO_SIZING, {"saves": False}, REFUSED, "no --checkpoint-dir"
+    "a drain with checkpoint": (Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {}, ACCEPTED, "a sent away"),
+    "checkpoint without a directory": (
+        Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {"saves": False}, REFUSED, "no --checkpoint-dir"
     ),
-    "care without state": (
-        Drain(("a",), "me", care=DrainMode.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
+    "checkpoint without state": (
+        Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
     ),
     "trying without a directory": (Drain(("a",), "me"), NO_SIZING, {"saves": False}, ACCEPTED, "a sent away"),
     "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "not a time"),
@@ -107,9 +107,9 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("wish", "sizing", "facts", "verdict", "words"), CASES.values(), ids=CASES)
-def test_verdict(wish: ScaleRequest, sizing: Sizing, facts: dict[str, Any], verdict: Verdict, words: str) -> None:
-    found = judged(wish, sizing, **facts)
+@pytest.mark.parametrize(("asked", "sizing", "facts", "verdict", "words"), CASES.values(), ids=CASES)
+def test_verdict(asked: ScaleRequest, sizing: Sizing, facts: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = judged(asked, sizing, **facts)
     assert (found.verdict, words in found.text) == (verdict, True), found.text
     told = dataclasses.replace(found.sizing, fact=sizing.fact)
     assert (told != sizing) == (verdict is ACCEPTED)
@@ -132,13 +132,13 @@ def test_a_fact_outside_the_bounds_is_noted_once() -> None:
 
 
 def test_keys_are_remembered_with_their_answers_unless_refused() -> None:
-    wish = Resize(4, "me", key="k")
-    found = judged(wish)
-    seen = remember((), wish, found)
+    request = Resize(4, "me", key="k")
+    found = judged(request)
+    seen = remember((), request, found)
     assert seen == (Seen("k", ACCEPTED, found.text),)
     again = judged(Resize(2, "you", key="k"), found.sizing, seen=seen)
     assert (again.verdict, again.text, again.sizing) == (ACCEPTED, found.text, found.sizing)
-    assert remember(seen, wish, again) == seen
+    assert remember(seen, request, again) == seen
     assert remember(seen, Resize(8, "me", key="z"), judged(Resize(8, "me", key="z"))) == seen
     for number in range(KEYS_KEPT):
         seen = remember(seen, Resize(4, "me", key=f"{number}"), found)
@@ -148,13 +148,13 @@ def test_keys_are_remembered_with_their_answers_unless_refused() -> None:
 def test_a_size_asked_for_is_cut_by_bounds_that_change_later_and_comes_back_with_them() -> None:
     sizing = judged(Resize(6, "me")).sizing
     narrow = judged(SetBounds(2, 4, "me"), sizing).sizing
-    assert (narrow.wished(FACTS.spec), narrow.target(FACTS.spec)) == (4, 4)
-    assert judged(SetBounds(2, 8, "me"), narrow).sizing.wished(FACTS.spec) == 6
-    assert sized(minimum=4, maximum=8, desired=2).wished(FACTS.spec) == 4
+    assert (narrow.requested(FACTS.spec), narrow.target(FACTS.spec)) == (4, 4)
+    assert judged(SetBounds(2, 8, "me"), narrow).sizing.requested(FACTS.spec) == 6
+    assert sized(minimum=4, maximum=8, desired=2).requested(FACTS.spec) == 4
 
 
 def test_nobody_has_asked() -> None:
-    assert (NO_SIZING.wished(FACTS.spec), NO_SIZING.target(NodeRange(1, 5, 2)), NO_SIZING.bounds(FACTS.spec)) == (
+    assert (NO_SIZING.requested(FACTS.spec), NO_SIZING.target(NodeRange(1, 5, 2)), NO_SIZING.bounds(FACTS.spec)) == (
         0, 4, FACTS.spec,
     )  # fmt: skip
 

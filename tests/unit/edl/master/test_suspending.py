@@ -24,7 +24,7 @@ def interrupted(names: str = "ab") -> Resizable:
     rule = training(names)
     rule.fail("a")
     assert isinstance(rule.told()["b"], StopRound)
-    assert rule.wish(Suspend(True, "me")) is Verdict.ACCEPTED
+    assert rule.submit(Suspend(True, "me")) is Verdict.ACCEPTED
     return rule
 
 
@@ -96,7 +96,7 @@ class TestState:
     def test_a_plain_script_has_none(self) -> None:
         rule = Resizable(NodeRange(1, 2))
         rule.join("a", "b")
-        rule.wish(Suspend(True, "me"))
+        rule.submit(Suspend(True, "me"))
         for name in "ab":
             rule.ready(name, 1)
         assert asked(rule) == {"a": 0, "b": 0}
@@ -107,7 +107,7 @@ def test_its_phase_is_called_so_while_no_world_is_meant_to_run() -> None:
         return job_status(rule.state, NodeId("a"), ()).phase
 
     rule = training("ab")
-    rule.wish(Suspend(True, "me"))
+    rule.submit(Suspend(True, "me"))
     assert phase() == "running"
     rule.boundary()
     assert (rule.phase, phase()) == (Phase.FORMING, "suspended")
@@ -117,11 +117,11 @@ def test_its_phase_is_called_so_while_no_world_is_meant_to_run() -> None:
 
 def test_who_resumes_is_told_how_many_nodes_it_waits_for() -> None:
     rule = training("abc", NodeRange(3, 4))
-    rule.wish(Suspend(True, "me"))
+    rule.submit(Suspend(True, "me"))
     rule.boundary()
     for name in "abc":
         held(rule, name, 0)
-    rule.wish(Cordon("b", True, "me"))
+    rule.submit(Cordon("b", True, "me"))
     rule.lose("c")
     rule.feed(ev.ScaleRequested(Suspend(False, "me")))
     (grant,) = [effect for effect in rule.effects if isinstance(effect, ev.Grant)]

@@ -53,7 +53,7 @@ def held(rule: Resizable) -> str:
 class TestRunningWorld:
     def test_a_smaller_size_waits_until_all_have_said_that_they_are_underway(self) -> None:
         rule = training("abc")
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         succeed(rule, "abc")
         for name in "ab":
             attach(rule, name)
@@ -63,7 +63,7 @@ class TestRunningWorld:
 
     def test_it_does_not_wait_for_ever(self) -> None:
         rule = training("abc")
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         succeed(rule, "abc")
         for name in "ab":
             attach(rule, name)
@@ -80,7 +80,7 @@ class TestLeaving:
         """Also when a spare makes good for it, so that the size stays as it is."""
         rule = training("abc", NodeRange(1, 3))
         rule.arrive(spares)
-        rule.wish(Drain(("c",), "me", deadline_s=60.0))
+        rule.submit(Drain(("c",), "me", deadline_s=60.0))
         succeed(rule, "abc" + spares)
         attach(rule, "c")
         assert isinstance(rule.sent("c")[0], Depart)
@@ -113,7 +113,7 @@ class TestLeaving:
 
     def test_an_agreement_is_made_once(self) -> None:
         rule = training("abc")
-        rule.wish(Drain(("c",), "me", deadline_s=60.0))
+        rule.submit(Drain(("c",), "me", deadline_s=60.0))
         number = rule.state.agreements
         rule.say("c", Leaving("me", 30.0))
         rule.wait(0.1)
@@ -125,7 +125,7 @@ class TestLeaving:
         """It may be the Master's node: its successor would know nothing of the boundary."""
         rule = training("abc", NodeRange(1, 3))
         rule.arrive("d")
-        rule.wish(Drain(("c", "d"), "me", deadline_s=60.0))
+        rule.submit(Drain(("c", "d"), "me", deadline_s=60.0))
         for name in "cd":
             rule.say(name, Leaving("me", 30.0))
             assert not rule.sent(name)
@@ -148,10 +148,10 @@ class TestLeaving:
 class TestCooling:
     def test_it_begins_anew_since_nobody_knows_how_much_of_it_has_passed(self) -> None:
         rule = training("abc", cooldown_s=30.0)
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         rule.change()
         rule.wait(10.0)
-        rule.wish(Resize(1, "me"))
+        rule.submit(Resize(1, "me"))
         succeed(rule, "abc")
         for name in "ab":
             attach(rule, name)
@@ -160,9 +160,9 @@ class TestCooling:
         rule.wait(30.0)
         assert held(rule) == "ab"
 
-    def test_not_where_no_wish_has_come_true(self) -> None:
+    def test_not_where_no_request_has_come_true(self) -> None:
         rule = training("abc", cooldown_s=30.0)
-        rule.wish(Resize(2, "me"))
+        rule.submit(Resize(2, "me"))
         succeed(rule, "abc")
         for name in "abc":
             attach(rule, name)
@@ -175,7 +175,7 @@ class TestDismissed:
     def dismissed(self) -> Resizable:
         rule = training("ab", NodeRange(1, 2))
         rule.arrive("c")
-        rule.wish(Drain(("c",), "me"))
+        rule.submit(Drain(("c",), "me"))
         rule.say("c", Leaving("me", 5.0))
         assert rule.sent("c") == [Dismissed("nothing to wait for")]
         rule.feed(ev.NodeDetached(NodeId("c"), info("c").incarnation))
@@ -238,7 +238,7 @@ def test_a_checkpoint_that_is_owed_is_written_under_the_next_master() -> None:
 
 def test_the_reason_of_a_stop_names_all_that_leave() -> None:
     rule = training("abcd")
-    rule.wish(Drain(("c", "d"), "me", deadline_s=60.0))
+    rule.submit(Drain(("c", "d"), "me", deadline_s=60.0))
     rule.state = dataclasses.replace(rule.state, agreement=None)
     rule.wait(0.1)
     assert rule.state.agreement is not None

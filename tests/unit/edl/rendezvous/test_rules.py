@@ -71,8 +71,8 @@ def test_reasons(
     assert (size.nodes, size.reason) == (nodes, reason)
 
 
-WISHED = [
-    # bounds, level, previous, available, wished, size
+REQUESTED = [
+    # bounds, level, previous, available, requested, size
     (NodeRange(1, 6), FaultTolerance.ELASTIC, 4, 6, 2, 2),
     (NodeRange(1, 6), FaultTolerance.ELASTIC, 2, 3, 5, 3),
     (NodeRange(2, 6), FaultTolerance.ELASTIC, 2, 1, 5, 0),
@@ -87,8 +87,8 @@ WISHED = [
 ]
 
 
-@pytest.mark.parametrize(("bounds", "level", "previous", "available", "wished", "size"), WISHED)
+@pytest.mark.parametrize(("bounds", "level", "previous", "available", "requested", "size"), REQUESTED)
 def test_a_size_that_is_asked_for_takes_the_place_of_what_the_level_says(
-    bounds: NodeRange, level: FaultTolerance, previous: int, available: int, wished: int, size: int
+    bounds: NodeRange, level: FaultTolerance, previous: int, available: int, requested: int, size: int
 ) -> None:
-    assert next_size(bounds, level, previous, available, wished).nodes == size
+    assert next_size(bounds, level, previous, available, requested).nodes == size

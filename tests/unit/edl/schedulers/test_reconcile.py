@@ -142,8 +142,8 @@ class TestShrinking:
         bench = self.bench("a", "b", "c", "d")
         (told,) = bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
         assert isinstance(told, rc.Tell)
-        assert isinstance(told.wish, Drain)
-        assert told.wish.nodes == ("c", "d")
+        assert isinstance(told.request, Drain)
+        assert told.request.nodes == ("c", "d")
         assert bench(rc.Tick(), 1.0) == []
         note = rc.Note("giving nodes back to it (d, c), 2 are left: 2 nodes are wanted")
         assert bench(rc.Replied(OK)) == [note, rc.Release(("d", "c"), 2, "2 nodes are wanted")]
@@ -209,13 +209,13 @@ class TestDoomed:
         bench(rc.Looked(job(nodes=nodes)))
         (told,) = bench(saw(Doomed("h1", "gone")))
         assert isinstance(told, rc.Tell)
-        assert isinstance(told.wish, Drain)
-        assert told.wish.nodes == ("h1", "h1-0a1b")
+        assert isinstance(told.request, Drain)
+        assert told.request.nodes == ("h1", "h1-0a1b")
         bench(rc.Replied(OK))
         (told,) = bench(saw(Doomed("10.0.0.2", "gone")))
         assert isinstance(told, rc.Tell)
-        assert isinstance(told.wish, Drain)
-        assert told.wish.nodes == ("h12-0a1b",)
+        assert isinstance(told.request, Drain)
+        assert told.request.nodes == ("h12-0a1b",)
 
     def test_one_that_cannot_be_spared_yet_leaves_when_others_have_come(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
@@ -225,7 +225,7 @@ class TestDoomed:
         no = Granted(Verdict.REFUSED, "leaves 1 node able to take part, at least 2 needed")
         assert bench(rc.Replied(no)) == [rc.Note(f"it: {no.text}")]
         resize = rc.Tell(Resize(3, "it", "it has 3 nodes", external=True))
-        assert bench(saw(Sized(Size(3))), 1.0) == [resize], "other wishes do not wait for it"
+        assert bench(saw(Sized(Size(3))), 1.0) == [resize], "other requests do not wait for it"
         bench(rc.Replied(OK))
         assert bench(rc.Looked(job("a", "b", spares=("c",))), 1.0) == []
         assert bench(rc.Tick(), rc.DOOMED_AGAIN_S) == [*told, rc.Current()]

@@ -37,7 +37,7 @@ class FakeMaster:
         self.desired = 0
         self.ended = False
         self.drained: set[str] = set()
-        self.wishes: list[ScaleRequest] = []
+        self.requests: list[ScaleRequest] = []
         self.waiting = ""
         self._changed = asyncio.Event()
 
@@ -52,12 +52,12 @@ class FakeMaster:
         scale = ScaleView(1, 6, 1, limit, asked=self.desired)
         return JobStatus("job", phase, 1, len(views), "", "1:6", "elastic", 0, 3, "n-0", views, (), (), scale=scale)
 
-    async def wish(self, wish: ScaleRequest) -> Granted:
-        self.wishes.append(wish)
-        if isinstance(wish, Drain):
-            self.drained |= set(wish.nodes)
-        if isinstance(wish, Resize):
-            self.desired = wish.nodes
+    async def submit(self, request: ScaleRequest) -> Granted:
+        self.requests.append(request)
+        if isinstance(request, Drain):
+            self.drained |= set(request.nodes)
+        if isinstance(request, Resize):
+            self.desired = request.nodes
         self.tell()
         return Granted(Verdict.ACCEPTED, "yes")
 
@@ -114,10 +114,10 @@ def test_up_and_down() -> None:
 
     bench = play(story)
     assert [call for call in bench.scheduler.calls if call != "current"] == ["request 4", "release 1 n-1 n-2 n-3"]
-    assert [wish.nodes for wish in bench.master.wishes if isinstance(wish, Drain)] == [("n-1", "n-2", "n-3")]
+    assert [request.nodes for request in bench.master.requests if isinstance(request, Drain)] == [("n-1", "n-2", "n-3")]
 
 
-def test_an_external_size_and_a_doomed_node_become_wishes() -> None:
+def test_an_external_size_and_a_doomed_node_become_requests() -> None:
     async def story(bench: Bench) -> None:
         await bench.until(lambda: bench.master.desired == 2)
         bench.scheduler.resize(5)
@@ -126,7 +126,7 @@ def test_an_external_size_and_a_doomed_node_become_wishes() -> None:
         await bench.until(lambda: bool(bench.master.drained))
 
     bench = play(story, owner=SizeOwner.EXTERNAL)
-    assert bench.master.wishes[-1] == Drain(("n-1",), "memory", "spot", 60.0)
+    assert bench.master.requests[-1] == Drain(("n-1",), "memory", "spot", 60.0)
     assert set(bench.scheduler.calls) <= {"current"}
 
 
@@ -196,23 +196,23 @@ def test_a_flaw_in_a_watch_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("how", ["silent", "flawed"])
-def test_a_wish_that_the_master_cannot_take_is_put_to_it_again(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "WISH_LIMIT_S", 0.05)
+def test_a_request_that_the_master_cannot_take_is_put_to_it_again(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "REQUEST_LIMIT_S", 0.05)
     monkeypatch.setattr(reconcile, "UNHEARD_S", 0.05)
 
     async def story(bench: Bench) -> None:
-        wish = bench.master.wish
+        request = bench.master.submit
 
-        async def trouble(wish: ScaleRequest) -> Granted:
+        async def trouble(request: ScaleRequest) -> Granted:
             if how == "silent":
                 await asyncio.Event().wait()
             raise ValueError("flaw")
 
         await bench.until(lambda: bench.master.desired == 2)
-        bench.master.wish = trouble  # type: ignore[method-assign]
+        bench.master.submit = trouble  # type: ignore[method-assign]
         bench.scheduler.doom("n-1", "spot")
         await bench.until(lambda: any(line.startswith("memory: the Master") for line in bench.said))
-        bench.master.wish = wish  # type: ignore[method-assign]
+        bench.master.submit = request  # type: ignore[method-assign]
         await bench.until(lambda: bench.master.drained == {"n-1"})
 
     play(story, owner=SizeOwner.EXTERNAL)

@@ -45,7 +45,7 @@ def test_a_token_that_may_only_look(files: HttpSettings) -> None:
             path = route.path.format(job=JOB, node="node-a", dataset="train")
             reply = await on.ask(route.method, path, token=READ)
             assert reply.code == (200 if route.method == "GET" else 403), f"{route.method} {route.path}"
-        assert on.master.wishes == [] and on.master.asked == []
+        assert on.master.requests == [] and on.master.asked == []
 
     play(scenario, files)
 
@@ -137,7 +137,7 @@ def test_tls(made: Path) -> None:
 def test_a_certificate_stands_for_a_token(made: Path) -> None:
     async def scenario(on: Setup) -> None:
         assert (await on.ask("PATCH", "JOB/scale", {"spec": {"replicas": 2}}, token=None)).code == 202
-        assert on.master.wishes[0].by == "HTTP, client at 127.0.0.1"
+        assert on.master.requests[0].by == "HTTP, client at 127.0.0.1"
         assert (await on.ask("GET", "JOB/scale", token="wrong-token")).code == 401, "a token that is sent counts"
         page = {"Origin": "http://elsewhere"}
         assert (await on.ask("POST", "JOB/stop", token=None, headers=page)).code == 401, "browsers send theirs unasked"

@@ -43,7 +43,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
         said, _ = await process.communicate()
         assert process.returncode is not None
         found.append((process.returncode, said.decode()))
-        assert len(on.master.wishes) > 20, "it has reached the Master"
+        assert len(on.master.requests) > 20, "it has reached the Master"
 
     on = play(scenario, limit_s=600)
     assert on.log[1:] == [], "no defect was logged"

@@ -36,7 +36,7 @@ def scaled(**fields: object) -> JobStatus:
 @pytest.mark.parametrize(
     ("status", "expected", "reason"),
     [
-        (STATUS, {"Available"}, ("Progressing", "AsWished")),
+        (STATUS, {"Available"}, ("Progressing", "AsRequested")),
         (scaled(generation=5), {"Available", "Progressing"}, ("Progressing", "Resizing")),
         (scaled(waiting="1 node"), {"Available", "Progressing"}, ("Progressing", "Waiting")),
         (changed(boundary="switch"), {"Available", "Progressing"}, ("Progressing", "AtBoundary")),
@@ -102,8 +102,8 @@ def test_what_people_write_stays_on_one_line() -> None:
 
 def test_a_scale_that_was_read_can_be_written_back() -> None:
     read = json_messages.encode(documents.scale_of(STATUS))
-    wish = bodies.put_scale(bodies.parse(bodies.ScaleBody, read), STATUS, "me")
-    assert (wish.nodes, wish.revision) == (3, 40)
+    request = bodies.put_scale(bodies.parse(bodies.ScaleBody, read), STATUS, "me")
+    assert (request.nodes, request.revision) == (3, 40)
 
 
 @pytest.mark.parametrize(

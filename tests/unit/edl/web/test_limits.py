@@ -55,7 +55,7 @@ def test_a_large_body_without_a_length_is_read_up_to_the_bound() -> None:
         reader, writer = await on.raw(chunked + chunk * 17)
         assert status_of(await reader.readuntil(b"\r\n\r\n")) == 413
         writer.close()
-        assert on.master.wishes == []
+        assert on.master.requests == []
 
     play(scenario)
 
@@ -171,7 +171,7 @@ def test_a_flood_is_answered_in_short() -> None:
         assert codes == [200] * 10 + [429] * 20
         reply = await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 2}})
         assert (reply.code, reply.headers["Retry-After"], reply.json["reason"]) == (429, "1", "TooManyRequests")
-        assert on.master.wishes == []
+        assert on.master.requests == []
         assert (await on.ask("GET", "/healthz")).code == 200, "probes are counted apart"
         on.now_s += 0.5
         codes = [(await on.ask("GET", "JOB/scale")).code for _ in range(10)]

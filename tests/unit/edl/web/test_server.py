@@ -32,7 +32,7 @@ def test_the_size_is_read_and_written_as_a_scale() -> None:
         assert written.json["spec"]["replicas"] == 4
         assert written.json["metadata"]["resourceVersion"] == "43"
         assert written.json["status"]["observedGeneration"] == written.json["metadata"]["generation"] == 2
-        assert on.master.wishes == [Resize(4, "kim (HTTP, 127.0.0.1)", "more data", 40)]
+        assert on.master.requests == [Resize(4, "kim (HTTP, 127.0.0.1)", "more data", 40)]
         assert (await on.ask("PUT", "JOB/scale", scale)).code == 409, "it has changed since it was read"
         assert (await on.ask("PATCH", "JOB/scale", {"spec": {"replicas": 4}})).code == 200, "so it is already"
 
@@ -47,7 +47,7 @@ def test_a_part_of_a_scale_changes_that_part() -> None:
         assert (await on.ask("PATCH", "JOB/scale", {"metadata": {"resourceVersion": "43"}})).code == 200
         stale = await on.ask("PATCH", "JOB/scale", {"metadata": {"resourceVersion": "40"}})
         assert (stale.code, stale.json["reason"]) == (409, "Conflict")
-        assert len(on.master.wishes) == 1
+        assert len(on.master.requests) == 1
         key = {"spec": {"replicas": 1}, "idempotencyKey": "k1"}
         assert (await on.ask("PATCH", "JOB/scale", key)).code == 202
         assert (await on.ask("PATCH", "JOB/scale", {**key, "spec": {"replicas": 4}})).json["spec"]["replicas"] == 1
@@ -55,7 +55,7 @@ def test_a_part_of_a_scale_changes_that_part() -> None:
     play(scenario)
 
 
-def test_every_wish_reaches_the_master() -> None:
+def test_every_request_reaches_the_master() -> None:
     async def scenario(on: Setup) -> None:
         by = "HTTP, 127.0.0.1"
         bounds = {"minimum": 2, "maximum": 6, "resourceVersion": "40"}
@@ -68,7 +68,7 @@ def test_every_wish_reaches_the_master() -> None:
         taken = await on.ask("POST", "JOB/suspend", {"requester": "kim"})
         assert (taken.code, taken.json["status"], taken.json["details"]) == (202, "Success", {"generation": 6})
         assert (await on.ask("POST", "JOB/resume")).code == 202
-        assert on.master.wishes == [
+        assert on.master.requests == [
             SetBounds(2, 6, by, "", 40),
             Drain(("node-c",), by, "disk", 30.0, DrainMode.MUST),
             Cordon("node-b", True, by, "hot", "GPU-1"),
@@ -92,7 +92,7 @@ def test_files_for_a_data_set_reach_its_service() -> None:
         assert (added.code, added.json["message"]) == (202, "order 1 for data train: a worker will scan 1 pattern")
         (asked,) = on.master.asked
         assert (asked.purpose, asked.by) == (Purpose.DATA, "HTTP, 127.0.0.1: 17")
-        assert json.loads(asked.wish) == {"dataset": "train", "files": ["/data/*"], "when": "next-epoch"}
+        assert json.loads(asked.argument) == {"dataset": "train", "files": ["/data/*"], "when": "next-epoch"}
         unknown = await on.ask("POST", "JOB/data/nothing/files", {"files": ["x"]})
         assert unknown.code == 422 and "it has train" in unknown.json["message"]
         refused: list[dict[str, Any]] = [{}, {"files": []}, {"files": ["x"], "when": "later"}, {"files": [7]}]
@@ -235,7 +235,7 @@ def test_nobody_rules() -> None:
     play(scenario, rules=False)
 
 
-def test_a_wish_that_the_store_does_not_take_is_left_to_its_fate() -> None:
+def test_a_request_that_the_store_does_not_take_is_left_to_its_fate() -> None:
     async def scenario(on: Setup) -> None:
         on.master.store.clear()
         reply = await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 2}})
@@ -247,12 +247,12 @@ def test_a_wish_that_the_store_does_not_take_is_left_to_its_fate() -> None:
     play(scenario, limits=Limits(master_s=0.05))
 
 
-def test_wishes_do_not_heap_up_while_the_store_is_away() -> None:
+def test_requests_do_not_heap_up_while_the_store_is_away() -> None:
     async def scenario(on: Setup) -> None:
         on.master.store.clear()
         for nodes in (1, 2, 3):
             assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": nodes}})).code == 503
-        assert [wish.nodes for wish in on.master.wishes if isinstance(wish, Resize)] == [1, 2]
+        assert [request.nodes for request in on.master.requests if isinstance(request, Resize)] == [1, 2]
         on.master.store.set()
         await asyncio.sleep(0.01)
         assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 3}})).code == 202
@@ -262,10 +262,10 @@ def test_wishes_do_not_heap_up_while_the_store_is_away() -> None:
 
 def test_the_master_is_replaced_meanwhile() -> None:
     async def scenario(on: Setup) -> None:
-        async def fenced(wish: object) -> None:
+        async def fenced(request: object) -> None:
             raise FencedOut("another Master has been elected")
 
-        on.master.wish = fenced  # type: ignore[assignment, method-assign]
+        on.master.submit = fenced  # type: ignore[assignment, method-assign]
         assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 2}})).code == 503
 
     play(scenario)
@@ -344,6 +344,6 @@ def test_without_a_token_nothing_is_readable(route: Route) -> None:
             wrong = await on.ask(route.method, path, token="the-token-of-the-jo")
             assert wrong.code == (200 if route.public else 401)
             assert route.public or "unknown token" in wrong.text
-        assert on.master.wishes == [] and on.master.asked == []
+        assert on.master.requests == [] and on.master.asked == []
 
     assert TOKEN not in "\n".join(play(scenario).log)

@@ -10,16 +10,16 @@ import pytest
 
 from edl.errors import PsError
 from edl.job_records import Mode, Training
-from ps.protocol.frames import Op as FrameOp
-from ps.rows import Op
-from ps.spec import Damaged, Optimizer, Rule, TableSpec
+from ps.protocol.frames import FrameOp as FrameOp
+from ps.rows import RowOp
+from ps.spec import Damaged, Optimizer, TableSpec, UpdateRule
 from ps.store.damage import LARGEST, LARGEST_SQUARED, TOGETHER, DamagedPush, check
 from tests.support.ps_fixture import Bench, Master
 from tests.support.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
 KEYS = np.arange(1000)
-RULES = [rule for rule in Rule if rule is not Rule.ADD]
-SQUARING = [Rule.ADAGRAD, Rule.ROW_ADAGRAD, Rule.ADAM, Rule.FTRL]
+RULES = [rule for rule in UpdateRule if rule is not UpdateRule.ADD]
+SQUARING = [UpdateRule.ADAGRAD, UpdateRule.ROW_ADAGRAD, UpdateRule.ADAM, UpdateRule.FTRL]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_half_precision_on_the_wire_has_its_own_limit(bench: Bench) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("bad", [1e38, -3e38, np.inf, np.nan])
 @pytest.mark.parametrize("damaged", list(Damaged))
-def test_no_gradient_freezes_a_row(kernels: str, rule: Rule, bad: float, damaged: Damaged) -> None:
+def test_no_gradient_freezes_a_row(kernels: str, rule: UpdateRule, bad: float, damaged: Damaged) -> None:
     """After one wild gradient the row is finite, and sound ones still move it as much as they should."""
     spec = TableSpec("t", 4, Optimizer(rule, lr=0.1), ZEROS, damaged=damaged)
     store, calm = store_of(kernels, spec), store_of(kernels, spec)
@@ -93,7 +93,7 @@ def test_no_gradient_freezes_a_row(kernels: str, rule: Rule, bad: float, damaged
 @both_kernels
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("damaged", list(Damaged))
-def test_finite_duplicates_with_an_infinite_sum(kernels: str, rule: Rule, damaged: Damaged) -> None:
+def test_finite_duplicates_with_an_infinite_sum(kernels: str, rule: UpdateRule, damaged: Damaged) -> None:
     store = store_of(kernels, TableSpec("t", 1, Optimizer(rule, lr=0.1), ZEROS, damaged=damaged))
     values = [[3e38], [3e38]]
     if damaged is Damaged.REFUSE:
@@ -109,7 +109,7 @@ def test_finite_duplicates_with_an_infinite_sum(kernels: str, rule: Rule, damage
 
 @both_kernels
 @pytest.mark.parametrize("rule", SQUARING)
-def test_clipping_comes_before_squaring(kernels: str, rule: Rule) -> None:
+def test_clipping_comes_before_squaring(kernels: str, rule: UpdateRule) -> None:
     """A table that clips takes any finite gradient."""
     store = store_of(kernels, TableSpec("t", 1, Optimizer(rule, lr=0.1, clip_value=1.0), ZEROS))
     same = store_of(kernels, TableSpec("t", 1, Optimizer(rule, lr=0.1, clip_value=1.0), ZEROS))
@@ -118,20 +118,20 @@ def test_clipping_comes_before_squaring(kernels: str, rule: Rule) -> None:
     assert (pull(store, [5]) == pull(same, [5])).all() and pull(store, [5]).all()
 
 
-@pytest.mark.parametrize("op", [Op.ADD, Op.ASSIGN, Op.FIRST])
+@pytest.mark.parametrize("op", [RowOp.ADD, RowOp.ASSIGN, RowOp.FIRST])
 def test_values_that_are_no_gradients_are_always_checked(op: str) -> None:
-    spec = TableSpec("t", 1, Optimizer(Rule.ADAM), damaged=Damaged.SKIP)
+    spec = TableSpec("t", 1, Optimizer(UpdateRule.ADAM), damaged=Damaged.SKIP)
     check(spec, np.array([1]), np.array([[LARGEST]], np.float32), op)
     with pytest.raises(DamagedPush):
         check(spec, np.array([1]), np.array([[np.nan]], np.float32), op)
 
 
 def test_the_limits() -> None:
-    spec = TableSpec("t", 1, Optimizer(Rule.ADAGRAD))
-    check(spec, np.array([1]), np.array([[LARGEST_SQUARED]], np.float32), Op.GRAD)
+    spec = TableSpec("t", 1, Optimizer(UpdateRule.ADAGRAD))
+    check(spec, np.array([1]), np.array([[LARGEST_SQUARED]], np.float32), RowOp.GRAD)
     with pytest.raises(DamagedPush, match=r"more than 1e.15, which adagrad cannot square"):
-        check(spec, np.array([1]), np.array([[1.1e15]], np.float32), Op.GRAD)
-    check(spec, np.zeros(0, np.int64), np.zeros((0, 1), np.float32), Op.GRAD)
+        check(spec, np.array([1]), np.array([[1.1e15]], np.float32), RowOp.GRAD)
+    check(spec, np.zeros(0, np.int64), np.zeros((0, 1), np.float32), RowOp.GRAD)
 
 
 def test_trainers_that_step_together_leave_room_for_the_sum_of_all(bench: Bench) -> None:
@@ -141,9 +141,9 @@ def test_trainers_that_step_together_leave_room_for_the_sum_of_all(bench: Bench)
     with pytest.raises(DamagedPush, match=r"key 7: .*more than 8.3.*nothing of this push was applied"):
         client.push({"plain": (KEYS, np.where(KEYS[:, None] == 7, 1e38, 1.0).repeat(4, axis=1))})
     assert not any(one.seen(FrameOp.PUSH) for one in bench.pservers.values()), "nothing was sent"
-    spec = TableSpec("t", 1, Optimizer(Rule.ADAGRAD))
+    spec = TableSpec("t", 1, Optimizer(UpdateRule.ADAGRAD))
     most = np.full((1, 1), LARGEST_SQUARED / TOGETHER, np.float32)
-    check(spec, np.array([1]), most, Op.GRAD, trainers=TOGETHER)
-    check(spec, np.zeros(TOGETHER, np.int64), most.repeat(TOGETHER, axis=0), Op.GRAD)
+    check(spec, np.array([1]), most, RowOp.GRAD, trainers=TOGETHER)
+    check(spec, np.zeros(TOGETHER, np.int64), most.repeat(TOGETHER, axis=0), RowOp.GRAD)
     with pytest.raises(DamagedPush, match="which adagrad cannot square"):
-        check(spec, np.array([1]), 2 * most, Op.GRAD, trainers=TOGETHER)
+        check(spec, np.array([1]), 2 * most, RowOp.GRAD, trainers=TOGETHER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,18 @@ import numpy as np
 import pytest
 
 from edl.adapters.remote_files import RemoteFiles, open_files
+from edl.checkpoint.directory.manifest import Sum
 from edl.errors import CheckpointError
 from edl.ports import Files
+from ps.checkpoint import manifest as layout
 from ps.checkpoint.directory import EVICTED_BYTES, CheckpointDirectory
-from ps.checkpoint.manifest import CHAIN, PartReport, flat
+from ps.checkpoint.manifest import CHAIN, MANIFEST_FILE, PartReport, flat
 from ps.checkpoint.reader import Loaded, merged
-from ps.checkpoint.writer import Pace
+from ps.checkpoint.writer import WriteRate
 from ps.hashing import buckets_of
-from ps.protocol.messages import Cut, Orders
+from ps.protocol.messages import CheckpointOrder, Orders
 from ps.rows import Rows
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, differences
+from ps.spec import BUCKETS, Optimizer, TableSpec, UpdateRule, differences
 from tests.support.checkpoint_rows import (
     DENSE,
     TABLES,
@@ -38,7 +41,7 @@ from tests.support.checkpoint_rows import (
 )
 
 ALL = np.ones(BUCKETS, np.uint8)
-RUN = "ps/job/cut-0000000001"
+RUN = "ps/job/checkpoint-0000000001"
 
 
 def keys_of(count: int, seed: int = 1) -> np.ndarray:
@@ -49,7 +52,9 @@ def some(count: int = 3000, seed: int = 1) -> dict[str, Rows]:
     return {"user": rows_of(USER, keys_of(count, seed), seed), DENSE.name: rows_of(DENSE, np.arange(50), seed)}
 
 
-def cut(files: Files, number: int, rows: dict[str, Rows], *, servers: int = 2, job: str = "job", **options: int) -> str:
+def checkpoint(
+    files: Files, number: int, rows: dict[str, Rows], *, servers: int = 2, job: str = "job", **options: int
+) -> str:
     directories = [
         CheckpointDirectory(files, job, 1 + one, file_bytes=options.get("file_bytes", 1 << 20))
         for one in range(servers)
@@ -76,13 +81,13 @@ def plain(tmp_path: Path) -> Files:
     return open_files(str(tmp_path))
 
 
-# --- whole cuts ------------------------------------------------------------------------------------------------------
+# --- whole checkpoints ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file_bytes", [1, 20_000, 1 << 30])
 def test_two_write_and_three_and_one_read(files: Files, file_bytes: int) -> None:
     rows = some()
-    run = cut(files, 1, rows, file_bytes=file_bytes)
+    run = checkpoint(files, 1, rows, file_bytes=file_bytes)
     for servers in (1, 3):
         assert restored(files, run, servers) == Held(rows).rows
 
@@ -90,13 +95,13 @@ def test_two_write_and_three_and_one_read(files: Files, file_bytes: int) -> None
 def test_what_is_found(files: Files) -> None:
     assert CheckpointDirectory(files, "job").find().top == 0
     rows = some(100)
-    cut(files, 1, rows)
-    run = cut(files, 5, rows)
+    checkpoint(files, 1, rows)
+    run = checkpoint(files, 5, rows)
     CheckpointDirectory(files, "job", 9).write(7, 1, ALL, taken(rows))
     found = CheckpointDirectory(files, "job").find()
-    assert (found.top, [one.number for one in found.cuts], found.refused) == (7, [5, 1], ())
-    assert (found.cuts[0].run, found.cuts[0].step, found.cuts[0].tables) == (run, 50, TABLES)
-    assert json.loads(found.cuts[0].extra) == {"step": 50}
+    assert (found.top, [one.number for one in found.checkpoints], found.refused) == (7, [5, 1], ())
+    assert (found.checkpoints[0].run, found.checkpoints[0].step, found.checkpoints[0].tables) == (run, 50, TABLES)
+    assert json.loads(found.checkpoints[0].extra) == {"step": 50}
     assert CheckpointDirectory(files, "another").find() == CheckpointDirectory(files, "third").find()
 
 
@@ -107,13 +112,13 @@ def test_tables_without_rows_and_pservers_without_buckets(plain: Files) -> None:
         directories[1].write(1, 1, 0 * ALL, taken(some(50))),
     ]
     run = json.loads(finish(directories, 1, told))["run"]
-    assert restored(plain, run) == {} and len(CheckpointDirectory(plain, "job").find().cuts) == 1
+    assert restored(plain, run) == {} and len(CheckpointDirectory(plain, "job").find().checkpoints) == 1
 
 
 def test_any_tool_can_read_the_files(plain: Files, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     rows = some()
-    run = cut(plain, 1, rows, servers=1)
+    run = checkpoint(plain, 1, rows, servers=1)
     name = next(one for one in files_below(tmp_path) if one.endswith(".safetensors"))
     arrays = safetensors.load_file(tmp_path / name)
     order = np.argsort(arrays["user/keys"])
@@ -135,7 +140,7 @@ def test_a_bucket_written_twice_or_never_makes_a_checkpoint_invalid(plain: Files
         finish(directories, 1, [told[0], replace(PartReport.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
     with pytest.raises(CheckpointError, match="not a pserver's report"):
         finish(directories, 1, [told[0], "{}"])
-    assert not CheckpointDirectory(plain, "job").find().cuts
+    assert not CheckpointDirectory(plain, "job").find().checkpoints
     finish(directories, 1, told)
     with pytest.raises(CheckpointError, match="another run of this job"):
         finish(directories, 1, told)
@@ -151,8 +156,8 @@ def test_an_incomplete_part_prevents_the_marker(plain: Files, tmp_path: Path) ->
         directory.complete(*_of_another_history(told))
 
 
-def _of_another_history(told: str) -> tuple[Cut, Orders]:
-    return Cut(1, "complete", parts=(told,)), orders(history=2)
+def _of_another_history(told: str) -> tuple[CheckpointOrder, Orders]:
+    return CheckpointOrder(1, "complete", parts=(told,)), orders(history=2)
 
 
 # --- what is wrong with them -----------------------------------------------------------------------------------------
@@ -173,33 +178,33 @@ def remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [cut_short, flip, remove])
-@pytest.mark.parametrize("kind", ["cut.json", "json", "safetensors"])
-def test_a_torn_cut_is_not_used_but_the_one_before(
+@pytest.mark.parametrize("kind", ["checkpoint.json", "json", "safetensors"])
+def test_a_torn_checkpoint_is_not_used_but_the_one_before(
     plain: Files, tmp_path: Path, harm: Callable[[Path], None], kind: str
 ) -> None:
     rows = some()
-    older = cut(plain, 1, rows)
-    newer = cut(plain, 2, some(seed=7))
+    older = checkpoint(plain, 1, rows)
+    newer = checkpoint(plain, 2, some(seed=7))
     names = sorted(path for path in (tmp_path / newer).iterdir() if path.name.endswith(kind))
-    harm(next(path for path in names if (path.name == "cut.json") == (kind == "cut.json")))
+    harm(next(path for path in names if (path.name == "checkpoint.json") == (kind == "checkpoint.json")))
     said: list[str] = []
     found = CheckpointDirectory(plain, "job", say=said.append).find()
     if kind == "safetensors" and harm is flip:
-        assert [one.run for one in found.cuts] == [newer, older]
+        assert [one.run for one in found.checkpoints] == [newer, older]
         directory = CheckpointDirectory(plain, "job")
-        with pytest.raises(CheckpointError, match=r"cut-0000000002: the checksum of .* differs"):
+        with pytest.raises(CheckpointError, match=r"checkpoint-0000000002: the checksum of .* differs"):
             directory.restore(newer, ALL, Held().load)
         found = directory.find()
-    assert [one.run for one in found.cuts] == [older] and found.top == 2
+    assert [one.run for one in found.checkpoints] == [older] and found.top == 2
     assert restored(plain, older) == Held(rows).rows
-    if not (kind == "cut.json" and harm is remove):
-        assert "cut-0000000002: " in found.refused[0], found.refused
+    if not (kind == "checkpoint.json" and harm is remove):
+        assert "checkpoint-0000000002: " in found.refused[0], found.refused
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_flipped_bit_goes_unnoticed(plain: Files, tmp_path: Path, seed: int) -> None:
     rows = some(300)
-    run = cut(plain, 1, rows, servers=1)
+    run = checkpoint(plain, 1, rows, servers=1)
     draw = np.random.default_rng(seed)
     paths = sorted((tmp_path / run).iterdir())
     path = paths[seed % len(paths)]
@@ -211,7 +216,7 @@ def test_no_flipped_bit_goes_unnoticed(plain: Files, tmp_path: Path, seed: int) 
 
 
 def test_the_checksum_tells_where(plain: Files, tmp_path: Path) -> None:
-    run = cut(plain, 1, some(80_000), servers=1, file_bytes=1 << 30)
+    run = checkpoint(plain, 1, some(80_000), servers=1, file_bytes=1 << 30)
     path = next(path for path in (tmp_path / run).iterdir() if path.name.endswith("safetensors"))
     data = bytearray(path.read_bytes())
     data[3 << 20] ^= 1
@@ -222,7 +227,7 @@ def test_the_checksum_tells_where(plain: Files, tmp_path: Path) -> None:
 
 def test_only_what_is_needed_is_read(plain: Files, tmp_path: Path) -> None:
     """Damage elsewhere is for those whose rows it hits."""
-    run = cut(plain, 1, some(80_000), servers=1, file_bytes=1 << 30)
+    run = checkpoint(plain, 1, some(80_000), servers=1, file_bytes=1 << 30)
     path = next(path for path in (tmp_path / run).iterdir() if path.name.endswith("safetensors"))
     data = bytearray(path.read_bytes())
     data[5 << 19] ^= 1  # amid the state of later buckets
@@ -236,25 +241,25 @@ def test_only_what_is_needed_is_read(plain: Files, tmp_path: Path) -> None:
     assert {int(buckets_of(np.array([key]))[0]) for key in held.rows["user"]} == set(range(100))
 
 
-def test_another_jobs_cut_under_this_jobs_name(plain: Files, tmp_path: Path) -> None:
-    cut(plain, 1, some(100), job="other")
+def test_another_jobs_checkpoint_under_this_jobs_name(plain: Files, tmp_path: Path) -> None:
+    checkpoint(plain, 1, some(100), job="other")
     (tmp_path / "ps" / "other").rename(tmp_path / "ps" / "job")
     found = CheckpointDirectory(plain, "job").find()
-    assert not found.cuts and "written by job other, not by job" in found.refused[0]
+    assert not found.checkpoints and "written by job other, not by job" in found.refused[0]
 
 
 def test_a_newer_format_is_refused_by_name(plain: Files, tmp_path: Path) -> None:
-    path = tmp_path / cut(plain, 1, some(100)) / "cut.json"
+    path = tmp_path / checkpoint(plain, 1, some(100)) / "checkpoint.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))  # said before damage is
     assert "format 2, newer than this edl knows" in CheckpointDirectory(plain, "job").find().refused[0]
 
 
 def test_a_marker_broken_off_in_a_store_was_never_written() -> None:
     files = RemoteFiles(f"memory://{secrets.token_hex(8)}")
-    run = cut(files, 1, some(100))
-    files.write(f"{run}/cut.json", [files.read(f"{run}/cut.json")[:-20]])
+    run = checkpoint(files, 1, some(100))
+    files.write(f"{run}/checkpoint.json", [files.read(f"{run}/checkpoint.json")[:-20]])
     found = CheckpointDirectory(files, "job").find()
-    assert (found.top, found.cuts, found.refused) == (1, (), ())
+    assert (found.top, found.checkpoints, found.refused) == (1, (), ())
 
 
 def test_another_model_is_refused_table_by_table() -> None:
@@ -262,7 +267,7 @@ def test_another_model_is_refused_table_by_table() -> None:
     assert not differences(saved, saved)
     assert not differences(saved, (replace(USER, optimizer=replace(USER.optimizer, lr=9.0)), DENSE))
     assert not differences(saved, (*saved, TableSpec("new", 8)))
-    text = differences(saved, (replace(USER, dim=16), replace(DENSE, optimizer=Optimizer(Rule.ADAM)), saved[2]))
+    text = differences(saved, (replace(USER, dim=16), replace(DENSE, optimizer=Optimizer(UpdateRule.ADAM)), saved[2]))
     assert text.splitlines() == [
         "table user: dim 16 here, 4 there (here: the script, there: the checkpoint)",
         f"table {DENSE.name}: optimizer.rule adam here, sgd there (here: the script, there: the checkpoint)",
@@ -276,7 +281,7 @@ def test_another_model_is_refused_table_by_table() -> None:
 
 
 class Growing:
-    """Pservers that take a cut now and then, with what has changed since the last one."""
+    """Pservers that take a checkpoint now and then, with what has changed since the last one."""
 
     def __init__(self, files: Files, seed: int) -> None:
         self.files = files
@@ -313,7 +318,7 @@ class Growing:
         names = ("keys", "weights", "state", "frequency", "updates", "seen")
         return {"user": Rows(*(np.concatenate([getattr(row, name) for row in one]) for name in names))}
 
-    def cut(self, *, fails: bool = False) -> str:
+    def checkpoint(self, *, fails: bool = False) -> str:
         self.number += 1
         told = []
         for place, directory in enumerate(self.directories):
@@ -333,29 +338,29 @@ class Growing:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))])
-def test_a_chain_of_changes_is_the_same_as_a_whole_cut(plain: Files, seed: int) -> None:
+def test_a_chain_of_changes_equals_a_whole_checkpoint(plain: Files, seed: int) -> None:
     growing = Growing(plain, seed)
     growing.train(400)
     chains = []
     for number in range(14):
         growing.train(int(growing.draw.integers(0, 60)))
         if growing.draw.random() < 0.2:
-            growing.cut(fails=True)
-        run = growing.cut()
+            growing.checkpoint(fails=True)
+        run = growing.checkpoint()
         chains.append(len(CheckpointDirectory(plain, "job").chain(run)))
         assert restored(plain, run, 1 + number % 3) == Held(growing.all(set(growing.rows))).rows
     assert max(chains) > 2 and chains.count(1) > 1, chains
     assert max(chains) <= CHAIN + 1
 
 
-def test_a_chain_ends_after_so_many_cuts(plain: Files) -> None:
+def test_a_chain_ends_after_so_many_checkpoints(plain: Files) -> None:
     growing = Growing(plain, 3)
     growing.draw = np.random.default_rng(5)
     growing.train(500)
     lengths = []
     for _ in range(CHAIN + 3):
         growing.changed, growing.gone, growing.whole = set(), set(), set()
-        lengths.append(len(CheckpointDirectory(plain, "job").chain(growing.cut())))
+        lengths.append(len(CheckpointDirectory(plain, "job").chain(growing.checkpoint())))
     assert lengths == [*range(1, CHAIN + 2), 1, 2]
 
 
@@ -370,16 +375,20 @@ def test_a_changed_key_that_went_and_came_back() -> None:
     assert merged([(none, rows(1, seed=1)), (np.array([1]), None)]) is None
 
 
-def test_a_cut_whose_base_is_damaged_is_not_used(plain: Files, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_base_is_damaged_is_not_used(plain: Files, tmp_path: Path) -> None:
     growing = Growing(plain, 1)
     growing.train(300)
-    first = growing.cut()
+    first = growing.checkpoint()
     growing.changed, growing.gone, growing.whole = {next(iter(growing.rows))}, set(), set()
-    second = growing.cut()
+    second = growing.checkpoint()
     assert len(CheckpointDirectory(plain, "job").chain(second)) == 2
     cut_short(next(path for path in (tmp_path / first).iterdir() if path.name.endswith("safetensors")))
     found = CheckpointDirectory(plain, "job").find()
-    assert not found.cuts and len(found.refused) == 2 and "its base ps/job/cut-0000000001" in found.refused[0]
+    assert (
+        not found.checkpoints
+        and len(found.refused) == 2
+        and "its base ps/job/checkpoint-0000000001" in found.refused[0]
+    )
 
 
 # --- how many stay ---------------------------------------------------------------------------------------------------
@@ -390,14 +399,14 @@ def test_old_checkpoints_are_deleted_unless_needed(plain: Files, tmp_path: Path)
     growing.train(500)
     for _ in range(6):
         growing.changed, growing.gone, growing.whole = set(), set(), set()
-        growing.cut()
+        growing.checkpoint()
     folders = sorted(path.name for path in (tmp_path / "ps" / "job").iterdir())
-    assert folders == [f"cut-{number:010d}" for number in range(1, 7)], "all are one chain"
+    assert folders == [f"checkpoint-{number:010d}" for number in range(1, 7)], "all are one chain"
     for number in range(7, 10):
         growing.number, growing.base = number - 1, ""
-        growing.cut()
+        growing.checkpoint()
     folders = sorted(path.name for path in (tmp_path / "ps" / "job").iterdir())
-    assert folders == [f"cut-{number:010d}" for number in (7, 8, 9)]
+    assert folders == [f"checkpoint-{number:010d}" for number in (7, 8, 9)]
 
 
 def test_the_one_restored_from_stays_until_there_are_enough_others(plain: Files) -> None:
@@ -409,7 +418,7 @@ def test_the_one_restored_from_stays_until_there_are_enough_others(plain: Files)
     kept = []
     for number in (4, 5):
         finish([another], number, [another.write(number, 2, ALL, taken(some(50)))], history=2)
-        kept.append([one.number for one in CheckpointDirectory(plain, "job").find().cuts])
+        kept.append([one.number for one in CheckpointDirectory(plain, "job").find().checkpoints])
     assert kept == [[4, 3, 2], [5, 4]]
 
 
@@ -421,14 +430,14 @@ def test_broken_off_ones_go_when_they_are_old(plain: Files, tmp_path: Path) -> N
         finish([directory], number, [directory.write(number, 1, ALL, taken(some(50)))])
     directory.write(5, 1, ALL, taken(some(50)))
     folders = sorted(path.name for path in (tmp_path / "ps" / "job").iterdir())
-    assert folders == ["cut-0000000003", "cut-0000000004", "cut-0000000005", "mine"]
+    assert folders == ["checkpoint-0000000003", "checkpoint-0000000004", "checkpoint-0000000005", "mine"]
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_put_is_an_error(plain: Files) -> None:
-    run = cut(plain, 1, some(500))
+    run = checkpoint(plain, 1, some(500))
 
     def put(piece: Loaded) -> None:
         if piece.shard == 9:
@@ -446,12 +455,12 @@ def test_writing_keeps_the_pace(plain: Files) -> None:
         waits.append(seconds)
         clock[0] += seconds
 
-    directory = CheckpointDirectory(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
+    directory = CheckpointDirectory(plain, "job", 1, pace=WriteRate(1e6, wait, lambda: clock[0]), file_bytes=100_000)
     told = PartReport.decode(directory.write(1, 1, ALL, taken(some(20_000))))
     assert sum(waits) == pytest.approx(told.bytes / 1e6, rel=0.1)
 
 
-def test_evicted_rows_are_kept_beside_the_cuts(plain: Files, tmp_path: Path) -> None:
+def test_evicted_rows_are_kept_beside_the_checkpoints(plain: Files, tmp_path: Path) -> None:
     directory = CheckpointDirectory(plain, "job", 4)
     few = rows_of(USER, keys_of(10))
     directory.evicted("user", few)
@@ -477,3 +486,27 @@ def test_ranges_go_there_and_back() -> None:
     from ps.checkpoint.manifest import ranges
 
     assert flat(ranges(np.flatnonzero(owned).tolist())) == np.flatnonzero(owned).tolist()
+
+
+def test_checkpoints_under_their_former_name_are_read_and_deleted(plain: Files, tmp_path: Path) -> None:
+    """Earlier versions of edl wrote folders ``cut-N`` with ``cut.json``, and the number under the key ``cut``."""
+    rows = some(500)
+    run = tmp_path / checkpoint(plain, 3, rows, servers=1)
+    part = next(path for path in run.glob("server-*.json"))
+    former = part.read_bytes().replace(b'"checkpoint": 3', b'"cut": 3')
+    part.write_bytes(former)
+    found = layout.parse_manifest((run / MANIFEST_FILE).read_bytes())
+    found = replace(found, parts={part.name: Sum(len(former), zlib.crc32(former))})
+    text = layout.manifest_text(found).rpartition(b',\n "crc32"')[0].replace(b'"checkpoint": 3', b'"cut": 3')
+    text += b"\n}\n"
+    text = text[:-3] + b',\n "crc32": "%08x"\n}\n' % zlib.crc32(text)
+    (run / MANIFEST_FILE).unlink()
+    (run / "cut.json").write_bytes(text)
+    old = run.rename(run.with_name("cut-0000000003"))
+    newest = CheckpointDirectory(plain, "job").find()
+    assert (newest.top, [one.run for one in newest.checkpoints]) == (3, ["ps/job/cut-0000000003"])
+    content = restored(plain, "ps/job/cut-0000000003")
+    assert content and content == restored(plain, checkpoint(plain, 4, rows))
+    for number in (5, 6):
+        checkpoint(plain, number, rows)
+    assert not old.exists(), "like any other checkpoint, when three newer ones are complete"

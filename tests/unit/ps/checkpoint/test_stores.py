@@ -14,14 +14,21 @@ from edl.adapters.remote_files import open_files
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.hashing import buckets_of
-from ps.rows import Part, Piece, Push, Taken
-from ps.spec import BUCKETS, Eviction, Initial, Optimizer, Rule, TableSpec
-from ps.store.store import SHARDS, Store
+from ps.rows import ShardChange, TablePush, Taken, TrainerPush
+from ps.spec import BUCKETS, Eviction, Initial, Optimizer, TableSpec, UpdateRule
+from ps.store.store import SHARDS, RowStore
 from tests.support.checkpoint_rows import finish, split
 
-RULES = [Rule.SGD, Rule.MOMENTUM, Rule.ADAGRAD, Rule.ROW_ADAGRAD, Rule.ADAM, Rule.FTRL]
+RULES = [
+    UpdateRule.SGD,
+    UpdateRule.MOMENTUM,
+    UpdateRule.ADAGRAD,
+    UpdateRule.ROW_ADAGRAD,
+    UpdateRule.ADAM,
+    UpdateRule.FTRL,
+]
 SPECS = [TableSpec(rule.value, 4, Optimizer(rule, lr=0.1), Initial(seed=3)) for rule in RULES]
-DENSE = TableSpec("dense", 4, Optimizer(Rule.ADAM), dense=True, rows=9)
+DENSE = TableSpec("dense", 4, Optimizer(UpdateRule.ADAM), dense=True, rows=9)
 SHORT = TableSpec("short", 4, eviction=Eviction(unseen_steps=3))
 TABLES = (*SPECS, DENSE, SHORT)
 KEYS = 800
@@ -31,7 +38,7 @@ class Server:
     """A store that serves some buckets."""
 
     def __init__(self, number: int, owned: NDArray[np.uint8], folder: Path) -> None:
-        self.store = Store(kernels="numpy")
+        self.store = RowStore(kernels="numpy")
         self.owned = owned
         self.directory = CheckpointDirectory(open_files(str(folder)), "job", number, file_bytes=50_000)
         for spec in TABLES:
@@ -39,7 +46,7 @@ class Server:
 
     def put(self, loaded: Loaded) -> None:
         buckets = np.array(loaded.buckets, np.uint16)
-        self.store.apply_piece(Piece(loaded.shard, (), buckets, dict(loaded.rows)))
+        self.store.apply_piece(ShardChange(loaded.shard, (), buckets, dict(loaded.rows)))
 
     def write(self, number: int, base: str = "") -> str:
         snapshot = self.store.snapshot(number)
@@ -72,7 +79,7 @@ def step(several: list[Server], number: int) -> NDArray[np.float32]:
         weights = np.zeros((len(every), 4), np.float32)
         for one in several:
             mine = one.owned[buckets_of(keys)] == 1
-            one.store.push([Push(0, 0, (Part(spec.name, keys[mine], grads[mine]),))], step=number)
+            one.store.push([TrainerPush(0, 0, (TablePush(spec.name, keys[mine], grads[mine]),))], step=number)
             its = one.owned[buckets_of(every)] == 1
             out = np.zeros((int(its.sum()), 4), np.float32)
             one.store.pull(spec.name, every[its], out, step=number, insert=False)
@@ -155,7 +162,7 @@ def test_evicted_rows_do_not_come_back(tmp_path: Path) -> None:
     run = ""
     for number in range(1, 9):
         keys = np.arange(number * 50, number * 50 + 100)
-        store.push([Push(0, 0, (Part("short", keys, np.ones((100, 4), np.float32)),))], step=number)
+        store.push([TrainerPush(0, 0, (TablePush("short", keys, np.ones((100, 4), np.float32)),))], step=number)
         store.sweep("short", step=number)
         run = str(json.loads(finish([directory], number, [several[0].write(number, run)], tables=TABLES))["run"])
     assert len(directory.chain(run)) > 1

@@ -12,11 +12,11 @@ import pytest
 
 from edl.errors import PsError
 from edl.job_records import Mode, Training
-from ps.client.client import Client
-from ps.net.caller import Reply
-from ps.protocol.frames import Frame, Op
+from ps.client.client import PsClient
+from ps.net.caller import FrameReply
+from ps.protocol.frames import Frame, FrameOp
 from ps.wait import BoundedWait
-from tests.support.ps_fixture import PATIENCE_S, Bench
+from tests.support.ps_fixture import WAIT_S, Bench
 
 KEYS = np.arange(2000)
 
@@ -32,7 +32,7 @@ def ones(keys: Any, dim: int = 4) -> Any:
     return np.ones((*np.shape(keys), dim), np.float32)
 
 
-def once(client: Client, keys: Any = KEYS) -> None:
+def once(client: PsClient, keys: Any = KEYS) -> None:
     """Each key has been pushed once."""
     rows = client.read("plain", keys)
     assert (rows == -1).all(), Counter(rows[:, 0].tolist())
@@ -41,34 +41,36 @@ def once(client: Client, keys: Any = KEYS) -> None:
 class Gate:
     """Requests of one kind wait here."""
 
-    def __init__(self, bench: Bench, op: Op) -> None:
+    def __init__(self, bench: Bench, op: FrameOp) -> None:
         self.op, self.came, self.open = op, threading.Semaphore(0), threading.Event()
         for one in bench.pservers.values():
             one.faults.append(self)
 
-    def __call__(self, frame: Frame, head: dict[str, Any]) -> Reply | None:
+    def __call__(self, frame: Frame, head: dict[str, Any]) -> FrameReply | None:
         if frame.op is self.op:
             self.came.release()
-            assert self.open.wait(PATIENCE_S)
+            assert self.open.wait(WAIT_S)
         return None
 
 
 def test_a_push_in_the_background(bench: Bench) -> None:
     client = bench.start(1).client()
-    gate = Gate(bench, Op.PUSH)
+    gate = Gate(bench, FrameOp.PUSH)
     client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
-    assert gate.came.acquire(timeout=PATIENCE_S)
+    assert gate.came.acquire(timeout=WAIT_S)
     assert client.step == 1 and not client.pull("plain", KEYS).any()
     gate.open.set()
     client.push({"plain": (KEYS, ones(KEYS))})
     assert (client.read("plain", KEYS) == -2).all()
-    assert [head["seq"] for head in bench.pservers[1].seen(Op.PUSH)] == [1, 2]
+    assert [head["seq"] for head in bench.pservers[1].seen(FrameOp.PUSH)] == [1, 2]
 
 
 def test_an_error_in_the_background_comes_with_a_later_call(bench: Bench) -> None:
     client = bench.start(1).client()
-    refusal = Reply.no(Op.REFUSED, kind="word", text="table plain: refused")
-    bench.pservers[1].faults.append(lambda frame, head: refusal if frame.op is Op.PUSH and head["seq"] == 1 else None)
+    refusal = FrameReply.no(FrameOp.REFUSED, kind="word", text="table plain: refused")
+    bench.pservers[1].faults.append(
+        lambda frame, head: refusal if frame.op is FrameOp.PUSH and head["seq"] == 1 else None
+    )
     client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
     with pytest.raises(PsError, match="plain"):
         client.flush()
@@ -87,7 +89,7 @@ def test_rows_fetched_ahead(bench: Bench, mode: Mode) -> None:
     assert client.statistics["prefetched"] == before + len(KEYS)
     # In mode sync all of the step before is in them; else they may be a step old.
     assert (rows == -1).all() if mode is Mode.SYNC else ((rows == -1) | (rows == 0)).all()
-    assert len(bench.pservers[1].seen(Op.PULL)) == 2
+    assert len(bench.pservers[1].seen(FrameOp.PULL)) == 2
     assert (client.pull("plain", KEYS) == -1).all()
 
 
@@ -118,7 +120,7 @@ def test_several_threads_may_use_it(bench: Bench) -> None:
     for one in threads:
         one.start()
     for one in threads:
-        one.join(PATIENCE_S)
+        one.join(WAIT_S)
     assert not errors and (client.read("plain", KEYS) == -80).all() and client.step == 80
 
 
@@ -131,7 +133,7 @@ def test_leaving_sends_a_farewell_and_closing_does_not(bench: Bench) -> None:
         raise ValueError
     pserver = bench.pservers[1]
     for _ in range(2):
-        assert pserver.ended.acquire(timeout=PATIENCE_S)
+        assert pserver.ended.acquire(timeout=WAIT_S)
     assert pserver.farewells == [3]
     with pytest.raises(PsError, match="client is closed"):
         client.pull("plain", KEYS)
@@ -140,7 +142,7 @@ def test_leaving_sends_a_farewell_and_closing_does_not(bench: Bench) -> None:
 def test_long_waits_and_their_ends_are_reported() -> None:
     now, alive = [0.0], [0]
     said: list[str] = []
-    patience = BoundedWait(
+    wait = BoundedWait(
         "rows",
         deadline_s=100,
         now_s=lambda: now[0],
@@ -148,14 +150,14 @@ def test_long_waits_and_their_ends_are_reported() -> None:
         alive=lambda: alive.__setitem__(0, alive[0] + 1),
     )
     for now[0] in range(1, 80):
-        patience.look(lambda: "ps-1 is busy")
+        wait.look(lambda: "ps-1 is busy")
     assert said == [f"waiting for rows for {one} s: ps-1 is busy" for one in (10, 40, 70)] and alive == [15]
-    patience.moved()
-    patience.over()
-    patience.over()
+    wait.moved()
+    wait.over()
+    wait.over()
     assert said[3:] == ["continuing after 79 s (rows)"]
     now[0] = 178.0
-    assert patience.left_s == 1
+    assert wait.left_s == 1
     now[0] = 179.0
     with pytest.raises(PsError, match="waited 179 s for rows, 100 s of it without progress: ps-1 is gone"):
-        patience.look(lambda: "ps-1 is gone")
+        wait.look(lambda: "ps-1 is gone")

@@ -9,7 +9,7 @@ import pytest
 
 from edl.job_records import Mode, Training
 from ps.client.cache import RowCache
-from ps.protocol.frames import Op
+from ps.protocol.frames import FrameOp
 from tests.support.ps_fixture import PLAIN, Bench
 
 KEYS = np.arange(10)
@@ -93,7 +93,7 @@ def test_a_client_sees_others_updates_after_the_bound_and_its_own_at_once(bench:
         seen.append(float(client.pull("plain", KEYS).mean()))
         client.push({})
     assert seen == [0, 0, 0, -1]
-    assert client.statistics["cached"] == 30 and len(bench.pservers[1].seen(Op.PULL)) == 2
+    assert client.statistics["cached"] == 30 and len(bench.pservers[1].seen(FrameOp.PULL)) == 2
     fetched = client.statistics["fetched"]
     client.push({"plain": (KEYS[:3], ones[:3])})
     rows = client.pull("plain", np.concatenate([KEYS, KEYS]))

@@ -14,14 +14,14 @@ import pytest
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
 from ps import hashing
-from ps.client.client import Client
-from ps.client.pool import Answer, Call, PooledConnection
+from ps.client.client import PsClient
+from ps.client.pool import PooledConnection, PserverAnswer, PserverCall
 from ps.errors import RolledBack
-from ps.net.caller import Endpoint, Reply
+from ps.net.caller import FrameEndpoint, FrameReply
 from ps.protocol import messages
-from ps.protocol.frames import Frame, Op
+from ps.protocol.frames import Frame, FrameOp
 from ps.spec import BUCKETS
-from tests.support.ps_fixture import PATIENCE_S, Bench, Master
+from tests.support.ps_fixture import WAIT_S, Bench, Master
 
 KEYS = np.arange(2000)
 
@@ -37,7 +37,7 @@ def ones(keys: Any, dim: int = 4) -> Any:
     return np.ones((*np.shape(keys), dim), np.float32)
 
 
-def once(client: Client, keys: Any = KEYS) -> None:
+def once(client: PsClient, keys: Any = KEYS) -> None:
     """Each key has been pushed once."""
     rows = client.read("plain", keys)
     assert (rows == -1).all(), Counter(rows[:, 0].tolist())
@@ -87,7 +87,7 @@ def test_duplicates_are_fetched_once_counted_each_and_summed(
     assert times == {7: 3, 8: 2, -1: 1}
     for key in (7, 8, -1):
         assert np.allclose(rows[key], -grads[keys == key].sum(axis=0), atol=1e-6)
-    assert sum(part[1] for one in bench.pservers.values() for part in one.seen(Op.PUSH)[0]["parts"]) == 3
+    assert sum(part[1] for one in bench.pservers.values() for part in one.seen(FrameOp.PUSH)[0]["parts"]) == 3
 
 
 def test_reading_leaves_no_trace(bench: Bench) -> None:
@@ -115,7 +115,7 @@ def test_half_of_the_bytes(bench: Bench, wire: str, error: float) -> None:
     grads = np.full((2000, 9), 0.1, np.float32)
     client.push({"wide": (KEYS, grads)})
     assert np.allclose(exact.read("wide", KEYS), rows - grads, atol=error)
-    assert bench.pservers[1].seen(Op.PUSH)[0]["parts"][0][3] == wire
+    assert bench.pservers[1].seen(FrameOp.PUSH)[0]["parts"][0][3] == wire
 
 
 def test_values_outside_of_steps(bench: Bench) -> None:
@@ -155,7 +155,7 @@ def test_more_than_fits_into_one_request_is_pulled_in_several(bench: Bench, monk
     monkeypatch.setattr(routing.first_split, "__defaults__", ((), 10_000))
     client = bench.start(2).client()
     found = client.pull_many({"wide": KEYS, "plain": KEYS})
-    pulls = bench.pservers[1].seen(Op.PULL)
+    pulls = bench.pservers[1].seen(FrameOp.PULL)
     assert len(pulls) > 5 and max(sum(part[1] for part in head["parts"]) for head in pulls) <= 10_000 // 28
     assert np.array_equal(found["wide"], bench.client(number=2).read("wide", KEYS))
 
@@ -228,9 +228,9 @@ def test_options_out_of_range(bench: Bench) -> None:
             bench.start(1).client(**options)
 
 
-def test_a_wrong_secret_is_no_matter_of_patience(bench: Bench) -> None:
+def test_a_wrong_secret_is_not_waited_out(bench: Bench) -> None:
     bench.start(1)
-    client = Client.direct((), tables=bench.tables, secret="wrong", placement=bench.chart())
+    client = PsClient.direct((), tables=bench.tables, secret="wrong", placement=bench.placement())
     with pytest.raises(PsError, match=r"ps-1.*secret"):
         client.pull("plain", [1])
     client.close()
@@ -270,7 +270,7 @@ def test_buckets_move_while_training_goes_on(bench: Bench, tell: bool) -> None:
         if step % 4 == 1:
             bench.move(np.random.default_rng(step).integers(0, BUCKETS, 300), step % 3 + 1, tell=tell)
             if not tell:
-                threading.Timer(0.05, master.tell, [master.charted()]).start()
+                threading.Timer(0.05, master.tell, [master.placement_update()]).start()
         client.push({"plain": (KEYS, ones(KEYS))})
     assert (client.read("plain", KEYS) == -20).all()
 
@@ -281,7 +281,7 @@ def test_only_what_was_refused_is_sent_again(bench: Bench) -> None:
     client.push({"plain": (KEYS, ones(KEYS))})
     bench.move(slice(0, 512), 2)
     client.pull("plain", KEYS)
-    second = [sum(part[1] for part in head["parts"]) for head in bench.pservers[2].seen(Op.PULL)]
+    second = [sum(part[1] for part in head["parts"]) for head in bench.pservers[2].seen(FrameOp.PULL)]
     moved = int((hashing.buckets_of(KEYS) < 512).sum())
     assert second[1:] in ([second[0], moved], [moved, second[0]])
 
@@ -291,7 +291,7 @@ def test_an_answer_that_is_lost_applies_a_push_once(bench: Bench) -> None:
     lost = threading.Event()
 
     def hang_up(frame: Frame, head: dict[str, Any]) -> None:
-        if frame.op is Op.PUSH and not lost.is_set():
+        if frame.op is FrameOp.PUSH and not lost.is_set():
             lost.set()
             for peer in bench.pservers[1].endpoint.peers:
                 peer.hang_up()
@@ -299,7 +299,7 @@ def test_an_answer_that_is_lost_applies_a_push_once(bench: Bench) -> None:
     bench.pservers[1].after.append(hang_up)
     client.push({"plain": (KEYS, ones(KEYS))})
     assert lost.is_set() and client.statistics["again"] > 0
-    pushes = bench.pservers[1].seen(Op.PUSH)
+    pushes = bench.pservers[1].seen(FrameOp.PUSH)
     assert [head["seq"] for head in pushes] == [1, 1] and pushes[0]["parts"] == pushes[1]["parts"]
     once(client)
 
@@ -313,7 +313,7 @@ def test_a_dead_pserver_s_buckets_are_had_from_its_copy(bench: Bench) -> None:
     died = threading.Event()
 
     def die(frame: Frame, head: dict[str, Any]) -> None:
-        if frame.op is Op.PUSH and not died.is_set():
+        if frame.op is FrameOp.PUSH and not died.is_set():
             died.set()
             bench.move(np.flatnonzero(bench.owner == 1), 2, tell=False)
             threading.Thread(target=bench.pservers[1].stop).start()
@@ -325,12 +325,12 @@ def test_a_dead_pserver_s_buckets_are_had_from_its_copy(bench: Bench) -> None:
     pushing.start()
     suspect = master.expect(messages.Suspect)
     assert suspect.server == 1 and "ps-1" in suspect.why
-    master.expect(messages.ChartPlease)
-    master.tell(master.charted(without=[1]))
-    pushing.join(PATIENCE_S)
+    master.expect(messages.GetPlacement)
+    master.tell(master.placement_update(without=[1]))
+    pushing.join(WAIT_S)
     assert not pushing.is_alive() and client.step == 1
     once(client)
-    assert bench.pservers[2].seen(Op.PUSH)[-1]["seq"] == 1
+    assert bench.pservers[2].seen(FrameOp.PUSH)[-1]["seq"] == 1
 
 
 def test_a_pserver_is_suspected_once_and_may_come_back(bench: Bench) -> None:
@@ -340,7 +340,7 @@ def test_a_pserver_is_suspected_once_and_may_come_back(bench: Bench) -> None:
     client.pull("plain", KEYS)
     calls = []
 
-    def hang_up(frame: Frame, head: dict[str, Any]) -> Reply | None:
+    def hang_up(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
         calls.append(frame.op)
         if len(calls) < 6:
             for peer in bench.pservers[2].endpoint.peers:
@@ -358,18 +358,20 @@ def test_a_busy_pserver_is_asked_again_as_it_says(bench: Bench) -> None:
     client = bench.start(2).client()
     busy = iter(range(3))
 
-    def refuse(frame: Frame, head: dict[str, Any]) -> Reply | None:
-        return None if next(busy, None) is None else Reply.no(Op.BUSY, after_s=0.03, text="streams are full")
+    def refuse(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
+        return None if next(busy, None) is None else FrameReply.no(FrameOp.BUSY, after_s=0.03, text="streams are full")
 
     bench.pservers[2].faults.append(refuse)
     client.push({"plain": (KEYS, ones(KEYS))})
     once(client)
-    assert len(bench.pservers[2].seen(Op.PUSH)) == 4 and len(bench.pservers[1].seen(Op.PUSH)) == 1
+    assert len(bench.pservers[2].seen(FrameOp.PUSH)) == 4 and len(bench.pservers[1].seen(FrameOp.PUSH)) == 1
 
 
 def test_at_the_deadline_servers_buckets_and_reasons_are_named(bench: Bench) -> None:
     client = bench.start(2).client(deadline_s=0.3)
-    bench.pservers[2].faults.append(lambda frame, head: Reply.no(Op.BUSY, after_s=0.05, text="streams are full"))
+    bench.pservers[2].faults.append(
+        lambda frame, head: FrameReply.no(FrameOp.BUSY, after_s=0.05, text="streams are full")
+    )
     bench.pservers[1].stop()
     with pytest.raises(PsError) as raised:
         client.push({"plain": ([5, 6, 7, 8], ones([5, 6, 7, 8]))})
@@ -386,17 +388,17 @@ def test_a_bucket_without_an_owner_is_waited_for(bench: Bench) -> None:
     client = bench.joined(master)
     pushing = threading.Thread(target=client.push, args=({"plain": (KEYS, ones(KEYS))},))
     pushing.start()
-    master.expect(messages.ChartPlease)
+    master.expect(messages.GetPlacement)
     bench.move(slice(0, 2048), 1)
-    master.tell(master.charted())
-    pushing.join(PATIENCE_S)
+    master.tell(master.placement_update())
+    pushing.join(WAIT_S)
     once(client)
 
 
-@pytest.mark.parametrize("op", [Op.STALE, Op.ROLLED_BACK])
-def test_a_trainer_of_an_older_history_begins_anew(bench: Bench, op: Op) -> None:
+@pytest.mark.parametrize("op", [FrameOp.STALE, FrameOp.ROLLED_BACK])
+def test_a_trainer_of_an_older_history_begins_anew(bench: Bench, op: FrameOp) -> None:
     client = bench.start(1).client()
-    bench.pservers[1].faults.append(lambda frame, head: Reply.no(op, text="history 2 has begun", history=2))
+    bench.pservers[1].faults.append(lambda frame, head: FrameReply.no(op, text="history 2 has begun", history=2))
     with pytest.raises(RolledBack, match=r"ps-1.*history 2 has begun.*must restart"):
         client.pull("plain", KEYS)
 
@@ -408,14 +410,14 @@ def test_requests_say_what_pservers_have_to_know(bench: Bench) -> None:
     client.pull("plain", KEYS)
     client.push({"plain": ([1], ones([1]))})
     client.first("plain", [1], ones([1]))
-    heads = {number: one.seen(Op.PUSH) for number, one in bench.pservers.items()}
+    heads = {number: one.seen(FrameOp.PUSH) for number, one in bench.pservers.items()}
     owner = bench.owner[hashing.bucket_of(1)]
     assert [(head["seq"], head["step"], head["base"], head["ends"]) for head in heads[owner]] == [
         (1, 0, 0, True), (2, 1, 1, True), (3, 2, 1, False),
     ]  # fmt: skip
     # The other has no keys, and hears of the steps all the same.
     assert [(head["seq"], head["parts"]) for head in heads[3 - owner]] == [(1, []), (2, [])]
-    pull = bench.pservers[1].seen(Op.PULL)[1]
+    pull = bench.pservers[1].seen(FrameOp.PULL)[1]
     assert (pull["step"], pull["insert"], pull["version"], pull["history"]) == (1, True, 1, 1)
 
 
@@ -426,7 +428,7 @@ def test_a_pserver_that_gets_buckets_within_a_step_hears_of_it(bench: Bench) -> 
     other = (hashing.bucket_of(1) + 1) % BUCKETS
     bench.pservers[1].faults.append(lambda frame, head: bench.move(slice(other, other + 1), 2))
     client.push({"plain": ([1], ones([1]))})
-    assert [(head["step"], head["parts"]) for head in bench.pservers[2].seen(Op.PUSH)] == [(0, [])]
+    assert [(head["step"], head["parts"]) for head in bench.pservers[2].seen(FrameOp.PUSH)] == [(0, [])]
 
 
 def test_a_pserver_that_gets_buckets_hears_of_a_step_while_others_are_waited_for(bench: Bench) -> None:
@@ -437,20 +439,20 @@ def test_a_pserver_that_gets_buckets_hears_of_a_step_while_others_are_waited_for
     come, came = threading.Event(), threading.Event()
     other = (hashing.bucket_of(1) + 1) % BUCKETS
 
-    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
-        return None if come.is_set() else Reply.no(Op.WAIT, text="trainer 2 is not there")
+    def wait(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
+        return None if come.is_set() else FrameReply.no(FrameOp.WAIT, text="trainer 2 is not there")
 
     bench.pservers[1].faults.append(wait)
     bench.pservers[2].after.append(lambda frame, head: came.set())
     pushing = threading.Thread(target=client.push, args=({"plain": ([1], ones([1]))},))
     pushing.start()
     bench.move(slice(other, other + 1), 2, tell=False)
-    master.tell(master.charted())
-    assert came.wait(PATIENCE_S)
-    assert [(head["step"], head["parts"]) for head in bench.pservers[2].seen(Op.PUSH)] == [(0, [])]
+    master.tell(master.placement_update())
+    assert came.wait(WAIT_S)
+    assert [(head["step"], head["parts"]) for head in bench.pservers[2].seen(FrameOp.PUSH)] == [(0, [])]
     come.set()
-    pushing.join(PATIENCE_S)
-    assert client.step == 1 and len(bench.pservers[2].seen(Op.PUSH)) == 1
+    pushing.join(WAIT_S)
+    assert client.step == 1 and len(bench.pservers[2].seen(FrameOp.PUSH)) == 1
 
 
 def test_a_pserver_that_loses_all_keys_of_a_step_but_not_all_buckets_hears_of_it(bench: Bench) -> None:
@@ -465,7 +467,7 @@ def test_a_pserver_that_loses_all_keys_of_a_step_but_not_all_buckets_hears_of_it
 
     bench.pservers[owner].faults.append(move)
     client.push({"plain": ([1], ones([1]))})
-    heads = bench.pservers[owner].seen(Op.PUSH)
+    heads = bench.pservers[owner].seen(FrameOp.PUSH)
     assert [(head["step"], len(head["parts"])) for head in heads] == [(0, 1), (0, 0)]
     assert (client.read("plain", [1]) == -1).all()
 
@@ -477,26 +479,26 @@ def test_queued_requests_of_a_caller_that_gave_up_are_not_sent(bench: Bench) -> 
 
     def hold(frame: Frame, head: dict[str, Any]) -> None:
         held.release()
-        assert come.wait(PATIENCE_S)
+        assert come.wait(WAIT_S)
 
     bench.pservers[1].faults.append(hold)
     head = {"step": 0, "insert": False, "version": 1, "history": 1, "epoch": 1, "parts": []}
-    calls = [Call(Op.PULL, head), Call(Op.PULL, head)]
-    answers: list[Answer] = []
+    calls = [PserverCall(FrameOp.PULL, head), PserverCall(FrameOp.PULL, head)]
+    answers: list[PserverAnswer] = []
 
-    def take(answer: Answer) -> None:
+    def take(answer: PserverAnswer) -> None:
         answers.append(answer)
         landed.release()
 
     for call in calls:
         pool.ask("pull", bench.pservers[1].server, call, take)
-    assert held.acquire(timeout=PATIENCE_S)
+    assert held.acquire(timeout=WAIT_S)
     calls[1].given_up = True
     come.set()
     for _ in calls:
-        assert landed.acquire(timeout=PATIENCE_S)
+        assert landed.acquire(timeout=WAIT_S)
     assert answers[0].error is None and "given up" in str(answers[1].error)
-    assert len(bench.pservers[1].seen(Op.PULL)) == 1
+    assert len(bench.pservers[1].seen(FrameOp.PULL)) == 1
 
 
 def test_no_request_is_sent_after_a_server_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,15 +513,15 @@ def test_no_request_is_sent_after_a_server_is_lost(bench: Bench, monkeypatch: py
 
     follower = threading.Thread(target=follow)
 
-    def late(self: PooledConnection, call: Call, done: Any) -> None:
+    def late(self: PooledConnection, call: PserverCall, done: Any) -> None:
         follower.start()
         gone.wait(0.2)  # as far as it comes
         ask(self, call, done)
 
     monkeypatch.setattr(PooledConnection, "ask", late)
-    pool.ask("pull", bench.pservers[1].server, Call(Op.PULL, {}), lambda answer: landed.set())
-    assert landed.wait(PATIENCE_S)
-    follower.join(PATIENCE_S)
+    pool.ask("pull", bench.pservers[1].server, PserverCall(FrameOp.PULL, {}), lambda answer: landed.set())
+    assert landed.wait(WAIT_S)
+    follower.join(WAIT_S)
 
 
 def test_a_stranger_at_a_dead_pserver_s_port_is_a_dead_pserver(bench: Bench) -> None:
@@ -527,14 +529,14 @@ def test_a_stranger_at_a_dead_pserver_s_port_is_a_dead_pserver(bench: Bench) -> 
     master = Master(bench)
     dead = bench.pservers[2]
     dead.stop()
-    dead.endpoint = Endpoint(dead._handle, secret="another job's")
+    dead.endpoint = FrameEndpoint(dead._handle, secret="another job's")
     dead.endpoint.start("127.0.0.1")
     client = bench.joined(master)
     pushing = threading.Thread(target=client.push, args=({"plain": (KEYS, ones(KEYS))},))
     pushing.start()
     assert "does not know the secret" in master.expect(messages.Suspect).why
     bench.move(np.flatnonzero(bench.owner == 2), 1)
-    master.tell(master.charted(without=[2]))
-    pushing.join(PATIENCE_S)
+    master.tell(master.placement_update(without=[2]))
+    pushing.join(WAIT_S)
     assert client.step == 1
     once(client)

@@ -11,7 +11,7 @@ from tests.support.ps_fixture import SGD, Bench
 
 
 def test_named_arrays_in_blocks() -> None:
-    blocks = dense.Blocks({"a": (3, 5), "b": (), "c": (7,)}, dim=10)
+    blocks = dense.DenseLayout({"a": (3, 5), "b": (), "c": (7,)}, dim=10)
     arrays = {"a": np.arange(15.0).reshape(3, 5), "b": np.float32(99), "c": np.arange(7)}
     rows = blocks.pack(arrays)
     assert rows.shape == (3, 10) and blocks.spec("d", SGD).rows == 3 and not rows[2, 3:].any()
@@ -27,13 +27,13 @@ def test_named_arrays_in_blocks() -> None:
         with pytest.raises(PsError, match=text):
             blocks.pack(wrong)
     with pytest.raises(SettingError):
-        dense.Blocks({})
+        dense.DenseLayout({})
     with pytest.raises(SettingError):
-        dense.Blocks({"a": (3,)}, dim=2000)
+        dense.DenseLayout({"a": (3,)}, dim=2000)
 
 
 def test_dense_parameters_are_those_of_the_first_trainer() -> None:
-    blocks = dense.Blocks({"weight": (30, 40), "bias": (40,)}, dim=64)
+    blocks = dense.DenseLayout({"weight": (30, 40), "bias": (40,)}, dim=64)
     bench = Bench([blocks.spec("net", SGD)]).start(2)
     try:
         one, other = bench.client(), bench.client(number=2)

@@ -18,7 +18,7 @@ from ps.__main__ import commands
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.rows import Rows
 from ps.store.kernels import plain
-from ps.store.rules import Layout
+from ps.store.rules import TableLayout
 from tests.support.checkpoint_rows import DENSE, TABLES, USER, finish, rows_of, split, taken
 
 FORMATS = ["arrow", "safetensors"]
@@ -37,10 +37,14 @@ def run(tmp_path: Path) -> str:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 def test_what_is_looked_up_is_what_was_trained(run: str, tmp_path: Path, format: str, dtype: str) -> None:
-    done = ps.export.export_cut(run, tmp_path / "out", format=format, dtype=dtype)
+    done = ps.export.export_checkpoint(run, tmp_path / "out", format=format, dtype=dtype)
     assert dict(done.rows) == {"user": len(KEYS), DENSE.name: 50}
     model = ps.export.open(tmp_path / "out")
-    assert (model.step, model.source, model.tables) == (70, "ps/job/cut-0000000003", {one.name: one for one in TABLES})
+    assert (model.step, model.source, model.tables) == (
+        70,
+        "ps/job/checkpoint-0000000003",
+        {one.name: one for one in TABLES},
+    )
     assert model.rows("user") == len(KEYS) and model.dim("user") == 4
     assert np.array_equal(np.concatenate(list(model.keys("user"))), KEYS)
     expected = ROWS["user"].weights.astype(dtype).astype(np.float32)
@@ -69,12 +73,12 @@ def test_rows_of_many_batches(tmp_path: Path, format: str, monkeypatch: pytest.M
 
 
 def test_keys_without_rows(tmp_path: Path, run: str) -> None:
-    ps.export.export_cut(run, tmp_path / "out")
+    ps.export.export_checkpoint(run, tmp_path / "out")
     model = ps.export.open(tmp_path / "out")
     asked = [int(KEYS[0]), 4, 5]
     assert not model.lookup("user", asked)[1:].any()
     first = model.lookup("user", asked, missing="initial")
-    assert np.array_equal(first[1:], plain.first(Layout.of(USER), np.array([4, 5])))
+    assert np.array_equal(first[1:], plain.first(TableLayout.of(USER), np.array([4, 5])))
     assert np.array_equal(first[0], ROWS["user"].weights[0])
     with pytest.raises(PsError, match="table user: 2 of 3 keys have no row, such as 4"):
         model.lookup("user", asked, missing="error")
@@ -97,12 +101,12 @@ def test_an_empty_table(tmp_path: Path, format: str) -> None:
 
 def test_other_tools_can_read_them(tmp_path: Path, run: str) -> None:
     pa = pytest.importorskip("pyarrow")
-    ps.export.export_cut(run, tmp_path / "a")
+    ps.export.export_checkpoint(run, tmp_path / "a")
     table = pa.ipc.open_file(pa.memory_map(str(tmp_path / "a" / "user.arrow"))).read_all()
     assert table["key"].to_pylist() == KEYS.tolist()
     assert np.allclose(table["weights"][7].as_py(), ROWS["user"].weights[7])
     safetensors = pytest.importorskip("safetensors.numpy")
-    ps.export.export_cut(run, tmp_path / "s", format="safetensors", tables=["user"])
+    ps.export.export_checkpoint(run, tmp_path / "s", format="safetensors", tables=["user"])
     assert [path.name for path in (tmp_path / "s").glob("*.safetensors")] == ["user.safetensors"]
     arrays = safetensors.load_file(tmp_path / "s" / "user.safetensors")
     assert np.array_equal(arrays["weights"], ROWS["user"].weights) and np.array_equal(arrays["keys"], KEYS)
@@ -131,7 +135,7 @@ def test_from_a_store_in_memory(tmp_path: Path) -> None:
     where = "memory://exported"
     directory = CheckpointDirectory(open_files(where), "job", 1)
     run = json.loads(finish([directory], 1, [directory.write(1, 1, np.ones(4096, np.uint8), taken(ROWS))]))["run"]
-    ps.export.export_cut(f"{where}/{run}", tmp_path / "out")
+    ps.export.export_checkpoint(f"{where}/{run}", tmp_path / "out")
     assert ps.export.open(tmp_path / "out").rows("user") == len(KEYS)
 
 
@@ -166,7 +170,7 @@ def test_one_that_was_broken_off_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_incomplete_files(tmp_path: Path, run: str, format: str) -> None:
-    ps.export.export_cut(run, tmp_path / "out", format=format)
+    ps.export.export_checkpoint(run, tmp_path / "out", format=format)
     path = tmp_path / "out" / f"user.{format}"
     data = path.read_bytes()
     path.write_bytes(data[:-5])
@@ -181,7 +185,7 @@ def test_incomplete_files(tmp_path: Path, run: str, format: str) -> None:
 
 
 def test_several_threads_look_up_at_once(tmp_path: Path, run: str) -> None:
-    ps.export.export_cut(run, tmp_path / "out")
+    ps.export.export_checkpoint(run, tmp_path / "out")
     model, wrong = ps.export.open(tmp_path / "out"), []
 
     def work(seed: int) -> None:

@@ -10,20 +10,20 @@ import pytest
 
 from edl.errors import PsError
 from edl.job_records import Mode, Training
-from ps.net.caller import Reply
+from ps.net.caller import FrameReply
 from ps.protocol import messages
-from ps.protocol.frames import Op
-from ps.spec import Optimizer, Rule, TableSpec
+from ps.protocol.frames import FrameOp
+from ps.spec import Optimizer, TableSpec, UpdateRule
 from tests.support.ps_fixture import PLAIN, WIDE, Bench, Master
 
 KEYS = np.arange(200)
 GEO = Training(Mode.GEO, geo_steps=3)
-TWO = (messages.Member(1, "a/0"), messages.Member(2, "a/1"))
+TWO = (messages.TrainerMember(1, "a/0"), messages.TrainerMember(2, "a/1"))
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    made = Bench((PLAIN, WIDE, TableSpec("ada", 4, Optimizer(Rule.ADAGRAD, lr=0.5))))
+    made = Bench((PLAIN, WIDE, TableSpec("ada", 4, Optimizer(UpdateRule.ADAGRAD, lr=0.5))))
     yield made
     made.stop()
 
@@ -56,7 +56,7 @@ def test_pservers_hear_of_every_third_step(bench: Bench) -> None:
         assert (client.pull("plain", KEYS) == -step).all()
         client.push({"plain": (KEYS, ones)})
         assert (client.read("plain", KEYS) == -((step + 1) // 3) * 3).all()
-    pushes = bench.pservers[1].seen(Op.PUSH)
+    pushes = bench.pservers[1].seen(FrameOp.PUSH)
     assert [(head["seq"], head["parts"][0][2]) for head in pushes] == [(1, "add"), (2, "add")]
     client.leave()
     assert (bench.client(number=2).read("plain", KEYS) == -7).all()
@@ -83,8 +83,8 @@ def test_members_may_change_in_between(bench: Bench) -> None:
     for _ in range(2):
         client.pull("plain", KEYS)
         client.push({"plain": (KEYS, ones)})
-    master.members = (*master.members, *TWO, messages.Member(9, "b/0"))
-    master.tell(master.charted())
+    master.members = (*master.members, *TWO, messages.TrainerMember(9, "b/0"))
+    master.tell(master.placement_update())
     client.push({"plain": (KEYS, ones)})
     assert (client.read("plain", KEYS) == -0.75).all()
     assert (client.pull("plain", KEYS) == -0.75).all()
@@ -134,7 +134,9 @@ def test_a_change_is_added_once_though_the_fetch_after_it_fails(bench: Bench) ->
     client = bench.start(1).client(training=replace(GEO, geo_steps=1))
     client.pull("plain", KEYS)
     bench.pservers[1].faults.append(
-        lambda frame, head: Reply.no(Op.REFUSED, kind="memory", text="full") if frame.op is Op.PULL else None
+        lambda frame, head: (
+            FrameReply.no(FrameOp.REFUSED, kind="memory", text="full") if frame.op is FrameOp.PULL else None
+        )
     )
     with pytest.raises(PsError, match="full"):
         client.push({"plain": (KEYS, np.ones((200, 4)))})

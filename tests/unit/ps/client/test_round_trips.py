@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 
 from edl.worker import session as sessions
-from ps.client.frontend import Part, part
+from ps.client.frontend import PsContext, part
 from ps.optimizers import SGD
-from ps.protocol.frames import Op
+from ps.protocol.frames import FrameOp
 from ps.protocol.requests import push as pushed
-from ps.rows import Part as Pushed
-from ps.spec import Damaged, Initial, Optimizer, Rule, Start, TableSpec
+from ps.rows import TablePush as Pushed
+from ps.spec import Damaged, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_fixture import Bench
 from tests.support.ps_servers import ALL, Boss, Plan, Trainer, place, server, tidy
-from tests.unit.ps.client.test_module import Vector
+from tests.unit.ps.client.test_frontend import Vector
 
-ZEROS = Initial(Start.ZEROS)
-USERS = TableSpec("users", 4, Optimizer(Rule.SGD, lr=0.5), ZEROS)
-WORDS = TableSpec("words", 2, Optimizer(Rule.SGD, lr=0.5), ZEROS)
+ZEROS = Initial(InitMethod.ZEROS)
+USERS = TableSpec("users", 4, Optimizer(UpdateRule.SGD, lr=0.5), ZEROS)
+WORDS = TableSpec("words", 2, Optimizer(UpdateRule.SGD, lr=0.5), ZEROS)
 FRONTENDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")]
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    dense = TableSpec("dense", 7, Optimizer(Rule.SGD, lr=0.5), Initial(Start.UNIFORM), dense=True, rows=1)
+    dense = TableSpec("dense", 7, Optimizer(UpdateRule.SGD, lr=0.5), Initial(InitMethod.UNIFORM), dense=True, rows=1)
     made = Bench((USERS, WORDS, dense)).start(1)
     yield made
     made.stop()
@@ -42,9 +42,9 @@ def requests(bench: Bench) -> list[str]:
     return found
 
 
-def joined(bench: Bench, wire: str = "f4") -> tuple[Part, Vector]:
+def joined(bench: Bench, wire: str = "f4") -> tuple[PsContext, Vector]:
     """A script's part, with two embeddings and a dense module."""
-    mine, vector = Part(lambda plan, specs: bench.client(wire=wire)), Vector()
+    mine, vector = PsContext(lambda plan, specs: bench.client(wire=wire)), Vector()
     mine.declare(USERS)
     mine.declare(WORDS)
     mine.declare_dense(vector, SGD(0.5), Damaged.REFUSE)
@@ -102,7 +102,7 @@ def test_a_push_that_is_repeated_is_answered_with_rows_and_applied_once(bench: B
     lost: list[Any] = []
 
     def lose(frame: Any, head: Any) -> None:
-        if frame.op is Op.PUSH and not lost:
+        if frame.op is FrameOp.PUSH and not lost:
             lost.append(head)
             for peer in bench.pservers[1].endpoint.peers:
                 peer.hang_up()
@@ -123,11 +123,11 @@ def test_a_pserver_answers_a_push_with_rows() -> None:
                               Pushed("sgd", keys[:1], np.ones((1, 4), np.float32))])  # fmt: skip
         head = {"trainer": 1, "seq": 1, "step": 0, "parts": heads, "back": [["counts", "f2"]]}
         for _ in range(2):  # the second time it is known
-            answer = trainer.ask(Op.PUSH, head, body)
-            assert answer.op is Op.OK
+            answer = trainer.ask(FrameOp.PUSH, head, body)
+            assert answer.op is FrameOp.OK
             assert np.frombuffer(answer.body, np.float16, 6).tolist() == [2, 2, 2, 2, 1, 1]
-        bad = trainer.ask(Op.PUSH, {**head, "back": [["counts"]]}, body)
-        assert bad.op is Op.REFUSED and "back" in bad.json()["text"]
+        bad = trainer.ask(FrameOp.PUSH, {**head, "back": [["counts"]]}, body)
+        assert bad.op is FrameOp.REFUSED and "back" in bad.json()["text"]
     finally:
         tidy()
 

@@ -1,4 +1,4 @@
-"""Which pserver gets which keys: charts, splits, splits again; numba and numpy alike. Rows of 16 bits."""
+"""Which pserver gets which keys: placement maps, splits, splits again; numba and numpy alike. Rows of 16 bits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client import dedup, routing
 from ps.client.dedup import DistinctKeys
-from ps.client.routing import Route, SubRequest
+from ps.client.routing import RoutingTable, SubRequest
 from ps.protocol import half_precision
-from ps.protocol.messages import PlacementMap, Server, pack
+from ps.protocol.messages import PlacementMap, PserverAddress, pack
 from ps.spec import BUCKETS
 
-SERVERS = tuple(Server(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
+SERVERS = tuple(PserverAddress(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
 
 
-def a_route(owner: Any, servers: tuple[Server, ...] = SERVERS, version: int = 1) -> Route:
-    return Route(PlacementMap(version, 1, servers, pack(np.asarray(owner).tolist())))
+def a_route(owner: Any, servers: tuple[PserverAddress, ...] = SERVERS, version: int = 1) -> RoutingTable:
+    return RoutingTable(PlacementMap(version, 1, servers, pack(np.asarray(owner).tolist())))
 
 
 def taken(united: DistinctKeys, sub_requests: list[SubRequest]) -> dict[int, set[int]]:
@@ -113,13 +113,13 @@ def test_unlisted_pservers_count_as_dead() -> None:
     assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
     assert not (route.owner == 3).any()
     assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "not assigned" in route.name(0)
-    assert Route(PlacementMap()).owners == (0,) and Route(PlacementMap()).clocked == ()
+    assert RoutingTable(PlacementMap()).owners == (0,) and RoutingTable(PlacementMap()).clocked == ()
 
 
 def test_a_fixed_placement() -> None:
-    route = Route(routing.fixed_placement([("a", 1), ("b", 2), ("c", 3)]))
+    route = RoutingTable(routing.fixed_placement([("a", 1), ("b", 2), ("c", 3)]))
     assert [int((route.owner == number).sum()) for number in (1, 2, 3)] == [1366, 1365, 1365]
-    for wrong in ([], [SERVERS[0], SERVERS[0]], [Server(0, "x", "h", 1)]):
+    for wrong in ([], [SERVERS[0], SERVERS[0]], [PserverAddress(0, "x", "h", 1)]):
         with pytest.raises((PsError, SettingError)):
             routing.fixed_placement(wrong)
 
@@ -133,18 +133,21 @@ def test_buckets_in_messages() -> None:
 
 def test_rows_of_16_bits() -> None:
     rows = np.array([[1.0, -2.5, 3.14159, 1e-30], [0.0, np.inf, -np.inf, 65536.0]], np.float32)
-    half = half_precision.narrow(rows, "bf16")
+    half = half_precision.encode_half(rows, "bf16")
     assert half.dtype == np.uint16
-    back = half_precision.widen(half, "bf16", np.empty_like(rows))
+    back = half_precision.decode_half(half, "bf16", np.empty_like(rows))
     assert np.allclose(back[0], rows[0], rtol=2**-8) and np.array_equal(back[1], rows[1])
     nans = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF], np.uint32).view(np.float32)
-    assert np.isnan(half_precision.widen(half_precision.narrow(nans, "bf16"), "bf16", np.empty(4, np.float32))).all()
+    assert np.isnan(
+        half_precision.decode_half(half_precision.encode_half(nans, "bf16"), "bf16", np.empty(4, np.float32))
+    ).all()
     # To the nearest; of two equally near ones to the even one.
     ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], np.uint32).view(np.float32)
-    assert half_precision.narrow(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
+    assert half_precision.encode_half(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
     assert np.array_equal(
-        half_precision.widen(half_precision.narrow(rows, "f2"), "f2", np.empty_like(rows))[0, :3], [1, -2.5, 3.140625]
+        half_precision.decode_half(half_precision.encode_half(rows, "f2"), "f2", np.empty_like(rows))[0, :3],
+        [1, -2.5, 3.140625],
     )
-    assert half_precision.narrow(rows, "f4") is rows
+    assert half_precision.encode_half(rows, "f4") is rows
     with pytest.raises(SettingError, match="f4, f2, bf16"):
         half_precision.accept("f8")

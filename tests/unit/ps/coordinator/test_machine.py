@@ -17,7 +17,9 @@ from ps.server.bucket_machine import SERVED, BucketMachine
 from ps.spec import TableSpec
 from tests.support.ps_cluster_fixture import TABLE, Cluster
 
-FOUND = messages.Found(7, (messages.FoundCut("cut-7", 7, 50, (TABLE,), '{"values": {"a/0": "1"}}'),))
+FOUND = messages.FoundCheckpoints(
+    7, (messages.FoundCheckpoint("checkpoint-7", 7, 50, (TABLE,), '{"values": {"a/0": "1"}}'),)
+)
 
 
 def cluster(*names: str, training: Training | None = None) -> Cluster:
@@ -159,7 +161,7 @@ def test_empty_buckets_are_no_loss() -> None:
 
 def test_hot_buckets_are_spread() -> None:
     one = cluster("p", "q", "r")
-    load = messages.Load(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
+    load = messages.PserverLoad(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
     before = one.machine.state.grid.owner[0], one.machine.state.grid.owner[1]
     one.say("p", load)
     assert (one.machine.state.grid.owner[0], one.machine.state.grid.owner[1]) != before
@@ -197,7 +199,7 @@ def test_another_process_in_the_slot_takes_its_place() -> None:
     assert orders is not None
     assert (orders.revoked, [member.number for member in orders.members]) == ((1,), [2])
     one.tell("a", messages.Begin(1))
-    assert one.heard("a", messages.Refused)[-1].kind == "stale"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "stale"
 
 
 def test_the_epoch_counts_those_that_have_begun() -> None:
@@ -207,7 +209,7 @@ def test_the_epoch_counts_those_that_have_begun() -> None:
     number = one.trainer("b")
     epoch = one.machine.state.people.epoch
     assert one.members("a") == ["a/0", "b/0"]
-    one.tell("b", messages.Leave(number))
+    one.tell("b", messages.LeaveMembership(number))
     assert one.machine.state.people.epoch == epoch + 1
     assert one.members("a") == ["a/0"]
     one.tell("b", messages.Begin(number))
@@ -224,7 +226,7 @@ def test_a_world_without_its_node_ends_a_trainer_and_no_other() -> None:
     one.world("b", "c", number=2)
     assert [member.name for member in one.machine.state.members()] == ["b/0"]
     one.tell("a", messages.Join("x"))
-    assert one.heard("a", messages.Refused)[-1].kind == "stale"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "stale"
 
 
 def test_a_trainer_whose_connections_broke_is_gone() -> None:
@@ -240,7 +242,7 @@ def test_the_first_definition_of_a_table_counts() -> None:
     one.world("a", "b")
     one.trainer("a")
     one.tell("b", messages.Join("b", (TableSpec("users", 16),)))
-    refused = one.heard("b", messages.Refused)[-1]
+    refused = one.heard("b", messages.RequestRefused)[-1]
     assert (refused.kind, refused.text) == (
         "table",
         "table users: dim 16 here, 8 there (here: this script, there: the job)",
@@ -253,18 +255,18 @@ def test_a_newer_placement_map_is_sent_to_clients_with_an_older_one() -> None:
     one = cluster()
     one.world("a")
     one.trainer("a")
-    told = len(one.heard("a", messages.Charted))
-    one.tell("a", messages.ChartPlease(one.machine.state.version))
-    assert len(one.heard("a", messages.Charted)) == told
-    one.tell("a", messages.ChartPlease(0))
-    assert len(one.heard("a", messages.Charted)) == told + 1
+    told = len(one.heard("a", messages.PlacementUpdate))
+    one.tell("a", messages.GetPlacement(one.machine.state.version))
+    assert len(one.heard("a", messages.PlacementUpdate)) == told
+    one.tell("a", messages.GetPlacement(0))
+    assert len(one.heard("a", messages.PlacementUpdate)) == told + 1
 
 
 def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     one = cluster()
     one.world("a")
     number = one.trainer("a")
-    one.say("p", messages.Load(0, 0, 0, 0, 0, 0, 99, 0.0))
+    one.say("p", messages.PserverLoad(0, 0, 0, 0, 0, 0, 99, 0.0))
     one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5)))
     one.tell("a", messages.SetLr(number, messages.LrHold(500, 0.1, "users")))
     one.feed(sv.SettingsHold(Settings(number=1, factor=2.0)))
@@ -274,7 +276,7 @@ def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     assert holds == {(100, ""): 1.0, (500, "users"): 0.2}, (
         "what is still to come is multiplied, and not brought forward"
     )
-    one.say("p", messages.Load(0, 0, 0, 0, 0, 0, 599, 0.0))
+    one.say("p", messages.PserverLoad(0, 0, 0, 0, 0, 0, 599, 0.0))
     one.feed(sv.SettingsHold(Settings(number=2, factor=4.0)))
     assert one.bucket_machines["servers/p"].orders is not None
     holds = {(hold.step, hold.table): hold.factor for hold in one.bucket_machines["servers/p"].orders.lr}
@@ -283,7 +285,7 @@ def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     again = {(hold.step, hold.table): hold.factor for hold in one.machine.state.lr}
     assert again == {**holds, (700, ""): 4.0}
     one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5, "other")))
-    assert "there is no table other" in one.heard("a", messages.Refused)[-1].text
+    assert "there is no table other" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 def test_nonsense_is_answered() -> None:
@@ -291,9 +293,9 @@ def test_nonsense_is_answered() -> None:
     one.world("a")
     one.trainer("a")
     one.feed(sv.Said(Caller(NodeId("a"), 0), Round(1), "nonsense"))
-    assert one.heard("a", messages.Refused)[-1].kind == "word"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "word"
     one.tell("a", messages.Followed(1))
-    assert "not a message that a trainer sends" in one.heard("a", messages.Refused)[-1].text
+    assert "not a message that a trainer sends" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -301,8 +303,8 @@ def test_nonsense_is_answered() -> None:
 
 def halted(one: Cluster, *nodes: str) -> None:
     for node in nodes:
-        cut = one.heard(node, messages.Halt)[-1].cut
-        one.tell(node, messages.AtCut(cut, 10, f'"{node}"'))
+        checkpoint = one.heard(node, messages.Halt)[-1].checkpoint
+        one.tell(node, messages.AtCheckpoint(checkpoint, 10, f'"{node}"'))
 
 
 def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
@@ -316,8 +318,8 @@ def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
     halted(one, "b")
     one.tell("a", messages.DataNamed(1, (("train", "here"),)))
     assert [one.heard(node, messages.GoOn) for node in "ab"] == [[messages.GoOn(1)]] * 2
-    assert one.heard("a", messages.Saved) == [messages.Saved(5, 1, "cut-1")]
-    assert "checkpoint 1 is complete: cut-1" in one.notes
+    assert one.heard("a", messages.CheckpointSaved) == [messages.CheckpointSaved(5, 1, "checkpoint-1")]
+    assert "checkpoint 1 is complete: checkpoint-1" in one.notes
 
 
 def test_who_dies_on_the_way_to_the_boundary_is_left_out() -> None:
@@ -329,7 +331,7 @@ def test_who_dies_on_the_way_to_the_boundary_is_left_out() -> None:
     halted(one, "a")
     one.world("a", number=2)
     one.tell("a", messages.DataNamed(1, ()))
-    assert one.heard("a", messages.Saved)
+    assert one.heard("a", messages.CheckpointSaved)
 
 
 def test_who_does_not_stop_is_named() -> None:
@@ -340,7 +342,7 @@ def test_who_does_not_stop_is_named() -> None:
     one.tell("a", messages.Save(1))
     halted(one, "a")
     one.pass_time(61.0)
-    refused = one.heard("a", messages.Refused)[-1]
+    refused = one.heard("a", messages.RequestRefused)[-1]
     assert (refused.kind, refused.ask) == ("save", 1)
     assert "b/0 reached no step boundary in time" in refused.text
     assert one.heard("a", messages.GoOn)
@@ -350,15 +352,15 @@ def test_a_checkpoint_is_abandoned_when_a_pserver_dies() -> None:
     one = cluster("p", "q", "r")
     one.world("a")
     one.trainer("a")
-    one.cuts = False
+    one.checkpoints = False
     one.tell("a", messages.Save(1))
     halted(one, "a")
     one.tell("a", messages.DataNamed(1, ()))
-    assert one.machine.cuts.phase == "mark"
+    assert one.machine.checkpoints.phase == "mark"
     one.kill("r")
-    assert one.machine.cuts.phase == ""
+    assert one.machine.checkpoints.phase == ""
     assert one.heard("a", messages.GoOn)
-    assert "servers/r was lost" in one.heard("a", messages.Refused)[-1].text
+    assert "servers/r was lost" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 def test_buckets_keep_still_until_the_mark() -> None:
@@ -401,7 +403,7 @@ def test_a_new_job_goes_on_from_the_newest_checkpoint() -> None:
     one.world("a")
     one.trainer("a")
     joined = one.heard("a", messages.Joined)[-1]
-    assert (joined.step, json.loads(joined.restored)["run"]) == (50, "cut-7")
+    assert (joined.step, json.loads(joined.restored)["run"]) == (50, "checkpoint-7")
     assert all(
         h.allowed[bucket] == SERVED
         for h in one.bucket_machines.values()
@@ -418,7 +420,7 @@ def test_a_lost_bucket_rolls_all_trainers_back() -> None:
     one.trainer("a", "n")
     one.found = FOUND
     one.kill("p")
-    assert one.heard("a", messages.Refused)[-1].kind == "stale"
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "stale"
     one.pass_time(5.0)
     assert one.machine.state.history == 2
     assert one.trainer("a", "m") == 2
@@ -440,29 +442,29 @@ def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
 
 def test_a_damaged_checkpoint_is_passed_over() -> None:
     one = Cluster()
-    older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
-    one.found = messages.Found(7, (*FOUND.cuts, older))
-    one.bad = {"cut-7"}
+    older = replace(FOUND.checkpoints[0], run="checkpoint-6", number=6, step=40)
+    one.found = messages.FoundCheckpoints(7, (*FOUND.checkpoints, older))
+    one.bad = {"checkpoint-7"}
     one.started("p", "q")
     assert one.machine.state.found == (older,)
-    assert any("cut-7 cannot be restored" in note and "damaged" in note for note in one.notes)
+    assert any("checkpoint-7 cannot be restored" in note and "damaged" in note for note in one.notes)
 
 
 def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> None:
     one = Cluster()
-    one.found = messages.Found(7, (replace(FOUND.cuts[0], tables=(TABLE,)),))
+    one.found = messages.FoundCheckpoints(7, (replace(FOUND.checkpoints[0], tables=(TABLE,)),))
     one.world("a", "b")
     one.tell("a", messages.Join("a", (TableSpec("users", 16),)))  # before anybody knows of a checkpoint
     one.started("p", "q")
-    (refused,) = one.heard("a", messages.Refused)
+    (refused,) = one.heard("a", messages.RequestRefused)
     assert refused.kind == "table" and "table users: dim 16 here, 8 there" in refused.text
     assert "(here: the script, there: the checkpoint)" in refused.text and "--checkpoint-dir" in refused.text
     state = one.machine.state
-    assert state.found == one.found.cuts and state.whole and state.tables == {"users": TABLE} and not one.failed
+    assert state.found == one.found.checkpoints and state.whole and state.tables == {"users": TABLE} and not one.failed
     one.tell("a", messages.Join("a2", (TableSpec("users", 16),)))
-    assert one.heard("a", messages.Refused)[-1].kind == "table" and not one.heard("a", messages.Joined)
+    assert one.heard("a", messages.RequestRefused)[-1].kind == "table" and not one.heard("a", messages.Joined)
     one.tell("a", messages.Join("a3", (TableSpec("clients", 8),)))
-    assert "table clients: in the script, not in the checkpoint" in one.heard("a", messages.Refused)[-1].text
+    assert "table clients: in the script, not in the checkpoint" in one.heard("a", messages.RequestRefused)[-1].text
     assert one.trainer("b", "b", (TABLE, TableSpec("more", 4)))
 
 
@@ -481,12 +483,12 @@ def test_no_pserver_hears_of_tables_before_a_checkpoint_has_been_looked_for() ->
 
 def test_a_pserver_that_cannot_restore_any_checkpoint_discards_none() -> None:
     one = Cluster()
-    older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
-    one.found, one.bad, one.lasting = messages.Found(7, (*FOUND.cuts, older)), {"cut-7"}, True
+    older = replace(FOUND.checkpoints[0], run="checkpoint-6", number=6, step=40)
+    one.found, one.bad, one.lasting = messages.FoundCheckpoints(7, (*FOUND.checkpoints, older)), {"checkpoint-7"}, True
     one.add("p")
     one.add("q")
     one.pass_time(2.0)
-    assert "cut-7 cannot be restored" in one.failed and one.machine.state.found == (*FOUND.cuts, older)
+    assert "checkpoint-7 cannot be restored" in one.failed and one.machine.state.found == (*FOUND.checkpoints, older)
 
 
 def test_trainers_that_wait_for_admission_learn_the_reason() -> None:
@@ -501,27 +503,27 @@ def test_trainers_that_wait_for_admission_learn_the_reason() -> None:
 def test_a_checkpoint_that_can_never_be_is_not_to_be_asked_for_again() -> None:
     one = cluster()
     one.world("a")
-    one.cuts = False
+    one.checkpoints = False
     one.tell("a", messages.Save(1))
     number = one.trainer("a")
     one.tell("a", messages.Save(1))
-    cut = one.heard("a", messages.Halt)[-1].cut
-    one.tell("a", messages.AtCut(cut, 0))
-    one.tell("a", messages.DataNamed(cut, ()))
-    one.say("p", messages.CutDone(cut, "mark", "there is no checkpoint directory", lasting=True))
-    refused = one.heard("a", messages.Refused)[-1]
+    checkpoint = one.heard("a", messages.Halt)[-1].checkpoint
+    one.tell("a", messages.AtCheckpoint(checkpoint, 0))
+    one.tell("a", messages.DataNamed(checkpoint, ()))
+    one.say("p", messages.CheckpointPhaseDone(checkpoint, "mark", "there is no checkpoint directory", lasting=True))
+    refused = one.heard("a", messages.RequestRefused)[-1]
     assert number and "no checkpoint directory" in refused.text and "ask again" not in refused.text
 
 
 def test_when_no_checkpoint_can_be_used_the_job_does_not_begin_anew() -> None:
     one = Cluster()
-    one.found = messages.Found(7, (), ("cut-7: its manifest is damaged",))
+    one.found = messages.FoundCheckpoints(7, (), ("checkpoint-7: its manifest is damaged",))
     one.add("p")
     one.add("q")
     one.pass_time(2.0)
-    assert "cut-7: its manifest is damaged" in one.failed
+    assert "checkpoint-7: its manifest is damaged" in one.failed
     other = Cluster()
-    other.found, other.bad = FOUND, {"cut-7"}
+    other.found, other.bad = FOUND, {"checkpoint-7"}
     other.add("p")
     other.add("q")
     other.pass_time(2.0)
@@ -569,7 +571,7 @@ def test_a_checkpoint_does_not_outlive_its_master() -> None:
 
 def test_an_unreadable_state_ends_the_job() -> None:
     one = cluster()
-    one.store["chart"] = b"{}"
+    one.store["placement"] = b"{}"
     one.new_machine()
     assert "is unusable" in one.failed
 
@@ -583,7 +585,7 @@ def test_the_report_shows_progress() -> None:
     one.started("p", "q")
     one.world("a")
     one.trainer("a")
-    one.say("p", messages.Load(1000, 2 << 20, 0, 0, 0, 0, 5, 0.3))
+    one.say("p", messages.PserverLoad(1000, 2 << 20, 0, 0, 0, 0, 5, 0.3))
     texts = [progress.text for progress in one.machine.report()]
     assert texts[0] == "2 pservers, all copies in sync"
     assert texts[1] == "servers/p: 4 buckets, 4 copies, 1,000 rows, 2 MiB, copies 0.3 s behind"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from edl.job_records import Replication, Training
 from edl.master import service as sv
-from ps.coordinator.state import Limits
+from ps.coordinator.state import CoordinatorLimits
 from ps.protocol import messages
 from tests.support.ps_cluster_fixture import Cluster
 
-SILENT_S = Limits().silent_s
+SILENT_S = CoordinatorLimits().silent_s
 
 
 def cluster(*names: str, training: Training | None = None) -> Cluster:

@@ -18,15 +18,16 @@ from edl.ports import Delete, LineListener, Lines, Put
 from edl.types import Round, Token
 from edl.wire.messages import Finish, ServiceSaid, StartRound
 from ps.net import master_lines as lines_module
-from ps.net.caller import Endpoint, Peer, Reply
+from ps.net.caller import EndpointPeer, FrameEndpoint, FrameReply
 from ps.net.master_lines import HelperLines, MasterLinesDeps
-from ps.protocol.frames import Frame, Op
+from ps.protocol.frames import Frame, FrameOp
 from ps.protocol.handshake import MASTER
 from tests.support.master_fixture import KEYS, Agent, Bench, play
+from tests.support.relay import start_relay
 
 SECRET = "a secret"
 HOST = "127.0.0.1"
-PATIENCE_S = 10.0
+WAIT_S = 10.0
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,9 @@ class Pserver:
 
     def __init__(self, port: int = 0, secret: str = SECRET) -> None:
         self.heard: list[str] = []
-        self.masters: list[Peer] = []
+        self.masters: list[EndpointPeer] = []
         self.newest = 0
-        self.endpoint = Endpoint(self._handle, secret=secret, met=self._met)
+        self.endpoint = FrameEndpoint(self._handle, secret=secret, met=self._met)
         self.endpoint.start(HOST, port)
 
     @property
@@ -50,18 +51,18 @@ class Pserver:
         place = {"host": HOST, "port": self.endpoint.port, "secret": SECRET, "path": "", "machine": "", "most_bytes": 0}
         return json.dumps(place).encode()
 
-    def _met(self, peer: Peer) -> tuple[str, str] | None:
+    def _met(self, peer: EndpointPeer) -> tuple[str, str] | None:
         if peer.hello.token < self.newest:
             return "fenced", "another Master rules"
         self.newest = peer.hello.token
         self.masters.append(peer)
         return None
 
-    def _handle(self, peer: Peer, frame: Frame) -> Reply:
-        assert peer.role == MASTER and frame.op is Op.CONTROL
+    def _handle(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
+        assert peer.role == MASTER and frame.op is FrameOp.CONTROL
         self.heard.append(str(frame.body, "utf-8"))
-        peer.push(Op.CONTROL, b"", [f"heard {self.heard[-1]}".encode()])
-        return Reply()
+        peer.push(FrameOp.CONTROL, b"", [f"heard {self.heard[-1]}".encode()])
+        return FrameReply()
 
 
 @contextlib.contextmanager
@@ -97,7 +98,7 @@ class Ear:
                 self._changed.clear()
                 await self._changed.wait()
 
-        await asyncio.wait_for(look(), PATIENCE_S)
+        await asyncio.wait_for(look(), WAIT_S)
 
     def _add(self, what: str, name: str, detail: object) -> None:
         self.told.append((what, name, detail))
@@ -118,7 +119,7 @@ async def real(holds: Callable[[], bool]) -> None:
         while not holds():  # noqa: ASYNC110 - threads bring it about
             await asyncio.sleep(0.001)
 
-    await asyncio.wait_for(look(), PATIENCE_S)
+    await asyncio.wait_for(look(), WAIT_S)
 
 
 def test_messages_pass_both_ways_with_the_token() -> None:
@@ -208,24 +209,13 @@ def test_a_silent_pserver_counts_as_down_but_not_as_dead() -> None:
 
     async def scenario() -> None:
         frozen = asyncio.Event()
-        answers: list[asyncio.StreamWriter] = []
 
         with pserver() as server:
 
-            async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                answers.append(writer)
-                there_reader, there_writer = await asyncio.open_connection(HOST, server.endpoint.port)
-                answers.append(there_writer)
+            def passes(data: bytes) -> bool:
+                return not frozen.is_set()
 
-                async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-                    while data := await source.read(4096):
-                        if not frozen.is_set():
-                            sink.write(data)
-
-                with contextlib.suppress(OSError):
-                    await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
-
-            listener = await asyncio.start_server(relay, HOST, 0)
+            listener = await start_relay(server.endpoint.port, passes=passes)
             port = listener.sockets[0].getsockname()[1]
             ear = Ear()
             lines = lines_for(ear, ttl_s=0.2)
@@ -237,8 +227,6 @@ def test_a_silent_pserver_counts_as_down_but_not_as_dead() -> None:
             await ear.until(("down", NAME, False), ("up", NAME, None))
             lines.close()
             listener.close()
-            for one in answers:
-                one.close()
 
     asyncio.run(scenario())
 

@@ -18,12 +18,12 @@ import pytest
 from edl.errors import SettingError
 from edl.types import Token
 from ps.errors import HungUp, TimedOut, Unreachable
-from ps.net.caller import Caller, Endpoint, Reply
+from ps.net.caller import FrameCaller, FrameEndpoint, FrameReply
 from ps.net.master_lines import HelperLines, MasterLinesDeps
 from ps.net.tls import contexts
-from ps.protocol.frames import Op
-from ps.protocol.handshake import TRAINER, Hello
-from ps.protocol.messages import Server
+from ps.protocol.frames import FrameOp
+from ps.protocol.handshake import TRAINER, CallerHello
+from ps.protocol.messages import PserverAddress
 
 HOST = "127.0.0.1"
 LONG_S = 20.0
@@ -46,8 +46,10 @@ def of(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 @contextlib.contextmanager
-def serving(tls: ssl.SSLContext | None) -> Iterator[Endpoint]:
-    endpoint = Endpoint(lambda peer, frame: Reply(Op.OK, frame.head, [bytes(frame.body)]), secret="s", tls=tls)
+def serving(tls: ssl.SSLContext | None) -> Iterator[FrameEndpoint]:
+    endpoint = FrameEndpoint(
+        lambda peer, frame: FrameReply(FrameOp.OK, frame.head, [bytes(frame.body)]), secret="s", tls=tls
+    )
     endpoint.start(HOST)
     try:
         yield endpoint
@@ -55,9 +57,9 @@ def serving(tls: ssl.SSLContext | None) -> Iterator[Endpoint]:
         endpoint.stop(wait_s=LONG_S)
 
 
-def call(endpoint: Endpoint, tls: ssl.SSLContext | None, deadline_s: float = LONG_S) -> Caller:
-    place = Server(1, "n1-1", HOST, endpoint.port)
-    return Caller.connect(place, Hello(TRAINER, 1), secret="s", deadline_s=deadline_s, tls=tls)
+def call(endpoint: FrameEndpoint, tls: ssl.SSLContext | None, deadline_s: float = LONG_S) -> FrameCaller:
+    place = PserverAddress(1, "n1-1", HOST, endpoint.port)
+    return FrameCaller.connect(place, CallerHello(TRAINER, 1), secret="s", deadline_s=deadline_s, tls=tls)
 
 
 def test_frames_of_all_sizes(made: Path) -> None:
@@ -65,7 +67,7 @@ def test_frames_of_all_sizes(made: Path) -> None:
     with serving(called) as endpoint, contextlib.closing(call(endpoint, calling)) as caller:
         for size in (0, 10, 100_000, 3_000_001):
             body = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-            answer = caller.request(Op.PUSH, b"head", [body], deadline_s=LONG_S)
+            answer = caller.request(FrameOp.PUSH, b"head", [body], deadline_s=LONG_S)
             assert (answer.head, bytes(answer.body)) == (b"head", body.tobytes())
 
 
@@ -76,7 +78,7 @@ def test_one_thread_sends_while_another_receives(made: Path) -> None:
 
         def send() -> None:
             for body in bodies:
-                caller.send(Op.PUSH, b"", [body], deadline_s=LONG_S)
+                caller.send(FrameOp.PUSH, b"", [body], deadline_s=LONG_S)
 
         thread = threading.Thread(target=send)
         thread.start()
@@ -91,7 +93,7 @@ def test_a_deadline_and_a_death(made: Path) -> None:
         caller = call(endpoint, calling)
         with pytest.raises(TimedOut):
             caller.receive(deadline_s=0.01)
-        assert caller.request(Op.PULL, b"on", deadline_s=LONG_S).head == b"on"
+        assert caller.request(FrameOp.PULL, b"on", deadline_s=LONG_S).head == b"on"
         endpoint.stop()
         with pytest.raises(HungUp):
             caller.receive(deadline_s=LONG_S)
@@ -114,11 +116,11 @@ def test_strangers_are_refused(made: Path, caplog: pytest.LogCaptureFixture) -> 
 def test_unix_sockets_need_none(made: Path) -> None:
     calling, called = of(made, "job")
     with serving(called) as endpoint:
-        place = Server(1, "n1-1", HOST, endpoint.port, endpoint.path, endpoint.machine)
-        caller = Caller.connect(place, Hello(TRAINER, 1), secret="s", deadline_s=LONG_S, tls=calling)
+        place = PserverAddress(1, "n1-1", HOST, endpoint.port, endpoint.path, endpoint.machine)
+        caller = FrameCaller.connect(place, CallerHello(TRAINER, 1), secret="s", deadline_s=LONG_S, tls=calling)
         with contextlib.closing(caller):
             assert "unix" in caller.where
-            assert caller.request(Op.PULL, b"on", deadline_s=LONG_S).head == b"on"
+            assert caller.request(FrameOp.PULL, b"on", deadline_s=LONG_S).head == b"on"
 
 
 def test_the_masters_line(made: Path) -> None:

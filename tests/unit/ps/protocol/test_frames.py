@@ -12,7 +12,7 @@ from ps.protocol.frames import (
     HEADER_BYTES,
     MOST_BODY,
     MOST_HEAD,
-    Op,
+    FrameOp,
     check_of,
     hash_of,
     pack,
@@ -21,11 +21,11 @@ from ps.protocol.frames import (
     unpack_head,
     views,
 )
-from ps.protocol.handshake import ANSWER_BYTES, MASTER, OPENING_BYTES, TRAINER, Called, Calling, Hello
+from ps.protocol.handshake import ANSWER_BYTES, MASTER, OPENING_BYTES, TRAINER, Called, CallerHello, Calling
 
 
 @given(
-    st.sampled_from(list(Op)),
+    st.sampled_from(list(FrameOp)),
     st.integers(0, (1 << 64) - 1),
     st.binary(max_size=50),
     st.lists(st.binary(max_size=50), max_size=3),
@@ -33,14 +33,14 @@ from ps.protocol.handshake import ANSWER_BYTES, MASTER, OPENING_BYTES, TRAINER, 
     st.floats(0, 1e12),
 )
 def test_what_goes_in_comes_out(
-    op: Op, request: int, head: bytes, parts: list[bytes], check: bool, patience_s: float
+    op: FrameOp, request: int, head: bytes, parts: list[bytes], check: bool, wait_s: float
 ) -> None:
     body = views(parts)
-    data = pack(op, request, head, body, patience_s=patience_s, check=check)
+    data = pack(op, request, head, body, wait_s=wait_s, check=check)
     header = unpack(data[:HEADER_BYTES])
     assert (header.op, header.request, header.head_bytes) == (op, request, len(head))
     assert header.body_bytes == sum(map(len, parts))
-    assert header.patience_s == pytest.approx(min(patience_s, (1 << 32) / 1000), abs=0.002)
+    assert header.wait_s == pytest.approx(min(wait_s, (1 << 32) / 1000), abs=0.002)
     header.accept_head(data[HEADER_BYTES:])
     whole = b"".join(parts)
     header.accept_body(hash_of(whole))
@@ -49,19 +49,19 @@ def test_what_goes_in_comes_out(
 
 @given(st.integers(0, HEADER_BYTES * 8 - 1))
 def test_a_header_with_any_bit_turned_is_refused(bit: int) -> None:
-    data = bytearray(pack(Op.PULL, 7, b"head", [memoryview(b"body")], check=True)[:HEADER_BYTES])
+    data = bytearray(pack(FrameOp.PULL, 7, b"head", [memoryview(b"body")], check=True)[:HEADER_BYTES])
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(ProtocolError):
         unpack(data)
 
 
 def test_heads_and_bodies_are_checked() -> None:
-    header = unpack(pack(Op.PULL, 7, b"head", [memoryview(b"body")], check=True)[:HEADER_BYTES])
+    header = unpack(pack(FrameOp.PULL, 7, b"head", [memoryview(b"body")], check=True)[:HEADER_BYTES])
     with pytest.raises(ProtocolError, match="head of a frame"):
         header.accept_head(b"hexd")
     with pytest.raises(ProtocolError, match="body of a frame"):
         header.accept_body(hash_of(b"bodx"))
-    unchecked = unpack(pack(Op.PULL, 7, b"head", [memoryview(b"body")], check=False)[:HEADER_BYTES])
+    unchecked = unpack(pack(FrameOp.PULL, 7, b"head", [memoryview(b"body")], check=False)[:HEADER_BYTES])
     unchecked.accept_body(hash_of(b"anything"))
 
 
@@ -71,7 +71,7 @@ def test_the_checksum_of_parts_is_that_of_the_whole() -> None:
 
 
 def test_other_versions_and_sizes_that_cannot_be_are_refused() -> None:
-    good = pack(Op.OK, 1, check=True)
+    good = pack(FrameOp.OK, 1, check=True)
     unknown = good[:4] + b"\x63" + good[5:-8]
     with pytest.raises(ProtocolError, match="another version"):
         unpack(unknown + hash_of(unknown).to_bytes(8, "little"))
@@ -84,10 +84,10 @@ def test_other_versions_and_sizes_that_cannot_be_are_refused() -> None:
 
 def test_too_much_is_refused_before_it_is_sent() -> None:
     with pytest.raises(ProtocolError, match="Ask for less"):
-        pack(Op.PUSH, 1, b"x" * (MOST_HEAD + 1), check=False)
+        pack(FrameOp.PUSH, 1, b"x" * (MOST_HEAD + 1), check=False)
     lazy = np.broadcast_to(np.zeros(1, np.uint8), (MOST_BODY + 1,)).data
     with pytest.raises(ProtocolError, match="Ask for less"):
-        pack(Op.PUSH, 1, b"", [lazy], check=False)
+        pack(FrameOp.PUSH, 1, b"", [lazy], check=False)
 
 
 def test_any_array_is_a_part_of_a_body_without_being_copied() -> None:
@@ -142,11 +142,11 @@ def test_strangers_are_told_from_callers() -> None:
 
 
 def test_a_hello_says_who_calls() -> None:
-    hello = Hello(TRAINER, 3, "n1/0", check=False)
-    assert Hello.unpack(hello.pack()) == hello
+    hello = CallerHello(TRAINER, 3, "n1/0", check=False)
+    assert CallerHello.unpack(hello.pack()) == hello
     assert str(hello) == "trainer 3 (n1/0)"
-    assert str(Hello(MASTER)) == "master"
+    assert str(CallerHello(MASTER)) == "master"
     for field, bad in (("role", "boss"), ("number", -1), ("number", True), ("name", 3), ("token", "x"), ("check", 1)):
         plain = {"role": TRAINER, "number": 1, "name": "n", "token": 0, "check": True, field: bad}
         with pytest.raises(ProtocolError, match="not a HELLO"):
-            Hello.unpack(pack_head(plain))
+            CallerHello.unpack(pack_head(plain))

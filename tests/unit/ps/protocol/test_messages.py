@@ -13,31 +13,37 @@ from edl.job_records import Mode, Training
 from ps.protocol import messages
 from ps.spec import BUCKETS, TableSpec
 
-CHART = messages.PlacementMap(
-    3, 2, (messages.Server(1, "servers/a-0", "host", 7, "path", "machine"),), messages.pack([1] * BUCKETS)
+PLACEMENT = messages.PlacementMap(
+    3, 2, (messages.PserverAddress(1, "servers/a-0", "host", 7, "path", "machine"),), messages.pack([1] * BUCKETS)
 )
 WORDS = [
-    messages.Orders(0, 1, CHART, 4, (messages.Member(2, "a/0", 9),), Training(Mode.SYNC), (TableSpec("t", 8),)),
-    messages.Hello("servers/a-0", 1, 0, messages.pack(bytes(BUCKETS)), 1 << 30),
-    messages.OrdersChanged(0, 1, 3, 4, 5, (messages.Member(2, "a/0", 9),), (7, 8), CHART, revoked=(7,)),
-    messages.OrdersChanged(0, 1, 3, 4, 5, tables=(TableSpec("t", 8),), cut=messages.Cut(1, "mark"), go=True),
-    messages.OrdersPlease(3),
+    messages.Orders(
+        0, 1, PLACEMENT, 4, (messages.TrainerMember(2, "a/0", 9),), Training(Mode.SYNC), (TableSpec("t", 8),)
+    ),
+    messages.PserverHello("servers/a-0", 1, 0, messages.pack(bytes(BUCKETS)), 1 << 30),
+    messages.OrdersChanged(0, 1, 3, 4, 5, (messages.TrainerMember(2, "a/0", 9),), (7, 8), PLACEMENT, revoked=(7,)),
+    messages.OrdersChanged(
+        0, 1, 3, 4, 5, tables=(TableSpec("t", 8),), checkpoint=messages.CheckpointOrder(1, "mark"), go=True
+    ),
+    messages.GetOrders(3),
     messages.Followed(3),
     messages.Synced(3, 2, ((0, 5), (9, 10))),
     messages.Unsynced(3, 2, ((0, 5),)),
     messages.Took(3, ((0, 4096),)),
-    messages.CutDone(4, "write", "", "{}"),
-    messages.Found(4, (messages.FoundCut("cut-4", 4, 100, (TableSpec("t", 8),)),), ("cut-5: no marker",)),
-    messages.Load(1, 2, 3, 4, 5, 6, 7, 0.5, ((1, 2),)),
+    messages.CheckpointPhaseDone(4, "write", "", "{}"),
+    messages.FoundCheckpoints(
+        4, (messages.FoundCheckpoint("checkpoint-4", 4, 100, (TableSpec("t", 8),)),), ("checkpoint-5: no manifest",)
+    ),
+    messages.PserverLoad(1, 2, 3, 4, 5, 6, 7, 0.5, ((1, 2),)),
     messages.Join("nonce", (TableSpec("t", 8),)),
     messages.SetLr(1, messages.LrHold(0, 0.5, "t")),
-    messages.AtCut(4, 100, '{"a": 1}'),
+    messages.AtCheckpoint(4, 100, '{"a": 1}'),
     messages.DataNamed(4, (("train", "ledger"),)),
-    messages.Joined(1, 0, CHART, 4, (), Training(), (), 5, "", "secret"),
-    messages.Charted(0, CHART, 4, ()),
-    messages.Placed(0, CHART),
-    messages.Counted(0, 3, 5, (messages.Member(2, "a/0", 9),), (7,)),
-    messages.Refused("table", "dim 16 here, 8 there", 3),
+    messages.Joined(1, 0, PLACEMENT, 4, (), Training(), (), 5, "", "secret"),
+    messages.PlacementUpdate(0, PLACEMENT, 4, ()),
+    messages.PlacementChanged(0, PLACEMENT),
+    messages.MembersChanged(0, 3, 5, (messages.TrainerMember(2, "a/0", 9),), (7,)),
+    messages.RequestRefused("table", "dim 16 here, 8 there", 3),
 ]
 
 

@@ -14,14 +14,14 @@ from edl.errors import PsError
 from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.protocol.messages import Cut, Found, Joined, Orders, PlacementMap, pack
-from ps.rows import Part, Piece, Push
+from ps.protocol.messages import CheckpointOrder, FoundCheckpoints, Joined, Orders, PlacementMap, pack
+from ps.rows import ShardChange, TablePush, TrainerPush
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import CheckpointTask
 from ps.server.server import Setup
 from ps.spec import BUCKETS
-from ps.store.store import Store
+from ps.store.store import RowStore
 from tests.support.ps_servers import COUNTS
 
 
@@ -51,21 +51,21 @@ class CheckpointTaskDeps:
 @pytest.fixture
 def bucket_shell() -> Iterator[BucketShell]:
     """A bucket shell without its thread: the test carries out effects."""
-    one = BucketShell(h.BucketMachine("a"), Store(kernels="numpy"), CheckpointTaskDeps(), SystemClock())
+    one = BucketShell(h.BucketMachine("a"), RowStore(kernels="numpy"), CheckpointTaskDeps(), SystemClock())
     yield one
     one.stop()
 
 
 def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(bucket_shell: BucketShell) -> None:
     bucket = 5
-    bucket_shell._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
-    bucket_shell._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
+    bucket_shell._carry([h.FeedFollowers((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
+    bucket_shell._carry([h.FeedFollowers((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
     to_follower = bucket_shell._to_followers[2]
     bucket_shell.take_image(2, bucket, 1)  # the stream's thread had taken it up when the newer copy was asked for
     assert not to_follower.live[bucket], "the newer copy would have no image, and nobody would wait for the older one's"
     bucket_shell.take_image(2, bucket, 7)
     assert to_follower.live[bucket]
-    bucket_shell._carry([h.Feed((bucket,), (), ())])
+    bucket_shell._carry([h.FeedFollowers((bucket,), (), ())])
     assert not to_follower.live[bucket]
 
 
@@ -80,16 +80,16 @@ def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
         raise PsError("too late")
 
     monkeypatch.setattr(CheckpointTaskDeps, "connect", connect)
-    bucket_shell._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    bucket_shell._carry([h.FeedFollowers((5,), (2,), ()), h.FeedFollowers((900,), (3,), ())])
     sent = bucket_shell.sent()
     for number, bucket in ((2, near), (3, far)):
-        mark = bucket_shell._to_followers[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
+        mark = bucket_shell._to_followers[number].stream.put(ShardChange(int(bucket[0]) >> 6, (), bucket), 1)
         sent.marks[bucket_shell._to_followers[number]] = mark
     assert bucket_shell.waits_for(sent, near, 60.0) == 0 and bucket_shell.waits_for(sent, near, 0.0) == 2
     bucket_shell._to_followers[2].stream._state = "down"  # and the coordinator has not heard of it yet
     assert bucket_shell.waits_for(sent, near, 60.0) == 2
     assert bucket_shell.waits_for(sent, far, 60.0) == 0
-    bucket_shell._carry([h.Feed((5,), (), ())])
+    bucket_shell._carry([h.FeedFollowers((5,), (), ())])
     assert bucket_shell.waits_for(sent, near, 60.0) == 0, "orders have taken the copy away"
     bucket_shell.stop()
     over.set()
@@ -102,11 +102,11 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
     since = pack([5] * BUCKETS, "i")
 
     def orders(version: int) -> h.OrdersCame:
-        chart = PlacementMap(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
-        return h.OrdersCame(Orders(0, 1, chart, 0, (), Training(), (), since=since, giver=everywhere[0]))
+        placement = PlacementMap(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
+        return h.OrdersCame(Orders(0, 1, placement, 0, (), Training(), (), since=since, giver=everywhere[0]))
 
     bucket_shell._take(orders(5))
-    bucket_shell._carry([h.Feed((5, 6), (2,), ())])
+    bucket_shell._carry([h.FeedFollowers((5, 6), (2,), ())])
     monkeypatch.setattr(bucket_shell._to_followers[2].stream, "behind", lambda lag_s: False)
     sent = bucket_shell.behind(bucket_shell.sent(), near)
     assert bucket_shell.waits_for(sent, near, 0.5) == 0
@@ -119,7 +119,7 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
 
 
 def test_a_full_stream_holds_only_what_goes_into_it(bucket_shell: BucketShell) -> None:
-    bucket_shell._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    bucket_shell._carry([h.FeedFollowers((5,), (2,), ()), h.FeedFollowers((900,), (3,), ())])
     bucket_shell._to_followers[2].stream._bytes = 11
     assert bucket_shell.fullest(10, np.array([5, 900], np.uint16)) == 2
     assert bucket_shell.fullest(10, np.array([900, 901], np.uint16)) == 0
@@ -140,11 +140,11 @@ class Reading:
 def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come() -> None:
     key = np.array([11], np.int64)
     bucket = int(buckets_of(key)[0])
-    store, around = Store(kernels="numpy"), CheckpointTaskDeps()
+    store, around = RowStore(kernels="numpy"), CheckpointTaskDeps()
     store.define(COUNTS)
 
     def push(seq: int) -> None:
-        store.push([Push(1, seq, [Part("counts", key, np.ones((1, 2), np.float32))])], step=seq)
+        store.push([TrainerPush(1, seq, [TablePush("counts", key, np.ones((1, 2), np.float32))])], step=seq)
 
     def value() -> float:
         return float(store.image(bucket).rows["counts"].weights[0, 0])
@@ -152,7 +152,7 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     push(1)
     rows = store.image(bucket).rows
     checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
-    cut = Cut(3, "restore", "there")
+    checkpoint = CheckpointOrder(3, "restore", "there")
     orders = Orders(0, 1, PlacementMap(), 0, (), Training(), ())
 
     def begins_anew() -> None:
@@ -162,8 +162,8 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
         push(2)
 
     checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
-    checkpoint_task.restore(orders, cut, (bucket,))
-    checkpoint_task.restore(orders, cut, (bucket,))  # not begun when the rows go
+    checkpoint_task.restore(orders, checkpoint, (bucket,))
+    checkpoint_task.restore(orders, checkpoint, (bucket,))  # not begun when the rows go
     checkpoint_task.stop()
     checkpoint_task.start()
     checkpoint_task._thread.join()
@@ -172,8 +172,8 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
 
 def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     around = CheckpointTaskDeps()
-    checkpoint_task = CheckpointTask(Store(kernels="numpy"), None, "job", around, SystemClock())
-    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), cut=Cut(0, "find"))
+    checkpoint_task = CheckpointTask(RowStore(kernels="numpy"), None, "job", around, SystemClock())
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=CheckpointOrder(0, "find"))
     for _ in range(2):
         checkpoint_task.reset()
         checkpoint_task.orders(orders)
@@ -181,15 +181,15 @@ def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     checkpoint_task.stop()
     checkpoint_task.start()
     checkpoint_task._thread.join()
-    assert around.said == [Found(0), Found(0)]
+    assert around.said == [FoundCheckpoints(0), FoundCheckpoints(0)]
 
 
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     key = np.arange(40_000, dtype=np.int64)
-    whole, around = Store(kernels="numpy"), CheckpointTaskDeps()
+    whole, around = RowStore(kernels="numpy"), CheckpointTaskDeps()
     whole.define(COUNTS)
-    whole.push([Push(1, 1, [Part("counts", key, np.ones((40_000, 2), np.float32))])], step=1)
-    store = Store(kernels="numpy", most_bytes=200_000)
+    whole.push([TrainerPush(1, 1, [TablePush("counts", key, np.ones((40_000, 2), np.float32))])], step=1)
+    store = RowStore(kernels="numpy", most_bytes=200_000)
     store.define(COUNTS)
     checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
     snapshot = whole.snapshot(1)
@@ -202,7 +202,9 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
 
     checkpoint_task._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
     checkpoint_task.restore(
-        Orders(0, 1, PlacementMap(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS))
+        Orders(0, 1, PlacementMap(), 0, (), Training(), ()),
+        CheckpointOrder(3, "restore", "there"),
+        tuple(range(BUCKETS)),
     )
     checkpoint_task.stop()
     checkpoint_task.start()

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from ps.net.stdio import Launcher
-from ps.protocol.frames import Op
-from ps.protocol.handshake import MASTER, TRAINER, Hello
+from ps.net.stdio import ParentLauncher
+from ps.protocol.frames import FrameOp
+from ps.protocol.handshake import MASTER, TRAINER, CallerHello
 from ps.server.process import FILES, allow_files, masterless
 from tests.support.ps_echo import LONG_S, call, echo
 
@@ -19,7 +19,7 @@ from tests.support.ps_echo import LONG_S, call, echo
 def test_it_says_whether_a_master_has_been_in_touch(monkeypatch: pytest.MonkeyPatch) -> None:
     answers, gone, known = io.StringIO(), threading.Event(), [True, False]
     monkeypatch.setattr(sys, "stdin", io.StringIO("?\n?\n"))
-    launcher = Launcher(answers)
+    launcher = ParentLauncher(answers)
     launcher.answer_until_gone(gone.set, lambda: known.pop())
     assert gone.wait(LONG_S)
     assert answers.getvalue() == "!\n!0\n" and launcher.gone
@@ -43,14 +43,14 @@ def test_as_many_files_as_a_thousand_trainers_need(
 
 def test_a_master_is_in_touch_while_it_asks() -> None:
     with echo() as made:
-        trainer = call(made.tcp, Hello(TRAINER, 1))
+        trainer = call(made.tcp, CallerHello(TRAINER, 1))
         assert masterless(made.endpoint.peers, LONG_S)
-        master = call(made.tcp, Hello(MASTER))
+        master = call(made.tcp, CallerHello(MASTER))
         assert not masterless(made.endpoint.peers, LONG_S)
         (peer,) = (one for one in made.endpoint.peers if one.role == MASTER)
         peer.heard_s -= LONG_S
         assert masterless(made.endpoint.peers, LONG_S)
-        master.request(Op.PING, deadline_s=LONG_S)
+        master.request(FrameOp.PING, deadline_s=LONG_S)
         assert not masterless(made.endpoint.peers, LONG_S)
         trainer.close()
         master.close()

@@ -13,14 +13,14 @@ import pytest
 from edl.adapters.clock import SystemClock
 from edl.job_records import Mode, Replication, Training
 from ps.hashing import SHARDS, bucket_of, buckets_of
-from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.net.caller import EndpointPeer, FrameCaller, FrameEndpoint, FrameReply
 from ps.protocol import messages, replication
-from ps.protocol.frames import Frame, Op, pack_head
-from ps.rows import Image, Part, Piece, Push
-from ps.server.replicate_out import IMAGES_BYTES, Stream
-from ps.server.server import Server
+from ps.protocol.frames import Frame, FrameOp, pack_head
+from ps.rows import BucketImage, ShardChange, TablePush, TrainerPush
+from ps.server.replicate_out import IMAGES_BYTES, ReplicationStream
+from ps.server.server import ParameterServer
 from ps.spec import BUCKETS
-from ps.store.store import Store
+from ps.store.store import RowStore
 from tests.support.ps_servers import (
     ALL,
     COUNTS,
@@ -85,7 +85,7 @@ class Pair:
         self.servers[number].stop()
 
 
-def count(one: Server, keys: list[int]) -> list[float]:
+def count(one: ParameterServer, keys: list[int]) -> list[float]:
     """Counter of each key, from the store."""
     found: dict[int, float] = {}
     for bucket in {bucket_of(key) for key in keys}:
@@ -113,21 +113,21 @@ def test_nothing_acknowledged_is_lost_with_the_owner() -> None:
     thread = threading.Thread(target=push)
     seen = pusher.acknowledged
     thread.start()
-    until(pair.servers[1].bucket_shell.news, lambda: pusher.acknowledged > seen + 20)
+    until(pair.servers[1].bucket_shell.changed, lambda: pusher.acknowledged > seen + 20)
     pair.kill(1)
     heir = pair.plan.next(owner={2: ALL}, backup={}, changed=ALL)
     heir.places = {2: pair.places[2]}
     pair.all(heir)
     pusher.plan = heir
     seen = pusher.acknowledged
-    until(pair.servers[2].bucket_shell.news, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
+    until(pair.servers[2].bucket_shell.changed, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
     over.set()
     thread.join(60)
     assert not thread.is_alive()
     assert set(count(pair.servers[2], KEYS)) == {float(pusher.acknowledged)}
 
 
-def count_up(one: Server) -> bool:
+def count_up(one: ParameterServer) -> bool:
     """Notify waiting threads shortly after, in place of the usual notification."""
     timer = threading.Timer(0.05, lambda: notify(one))
     timer.daemon = True
@@ -135,9 +135,9 @@ def count_up(one: Server) -> bool:
     return True
 
 
-def notify(one: Server) -> None:
-    with one.bucket_shell.news:
-        one.bucket_shell.news.notify_all()
+def notify(one: ParameterServer) -> None:
+    with one.bucket_shell.changed:
+        one.bucket_shell.changed.notify_all()
 
 
 def test_hand_over_under_load() -> None:
@@ -173,7 +173,7 @@ def test_hand_over_under_load() -> None:
         seen = [pusher.acknowledged for pusher in pushers]
         one = pair.servers[1]
         until(
-            one.bucket_shell.news,
+            one.bucket_shell.changed,
             lambda: all(p.acknowledged > s + 2 for p, s in zip(pushers, seen, strict=True)) or not count_up(one),  # noqa: B023
         )
     over.set()
@@ -191,17 +191,17 @@ def took(boss: Boss, version: int, buckets: list[int]) -> None:
         told = [word for word in boss.words if isinstance(word, messages.Took) and word.version >= version]
         return {bucket for word in told for bucket in messages.of_ranges(word.buckets)} >= set(buckets)
 
-    until(boss.news, all_of_them, "Took")
+    until(boss.changed, all_of_them, "Took")
 
 
 def test_no_push_is_acknowledged_that_the_lost_copy_should_have() -> None:
     pair = Pair()
     pair.in_step()
     trainer = Trainer(pair.places[1])
-    assert trainer.push(1, COUNTS, KEYS).op is Op.OK
+    assert trainer.push(1, COUNTS, KEYS).op is FrameOp.OK
     pair.kill(2)
-    answer = trainer.push(2, COUNTS, KEYS, patience_s=0.5)
-    assert (answer.op, answer.head["for"]) == (Op.WAIT, "copies")
+    answer = trainer.push(2, COUNTS, KEYS, wait_s=0.5)
+    assert (answer.op, answer.head["for"]) == (FrameOp.WAIT, "copies")
     assert "pserver 2" in answer.head["text"]
     told = pair.bosses[1].heard(messages.Unsynced)
     assert told.follower == 2 and messages.of_ranges(told.buckets) == list(ALL)
@@ -212,7 +212,7 @@ def test_no_push_is_acknowledged_that_the_lost_copy_should_have() -> None:
     alone.places = {1: pair.places[1]}
     pair.all(alone)
     again.join(30)
-    assert (results[0].op, results[0].head["again"]) == (Op.OK, len(KEYS))
+    assert (results[0].op, results[0].head["again"]) == (FrameOp.OK, len(KEYS))
     assert set(count(pair.servers[1], KEYS)) == {2.0}
 
 
@@ -245,9 +245,9 @@ def test_a_former_owner_is_fenced() -> None:
     heir.places = {2: pair.places[2]}
     pair.bosses[2].say(heir.orders(2))  # the first one does not hear of it
     after = Trainer(pair.places[2])
-    answer = trainer.push(2, COUNTS, KEYS, patience_s=2.0)
-    assert answer.op in (Op.WAIT, Op.MOVED)
-    assert after.push(2, COUNTS, KEYS).op is Op.OK
+    answer = trainer.push(2, COUNTS, KEYS, wait_s=2.0)
+    assert answer.op in (FrameOp.WAIT, FrameOp.MOVED)
+    assert after.push(2, COUNTS, KEYS).op is FrameOp.OK
     assert set(count(pair.servers[2], KEYS)) == {2.0}
 
 
@@ -262,18 +262,18 @@ def test_buckets_without_a_role_are_dropped() -> None:
 
 
 def test_a_bucket_that_is_stopped_during_a_push_gets_nothing_more_of_it() -> None:
-    store = Store(kernels="numpy")
+    store = RowStore(kernels="numpy")
     store.define(COUNTS)
     allowed = np.ones(BUCKETS, np.uint8)
     keys = np.arange(20_000)  # more than are worked on under one hold of locks
-    parts = [Part("counts", keys, np.ones((len(keys), 2), np.float32))]
+    parts = [TablePush("counts", keys, np.ones((len(keys), 2), np.float32))]
 
-    def stop(piece: Piece) -> None:
+    def stop(piece: ShardChange) -> None:
         if piece.shard < SHARDS - 1:
             with store.lock(shard=SHARDS - 1):
                 allowed[-BUCKETS // SHARDS :] = 0
 
-    pushed = store.push([Push(1, 1, parts)], step=1, allowed=allowed, each=stop)
+    pushed = store.push([TrainerPush(1, 1, parts)], step=1, allowed=allowed, each=stop)
     assert pushed.refused and not any(store.image(bucket).rows for bucket in range(BUCKETS - 64, BUCKETS))
 
 
@@ -288,7 +288,7 @@ def test_evicted_rows_go_from_copies_too() -> None:
     trainer.push(1, table, KEYS[:1000], step=1)
     trainer.push(2, table, KEYS[1000:], step=10)
     pair.servers[1].eviction_task.sweep("counts")
-    assert trainer.push(3, table, KEYS[1000:], step=10).op is Op.OK  # behind the removal, in the same stream
+    assert trainer.push(3, table, KEYS[1000:], step=10).op is FrameOp.OK  # behind the removal, in the same stream
     assert pair.servers[1].store.rows("counts") == pair.servers[2].store.rows("counts") == 2000
 
 
@@ -306,17 +306,17 @@ def test_copies_are_never_evicted_where_they_are_copies(most_rows: int, unseen_s
     pair.all(pair.plan.next(joining={}, backup={2: first, 1: second}, changed=ALL))
     trainer = Trainer(pair.places[1])
     mine = [key for key in KEYS if bucket_of(key) in first]
-    assert trainer.push(1, table, mine[:800], step=1).op is Op.OK
+    assert trainer.push(1, table, mine[:800], step=1).op is FrameOp.OK
     other = Trainer(pair.places[2], number=2)
     others = [key for key in KEYS if bucket_of(key) in second]
-    assert other.push(1, table, others[:800], step=20).op is Op.OK  # steps are far on there
+    assert other.push(1, table, others[:800], step=20).op is FrameOp.OK  # steps are far on there
     pair.servers[2].eviction_task.sweep("counts")
     assert count(pair.servers[2], mine[:800]) == [1.0] * 800, "it is the owner who lets them go"
     pair.servers[1].eviction_task.sweep("counts")
     assert pair.servers[1].store.rows("counts") == 1600, "there is room for all; nothing is old for this one"
-    assert trainer.push(2, table, mine[800:820], step=20).op is Op.OK
+    assert trainer.push(2, table, mine[800:820], step=20).op is FrameOp.OK
     pair.servers[1].eviction_task.sweep("counts")
-    assert trainer.push(3, table, mine[800:820], step=20).op is Op.OK  # behind the removal, in the same stream
+    assert trainer.push(3, table, mine[800:820], step=20).op is FrameOp.OK  # behind the removal, in the same stream
     assert count(pair.servers[1], mine) == count(pair.servers[2], mine)
 
 
@@ -324,14 +324,14 @@ def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
     one = server()
     held, frames = threading.Event(), []
 
-    def handle(peer: Peer, frame: Frame) -> Reply:
-        if frame.op is Op.STREAM:
+    def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:
+        if frame.op is FrameOp.STREAM:
             frames.append(frame.json()["items"])
             if any(item[0] == "piece" for item in frames[-1]):
                 held.wait(30)
-        return Reply()
+        return FrameReply()
 
-    slow = Endpoint(handle, secret=SECRET)
+    slow = FrameEndpoint(handle, secret=SECRET)
     slow.start("127.0.0.1")
     OPEN.append(slow)  # type: ignore[arg-type]
     training = Training(Mode.ASYNC, replication=Replication.ASYNC, lag_s=0.05)
@@ -341,88 +341,88 @@ def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
     boss.say(plan.orders(1))
     boss.heard(messages.Synced)
     until(
-        boss.news,
+        boss.changed,
         lambda: (
             sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
         ),
     )
     boss.say(plan.next(joining={}, backup={2: ALL}, changed=ALL).orders(1))
     trainer = Trainer(places[1])
-    seq, answer = 1, trainer.push(1, COUNTS, [1], patience_s=0.3)
-    while answer.op is Op.OK:
+    seq, answer = 1, trainer.push(1, COUNTS, [1], wait_s=0.3)
+    while answer.op is FrameOp.OK:
         seq += 1
-        answer = trainer.push(seq, COUNTS, [1], patience_s=0.3)
-    assert answer.op is Op.WAIT and answer.head["for"] == "copies"
+        answer = trainer.push(seq, COUNTS, [1], wait_s=0.3)
+    assert answer.op is FrameOp.WAIT and answer.head["for"] == "copies"
     assert max(stream.lag_s for stream in one.bucket_shell.streams()) > 0.05
     held.set()
-    assert trainer.push(seq, COUNTS, [1]).op is Op.OK
+    assert trainer.push(seq, COUNTS, [1]).op is FrameOp.OK
 
 
 def test_streams_that_are_full_hold_pushes_up() -> None:
     one = server()
     held = threading.Event()
 
-    def handle(peer: Peer, frame: Frame) -> Reply:
-        if frame.op is Op.STREAM and any(item[0] == "piece" for item in frame.json()["items"]):
+    def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:
+        if frame.op is FrameOp.STREAM and any(item[0] == "piece" for item in frame.json()["items"]):
             held.wait(30)
-        return Reply()
+        return FrameReply()
 
-    slow = Endpoint(handle, secret=SECRET)
+    slow = FrameEndpoint(handle, secret=SECRET)
     slow.start("127.0.0.1")
     OPEN.append(slow)  # type: ignore[arg-type]
     places = {1: place(one), 2: At("b", slow.host, slow.port, slow.path, slow.machine)}
     boss = Boss(places[1])
     boss.say(Plan(places, {1: ALL}, joining={2: ALL}).orders(1))
     until(
-        boss.news,
+        boss.changed,
         lambda: (
             sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
         ),
     )
     one.handlers.stream_bytes = 1000
     trainer = Trainer(places[1])
-    assert trainer.push(1, COUNTS, KEYS, patience_s=0.3).op is Op.WAIT
-    answer = trainer.push(2, COUNTS, KEYS, patience_s=0.3)
-    assert answer.op is Op.BUSY and "replicas lag behind" in answer.head["text"] and answer.head["after_s"] > 0
+    assert trainer.push(1, COUNTS, KEYS, wait_s=0.3).op is FrameOp.WAIT
+    answer = trainer.push(2, COUNTS, KEYS, wait_s=0.3)
+    assert answer.op is FrameOp.BUSY and "replicas lag behind" in answer.head["text"] and answer.head["after_s"] > 0
     held.set()
-    assert trainer.push(2, COUNTS, KEYS).op is Op.OK
+    assert trainer.push(2, COUNTS, KEYS).op is FrameOp.OK
 
 
 # --- items and streams ---
 
 
-def pieces() -> list[Piece]:
+def pieces() -> list[ShardChange]:
     """The pieces of a push of two trainers."""
-    store = Store(kernels="numpy")
+    store = RowStore(kernels="numpy")
     store.define(COUNTS)
     store.define(SGD)
     keys = np.arange(500)
-    part = Part("sgd", keys, np.ones((500, 4), np.float32))
-    other = Part("counts", keys[:250], np.ones((250, 2), np.float32))
-    found: list[Piece] = []
-    store.push([Push(1, 4, [part]), Push(2, 9, [other])], step=3, each=found.append)
+    part = TablePush("sgd", keys, np.ones((500, 4), np.float32))
+    other = TablePush("counts", keys[:250], np.ones((250, 2), np.float32))
+    found: list[ShardChange] = []
+    store.push([TrainerPush(1, 4, [part]), TrainerPush(2, 9, [other])], step=3, each=found.append)
     return found
 
 
 def test_items_go_and_come() -> None:
     sent: list[tuple[int, replication.Content]] = [(7, piece) for piece in pieces()]
-    sent.append((8, replication.Release((1, 2, 3, 700))))
-    sent.append((9, Image(bucket_of(3), {5: 6}, {"sgd": pieces()[0].rows["sgd"]})))
-    sent.append((9, Piece(3, (), np.array([200], np.uint16), {}, {"sgd": np.array([17, -4])})))
+    sent.append((8, replication.ReleaseItem((1, 2, 3, 700))))
+    sent.append((9, BucketImage(bucket_of(3), {5: 6}, {"sgd": pieces()[0].rows["sgd"]})))
+    sent.append((9, ShardChange(3, (), np.array([200], np.uint16), {}, {"sgd": np.array([17, -4])})))
     heads, arrays = replication.pack(sent)
     body = memoryview(b"".join(bytes(memoryview(array).cast("B")) for array in arrays))
     came = list(replication.unpack(heads, body))
     assert [version for version, _ in came] == [version for version, _ in sent]
     for (_, mine), (_, theirs) in zip(sent, came, strict=True):
         assert type(mine) is type(theirs)
-        if isinstance(mine, replication.Release):
+        if isinstance(mine, replication.ReleaseItem):
             assert mine == theirs
             continue
-        assert isinstance(theirs, Piece | Image)
+        assert isinstance(theirs, ShardChange | BucketImage)
         assert {name: rows.keys.tolist() for name, rows in mine.rows.items()} == {
             name: rows.keys.tolist() for name, rows in theirs.rows.items()
         }
-        if isinstance(mine, Piece) and isinstance(theirs, Piece):
+        if isinstance(mine, ShardChange) and isinstance(theirs, ShardChange):
             assert [(t, s, b.tolist()) for t, s, b in mine.pushes] == [(t, s, b.tolist()) for t, s, b in theirs.pushes]
             assert {n: k.tolist() for n, k in mine.removed.items()} == {
                 n: k.tolist() for n, k in theirs.removed.items()
@@ -447,25 +447,25 @@ class Owner:
 
     def __init__(self, where: At) -> None:
         self.where = where
-        self.stream: Stream | None = None
+        self.stream: ReplicationStream | None = None
         self.history = 1
         self.images: list[int] = []
         self.got: list[int] = []
         self.marks: list[int] = []
         self.said: list[str] = []
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self.most = 0
         self._rows = pieces()[0].rows["sgd"]
 
-    def connect(self, follower: int) -> Caller:
-        from ps.protocol.handshake import SERVER, Hello
+    def connect(self, follower: int) -> FrameCaller:
+        from ps.protocol.handshake import SERVER, CallerHello
 
-        return Caller.connect(self.where, Hello(SERVER, 1, "a"), secret=SECRET, deadline_s=5)
+        return FrameCaller.connect(self.where, CallerHello(SERVER, 1, "a"), secret=SECRET, deadline_s=5)
 
     def take_image(self, follower: int, bucket: int, copy: int) -> None:
         assert self.stream is not None
         rows = self._rows.take(np.zeros(200_000, np.intp))
-        self.stream.put(Image(bucket, {}, {"sgd": rows}), 1, copy)
+        self.stream.put(BucketImage(bucket, {}, {"sgd": rows}), 1, copy)
         self.images.append(bucket)
         self.most = max(self.most, self.stream.queued_bytes)
 
@@ -476,10 +476,10 @@ class Owner:
         self.tell(f"failed: {what}")
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Any) -> None:
-        with self.news:
+        with self.changed:
             self.got += [bucket for some in images.values() for bucket in some]
             self.marks += marks
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def lost(self, follower: int, why: str) -> None:
         self.tell("lost")
@@ -488,9 +488,9 @@ class Owner:
         self.tell("made")
 
     def tell(self, what: str) -> None:
-        with self.news:
+        with self.changed:
             self.said.append(what)
-            self.news.notify_all()
+            self.changed.notify_all()
 
 
 @pytest.fixture
@@ -498,8 +498,8 @@ def listening() -> Iterator[Callable[..., At]]:
     """Creates endpoints that accept streams."""
     endpoints = []
 
-    def make(handler: Callable[[Peer, Frame], Reply], port: int = 0) -> At:
-        endpoint = Endpoint(handler, secret=SECRET)
+    def make(handler: Callable[[EndpointPeer, Frame], FrameReply], port: int = 0) -> At:
+        endpoint = FrameEndpoint(handler, secret=SECRET)
         endpoint.start("127.0.0.1", port)
         endpoints.append(endpoint)
         return At("b", endpoint.host, endpoint.port)
@@ -512,57 +512,59 @@ def listening() -> Iterator[Callable[..., At]]:
 def test_few_images_are_under_way_and_the_newest_copy_goes_first(listening: Callable[..., At]) -> None:
     go = threading.Event()
 
-    def handle(peer: Peer, frame: Frame) -> Reply:
+    def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:
         go.wait(30)
-        return Reply()
+        return FrameReply()
 
     owner = Owner(listening(handle))
-    owner.stream = stream = Stream(2, owner, SystemClock())
+    owner.stream = stream = ReplicationStream(2, owner, SystemClock())
     stream.copy(1, range(10))
     stream.copy(2, range(100, 105))
     go.set()
-    until(owner.news, lambda: len(owner.got) == 15)
+    until(owner.changed, lambda: len(owner.got) == 15)
     assert owner.images[:5] == list(range(100, 105))
     assert owner.most <= IMAGES_BYTES + 12_000_000
     stream.mark(5)
-    until(owner.news, lambda: owner.marks == [5])
+    until(owner.changed, lambda: owner.marks == [5])
     stream.close()
 
 
 def test_a_stream_that_breaks_is_made_anew_when_it_is_asked_for(listening: Callable[..., At]) -> None:
-    peers: list[Peer] = []
+    peers: list[EndpointPeer] = []
 
-    def handle(peer: Peer, frame: Frame) -> Reply:
+    def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:
         peers.append(peer)
-        return Reply()
+        return FrameReply()
 
     owner = Owner(listening(handle))
-    owner.stream = stream = Stream(2, owner, SystemClock())
+    owner.stream = stream = ReplicationStream(2, owner, SystemClock())
     life, first = stream.put(pieces()[0], 1)
     stream.mark(1)
-    until(owner.news, lambda: owner.marks == [1])
+    until(owner.changed, lambda: owner.marks == [1])
     assert stream.has(life, first)
     peers[-1].hang_up()
-    until(owner.news, lambda: owner.said == ["lost"])
+    until(owner.changed, lambda: owner.said == ["lost"])
     assert not stream.up and stream.put(pieces()[0], 1) == (-1, 0)
     stream.again()
-    until(owner.news, lambda: owner.said == ["lost", "made"])
+    until(owner.changed, lambda: owner.said == ["lost", "made"])
     again, number = stream.put(pieces()[0], 1)
     assert again != life and not stream.has(again, number + 1)
     stream.mark(2)
-    until(owner.news, lambda: owner.marks == [1, 2])
+    until(owner.changed, lambda: owner.marks == [1, 2])
     stream.close()
     assert SHARDS == 64
 
 
 def test_what_was_refused_is_said_before_it_is_acknowledged(listening: Callable[..., At]) -> None:
-    def handle(peer: Peer, frame: Frame) -> Reply:
-        return Reply(Op.OK, pack_head({"fenced": [3], "version": 8})) if frame.json()["items"] else Reply()
+    def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:
+        return (
+            FrameReply(FrameOp.OK, pack_head({"fenced": [3], "version": 8})) if frame.json()["items"] else FrameReply()
+        )
 
     owner = Owner(listening(handle))
-    owner.stream = stream = Stream(2, owner, SystemClock())
+    owner.stream = stream = ReplicationStream(2, owner, SystemClock())
     stream.put(pieces()[0], 1)
     stream.mark(1)
-    until(owner.news, lambda: owner.marks == [1])
+    until(owner.changed, lambda: owner.marks == [1])
     assert owner.said == ["fenced [3] by 8"]
     stream.close()

@@ -14,15 +14,15 @@ from edl.job_records import Mode, Training
 from ps.errors import Denied
 from ps.hashing import bucket_of, buckets_of
 from ps.protocol import messages
-from ps.protocol.frames import Op
-from ps.protocol.half_precision import widen
+from ps.protocol.frames import FrameOp
+from ps.protocol.half_precision import decode_half
 from ps.protocol.requests import Wanted, pull
 from ps.rows import decode
-from ps.server.server import Server
-from ps.spec import BUCKETS, Damaged, Eviction, Initial, Optimizer, Start, TableSpec
+from ps.server.server import ParameterServer
+from ps.spec import BUCKETS, Damaged, Eviction, Initial, InitMethod, Optimizer, TableSpec
 from tests.support.ps_servers import ALL, COUNTS, SGD, At, Boss, Plan, Trainer, place, server, tidy, until
 
-Made = Callable[..., tuple[Server, Boss, Plan]]
+Made = Callable[..., tuple[ParameterServer, Boss, Plan]]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def tidied() -> Iterator[None]:
 def made() -> Made:
     """One pserver that owns all buckets."""
 
-    def make(plan: dict[str, Any] | None = None, **setup: Any) -> tuple[Server, Boss, Plan]:
+    def make(plan: dict[str, Any] | None = None, **setup: Any) -> tuple[ParameterServer, Boss, Plan]:
         one = server(**setup)
         first = Plan({1: place(one)}, {1: ALL}, **(plan or {}))
         boss = Boss(place(one))
@@ -68,7 +68,7 @@ def test_pushes_are_added_up_and_pulled(made: Made) -> None:
     keys = [3, -7, 3, 1 << 62]
     assert not trainer.pull(COUNTS, keys).any()
     answer = trainer.push(1, COUNTS, keys, 1.0)
-    assert (answer.op, answer.head["fresh"], answer.head["again"]) == (Op.OK, 4, 0)
+    assert (answer.op, answer.head["fresh"], answer.head["again"]) == (FrameOp.OK, 4, 0)
     assert trainer.pull(COUNTS, keys).tolist() == [[2, 2], [1, 1], [2, 2], [1, 1]]
     assert answer.head["applied"] == 1 and answer.head["step"] == 1
     load = one.load()
@@ -79,7 +79,7 @@ def test_pushes_are_added_up_and_pulled(made: Made) -> None:
 def test_over_tcp_too(made: Made) -> None:
     one, _, _ = made()
     trainer = Trainer(replace(place(one), path=""))
-    assert trainer.push(1, COUNTS, range(10_000)).op is Op.OK
+    assert trainer.push(1, COUNTS, range(10_000)).op is FrameOp.OK
     assert trainer.pull(COUNTS, range(10_000)).min() == 1
 
 
@@ -100,7 +100,7 @@ def test_a_push_that_comes_over_two_connections_at_once(made: Made, mode: Mode) 
     keys = list(range(2000))
     for seq in range(1, 11):
         answers = in_threads(lambda: first.push(seq, COUNTS, keys), lambda: second.push(seq, COUNTS, keys))  # noqa: B023
-        assert {answer.op for answer in answers} == {Op.OK}
+        assert {answer.op for answer in answers} == {FrameOp.OK}
     rows = first.pull(COUNTS, keys)
     assert rows.min() == rows.max() == 10
 
@@ -119,9 +119,9 @@ def test_a_push_that_waits_twice_for_others_counts_once(made: Made) -> None:
     waiting.start()
     barrier = one.handlers.barrier
     until(barrier._turn, lambda: len(barrier._waiters) == 2)
-    assert Trainer(place(one), 2).push(1, COUNTS, [1], step=0).op is Op.OK
+    assert Trainer(place(one), 2).push(1, COUNTS, [1], step=0).op is FrameOp.OK
     waiting.join(30)
-    assert [answer.op for answer in results] == [Op.OK, Op.OK]
+    assert [answer.op for answer in results] == [FrameOp.OK, FrameOp.OK]
     first = twice[0].pull(COUNTS, [1, 2, 3], step=1)[:, 0].tolist()
     assert first[:2] == [2.0, 1.0], "its own bucket once, whichever of the two was first"
 
@@ -129,12 +129,12 @@ def test_a_push_that_waits_twice_for_others_counts_once(made: Made) -> None:
 def test_narrow_rows(made: Made) -> None:
     one, _, _ = made()
     trainer = Trainer(place(one))
-    assert trainer.push(1, SGD, [1, 2, 3], -1.5, dtype="f2").op is Op.OK
-    assert trainer.push(2, SGD, [1, 2], -0.25, dtype="bf16").op is Op.OK
+    assert trainer.push(1, SGD, [1, 2, 3], -1.5, dtype="f2").op is FrameOp.OK
+    assert trainer.push(2, SGD, [1, 2], -0.25, dtype="bf16").op is FrameOp.OK
     assert trainer.pull(SGD, [1, 3], "f2").tolist() == [[1.75] * 4, [1.5] * 4]
     upper = trainer.pull(SGD, [1, 3, 5], "bf16")
     out = np.empty(upper.shape, np.float32)
-    widen(upper, "bf16", out)
+    decode_half(upper, "bf16", out)
     assert out[:, 0].tolist() == [1.75, 1.5, 0.0]
 
 
@@ -148,7 +148,7 @@ def test_several_tables_in_one_request(made: Made) -> None:
         Wanted("sgd", np.array([7], np.int64), "f4", 4),
     ]
     heads, body = pull(wanted)
-    frame = trainer.ask(Op.PULL, {"step": 3, "insert": True, "parts": heads}, body)
+    frame = trainer.ask(FrameOp.PULL, {"step": 3, "insert": True, "parts": heads}, body)
     assert np.frombuffer(frame.body, np.float32, 4, 16).tolist() == [2.0] * 4
     rows = one.store.image(bucket_of(1)).rows["counts"]
     assert rows.frequency.tolist() == [5] and rows.seen.tolist() == [3]
@@ -173,8 +173,8 @@ REFUSED = [
 @pytest.mark.parametrize(("head", "kind", "text"), REFUSED)
 def test_pulls_that_make_no_sense(made: Made, head: dict[str, Any], kind: str, text: str) -> None:
     one, _, _ = made()
-    frame = Trainer(place(one)).ask(Op.PULL, {"step": 0, **head}, [bytes(8)])
-    assert (frame.op, frame.json()["kind"]) == (Op.REFUSED, kind)
+    frame = Trainer(place(one)).ask(FrameOp.PULL, {"step": 0, **head}, [bytes(8)])
+    assert (frame.op, frame.json()["kind"]) == (FrameOp.REFUSED, kind)
     assert text in frame.json()["text"] and "pserver a" in frame.json()["text"]
 
 
@@ -183,17 +183,18 @@ def test_pushes_that_make_no_sense(made: Made) -> None:
     trainer = Trainer(place(one))
     wide = TableSpec("sgd", 5)
     answer = trainer.push(1, wide, [1])
-    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "dim") and "4 numbers, the request has 5" in answer.head[
-        "text"
-    ]
+    assert (answer.op, answer.head["kind"]) == (
+        FrameOp.REFUSED,
+        "dim",
+    ) and "4 numbers, the request has 5" in answer.head["text"]
     answer = trainer.push(1, SGD, [1], op="multiply")
     assert answer.head["kind"] == "word" and "'multiply'" in answer.head["text"]
     answer = trainer.push(1, SGD, [1], trainer=2)
-    assert answer.op is Op.REFUSED and "must not push as 2" in answer.head["text"]
+    assert answer.op is FrameOp.REFUSED and "must not push as 2" in answer.head["text"]
     answer = trainer.push(1, SGD, [1], scale=float("inf"))
-    assert answer.op is Op.REFUSED
-    assert trainer.ask(Op.STREAM, {}).json()["kind"] == "word"
-    assert trainer.push(1, SGD, [1]).op is Op.OK
+    assert answer.op is FrameOp.REFUSED
+    assert trainer.ask(FrameOp.STREAM, {}).json()["kind"] == "word"
+    assert trainer.push(1, SGD, [1]).op is FrameOp.OK
 
 
 def test_a_wrong_secret(made: Made) -> None:
@@ -210,11 +211,11 @@ def test_gradients_that_are_no_numbers(made: Made, damaged: Damaged) -> None:
     trainer = Trainer(place(one))
     answer = trainer.push(1, table, [41, 42], float("nan"))
     if damaged is Damaged.REFUSE:
-        assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "damaged")
+        assert (answer.op, answer.head["kind"]) == (FrameOp.REFUSED, "damaged")
         assert "table d, key 41" in answer.head["text"]
         assert trainer.push(1, table, [41, 42], -1.0).head["fresh"] == 2
     else:
-        assert answer.op is Op.OK and answer.head["damaged"] > 0
+        assert answer.op is FrameOp.OK and answer.head["damaged"] > 0
         assert one.load().damaged == answer.head["damaged"]
         assert np.isfinite(trainer.pull(table, [41, 42])).all()
 
@@ -223,13 +224,13 @@ def test_memory_is_full(made: Made) -> None:
     one, _, _ = made(most_bytes=1 << 20)
     trainer = Trainer(place(one))
     answer, seq = trainer.push(1, SGD, range(1000)), 1
-    while answer.op is Op.OK:
+    while answer.op is FrameOp.OK:
         seq += 1
         answer = trainer.push(seq, SGD, range(1000 * seq, 1000 * seq + 1000))
-    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "memory")
+    assert (answer.op, answer.head["kind"]) == (FrameOp.REFUSED, "memory")
     for part in ("pserver a", "1,048,576 bytes", "more pservers", "evict", "--pserver-memory"):
         assert part in answer.head["text"]
-    assert trainer.push(seq + 1, SGD, range(1000)).op is Op.OK  # these have rows
+    assert trainer.push(seq + 1, SGD, range(1000)).op is FrameOp.OK  # these have rows
     assert not trainer.pull(SGD, range(10**6, 10**6 + 10)).any()
 
 
@@ -238,10 +239,10 @@ def test_memory_is_full_while_rows_are_evicted(made: Made) -> None:
     one, _, _ = made({"tables": (table,)}, most_bytes=1 << 20)
     trainer = Trainer(place(one))
     answer, seq = trainer.push(1, table, range(1000)), 1
-    while answer.op is Op.OK:
+    while answer.op is FrameOp.OK:
         seq += 1
         answer = trainer.push(seq, table, range(1000 * seq, 1000 * seq + 1000))
-    assert answer.op is Op.BUSY and answer.head["after_s"] > 0 and "evicted" in answer.head["text"]
+    assert answer.op is FrameOp.BUSY and answer.head["after_s"] > 0 and "evicted" in answer.head["text"]
 
 
 def test_rows_that_other_tables_can_lose_are_no_room(made: Made) -> None:
@@ -249,16 +250,16 @@ def test_rows_that_other_tables_can_lose_are_no_room(made: Made) -> None:
     one, _, _ = made({"tables": (SGD, table)}, most_bytes=1 << 20)
     trainer = Trainer(place(one))
     answer, seq = trainer.push(1, SGD, range(1000)), 1
-    while answer.op is Op.OK:
+    while answer.op is FrameOp.OK:
         seq += 1
         answer = trainer.push(seq, SGD, range(1000 * seq, 1000 * seq + 1000))
-    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "memory")
+    assert (answer.op, answer.head["kind"]) == (FrameOp.REFUSED, "memory")
 
 
 def test_who_is_gone_is_counted_no_more(made: Made) -> None:
     one, boss, plan = made()
     trainer = Trainer(place(one))
-    assert trainer.push(1, SGD, range(3)).op is Op.OK
+    assert trainer.push(1, SGD, range(3)).op is FrameOp.OK
     assert set(one.handlers.counts.own) == {trainer.number}
     boss.say(plan.next(revoked=(trainer.number,)).orders(1))
     assert not one.handlers.counts.own
@@ -269,7 +270,7 @@ def test_the_row_cap_holds(made: Made) -> None:
     one, _, _ = made({"tables": (table,)})
     trainer = Trainer(place(one))
     for seq in range(1, 6):
-        assert trainer.push(seq, table, range(300 * seq, 300 * seq + 300)).op is Op.OK
+        assert trainer.push(seq, table, range(300 * seq, 300 * seq + 300)).op is FrameOp.OK
     one.eviction_task.sweep("e")
     assert one.store.rows("e") <= 500
 
@@ -281,10 +282,10 @@ def test_sync_steps_are_averages(made: Made) -> None:
         answers = in_threads(
             *(lambda t=trainer, s=step: t.push(s + 1, SGD, [7, 7 + t.number], -3.0, step=s) for trainer in trainers)
         )
-        assert [(answer.op, answer.head["step"]) for answer in answers] == [(Op.OK, step)] * 3
+        assert [(answer.op, answer.head["step"]) for answer in answers] == [(FrameOp.OK, step)] * 3
     assert trainers[0].pull(SGD, [7, 8, 9, 10], step=5)[:, 0].tolist() == [15, 5, 5, 5]
-    held = trainers[0].push(6, SGD, [7], -3.0, step=5, patience_s=0.5)
-    assert (held.op, held.head["for"]) == (Op.WAIT, "trainers")
+    held = trainers[0].push(6, SGD, [7], -3.0, step=5, wait_s=0.5)
+    assert (held.op, held.head["for"]) == (FrameOp.WAIT, "trainers")
     assert "node-2/0, node-3/0" in held.head["text"]
     # A trainer that has gone is not waited for; what was said in the meantime is not lost.
     results: list[Any] = []
@@ -298,9 +299,9 @@ def test_sync_steps_are_averages(made: Made) -> None:
     waiting.start()
     boss.say(plan.next(members=(1, 2), revoked=(3,)).orders(1))
     waiting.join(30)
-    assert [answer.op for answer in results] == [Op.OK, Op.OK]
+    assert [answer.op for answer in results] == [FrameOp.OK, FrameOp.OK]
     assert trainers[0].pull(SGD, [7], step=6)[0, 0] == 18
-    assert trainers[2].push(6, SGD, [7], step=5).op is Op.STALE
+    assert trainers[2].push(6, SGD, [7], step=5).op is FrameOp.STALE
     with pytest.raises(Denied, match="considered lost"):
         Trainer(place(one), 3)
 
@@ -311,7 +312,7 @@ def test_one_bad_push_of_a_step_does_not_spoil_the_others(made: Made) -> None:
     answers = in_threads(
         lambda: trainers[0].push(1, SGD, [7], float("inf"), step=0), lambda: trainers[1].push(1, SGD, [7], -2.0, step=0)
     )
-    assert [answer.op for answer in answers] == [Op.REFUSED, Op.OK]
+    assert [answer.op for answer in answers] == [FrameOp.REFUSED, FrameOp.OK]
     assert trainers[0].pull(SGD, [7], step=1)[0, 0] == 1
 
 
@@ -321,11 +322,11 @@ def test_no_trainer_gets_too_far_ahead(made: Made) -> None:
     for step in range(3):
         fast.pull(SGD, [1], step=step)
         fast.push(step + 1, SGD, [1], step=step)
-    frame = fast.ask(Op.PULL, {"step": 3, "parts": []}, patience_s=0.3)
-    assert (frame.op, frame.json()["for"]) == (Op.WAIT, "trainers")
-    answers = in_threads(lambda: fast.ask(Op.PULL, {"step": 3, "parts": []}).op, lambda: slow.push(1, step=1).op)
-    assert answers == [Op.OK, Op.OK]
-    assert fast.ask(Op.PULL, {"step": 99, "insert": False, "parts": []}).op is Op.OK  # reading is free
+    frame = fast.ask(FrameOp.PULL, {"step": 3, "parts": []}, wait_s=0.3)
+    assert (frame.op, frame.json()["for"]) == (FrameOp.WAIT, "trainers")
+    answers = in_threads(lambda: fast.ask(FrameOp.PULL, {"step": 3, "parts": []}).op, lambda: slow.push(1, step=1).op)
+    assert answers == [FrameOp.OK, FrameOp.OK]
+    assert fast.ask(FrameOp.PULL, {"step": 99, "insert": False, "parts": []}).op is FrameOp.OK  # reading is free
 
 
 def test_learning_rates(made: Made) -> None:
@@ -347,9 +348,9 @@ def test_stale_pushes_count_less(made: Made) -> None:
     base = first.pulled(SGD, [1]).json()["applied"]
     for seq in range(1, 5):
         second.push(seq, COUNTS, [5])
-    assert first.push(1, SGD, [1], -3.0, base=base).op is Op.OK  # 4 pushes of others, 2 trainers
+    assert first.push(1, SGD, [1], -3.0, base=base).op is FrameOp.OK  # 4 pushes of others, 2 trainers
     assert first.pull(SGD, [1])[0, 0] == 1.0
-    assert first.push(2, SGD, [2], -3.0, base=base + 4).op is Op.OK
+    assert first.push(2, SGD, [2], -3.0, base=base + 4).op is FrameOp.OK
     assert first.pull(SGD, [2])[0, 0] == 3.0
 
 
@@ -372,15 +373,15 @@ def test_buckets_of_others(made: Made) -> None:
     next_ = plan.next(owner={1: range(2048), 2: range(2048, BUCKETS)}, changed=range(2048, BUCKETS))
     next_.places = {**plan.places, 2: At("b", "127.0.0.1", 1)}
     boss.say(next_.orders(1))
-    assert mine.push(1, COUNTS, lower, version=2).op is Op.OK
+    assert mine.push(1, COUNTS, lower, version=2).op is FrameOp.OK
     answer = mine.push(2, COUNTS, upper, version=1)
-    assert answer.op is Op.MOVED and answer.head["chart"] == 2
-    charted = messages.decode(answer.head["charted"])
-    assert isinstance(charted, messages.Charted) and charted.chart.version == 2
+    assert answer.op is FrameOp.MOVED and answer.head["placement_version"] == 2
+    placement_update = messages.decode(answer.head["placement"])
+    assert isinstance(placement_update, messages.PlacementUpdate) and placement_update.placement.version == 2
     frame = mine.pulled(COUNTS, upper, version=2)
-    assert frame.op is Op.MOVED and "charted" not in frame.json()
+    assert frame.op is FrameOp.MOVED and "placement" not in frame.json()
     old = mine.pulled(COUNTS, lower, version=1)
-    assert old.op is Op.OK and "charted" in old.json()
+    assert old.op is FrameOp.OK and "placement" in old.json()
     assert not one.store.image(bucket_of(upper[0])).rows
 
 
@@ -390,8 +391,8 @@ def test_a_bucket_that_is_on_its_way(made: Made) -> None:
     boss = Boss(place(one))
     boss.say(plan.orders(1))
     trainer = Trainer(place(one))
-    answer = trainer.push(1, COUNTS, [1], patience_s=0.3)
-    assert (answer.op, answer.head["for"]) == (Op.WAIT, "release")
+    answer = trainer.push(1, COUNTS, [1], wait_s=0.3)
+    assert (answer.op, answer.head["for"]) == (FrameOp.WAIT, "release")
     pushed = threading.Thread(target=lambda: results.append(trainer.push(1, COUNTS, [1])))
     results: list[Any] = []
     pushed.start()
@@ -399,7 +400,7 @@ def test_a_bucket_that_is_on_its_way(made: Made) -> None:
     gone.places = {1: place(one)}  # pserver 2 is dead: it will release nothing
     boss.say(gone.orders(1))
     pushed.join(30)
-    assert results[0].op is Op.OK
+    assert results[0].op is FrameOp.OK
 
 
 def test_a_trainer_of_an_earlier_history(made: Made) -> None:
@@ -408,8 +409,8 @@ def test_a_trainer_of_an_earlier_history(made: Made) -> None:
     trainer.push(1, COUNTS, [1], history=1)
     boss.say(plan.next(history=2, changed=ALL).orders(1))
     answer = trainer.push(2, COUNTS, [1], history=1)
-    assert (answer.op, answer.head["history"]) == (Op.ROLLED_BACK, 2)
-    assert trainer.push(2, COUNTS, [1], history=3, patience_s=0.3).op is Op.WAIT
+    assert (answer.op, answer.head["history"]) == (FrameOp.ROLLED_BACK, 2)
+    assert trainer.push(2, COUNTS, [1], history=3, wait_s=0.3).op is FrameOp.WAIT
     assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
 
 
@@ -417,12 +418,12 @@ def test_scan_and_statistics(made: Made) -> None:
     one, _, _ = made()
     trainer = Trainer(place(one))
     trainer.push(1, SGD, [1], -2.0)
-    frame = trainer.ask(Op.SCAN, {"table": "sgd", "bucket": bucket_of(1)})
+    frame = trainer.ask(FrameOp.SCAN, {"table": "sgd", "bucket": bucket_of(1)})
     rows = decode(frame.body)
     assert (rows.keys.tolist(), rows.weights.tolist(), rows.updates.tolist()) == ([1], [[2.0] * 4], [1])
-    assert trainer.ask(Op.SCAN, {"table": "none", "bucket": 1}).json()["kind"] == "table"
-    assert trainer.ask(Op.SCAN, {"table": "sgd", "bucket": BUCKETS}).json()["kind"] == "word"
-    told = trainer.ask(Op.STATS, {}).json()
+    assert trainer.ask(FrameOp.SCAN, {"table": "none", "bucket": 1}).json()["kind"] == "table"
+    assert trainer.ask(FrameOp.SCAN, {"table": "sgd", "bucket": BUCKETS}).json()["kind"] == "word"
+    told = trainer.ask(FrameOp.STATS, {}).json()
     assert (told["number"], told["version"], told["served"], told["tables"]["sgd"]["rows"]) == (1, 1, BUCKETS, 1)
     assert told["load"]["pushes"] == 1
 
@@ -442,12 +443,12 @@ def test_a_trainer_that_vanishes_silently(made: Made) -> None:
 def test_masters(made: Made) -> None:
     one, boss, plan = made()
     newer = Boss(place(one), token=5)
-    assert newer.heard(messages.Hello).version == 1
-    until(boss.news, lambda: boss.over, "the old line to end")
+    assert newer.heard(messages.PserverHello).version == 1
+    until(boss.changed, lambda: boss.over, "the old line to end")
     with pytest.raises(Denied, match="newer Master, with token 5"):
         Boss(place(one), token=4)
     newer.tell(replace(plan.next(members=(9,)).orders(1), token=3))  # of a Master that was replaced
-    until(newer.news, lambda: newer.over, "the line to end")
+    until(newer.changed, lambda: newer.over, "the line to end")
     newest = Boss(place(one), token=5)
     newest.say(plan.next(members=(2,)).orders(1))
     assert one.handlers.view is not None and [member.number for member in one.handlers.view.members] == [2]
@@ -455,11 +456,11 @@ def test_masters(made: Made) -> None:
 
 def test_before_any_orders() -> None:
     answer = Trainer(place(server())).push(1, COUNTS, [1])
-    assert answer.op is Op.BUSY and "no orders" in answer.head["text"]
+    assert answer.op is FrameOp.BUSY and "no orders" in answer.head["text"]
 
 
 def test_rows_begin_the_same_on_any_server(made: Made) -> None:
-    table = TableSpec("n", 8, Optimizer(), Initial(Start.NORMAL, 0.1, 7))
+    table = TableSpec("n", 8, Optimizer(), Initial(InitMethod.NORMAL, 0.1, 7))
     first, second = made({"tables": (table,)})[0], made({"tables": (table,)})[0]
     rows = [Trainer(place(one)).pull(table, range(100)) for one in (first, second)]
     assert np.array_equal(rows[0], rows[1]) and rows[0].std() > 0.05
@@ -468,7 +469,7 @@ def test_rows_begin_the_same_on_any_server(made: Made) -> None:
 def test_what_is_told_now_and_then(made: Made) -> None:
     one, boss, _ = made()
     Trainer(place(one)).push(3, COUNTS, [1])
-    load = boss.heard(messages.Load, lambda word: word.pushes)
+    load = boss.heard(messages.PserverLoad, lambda word: word.pushes)
     assert (load.rows, load.top_step) == (1, 3)
 
 
@@ -476,14 +477,14 @@ def test_a_table_that_newer_orders_will_bring_is_waited_for(made: Made) -> None:
     one, _, _ = made()
     assert one.handlers.view is not None
     newer = {"step": 0, "parts": [["nothing", 1, "f4", 0, 2]], "version": one.handlers.view.version + 1}
-    frame = Trainer(place(one)).ask(Op.PULL, newer, [bytes(8)])
-    assert frame.op is Op.BUSY and "no table 'nothing'" in frame.json()["text"]
+    frame = Trainer(place(one)).ask(FrameOp.PULL, newer, [bytes(8)])
+    assert frame.op is FrameOp.BUSY and "no table 'nothing'" in frame.json()["text"]
 
 
 def test_the_first_orders_name_the_dead_oldest_first(made: Made) -> None:
     """The oldest are forgotten first, so the order is not that of a set."""
     dead = tuple(range(770, 1026))
     one, boss, plan = made({"revoked": dead})
-    until(one.bucket_shell.news, lambda: list(one.store._gone) == list(dead))
+    until(one.bucket_shell.changed, lambda: list(one.store._gone) == list(dead))
     boss.say(plan.next(revoked=(*dead[1:], 1030)).orders(1))
-    until(one.bucket_shell.news, lambda: list(one.store._gone) == [*dead[1:], 1030])
+    until(one.bucket_shell.changed, lambda: list(one.store._gone) == [*dead[1:], 1030])

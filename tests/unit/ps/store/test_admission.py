@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ps.spec import Admission, Initial, Optimizer, Rule, Start, TableSpec
+from ps.spec import Admission, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from ps.store.admission import WINDOW, Pending, admitted
-from ps.store.store import Store
+from ps.store.store import RowStore
 
 Keys = NDArray[np.int64]
 BATCH = 1024
@@ -67,8 +67,8 @@ def test_keys_that_come_once_get_no_row_at_two() -> None:
 
 def test_a_rare_key_gets_its_row_at_ten() -> None:
     """It comes once in 512,000 unknown occurrences of its table."""
-    spec = TableSpec("t", 1, Optimizer(Rule.SGD), Initial(Start.ZEROS), Admission(count=10))
-    store = Store()
+    spec = TableSpec("t", 1, Optimizer(UpdateRule.SGD), Initial(InitMethod.ZEROS), Admission(count=10))
+    store = RowStore()
     store.define(spec)
     rare = np.arange(-20, 0)
     out = np.empty((1 << 15, 1), np.float32)

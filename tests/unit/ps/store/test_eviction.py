@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ps.hashing import shard_of_bucket
-from ps.rows import Piece
-from ps.spec import Eviction, Optimizer, Rule, TableSpec
+from ps.rows import ShardChange
+from ps.spec import Eviction, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
 KEYS = np.arange(500, dtype=np.int64)
@@ -15,7 +15,7 @@ KEYS = np.arange(500, dtype=np.int64)
 
 def table(**eviction: int) -> TableSpec:
     """A table with counters as rows."""
-    return TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(**eviction))  # type: ignore[arg-type]
+    return TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, eviction=Eviction(**eviction))  # type: ignore[arg-type]
 
 
 @both_kernels
@@ -68,7 +68,7 @@ def test_the_cap_is_hard(kernels: str) -> None:
 
 @both_kernels
 def test_rows_that_made_room_are_exported(kernels: str) -> None:
-    spec = TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(most_rows=1, export=True))
+    spec = TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, eviction=Eviction(most_rows=1, export=True))
     store = store_of(kernels, spec)
     store.cap("t", 64)
     for step in range(10):
@@ -82,17 +82,17 @@ def test_rows_that_made_room_are_exported(kernels: str) -> None:
 @both_kernels
 def test_copies_hear_of_it(kernels: str) -> None:
     store, copy = store_of(kernels, table(unseen_steps=10)), store_of(kernels, table(unseen_steps=10))
-    pieces: list[Piece] = []
+    pieces: list[ShardChange] = []
 
-    def each(piece: Piece) -> None:
+    def each(piece: ShardChange) -> None:
         pieces.append(piece)
         copy.apply_piece(piece)
 
-    from ps.rows import Push
+    from ps.rows import TrainerPush
     from tests.support.ps_stores import part
 
-    store.push([Push(1, 1, [part(KEYS, 1.0)])], step=1, each=each)
-    store.push([Push(1, 2, [part(KEYS[:9], 1.0)])], step=15, each=each)
+    store.push([TrainerPush(1, 1, [part(KEYS, 1.0)])], step=1, each=each)
+    store.push([TrainerPush(1, 2, [part(KEYS[:9], 1.0)])], step=15, each=each)
     pieces.clear()
     store.sweep("t", step=15, each=each)
     assert copy.rows("t") == 9
@@ -105,7 +105,7 @@ def test_a_large_sweep_goes_a_bit_at_a_time(kernels: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("ps.store.store.SWEPT", 2)
     store = store_of(kernels, table(unseen_steps=1))
     push(store, KEYS, 1.0, step=1)
-    pieces: list[Piece] = []
+    pieces: list[ShardChange] = []
     assert len(store.sweep("t", step=10, each=pieces.append)) == 500
     assert store.rows("t") == 0
     assert max(len(piece.removed["t"]) for piece in pieces) == 2

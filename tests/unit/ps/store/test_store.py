@@ -10,15 +10,15 @@ import pytest
 
 from edl.errors import PsError
 from ps.hashing import SHARDS, bucket_of, buckets_of, shard_of_bucket
-from ps.rows import Op, Part, Piece, Push, Rows
-from ps.spec import BUCKETS, Damaged, Eviction, Initial, Optimizer, Rule, Start, TableSpec
+from ps.rows import RowOp, Rows, ShardChange, TablePush, TrainerPush
+from ps.spec import BUCKETS, Damaged, Eviction, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from ps.store.budget import Full
-from ps.store.snapshot import Snapshot
-from ps.store.store import Store
+from ps.store.snapshot import StoreSnapshot
+from ps.store.store import RowStore
 from tests.support.ps_stores import COUNTER, ZEROS, both_kernels, keys_of, part, pull, push, store_of
 
 MANY = np.random.default_rng(7).integers(-(1 << 62), 1 << 62, 3000)
-NORMAL = TableSpec("t", 5, Optimizer(Rule.ADAGRAD, lr=0.1), Initial(Start.NORMAL, 1.0))
+NORMAL = TableSpec("t", 5, Optimizer(UpdateRule.ADAGRAD, lr=0.1), Initial(InitMethod.NORMAL, 1.0))
 
 
 def by_key(rows: Rows) -> dict[int, tuple[object, ...]]:
@@ -27,7 +27,7 @@ def by_key(rows: Rows) -> dict[int, tuple[object, ...]]:
     return {key: tuple(one) for key, *one in zip(*(array.tolist() for array in parts), strict=True)}
 
 
-def everything(store: Store, table: str = "t") -> dict[int, tuple[object, ...]]:
+def everything(store: RowStore, table: str = "t") -> dict[int, tuple[object, ...]]:
     """All rows of a table, by key."""
     found: dict[int, tuple[object, ...]] = {}
     for bucket in range(BUCKETS):
@@ -69,7 +69,7 @@ def test_occurrences_are_counted_each(kernels: str) -> None:
 
 @both_kernels
 def test_values_of_one_key_are_summed_before_the_rule_sees_them(kernels: str) -> None:
-    store = store_of(kernels, TableSpec("t", 2, Optimizer(Rule.ADAGRAD, lr=1.0, eps=0.0), ZEROS))
+    store = store_of(kernels, TableSpec("t", 2, Optimizer(UpdateRule.ADAGRAD, lr=1.0, eps=0.0), ZEROS))
     pushed = push(store, [1, 2, 1, 1], [[1, 1], [2, 2], [3, 3], [4, 4]])
     assert (pushed.applied, pushed.fresh) == (2, 4)
     assert pull(store, [1, 2]).tolist() == [[-1, -1], [-1, -1]]
@@ -78,7 +78,7 @@ def test_values_of_one_key_are_summed_before_the_rule_sees_them(kernels: str) ->
 
 @both_kernels
 def test_sums_agree_with_numpy(kernels: str) -> None:
-    store = store_of(kernels, TableSpec("t", 33, Optimizer(Rule.ADD), ZEROS))
+    store = store_of(kernels, TableSpec("t", 33, Optimizer(UpdateRule.ADD), ZEROS))
     generator = np.random.default_rng(1)
     keys = generator.zipf(1.3, 20000) % 5000
     values = generator.integers(-50, 50, (20000, 33)).astype(np.float32)
@@ -105,9 +105,9 @@ def test_buckets_that_are_not_served_are_left_out_and_may_come_later(kernels: st
     allowed = np.ones(BUCKETS, np.uint8)
     away = np.unique(buckets_of(MANY))[::2]
     allowed[away] = 2
-    pieces: list[Piece] = []
+    pieces: list[ShardChange] = []
     parts = [part(MANY, 1.0)]
-    pushed = store.push([Push(1, 1, parts)], step=1, allowed=bytearray(allowed), each=pieces.append)
+    pushed = store.push([TrainerPush(1, 1, parts)], step=1, allowed=bytearray(allowed), each=pieces.append)
     assert pushed.refused == len(away)
     there = ~np.isin(buckets_of(MANY), away)
     assert pushed.applied == np.count_nonzero(there)
@@ -115,7 +115,7 @@ def test_buckets_that_are_not_served_are_left_out_and_may_come_later(kernels: st
     out = np.full((len(MANY), 2), 9, np.float32)
     assert store.pull("t", MANY, out, step=1, allowed=allowed) == np.count_nonzero(~there)
     assert (out == 9).all()
-    again = store.push([Push(1, 1, parts)], step=1)
+    again = store.push([TrainerPush(1, 1, parts)], step=1)
     assert again.skipped == np.count_nonzero(there)
     assert again.fresh == np.count_nonzero(~there)
     assert (pull(store, MANY) == 1).all()
@@ -123,10 +123,14 @@ def test_buckets_that_are_not_served_are_left_out_and_may_come_later(kernels: st
 
 @both_kernels
 def test_a_step_of_several_trainers_is_applied_as_one(kernels: str) -> None:
-    store = store_of(kernels, TableSpec("t", 2, Optimizer(Rule.SGD, lr=1.0), ZEROS))
+    store = store_of(kernels, TableSpec("t", 2, Optimizer(UpdateRule.SGD, lr=1.0), ZEROS))
     push(store, [1, 2], 0.0, trainer=2, seq=5)
-    pieces: list[Piece] = []
-    pushes = [Push(1, 5, [part([1, 2, 3], 2.0)]), Push(2, 5, [part([1, 2], 100.0)]), Push(3, 5, [part([1], 4.0)])]
+    pieces: list[ShardChange] = []
+    pushes = [
+        TrainerPush(1, 5, [part([1, 2, 3], 2.0)]),
+        TrainerPush(2, 5, [part([1, 2], 100.0)]),
+        TrainerPush(3, 5, [part([1], 4.0)]),
+    ]
     pushed = store.push(pushes, step=1, scale=0.5, each=pieces.append)
     assert pull(store, [1, 2, 3]).tolist() == [[-3, -3], [-1, -1], [-1, -1]]
     assert pushed.skipped == 2 and pushed.fresh == 4
@@ -138,13 +142,13 @@ def test_a_step_of_several_trainers_is_applied_as_one(kernels: str) -> None:
 
 @both_kernels
 def test_what_a_part_can_ask_for(kernels: str) -> None:
-    store = store_of(kernels, TableSpec("t", 2, Optimizer(Rule.ADAGRAD), ZEROS))
-    push(store, [1, 1], [[3, 3], [4, 4]], op=Op.FIRST)
-    push(store, [1, 2], [[9, 9], [5, 5]], op=Op.FIRST)
+    store = store_of(kernels, TableSpec("t", 2, Optimizer(UpdateRule.ADAGRAD), ZEROS))
+    push(store, [1, 1], [[3, 3], [4, 4]], op=RowOp.FIRST)
+    push(store, [1, 2], [[9, 9], [5, 5]], op=RowOp.FIRST)
     assert pull(store, [1, 2]).tolist() == [[4, 4], [5, 5]]
-    push(store, [2, 2, 3], [[1, 1], [1, 1], [7, 7]], op=Op.ADD)
+    push(store, [2, 2, 3], [[1, 1], [1, 1], [7, 7]], op=RowOp.ADD)
     assert pull(store, [2, 3]).tolist() == [[7, 7], [7, 7]]
-    push(store, [2, 2], [[1, 1], [8, 8]], op=Op.ASSIGN)
+    push(store, [2, 2], [[1, 1], [8, 8]], op=RowOp.ASSIGN)
     assert pull(store, [2]).tolist() == [[8, 8]]
     assert everything(store)[2][1] == [0, 0]
     with pytest.raises(PsError, match="cannot be 'mul'"):
@@ -154,7 +158,7 @@ def test_what_a_part_can_ask_for(kernels: str) -> None:
 @both_kernels
 def test_counters_know_neither_rate_nor_scale(kernels: str) -> None:
     store = store_of(kernels, COUNTER)
-    store.push([Push(0, 0, [part([1], 2.0)])], step=1, lr={"t": 0.1}, scale=0.5)
+    store.push([TrainerPush(0, 0, [part([1], 2.0)])], step=1, lr={"t": 0.1}, scale=0.5)
     assert pull(store, [1]).tolist() == [[2, 2]]
 
 
@@ -164,13 +168,13 @@ def test_what_does_not_fit_is_refused(kernels: str) -> None:
     with pytest.raises(PsError, match=r"needs? values of shape \(2, 2\)"):
         push(store, [1, 2], np.ones((2, 3)))
     with pytest.raises(PsError, match="no table x"):
-        store.push([Push(1, 1, [Part("x", keys_of(1), np.ones((1, 2), np.float32))])], step=1)
+        store.push([TrainerPush(1, 1, [TablePush("x", keys_of(1), np.ones((1, 2), np.float32))])], step=1)
     with pytest.raises(PsError, match=r"dense table d has keys 0 to 2, not 3"):
-        store.push([Push(1, 1, [Part("d", keys_of(3), np.ones((1, 2), np.float32))])], step=1)
+        store.push([TrainerPush(1, 1, [TablePush("d", keys_of(3), np.ones((1, 2), np.float32))])], step=1)
     with pytest.raises(PsError, match="float32 array"):
         store.pull("t", keys_of(1), np.empty((1, 3), np.float32), step=1)
     with pytest.raises(PsError, match="dim 2 here, 3 there"):
-        store.define(TableSpec("t", 3, Optimizer(Rule.ADD), ZEROS))
+        store.define(TableSpec("t", 3, Optimizer(UpdateRule.ADD), ZEROS))
     store.define(COUNTER)
 
 
@@ -195,13 +199,13 @@ def test_a_damaged_push_is_refused_as_a_whole(kernels: str, bad: float) -> None:
     values = np.ones((len(MANY), 2), np.float32)
     values[1234, 1] = bad
     with pytest.raises(PsError, match=f"table t, key {MANY[1234]}"):
-        store.push([Push(1, 1, [part(MANY, 1.0), part(MANY, values)])], step=1)
+        store.push([TrainerPush(1, 1, [part(MANY, 1.0), part(MANY, values)])], step=1)
     assert store.rows("t") == 0
 
 
 @both_kernels
 def test_damaged_rows_are_skipped(kernels: str) -> None:
-    store = store_of(kernels, TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, damaged=Damaged.SKIP))
+    store = store_of(kernels, TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, damaged=Damaged.SKIP))
     pushed = push(store, [1, 2, 2, 3], [[1, 1], [1, np.nan], [1, 1], [np.inf, 1]])
     assert (pushed.damaged, pushed.applied) == (2, 1)
     assert pull(store, [1, 2, 3]).tolist() == [[1, 1], [0, 0], [0, 0]]
@@ -209,7 +213,7 @@ def test_damaged_rows_are_skipped(kernels: str) -> None:
 
 @both_kernels
 def test_damaged_values_are_replaced(kernels: str) -> None:
-    spec = TableSpec("t", 2, Optimizer(Rule.SGD, lr=1.0, clip_value=2.0), ZEROS, damaged=Damaged.CLIP)
+    spec = TableSpec("t", 2, Optimizer(UpdateRule.SGD, lr=1.0, clip_value=2.0), ZEROS, damaged=Damaged.CLIP)
     store = store_of(kernels, spec)
     pushed = push(store, [1, 2, 2, 3, 3], [[1, np.nan], [1, -np.inf], [1, 1], [np.inf, 1], [np.inf, 0.5]])
     assert pushed.damaged == 4
@@ -227,18 +231,18 @@ def test_a_copy_that_takes_images_and_pieces_is_the_same(kernels: str) -> None:
     for bucket in range(BUCKETS):
         copy.take_image(store.image(bucket))
     parts = [part(MANY[1000:], np.full((2000, 5), 2.0))]
-    store.push([Push(1, 2, parts)], step=8, each=copy.apply_piece)
+    store.push([TrainerPush(1, 2, parts)], step=8, each=copy.apply_piece)
     assert everything(copy) == everything(store)
-    assert copy.push([Push(1, 2, parts)], step=8).skipped == 2000
-    assert copy.push([Push(1, 1, [part(MANY[:500], np.ones((500, 5)))])], step=8).skipped == 500
+    assert copy.push([TrainerPush(1, 2, parts)], step=8).skipped == 2000
+    assert copy.push([TrainerPush(1, 1, [part(MANY[:500], np.ones((500, 5)))])], step=8).skipped == 500
 
 
 @both_kernels
 def test_a_piece_says_what_it_holds(kernels: str) -> None:
-    store = store_of(kernels, COUNTER, TableSpec("u", 1, Optimizer(Rule.SGD), ZEROS))
-    pieces: list[Piece] = []
-    other = Part("u", MANY[:10], np.ones((10, 1), np.float32))
-    store.push([Push(4, 9, [part(MANY, 1.0), other])], step=1, each=pieces.append)
+    store = store_of(kernels, COUNTER, TableSpec("u", 1, Optimizer(UpdateRule.SGD), ZEROS))
+    pieces: list[ShardChange] = []
+    other = TablePush("u", MANY[:10], np.ones((10, 1), np.float32))
+    store.push([TrainerPush(4, 9, [part(MANY, 1.0), other])], step=1, each=pieces.append)
     assert [piece.shard for piece in pieces] == sorted({shard_of_bucket(b) for b in buckets_of(MANY).tolist()})
     for piece in pieces:
         assert (buckets_of(piece.rows["t"].keys) // 64 == piece.shard).all()
@@ -277,7 +281,7 @@ def test_slots_are_used_again(kernels: str) -> None:
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 
-def all_taken(snapshot: Snapshot, since: int | None = None) -> dict[int, tuple[object, ...]]:
+def all_taken(snapshot: StoreSnapshot, since: int | None = None) -> dict[int, tuple[object, ...]]:
     found: dict[int, tuple[object, ...]] = {}
     for shard in range(SHARDS):
         found.update(by_key(snapshot.take(shard, since).rows["t"]))
@@ -323,7 +327,7 @@ def test_only_what_changed_since_a_mark(kernels: str) -> None:
 
 @both_kernels
 def test_rows_removed_since_a_mark_are_reported(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(unseen_steps=5))
+    spec = TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, eviction=Eviction(unseen_steps=5))
     store = store_of(kernels, spec)
     push(store, MANY[:1000], 1.0, step=1)
     push(store, MANY[1000:], 1.0, step=10)
@@ -362,7 +366,7 @@ def test_a_full_store_applies_nothing_of_a_push(kernels: str) -> None:
     store = store_of(kernels, COUNTER, most_bytes=100_000)
     push(store, MANY[:300], 1.0)
     with pytest.raises(Full, match="100,000 bytes"):
-        store.push([Push(1, 1, [part(MANY[:300], 1.0), part(MANY, 1.0, Op.ADD)])], step=1)
+        store.push([TrainerPush(1, 1, [part(MANY[:300], 1.0), part(MANY, 1.0, RowOp.ADD)])], step=1)
     assert store.rows("t") == 300
     assert push(store, MANY[:300], 1.0, trainer=1, seq=1).applied == 300
     assert (pull(store, MANY[:300]) == 2).all()
@@ -408,8 +412,8 @@ def test_threads_lose_nothing(kernels: str) -> None:
                 keys = generator.permutation(MANY)
                 values = np.full((len(keys), 2), number + 1, np.float32)
                 parts = [part(keys, values), part(keys[:7], 1.0)]
-                store.push([Push(number + 1, seq, parts)], step=seq, each=copy.apply_piece)
-                store.push([Push(number + 1, seq, parts)], step=seq, each=copy.apply_piece)
+                store.push([TrainerPush(number + 1, seq, parts)], step=seq, each=copy.apply_piece)
+                store.push([TrainerPush(number + 1, seq, parts)], step=seq, each=copy.apply_piece)
 
         return work
 

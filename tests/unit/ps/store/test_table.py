@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.spec import Admission, Optimizer, Rule, TableSpec
-from ps.store.rules import Layout
+from ps.spec import Admission, Optimizer, TableSpec, UpdateRule
+from ps.store.rules import TableLayout
 from ps.store.slabs import AHEAD, COLLAPSE, HUGE, LARGE, MAPPED, POPULATE_WRITE, Slab, settled
 from tests.support.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
@@ -20,7 +20,7 @@ KEYS = np.arange(2000, dtype=np.int64)
 
 def table(**admission: float) -> TableSpec:
     """A table with counters as rows."""
-    return TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, admission=Admission(**admission))  # type: ignore[arg-type]
+    return TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, admission=Admission(**admission))  # type: ignore[arg-type]
 
 
 @both_kernels
@@ -171,7 +171,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def shard_table_of(rows: int, batch: int) -> Any:
     """With keys 0 .. rows-1, so many at a time."""
     fast = pytest.importorskip("ps.store.kernels.fast")
-    shard_table = fast.shard_tables(Layout.of(TableSpec("t", 2)))[0]
+    shard_table = fast.shard_tables(TableLayout.of(TableSpec("t", 2)))[0]
     for begin in range(0, rows, batch):
         shard_table.insert(np.arange(begin, min(begin + batch, rows)), 0, 0)
     return shard_table
@@ -220,7 +220,7 @@ def test_what_an_index_takes_is_foretold(entered: list[int]) -> None:
 
 @both_kernels
 def test_a_table_without_state(kernels: str) -> None:
-    store = store_of(kernels, TableSpec("t", 3, Optimizer(Rule.SGD, lr=1.0), ZEROS))
+    store = store_of(kernels, TableSpec("t", 3, Optimizer(UpdateRule.SGD, lr=1.0), ZEROS))
     push(store, KEYS, np.ones((2000, 3)))
     assert (pull(store, KEYS) == -1).all()
     assert sum(one.state.size for bucket in range(4096) for one in store.image(bucket).rows.values()) == 0

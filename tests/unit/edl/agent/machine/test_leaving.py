@@ -88,7 +88,7 @@ class TestDepart:
     @pytest.mark.parametrize(
         ("first", "then", "saves"), [(DrainMode.TRY, DrainMode.NO, False), (DrainMode.NO, DrainMode.TRY, True)]
     )
-    def test_of_several_wishes_the_newest_says_whether_to_save(
+    def test_of_several_requests_the_newest_says_whether_to_save(
         self, first: DrainMode, then: DrainMode, saves: bool
     ) -> None:
         node = settled(idle()).hear(Depart("me", 20.0, first)).hear(Depart("me", 20.0, then))

@@ -90,10 +90,10 @@ def test_the_last_two_and_one_goes_in_a_hurry_the_job_needs_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("care", "save", "saves"), [(DrainMode.TRY, True, True), (DrainMode.TRY, False, False), (DrainMode.NO, True, False)]
+    ("mode", "save", "saves"), [(DrainMode.TRY, True, True), (DrainMode.TRY, False, False), (DrainMode.NO, True, False)]
 )
-def test_it_saves_unless_one_of_them_says_no(care: DrainMode, save: bool, saves: bool) -> None:
-    node = settled(worker_node()).hear(Depart("maintenance", 20.0, care))
+def test_it_saves_unless_one_of_them_says_no(mode: DrainMode, save: bool, saves: bool) -> None:
+    node = settled(worker_node()).hear(Depart("maintenance", 20.0, mode))
     assert node.state.gone_by_s == node.now_s + 20.0
     node.hear(Dismissed("the others go on", save=save)).feed(ended(0, 0), ended(1, 0))
     assert (outcome_of(node).exit_code, outcome_of(node).save) == (DRAINED, saves)

@@ -11,7 +11,7 @@ import pytest
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory import writer as checkpoint_storage_module
 from edl.checkpoint.directory.manifest import folder_name
-from edl.checkpoint.directory.writer import CheckpointStorage
+from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
 from tests.support.checkpoint_tools import Memory, load, open_checkpoint_storage, save, state
@@ -25,16 +25,16 @@ def state_path(folder: Path, commit: int, era: int = 1) -> Path:
     return folder / folder_name(Version(era, commit)) / "state.safetensors"
 
 
-def marker_path(folder: Path, commit: int, era: int = 1) -> Path:
+def manifest_path(folder: Path, commit: int, era: int = 1) -> Path:
     return folder / folder_name(Version(era, commit)) / "DONE"
 
 
 def change_marker(folder: Path, of: int, **values: object) -> None:
-    path = marker_path(folder, of)
+    path = manifest_path(folder, of)
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}, indent=1) + "\n")
 
 
-def two(folder: Path, *, size: int = 1000) -> CheckpointStorage:
+def two(folder: Path, *, size: int = 1000) -> FileCheckpointStorage:
     """A directory with commits 10 and 20."""
     checkpoint_storage = open_checkpoint_storage(PlainFiles(folder))
     checkpoint_storage.check()
@@ -106,9 +106,9 @@ def test_nothing_to_read(tmp_path: Path) -> None:
 
 def test_the_same_again_changes_nothing(tmp_path: Path) -> None:
     checkpoint_storage = two(tmp_path)
-    before = marker_path(tmp_path, 20).stat().st_mtime_ns, state_path(tmp_path, 20).stat().st_ino
+    before = manifest_path(tmp_path, 20).stat().st_mtime_ns, state_path(tmp_path, 20).stat().st_ino
     save(checkpoint_storage, 20)
-    assert (marker_path(tmp_path, 20).stat().st_mtime_ns, state_path(tmp_path, 20).stat().st_ino) == before
+    assert (manifest_path(tmp_path, 20).stat().st_mtime_ns, state_path(tmp_path, 20).stat().st_ino) == before
 
 
 def test_the_same_with_other_bytes_stays_and_is_told(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_too_little_memory_is_not_the_checkpoint(tmp_path: Path) -> None:
 
 
 def refused_for(tmp_path: Path, reason: str) -> None:
-    """Commit 20 is not read for this reason, once told; 10 is. Without 10 nothing is, and the error says why."""
+    """Commit 20 is not read, and the reason is reported; commit 10 is. Without it, none is, and the error says why."""
     said: list[str] = []
     checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), said=said)
     for _ in range(2):
@@ -169,7 +169,7 @@ def refused_for(tmp_path: Path, reason: str) -> None:
     assert len(said) == 1
     assert reason in said[0]
     assert folder_name(Version(1, 20)) in said[0]
-    marker_path(tmp_path, 10).unlink()
+    manifest_path(tmp_path, 10).unlink()
     with pytest.raises(CheckpointError) as caught:
         load(checkpoint_storage)
     with pytest.raises(CheckpointError):
@@ -194,7 +194,7 @@ def test_each_flipped_bit_is_found(tmp_path: Path) -> None:
 def test_each_flipped_bit_of_the_marker_is_found_or_harmless(tmp_path: Path) -> None:
     """Only what is for people may change unnoticed: which run wrote it, and when."""
     two(tmp_path, size=100)
-    path = marker_path(tmp_path, 20)
+    path = manifest_path(tmp_path, 20)
     data = path.read_bytes()
     harmless = 0
     for position in range(len(data)):
@@ -218,9 +218,9 @@ def test_each_truncation_is_found(tmp_path: Path) -> None:
 
 def test_each_truncation_of_the_marker_is_found(tmp_path: Path) -> None:
     two(tmp_path, size=100)
-    data = marker_path(tmp_path, 20).read_bytes()
+    data = manifest_path(tmp_path, 20).read_bytes()
     for length in range(len(data) - 1):  # without its line end it says the same
-        marker_path(tmp_path, 20).write_bytes(data[:length])
+        manifest_path(tmp_path, 20).write_bytes(data[:length])
         assert load(open_checkpoint_storage(PlainFiles(tmp_path)))[0] == Version(1, 10)
     refused_for(tmp_path, "the manifest is not JSON")
 

@@ -226,7 +226,7 @@ def test_failed_write_leaves_no_data_behind(tmp_path: Path) -> None:
     fault = Fault(error=OSError(errno.EIO, "broken"))
     checkpoint_storage = open_checkpoint_storage(FaultyFiles(PlainFiles(tmp_path), fault))
     checkpoint_storage.check()
-    fault.at = fault.count + 1  # the data are written, then comes the marker
+    fault.at = fault.count + 1  # the data are written, then comes the manifest
     with pytest.raises(CheckpointError, match="broken"):
         save(checkpoint_storage, 1)
     assert "DONE" in fault.log[fault.at]

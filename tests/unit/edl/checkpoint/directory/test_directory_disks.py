@@ -16,14 +16,14 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention, folder_name
-from edl.checkpoint.directory.writer import CheckpointStorage, Writer
+from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
 from tests.support.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_checkpoint_storage, save, state
 from tests.unit.edl.checkpoint.directory.test_retention import commits
 
 ONE = len(state(1)) + 400
-"""Bytes of a checkpoint with its marker, and a little more."""
+"""Bytes of a checkpoint with its manifest, and a little more."""
 
 
 class SmallDisk(PlainFiles):
@@ -56,8 +56,8 @@ def test_with_room_for_three_a_fourth_is_written_all_the_same(tmp_path: Path) ->
         assert len(commits(tmp_path)) >= min(commit, 2)
     assert commits(tmp_path) == [6, 7, 8]
     assert disk.refused == 1, "from then on room is made first"
-    (told,) = [text for text in said if "has no room for 3 checkpoints and the next one" in text]
-    assert "--checkpoint-keep=3" in told and str(tmp_path) in told
+    (warning,) = [text for text in said if "has no room for 3 checkpoints and the next one" in text]
+    assert "--checkpoint-keep=3" in warning and str(tmp_path) in warning
 
 
 def test_a_run_that_finds_the_disk_full_makes_room_as_well(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_a_full_disk_refuses_a_new_run_and_no_launcher_of_one_under_way(tmp_path
     disk.capacity = disk.used()
     again = open_checkpoint_storage(disk, said=said)
     again.check()
-    (told,) = said
+    (warning,) = said
     assert (
-        "no space is left" in told
-        and "Free some space" in told
-        and told.endswith("No checkpoints are written until then")
+        "no space is left" in warning
+        and "Free some space" in warning
+        and warning.endswith("No checkpoints are written until then")
     )
     with pytest.raises(CheckpointError, match="no space is left"):
         open_checkpoint_storage(disk, "another run").check()
@@ -124,11 +124,11 @@ def test_bytes_that_come_wrong_once_are_read_again(tmp_path: Path) -> None:
         save(open_checkpoint_storage(disk), commit)
     assert load(open_checkpoint_storage(disk, said=said))[0] == Version(1, 2)
     assert disk.forgot == 1, "not from the page cache"
-    (told,) = said
-    assert "was read wrongly once" in told and folder_name(Version(1, 2)) in told
+    (warning,) = said
+    assert "was read incorrectly once" in warning and folder_name(Version(1, 2)) in warning
 
 
-def save_part(checkpoint_storage: CheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:
+def save_part(checkpoint_storage: FileCheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:
     """Write one part of a state, or all of it."""
     return checkpoint_storage.write(
         Version(1, commit), memoryview(state(commit, part=part, of=of, **options)), part, of
@@ -161,7 +161,7 @@ def test_what_cannot_be_read_is_passed_over_and_not_given_up(tmp_path: Path, par
     assert any("commit-0000000002" in text and "is unreadable: Input/output error" in text for text in said)
     disk.times = 1
     assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
-    assert any("read wrongly once (Input/output error)" in text for text in said)
+    assert any("read incorrectly once (Input/output error)" in text for text in said)
     disk.times = 0
     assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
 
@@ -244,8 +244,8 @@ def test_bytes_that_stay_wrong_are_not_used(tmp_path: Path) -> None:
 def test_a_clock_that_jumps_changes_no_order_and_no_name(tmp_path: Path) -> None:
     times = iter([2e9, 1e9, 0.0, 3e9, 5.0])
     clock: Callable[[], float] = lambda: next(times)  # noqa: E731
-    checkpoint_storage = CheckpointStorage(
-        PlainFiles(tmp_path), Writer("job", "run"), Retention(2), wall_clock_s=clock, say=lambda text: None
+    checkpoint_storage = FileCheckpointStorage(
+        PlainFiles(tmp_path), WriterIdentity("job", "run"), Retention(2), wall_clock_s=clock, say=lambda text: None
     )
     for commit in range(1, 6):
         save(checkpoint_storage, commit)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory.writer import CheckpointStorage
+from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.errors import CheckpointError
 from edl.ports import Files
@@ -27,9 +27,9 @@ def test_each_node_writes_the_parts_of_its_workers_and_the_last_one_says_so() ->
         for commit in (1, 2):
             for shard, worker in enumerate(workers):
                 await worker.commit(commit, save=commit == 2, shard=shard, shards=3)
-        assert await bench.told.get() == (Version(1, 2), "/there/2", "")
+        assert await bench.reports.get() == (Version(1, 2), "/there/2", "")
         assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 2), shard) for shard in range(3)]
-        assert bench.told.empty()
+        assert bench.reports.empty()
 
     run(test)
 
@@ -51,7 +51,7 @@ def test_no_save_is_left_out_while_the_disk_is_slow() -> None:
         await third
         await memory.settled()
         assert sorted(bench.checkpoint_storage.kept) == [(Version(1, commit), 0) for commit in (1, 2, 3)]
-        assert bench.told.empty(), "the other part is missing: nothing is complete"
+        assert bench.reports.empty(), "the other part is missing: nothing is complete"
 
     run(test)
 
@@ -71,7 +71,7 @@ def test_what_others_wrote_may_come_into_sight_late() -> None:
 
         bench.checkpoint_storage.complete = complete  # type: ignore[method-assign]
         await Worker(memory).commit(1, save=True, shard=0, shards=2)
-        assert await bench.told.get() == (Version(1, 1), "/there/1", "")
+        assert await bench.reports.get() == (Version(1, 1), "/there/1", "")
         assert looks == 3
 
     run(test)
@@ -101,12 +101,12 @@ def test_what_cannot_be_written_costs_the_checkpoint_and_is_said_once() -> None:
         for shard, worker in enumerate(workers):
             await worker.commit(1, save=True, shard=shard, shards=2)
         await memory.settled()
-        assert await bench.told.get() == (Version(1, 1), "", "no space is left")
-        assert bench.told.empty()
+        assert await bench.reports.get() == (Version(1, 1), "", "no space is left")
+        assert bench.reports.empty()
         bench.checkpoint_storage.refuses = ""
         for shard, worker in enumerate(workers):
             await worker.commit(2, save=True, shard=shard, shards=2)
-        assert await bench.told.get() == (Version(1, 2), "/there/2", "")
+        assert await bench.reports.get() == (Version(1, 2), "/there/2", "")
 
     run(test)
 
@@ -119,8 +119,8 @@ def test_at_the_end_all_parts_that_are_here_are_written() -> None:
         assert await memory.flush("the job has failed") == Version(1, 5)
         assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 5), 0), (Version(1, 5), 1)]
         assert await memory.flush("again") == Version(1, 5)
-        assert await bench.told.get() == (Version(1, 5), "/there/5", "")
-        assert bench.told.empty()
+        assert await bench.reports.get() == (Version(1, 5), "/there/5", "")
+        assert bench.reports.empty()
 
     run(test)
 
@@ -150,7 +150,7 @@ VERSION = Version(1, 10)
 PARTS = [memoryview(state(10, part=shard, of=2)) for shard in range(2)]
 
 
-def checkpoint_storages(files: Files) -> tuple[CheckpointStorage, CheckpointStorage]:
+def checkpoint_storages(files: Files) -> tuple[FileCheckpointStorage, FileCheckpointStorage]:
     """Checkpoint storages of two nodes in the same run."""
     return open_checkpoint_storage(files), open_checkpoint_storage(files)
 

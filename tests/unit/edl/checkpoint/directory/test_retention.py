@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.failures import amount
-from edl.checkpoint.directory.manifest import Owner, Retention, folder_name, folder_version, owner_text, parse_owner
+from edl.checkpoint.directory.manifest import (
+    DirectoryOwner,
+    Retention,
+    folder_name,
+    folder_version,
+    owner_text,
+    parse_owner,
+)
 from edl.errors import CheckpointError, JobConflict, SettingError
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Version
@@ -141,7 +148,7 @@ def test_trouble_with_old_ones_does_not_fail_the_new_one(tmp_path: Path) -> None
     checkpoint_storage = open_checkpoint_storage(FaultyFiles(PlainFiles(tmp_path), fault), keep=2, said=said)
     for commit in (10, 20):
         save(checkpoint_storage, commit)
-    fault.at = fault.count + 3  # marker gone, state, marker; then the deletion
+    fault.at = fault.count + 3  # manifest gone, state, manifest; then the deletion
     save(checkpoint_storage, 30)
     assert said == [f"cannot delete old checkpoints in {tmp_path}: Permission denied"]
     assert checkpoint_storage.newest() == (Version(1, 30), False)
@@ -251,7 +258,7 @@ def test_newer_owner(tmp_path: Path) -> None:
 
 
 def test_owners_remember_only_so_many_runs() -> None:
-    owner = Owner("job", "run-0")
+    owner = DirectoryOwner("job", "run-0")
     for number in range(1, 300):
         owner = owner.succeeded_by("job", f"run-{number}")
     assert len(owner.before) == 100

@@ -7,13 +7,13 @@ import os
 
 import pytest
 
-from edl.checkpoint.memory.buffer_table import BufferTable, Refusal, Room, Stream
+from edl.checkpoint.memory.buffer_table import BufferRefusal, BufferTable, SnapshotStream, WritableBuffer
 from edl.wire.local import OWN, STATE
 from edl.wire.messages import Version
 from edl.worker.touching import LEAST_BYTES, touch, touch_ahead
 from tests.support.memory_checkpoints_fixture import B, Bench, Worker, h, run
 
-LINE = Stream.of_worker(0, STATE)
+LINE = SnapshotStream.of_worker(0, STATE)
 
 
 def test_with_the_first_buffer_the_second_is_made_and_with_the_first_save_the_third() -> None:
@@ -67,24 +67,24 @@ def test_values_of_the_slots_own_have_one_more() -> None:
 
 def test_nothing_is_made_ahead_at_the_expense_of_others() -> None:
     buffer_table = BufferTable(limit_bytes=250_000)
-    first, other = buffer_table.room(LINE, 100_000), buffer_table.room(Stream.of_worker(1, STATE), 100_000)
-    assert isinstance(first, Room) and isinstance(other, Room)
+    first, other = buffer_table.room(LINE, 100_000), buffer_table.room(SnapshotStream.of_worker(1, STATE), 100_000)
+    assert isinstance(first, WritableBuffer) and isinstance(other, WritableBuffer)
     assert buffer_table.spare(LINE, 100_000, 2) is None
-    assert buffer_table.spare(Stream.of_worker(7, STATE), 1000, 2) is None, "of a worker that is gone"
+    assert buffer_table.spare(SnapshotStream.of_worker(7, STATE), 1000, 2) is None, "of a worker that is gone"
 
 
 def test_a_commit_waits_for_what_is_being_made_and_makes_no_other() -> None:
     buffer_table = BufferTable(limit_bytes=10**6)
     first = buffer_table.room(LINE, 100_000)
-    assert isinstance(first, Room)
+    assert isinstance(first, WritableBuffer)
     spare = buffer_table.spare(LINE, 100_000, 2)
     assert spare is not None and buffer_table.spare(LINE, 100_000, 2) is None
     buffer_table.pin(spare.buffer)
     buffer_table.fill(LINE, 100_000, h(1))
     waits = buffer_table.room(LINE, 100_000)
-    assert isinstance(waits, Refusal) and waits.later
+    assert isinstance(waits, BufferRefusal) and waits.later
     buffer_table.unpin(spare.buffer)
-    assert buffer_table.room(LINE, 100_000) == Room(spare.buffer, spare.capacity, new=False)
+    assert buffer_table.room(LINE, 100_000) == WritableBuffer(spare.buffer, spare.capacity, new=False)
 
 
 def test_pages_are_mapped_and_keep_what_is_in_them() -> None:

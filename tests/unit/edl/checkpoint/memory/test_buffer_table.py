@@ -5,34 +5,45 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.checkpoint.memory.buffer_table import MOST_BUFFERS, BufferTable, Refusal, Room, Stream, Use
+from edl.checkpoint.memory.buffer_table import (
+    MOST_BUFFERS,
+    BufferRefusal,
+    BufferTable,
+    SnapshotStream,
+    Use,
+    WritableBuffer,
+)
 from edl.types import NodeId
 from edl.wire.messages import Holding, Version
 
 KIB = 1024
-STATE = Stream.of_worker(0, "state")
-OWN = Stream.of_worker(0, "own")
-REPLICA = Stream.of_node(NodeId("b"), 0)
+STATE = SnapshotStream.of_worker(0, "state")
+OWN = SnapshotStream.of_worker(0, "own")
+REPLICA = SnapshotStream.of_node(NodeId("b"), 0)
 
 
 def v(commit: int) -> Holding:
     return Holding(Version(1, commit))
 
 
-def room(buffer_table: BufferTable, size: int = 4 * KIB, stream: Stream = STATE, *, keep: bool = False) -> Room:
+def room(
+    buffer_table: BufferTable, size: int = 4 * KIB, stream: SnapshotStream = STATE, *, keep: bool = False
+) -> WritableBuffer:
     found = buffer_table.room(stream, size, keep_previous=keep)
-    assert isinstance(found, Room), found
+    assert isinstance(found, WritableBuffer), found
     return found
 
 
-def refused(buffer_table: BufferTable, size: int = 4 * KIB, stream: Stream = STATE, *, keep: bool = False) -> Refusal:
+def refused(
+    buffer_table: BufferTable, size: int = 4 * KIB, stream: SnapshotStream = STATE, *, keep: bool = False
+) -> BufferRefusal:
     found = buffer_table.room(stream, size, keep_previous=keep)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, BufferRefusal), found
     return found
 
 
 def commit(
-    buffer_table: BufferTable, number: int, size: int = 4 * KIB, stream: Stream = STATE, *, keep: bool = False
+    buffer_table: BufferTable, number: int, size: int = 4 * KIB, stream: SnapshotStream = STATE, *, keep: bool = False
 ) -> int:
     """Write one snapshot; returns its buffer."""
     got = room(buffer_table, size, stream, keep=keep)
@@ -41,7 +52,7 @@ def commit(
     return got.buffer
 
 
-def commits(buffer_table: BufferTable, stream: Stream = STATE) -> list[int]:
+def commits(buffer_table: BufferTable, stream: SnapshotStream = STATE) -> list[int]:
     return [held.holding.version.commit for held in buffer_table.held(stream)]
 
 
@@ -62,7 +73,7 @@ def test_the_newest_is_never_handed_out() -> None:
 def test_the_same_buffer_until_it_is_filled() -> None:
     buffer_table = BufferTable(1 << 20)
     first = room(buffer_table)
-    assert room(buffer_table) == Room(first.buffer, first.capacity, new=False)
+    assert room(buffer_table) == WritableBuffer(first.buffer, first.capacity, new=False)
 
 
 def test_a_writer_that_dies_leaves_the_newest_and_frees_its_buffer() -> None:
@@ -217,18 +228,18 @@ STEPS = st.lists(
 
 @given(STEPS, st.booleans(), st.integers(40, 300))
 def test_no_order_of_events_spoils_what_is_held_or_read(
-    steps: list[tuple[str, Stream, int]], keep: bool, limit_kib: int
+    steps: list[tuple[str, SnapshotStream, int]], keep: bool, limit_kib: int
 ) -> None:
     buffer_table = BufferTable(limit_kib * KIB)
-    writing: dict[Stream, tuple[int, int]] = {}
-    newest: dict[Stream, tuple[int, int]] = {}  # buffer, commit
+    writing: dict[SnapshotStream, tuple[int, int]] = {}
+    newest: dict[SnapshotStream, tuple[int, int]] = {}  # buffer, commit
     pinned: list[int] = []
     for number, (what, stream, size_kib) in enumerate(steps, 1):
         size = size_kib * KIB
         match what:
             case "room":
                 found = buffer_table.room(stream, size, keep_previous=keep)
-                if isinstance(found, Room):
+                if isinstance(found, WritableBuffer):
                     assert found.capacity >= size
                     assert found.buffer not in [*pinned, *(buffer for buffer, _ in newest.values())]
                     others = [buffer for other, (buffer, _) in writing.items() if other != stream]
@@ -256,7 +267,7 @@ def test_no_order_of_events_spoils_what_is_held_or_read(
         freed = buffer_table.collect()
         assert not set(freed) & {*pinned, *(buffer for buffer, _ in newest.values())}
         assert buffer_table.usage().total <= limit_kib * KIB
-        for one, (buffer, told) in newest.items():
+        for one, (buffer, commit) in newest.items():
             held = buffer_table.newest(one)
             assert held is not None
-            assert (held.buffer, held.holding) == (buffer, v(told))
+            assert (held.buffer, held.holding) == (buffer, v(commit))

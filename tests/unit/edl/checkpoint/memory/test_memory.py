@@ -51,11 +51,11 @@ def test_no_cgroups_at_all(tmp_path: Path) -> None:
 
 def test_more_than_there_is_is_refused() -> None:
     with pytest.raises(MemoryError, match="the machine has"):
-        memory_files.Memory(1 << 60)
+        memory_files.MemoryFile(1 << 60)
 
 
 def test_the_checksum_follows_the_content() -> None:
-    made = memory_files.Memory(10_000)
+    made = memory_files.MemoryFile(10_000)
     first = made.crc32(10_000)
     made.view[5] = 1
     assert made.crc32(10_000) == first

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edl.checkpoint.memory import memory_files
-from edl.checkpoint.memory.buffer_table import Refusal
-from edl.checkpoint.memory.memory_checkpoints import Grant
+from edl.checkpoint.memory.buffer_table import BufferRefusal
+from edl.checkpoint.memory.memory_checkpoints import BufferGrant
 from edl.errors import CheckpointError, ProtocolError
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.wire.local import OWN, STATE, Committed
@@ -56,7 +56,7 @@ def test_what_a_dead_worker_was_writing_is_memory_for_others() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node(limit_bytes=5 * SIZE // 2)
         await Worker(memory).commit(1)
-        assert isinstance(await memory.want(1, STATE, SIZE), Refusal)
+        assert isinstance(await memory.want(1, STATE, SIZE), BufferRefusal)
         memory.forget_worker(0)
         Worker(memory, 1).take(await memory.want(1, STATE, SIZE))
         assert memory.holdings() == (h(1),)
@@ -67,12 +67,12 @@ def test_what_a_dead_worker_was_writing_is_memory_for_others() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"buffer": 99}, "was not given"),
+        ({"buffer": 99}, "was not granted"),
         ({"size": 10**9}, "cannot be in buffer"),
         ({"size": 5000}, "truncated"),
         ({"commit": 9}, "holds"),
         ({"shard": 1, "shards": 2}, "holds"),
-        ({"stream": OWN}, "was not given"),
+        ({"stream": OWN}, "was not granted"),
     ],
 )
 def test_a_commit_that_is_not_what_it_says_does_not_count(change: dict[str, Any], problem: str) -> None:
@@ -183,7 +183,7 @@ def test_a_worker_cannot_take_the_pages_away() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
         grant = await memory.want(0, STATE, SIZE)
-        assert isinstance(grant, Grant)
+        assert isinstance(grant, BufferGrant)
         assert grant.descriptor is not None
         for size in (0, 10 * SIZE):
             with pytest.raises(PermissionError):
@@ -196,7 +196,7 @@ def test_a_worker_cannot_take_the_pages_away() -> None:
 def test_too_little_memory_is_said_with_numbers() -> None:
     async def test(bench: Bench) -> None:
         refusal = await bench.node(limit_bytes=SIZE).want(0, STATE, 2 * SIZE)
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, BufferRefusal)
         assert "slot 0 (stream state) asks for 200 KiB; of 97.7 KiB (--state-memory)" in refusal.why
 
     run(test)
@@ -208,10 +208,10 @@ def test_a_machine_without_so_much_memory_refuses_before_it_is_too_late(monkeypa
     async def test(bench: Bench) -> None:
         memory = bench.node()
         refusal = await memory.want(0, STATE, 2 * SIZE)
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, BufferRefusal)
         assert "the machine has only 67,208,864 available" in refusal.why
         assert memory.usage().total == 0
-        assert isinstance(await memory.want(0, STATE, SIZE // 2), Grant)
+        assert isinstance(await memory.want(0, STATE, SIZE // 2), BufferGrant)
 
     run(test)
 
@@ -250,7 +250,7 @@ def test_a_worker_that_goes_while_it_waits(begun: bool, caplog: pytest.LogCaptur
         if begun:
             await until(lambda: "waits before its next commit" in caplog.text)
         memory.forget_worker(0)
-        assert isinstance(await waiting, Refusal)
+        assert isinstance(await waiting, BufferRefusal)
         memory.restored(1)
         await Worker(memory).commit(3)
 

@@ -36,12 +36,12 @@ def test_each_commit_reaches_the_other_node() -> None:
         here, there = bench.node(A), bench.node(B)
         worker = Worker(here)
         await worker.commit(1)
-        assert not await here.handed_over(0.01)
+        assert not await here.copied_before_leaving(0.01)
         here.keep_with(B, B, 1)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings() == (h(1),)
         await worker.commit(2)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings()[-1] == h(2)
         assert await piece(there, 2) == 2
 
@@ -68,7 +68,7 @@ def test_a_dead_node_loses_nothing() -> None:
         worker = Worker(here)
         for commit in range(1, 8):
             await worker.commit(commit)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         await here.close()
         assert await piece(newcomer, 7, source(A), source(B)) == 7
 
@@ -83,12 +83,12 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
         worker = Worker(here)
         for commit in (1, 2, 3):
             await worker.commit(commit)
-            assert not await here.handed_over(0.05)
+            assert not await here.copied_before_leaving(0.05)
         await until(lambda: bool(caplog.records))
         assert there.holdings() == ()
         bench.network.trouble = None
         await worker.commit(4)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings()[-1] == h(4)
 
     run(test)
@@ -100,11 +100,11 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
 def test_without_another_node_only_nothing_can_be_handed_over() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        assert await memory.handed_over(LIMIT_S)
+        assert await memory.copied_before_leaving(LIMIT_S)
         await Worker(memory).commit(1)
-        assert not await memory.handed_over(LIMIT_S)
+        assert not await memory.copied_before_leaving(LIMIT_S)
         memory.keep_with(A, A, 1)
-        assert not await memory.handed_over(LIMIT_S)
+        assert not await memory.copied_before_leaving(LIMIT_S)
 
     run(test)
 
@@ -116,7 +116,7 @@ def test_copies_of_those_who_keep_theirs_elsewhere_go() -> None:
             here = bench.node(node)
             here.keep_with(C, C, 1)
             await Worker(here).commit(commit)
-            assert await here.handed_over(LIMIT_S)
+            assert await here.copied_before_leaving(LIMIT_S)
         assert there.holdings() == (h(1), h(2))
         there.drop_replicas([B])
         assert there.holdings() == (h(2),)
@@ -208,7 +208,7 @@ def test_a_new_world_makes_older_copies_useless_and_ends_the_line_given_up() -> 
         here, there = bench.node(A), bench.node(B)
         here.keep_with(B, B, 1)
         await Worker(here, 0).commit(1, shard=0, shards=2)
-        assert await here.handed_over(LIMIT_S)
+        assert await here.copied_before_leaving(LIMIT_S)
         worker = Worker(there, 0)
         for commit in (2, 3):
             await worker.commit(commit, shard=1, shards=2)
@@ -237,7 +237,7 @@ def test_the_writer_writes_what_is_to_be_saved() -> None:
         assert not bench.checkpoint_storage.kept
         memory.enter(Version(1, 2), 1, writes=True)
         await worker.commit(3, save=True)
-        assert await bench.told.get() == (Version(1, 3), "/there/3", "")
+        assert await bench.reports.get() == (Version(1, 3), "/there/3", "")
         assert {version.commit for version, _ in bench.checkpoint_storage.kept} == {3}
 
     run(test)
@@ -250,10 +250,10 @@ def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
         worker = Worker(memory)
         bench.checkpoint_storage.refuses = "disk full"
         await worker.commit(1, save=True)
-        assert await bench.told.get() == (Version(1, 1), "", "disk full")
+        assert await bench.reports.get() == (Version(1, 1), "", "disk full")
         bench.checkpoint_storage.refuses = ""
         await worker.commit(2, save=True)
-        assert await bench.told.get() == (Version(1, 2), "/there/2", "")
+        assert await bench.reports.get() == (Version(1, 2), "/there/2", "")
 
     run(test)
 
@@ -269,8 +269,8 @@ def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
             if commit == 1:
                 await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
         bench.checkpoint_storage.gate.set()
-        told = [await bench.told.get() for _ in range(2)]
-        assert [(version.commit, error) for version, _, error in told] == [(1, ""), (9, "")]
+        reports = [await bench.reports.get() for _ in range(2)]
+        assert [(version.commit, error) for version, _, error in reports] == [(1, ""), (9, "")]
         assert {version.commit: fill_of(data) for (version, _), data in bench.checkpoint_storage.kept.items()} == {
             1: 1,
             9: 9,
@@ -288,7 +288,7 @@ def test_flush_writes_the_newest_once() -> None:
             await worker.commit(commit)
         for _ in range(2):
             assert await memory.flush("the end") == Version(1, 2)
-        assert bench.told.qsize() == 1
+        assert bench.reports.qsize() == 1
         bench.checkpoint_storage.refuses = "disk full"
         await worker.commit(3)
         assert await memory.flush("the end") is None
@@ -307,7 +307,7 @@ def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> 
         await asyncio.sleep(0)
         bench.checkpoint_storage.gate.set()
         assert await flushed == Version(1, 1)
-        assert bench.told.qsize() == 1
+        assert bench.reports.qsize() == 1
 
     run(test)
 
@@ -346,7 +346,7 @@ def test_what_was_loaded_is_held_and_not_written_again() -> None:
         assert memory.holdings() == (h(8, era=3),)
         assert content(await memory.piece(0, STATE, Version(3, 8), 0)) == 8
         assert await memory.flush("the end") == Version(3, 8)
-        assert bench.told.empty()
+        assert bench.reports.empty()
         assert memory.usage().loaded < 3 * SIZE
 
     run(test)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edl.checkpoint.memory.copy_policy import Copying, needed
-from edl.checkpoint.memory.promised_saves import Owed
+from edl.checkpoint.memory.promised_saves import PendingSave
 from edl.ports import Lent
 from edl.testing.memory_copies import MemoryCopies
 from edl.wire.messages import Holding, Version
@@ -19,7 +19,7 @@ def v(commit: int, era: int = 1) -> Version:
 
 
 def test_the_newest_saved_commit_counts() -> None:
-    owed = Owed()
+    owed = PendingSave()
     assert not owed.due and owed.to_write is None and owed.text == ""
     owed.take(v(3))
     owed.take(v(7))
@@ -32,7 +32,7 @@ def test_the_newest_saved_commit_counts() -> None:
 
 
 def test_the_reason_is_that_of_the_newest() -> None:
-    owed = Owed()
+    owed = PendingSave()
     owed.take(v(3))
     owed.failed(v(3), "disk full")
     assert owed.text.endswith("disk full") and owed.to_write == v(3), "to be tried again"
@@ -43,13 +43,13 @@ def test_the_reason_is_that_of_the_newest() -> None:
 
 
 def test_what_workers_write_themselves_is_waited_for_and_not_written_here() -> None:
-    owed = Owed()
+    owed = PendingSave()
     owed.take(v(3), whole=False)
     assert owed.due and owed.to_write is None
 
 
 def test_what_a_world_goes_back_behind_is_saved_again_by_the_workers() -> None:
-    owed = Owed()
+    owed = PendingSave()
     owed.take(v(6))
     owed.begin(v(6))
     assert owed.due
@@ -98,7 +98,7 @@ def test_at_the_end_what_failed_is_tried_once_more() -> None:
         memory.enter(Version(), 1, writes=True)
         bench.checkpoint_storage.refuses = "disk full"
         await Worker(memory).commit(4, save=True)
-        assert (await bench.told.get())[2] == "disk full"
+        assert (await bench.reports.get())[2] == "disk full"
         lost = await memory.flush_saves()
         assert lost == "commit 4, the newest saved one, is not in the checkpoint directory: disk full"
         bench.checkpoint_storage.refuses = ""
@@ -128,7 +128,7 @@ def test_whoever_writes_next_writes_what_the_one_before_owed() -> None:
         await worker.commit(2)
         await worker.commit(3)
         memory.enter(v(3), 1, writes=True)
-        version, where, error = await bench.told.get()
+        version, where, error = await bench.reports.get()
         assert (version, error) == (v(3), ""), "what has taken its place"
         assert where and not memory.saving
 
@@ -143,7 +143,7 @@ def test_what_the_one_before_has_written_is_not_written_again() -> None:
         bench.checkpoint_storage.kept[v(1), 0] = b"by another node"
         memory.enter(v(1), 1, writes=True)
         await until(lambda: not memory.saving)
-        assert bench.checkpoint_storage.kept == {(v(1), 0): b"by another node"} and bench.told.empty()
+        assert bench.checkpoint_storage.kept == {(v(1), 0): b"by another node"} and bench.reports.empty()
 
     run(test)
 
@@ -184,7 +184,7 @@ def test_a_replicated_state_is_copied_only_where_one_node_has_it(monkeypatch: py
         for commit in range(1, 6):
             await worker.commit(commit)
         assert not puts
-        assert await here.handed_over(5.0), "whoever leaves does not know who else has it"
+        assert await here.copied_before_leaving(5.0), "whoever leaves does not know who else has it"
         assert puts == [h(5)] and there.holdings() == (h(5),)
 
     run(test)
@@ -197,7 +197,7 @@ def test_a_node_that_has_made_the_commit_itself_takes_no_copy() -> None:
             memory.enter(Version(), 2, writes=False)
             await Worker(memory).commit(3)
         here.keep_with(B, B, 1)
-        assert await here.handed_over(5.0)
+        assert await here.copied_before_leaving(5.0)
         assert there.usage().replicas == 0
 
     run(test)
@@ -217,15 +217,15 @@ def test_a_world_that_shrinks_to_one_node_is_copied_from_then_on() -> None:
 
 def test_room_is_told_when_it_ends_and_when_it_is_back() -> None:
     async def test(bench: Bench) -> None:
-        told: list[str] = []
-        memory = bench.node(limit_bytes=150_000, on_room=told.append)
+        reports: list[str] = []
+        memory = bench.node(limit_bytes=150_000, on_room=reports.append)
         await memory.want(0, "state", 100_000)
         for _ in range(2):
             await memory.want(1, "state", 100_000)
-        assert len(told) == 1 and "--state-memory" in told[0]
+        assert len(reports) == 1 and "--state-memory" in reports[0]
         memory.forget_worker(0)
         await memory.want(1, "state", 100_000)
-        assert told[1:] == [""]
+        assert reports[1:] == [""]
 
     run(test)
 
@@ -240,7 +240,7 @@ def test_a_commit_that_a_worker_wrote_by_itself_is_accepted_or_said_to_be_missin
         bench.checkpoint_storage.refuses = "its checksum differs"
         await memory.wrote_through(v(3), 7, 8, "")
         assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and "its checksum differs" in memory.unsaved
-        told = [bench.told.get_nowait() for _ in range(3)]
-        assert told == [(v(1), "/there/1", ""), (v(2), "", "the disk is full"), (v(3), "", "its checksum differs")]
+        reports = [bench.reports.get_nowait() for _ in range(3)]
+        assert reports == [(v(1), "/there/1", ""), (v(2), "", "the disk is full"), (v(3), "", "its checksum differs")]
 
     run(test)

@@ -12,14 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.checkpoint.reading.assembly import LOCAL, OFFSET, SHAPE, Box, Missing, Spread, Stored, Whole, holds_cut, merged
-from edl.checkpoint.reading.reader import Want, _read
+from edl.checkpoint.reading.assembly import (
+    LOCAL,
+    OFFSET,
+    SHAPE,
+    Box,
+    Missing,
+    Spread,
+    StoredArray,
+    Whole,
+    holds_tensor_parts,
+    merged,
+)
+from edl.checkpoint.reading.reader import ReadRequest, _read
 from edl.errors import CheckpointError
 from edl.wire.snapshot import Entry
 
 
-def stored(shape: tuple[int, ...], shard: int = 0, dtype: str = "U8") -> Stored:
-    return Stored(shard, "x", Entry(dtype, shape, 0, math.prod(shape)))
+def stored(shape: tuple[int, ...], shard: int = 0, dtype: str = "U8") -> StoredArray:
+    return StoredArray(shard, "x", Entry(dtype, shape, 0, math.prod(shape)))
 
 
 def spread(shape: tuple[int, ...], *boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> Spread:
@@ -47,7 +58,7 @@ def test_any_part_comes_from_any_division_into_boxes(data: st.DataObject) -> Non
         return bytes(sum(i * s for i, s in zip(place, strides, strict=True)) % 251 for place in places)
 
     pieces = tuple((box, stored(box.shape, shard)) for shard, box in enumerate(grids(shape, cuts)))
-    want, memory = Want.part_of(Spread("x", "U8", shape, pieces), wanted)
+    want, memory = ReadRequest.part_of(Spread("x", "U8", shape, pieces), wanted)
     source = want.source
     assert isinstance(source, Spread)
     for box, one in source.covering(wanted) if wanted.volume else ():
@@ -57,7 +68,7 @@ def test_any_part_comes_from_any_division_into_boxes(data: st.DataObject) -> Non
 
 
 def test_what_nobody_has_is_missing() -> None:
-    with pytest.raises(Missing, match=r"no worker has kept all of x from \(0,\)"):
+    with pytest.raises(Missing, match=r"no worker has saved all of x from \(0,\)"):
         spread((4,), ((0,), (1,)), ((2,), (2,))).covering(Box((0,), (4,)))
 
 
@@ -101,7 +112,7 @@ def test_stages_of_a_pipeline_are_united() -> None:
     ],
 )
 def test_a_piece_that_is_nowhere_in_the_tensor(part: dict[str, object]) -> None:
-    with pytest.raises(CheckpointError, match="makes no sense"):
+    with pytest.raises(CheckpointError, match="is not possible"):
         merged([{"w": part}], union=False)
 
 
@@ -114,9 +125,9 @@ def test_tensors_of_other_shapes_under_one_name() -> None:
 # --- overlaps --------------------------------------------------------------------------------------------------------
 
 
-def covering_of_all_pairs(source: Spread, wanted: Box) -> list[tuple[Box, Stored]]:
+def covering_of_all_pairs(source: Spread, wanted: Box) -> list[tuple[Box, StoredArray]]:
     """Reference for ``Spread.covering``: compares each pair of pieces."""
-    found: dict[Box, Stored] = {}
+    found: dict[Box, StoredArray] = {}
     for box, one in source.pieces:
         if box not in found and box.meet(wanted) is not None:
             found[box] = one
@@ -124,7 +135,7 @@ def covering_of_all_pairs(source: Spread, wanted: Box) -> list[tuple[Box, Stored
         raise CheckpointError(f"damaged: pieces of {source.name} overlap")
     met = [box.meet(wanted) for box in found]
     if sum(box.volume for box in met if box is not None) != wanted.volume:
-        raise Missing(f"no worker has kept all of {source.name} from {wanted.offset} to the shape {wanted.shape}")
+        raise Missing(f"no worker has saved all of {source.name} from {wanted.offset} to the shape {wanted.shape}")
     return list(found.items())
 
 
@@ -157,12 +168,12 @@ def test_many_slices_are_not_all_held_against_each_other(monkeypatch: pytest.Mon
     workers, met = 256, 0
     meet = Box.meet
 
-    def counting(one: Box, other: Box) -> Box | None:
+    def counted(one: Box, other: Box) -> Box | None:
         nonlocal met
         met += 1
         return meet(one, other)
 
-    monkeypatch.setattr(Box, "meet", counting)
+    monkeypatch.setattr(Box, "meet", counted)
     shape = (workers, 8) if dim == 0 else (8, workers)
     boxes = [((n, 0), (1, 8)) if dim == 0 else ((0, n), (8, 1)) for n in range(workers)]
     source = spread(shape, *reversed(boxes))
@@ -171,8 +182,8 @@ def test_many_slices_are_not_all_held_against_each_other(monkeypatch: pytest.Mon
 
 
 def test_containers_stay_what_they_are_and_a_deque_is_looked_into() -> None:
-    one = Stored(0, "x", Entry("U8", (1,), 0, 1))
-    other = Stored(1, "x", Entry("U8", (1,), 0, 1))
+    one = StoredArray(0, "x", Entry("U8", (1,), 0, 1))
+    other = StoredArray(1, "x", Entry("U8", (1,), 0, 1))
     cut = [{LOCAL: one, SHAPE: [2], OFFSET: [0]}, {LOCAL: other, SHAPE: [2], OFFSET: [1]}]
     found = merged(
         [
@@ -191,4 +202,4 @@ def test_containers_stay_what_they_are_and_a_deque_is_looked_into() -> None:
     assert type(found["default"]) is defaultdict and found["default"].default_factory is int
     assert found["default"]["a"] == Whole((one, other))
     assert (type(found["ordered"]), type(found["counter"])) == (OrderedDict, Counter)
-    assert holds_cut(deque([cut[0]])) and not holds_cut(deque([one]))
+    assert holds_tensor_parts(deque([cut[0]])) and not holds_tensor_parts(deque([one]))

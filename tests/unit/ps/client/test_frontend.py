@@ -13,13 +13,13 @@ np = pytest.importorskip("numpy")
 from data_service.loader import trainers  # noqa: E402
 from edl.errors import PsError, SettingError, StateError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
-from ps.client.frontend import Part, Plan, integer_keys  # noqa: E402
-from ps.client.local import Local  # noqa: E402
+from ps.client.frontend import InitOptions, PsContext, integer_keys  # noqa: E402
+from ps.client.local import LocalClient  # noqa: E402
 from ps.optimizers import SGD, Adam, Zeros  # noqa: E402
 from ps.spec import Damaged, Optimizer, TableSpec  # noqa: E402
 
 
-class Recorder(Local):
+class Recorder(LocalClient):
     """A client that says what it was asked for."""
 
     def __init__(self, tables: Any, said: list[str], restored: str = "") -> None:
@@ -51,7 +51,7 @@ class Recorder(Local):
         self.push(grads)
         back = {table: grads[table][0] for table in tables}
         self.said += [f"back {table} {keys.size}" for table, keys in back.items()]
-        return {table: Local.pull(self, table, keys, insert=False) for table, keys in back.items()}
+        return {table: LocalClient.pull(self, table, keys, insert=False) for table, keys in back.items()}
 
 
 class Vector:
@@ -87,13 +87,13 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def part(said: list[str]) -> Iterator[Part]:
-    one = Part(lambda plan, specs: Recorder(specs, said))
+def part(said: list[str]) -> Iterator[PsContext]:
+    one = PsContext(lambda plan, specs: Recorder(specs, said))
     yield one
     one.forget()
 
 
-def test_a_step_is_one_push_with_everything(part: Part, said: list[str]) -> None:
+def test_a_step_is_one_push_with_everything(part: PsContext, said: list[str]) -> None:
     part.declare(spec("t"))
     part.declare(spec("u", 1))
     vector = Vector()
@@ -109,7 +109,7 @@ def test_a_step_is_one_push_with_everything(part: Part, said: list[str]) -> None
     assert vector.values["a"].tolist() == [-0.5, 0.5, 1.5] and vector.values["b"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_what_was_pushed_is_not_pushed_again(part: Part, said: list[str]) -> None:
+def test_what_was_pushed_is_not_pushed_again(part: PsContext, said: list[str]) -> None:
     part.declare(spec())
     part.collect("t", keys(1), np.ones((1, 2), np.float32))
     part.step()
@@ -118,7 +118,7 @@ def test_what_was_pushed_is_not_pushed_again(part: Part, said: list[str]) -> Non
 
 
 def test_a_push_that_is_made_again_goes_out_with_the_last_of_its_batches(
-    part: Part, said: list[str], monkeypatch: pytest.MonkeyPatch
+    part: PsContext, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script that steps earlier, by its own count, loses no gradient and finds its own cleared."""
     part.declare(spec())
@@ -134,7 +134,7 @@ def test_a_push_that_is_made_again_goes_out_with_the_last_of_its_batches(
     assert vector.values["a"].tolist() == [-1.5, -0.5, 0.5] and vector.values["b"].tolist() == [[1, 1], [1, 1]]
 
 
-def test_a_trainer_counts_from_its_first_pull_for_training_on(part: Part, said: list[str]) -> None:
+def test_a_trainer_counts_from_its_first_pull_for_training_on(part: PsContext, said: list[str]) -> None:
     part.declare(spec())
     part.pull("t", keys(1), insert=False)
     with part.no_insert():
@@ -168,7 +168,7 @@ def test_begin_and_rest_together(said: list[str]) -> None:
             said.append("look")
             return range(next(counts))
 
-        def on_cut(self, **_: object) -> None: ...
+        def on_checkpoint(self, **_: object) -> None: ...
 
         def boundary(self) -> None: ...
 
@@ -181,14 +181,14 @@ def test_begin_and_rest_together(said: list[str]) -> None:
         def leave(self) -> None: ...
 
     client: Any = Remote()
-    one = Part(lambda plan, specs: client)
+    one = PsContext(lambda plan, specs: client)
     one.begin(3)
     one.rest(everybody=True)
     assert said == ["begin", *["look"] * 3, "rest", *["look"] * 3]
     one.forget()
 
 
-def test_trainers_that_wait_for_data_hold_up_no_other_trainer(part: Part, said: list[str]) -> None:
+def test_trainers_that_wait_for_data_hold_up_no_other_trainer(part: PsContext, said: list[str]) -> None:
     part.declare(spec())
     trainers.trainers.opening()
     part.pull("t", keys(1), insert=True)
@@ -201,12 +201,12 @@ def test_first_values_are_those_of_who_comes_first(said: list[str]) -> None:
     found = []
     for start in (5.0, 9.0):
 
-        def join(plan: Plan, specs: Sequence[TableSpec]) -> Recorder:
+        def join(plan: InitOptions, specs: Sequence[TableSpec]) -> Recorder:
             for each in specs:
                 shared.define(each)
             return shared
 
-        one = Part(join)
+        one = PsContext(join)
         vector = Vector()
         vector.values = {name: np.full_like(value, start) for name, value in vector.values.items()}
         one.declare_dense(vector, Adam(), Damaged.REFUSE)
@@ -216,7 +216,7 @@ def test_first_values_are_those_of_who_comes_first(said: list[str]) -> None:
     assert found == [[[5.0, 5.0], [5.0, 5.0]]] * 2
 
 
-def test_dense_values_every_few_steps(part: Part) -> None:
+def test_dense_values_every_few_steps(part: PsContext) -> None:
     vector = Vector(every=2)
     part.declare_dense(vector, SGD(1.0), Damaged.REFUSE)
     seen = []
@@ -231,7 +231,7 @@ def test_dense_values_every_few_steps(part: Part) -> None:
     assert float(vector.values["b"][0, 0]) == -4.0
 
 
-def test_one_table_is_declared_one_way(part: Part) -> None:
+def test_one_table_is_declared_one_way(part: PsContext) -> None:
     part.declare(spec(optimizer=SGD(0.1)))
     part.declare(spec(optimizer=SGD(0.1)))
     with pytest.raises(SettingError, match=r"dim 3 here, 2 there"):
@@ -242,16 +242,16 @@ def test_one_table_is_declared_one_way(part: Part) -> None:
         part.declare_dense(Vector("t"), SGD(), Damaged.REFUSE)
 
 
-def test_a_table_may_come_late(part: Part) -> None:
+def test_a_table_may_come_late(part: PsContext) -> None:
     part.declare(spec("t"))
     part.pull("t", keys(1), insert=True)
     part.declare(spec("late", 3))
     assert part.pull("late", keys(1), insert=True).shape == (1, 3)
     with pytest.raises(StateError, match="before the first forward pass"):
-        part.init(Plan())
+        part.init(InitOptions())
 
 
-def test_after_leaving_nothing_more(part: Part, said: list[str]) -> None:
+def test_after_leaving_nothing_more(part: PsContext, said: list[str]) -> None:
     part.declare(spec())
     part.pull("t", keys(1), insert=True)
     part.leave()
@@ -261,7 +261,7 @@ def test_after_leaving_nothing_more(part: Part, said: list[str]) -> None:
         part.step()
 
 
-def test_a_step_without_gradients_is_named_once(part: Part, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_without_gradients_is_named_once(part: PsContext, capsys: pytest.CaptureFixture[str]) -> None:
     part.declare(spec())
     part.pull("t", keys(1), insert=True)
     part.step()
@@ -275,11 +275,13 @@ def test_a_step_without_gradients_is_named_once(part: Part, capsys: pytest.Captu
 def test_data_begin_where_the_parameters_come_from(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(trainers, "begin_from", lambda *words: told.append(words))
-    text = json.dumps({"run": "cut-3", "cut": 3, "history": 2, "step": 40, "ledgers": {"clicks": "x"}, "values": {}})
-    one = Part(lambda plan, specs: Recorder(specs, said, text))
+    text = json.dumps(
+        {"run": "checkpoint-3", "checkpoint": 3, "history": 2, "step": 40, "ledgers": {"clicks": "x"}, "values": {}}
+    )
+    one = PsContext(lambda plan, specs: Recorder(specs, said, text))
     one.declare(spec())
     trainers.trainers.opening()  # before the first batch
-    assert told == [("cut-3", {"clicks": "x"}, 2)]
+    assert told == [("checkpoint-3", {"clicks": "x"}, 2)]
     assert one.restored["step"] == 40
     one.forget()
 
@@ -294,21 +296,21 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unlaunched")
 def test_without_a_launcher_it_says_what_to_do() -> None:
-    one = Part()
+    one = PsContext()
     one.declare(spec())
     with pytest.raises(PsError, match=r"--run-mode=ps.*or call ps\.init\(local=True\)"):
         one.pull("t", keys(1), insert=True)
-    one.init(Plan(local=True))
-    assert isinstance(one.client, Local)
+    one.init(InitOptions(local=True))
+    assert isinstance(one.client, LocalClient)
     one.forget()
 
 
 def test_a_job_without_pservers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     session: Any = sessions.Session(object(), {})  # type: ignore[arg-type]
     monkeypatch.setattr(sessions, "_current", session)
-    one = Part()
+    one = PsContext()
     one.declare(spec())
-    one.plan = Plan(local=True)
+    one.plan = InitOptions(local=True)
     with pytest.raises(PsError, match="this job has no parameter servers"):
         one.step()
     one.forget()
@@ -318,7 +320,7 @@ def test_a_job_without_pservers_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_lr_by_table_and_step() -> None:
-    local = Local([spec("t"), spec("u")])
+    local = LocalClient([spec("t"), spec("u")])
 
     def pushed(table: str) -> float:
         before = float(local.read(table, keys(1))[0, 0])
@@ -335,7 +337,7 @@ def test_lr_by_table_and_step() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    local = Local([spec("t")])
+    local = LocalClient([spec("t")])
     with pytest.raises(PsError, match="2 keys need 2 values each"):
         local.push({"t": (keys(1, 2), np.ones((1, 2), np.float32))})
     with pytest.raises(PsError, match="checkpoints need a launcher"):
@@ -356,5 +358,5 @@ def test_a_trainer_that_waits_for_others_to_begin_stops_with_them(said: list[str
         def members(self) -> range:
             return range(said.count("boundary"))
 
-    Part(lambda plan, specs: Late(specs, said)).begin(2)
+    PsContext(lambda plan, specs: Late(specs, said)).begin(2)
     assert said == ["begin", "boundary", "boundary"]

@@ -17,14 +17,16 @@ from ps.spec import TableSpec
 from tests.support.ps_cluster_fixture import Cluster
 from tests.support.ps_fixture import Bench, Master
 
-CHART = messages.PlacementMap(3, 1, (messages.Server(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8))
-A, B, C = (messages.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
-BASE = messages.Orders(0, 0, CHART, 7, (A, B), Training(), (TableSpec("t", 4),), since="s", giver="g")
+PLACEMENT = messages.PlacementMap(
+    3, 1, (messages.PserverAddress(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8)
+)
+A, B, C = (messages.TrainerMember(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
+BASE = messages.Orders(0, 0, PLACEMENT, 7, (A, B), Training(), (TableSpec("t", 4),), since="s", giver="g")
 LATER: dict[str, dict[str, Any]] = {
     "nothing": {},
     "membership": {"epoch": 9, "members": (B, C)},
     "a member's step": {"epoch": 8, "members": (replace(A, step=5), B)},
-    "owners": {"chart": replace(CHART, version=4, owner=messages.pack([2] * 8)), "since": "t", "giver": ""},
+    "owners": {"placement": replace(PLACEMENT, version=4, owner=messages.pack([2] * 8)), "since": "t", "giver": ""},
     "no tables": {"tables": ()},
     "rates": {"lr": (messages.LrHold(3, 0.5),)},
     "revoked": {"revoked": (4, 5), "training": Training(replication=Replication.NONE)},
@@ -33,18 +35,18 @@ LATER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", LATER)
 def test_orders_come_out_as_they_went_in(what: str) -> None:
-    now = replace(BASE, **{"chart": replace(CHART, version=4), **LATER[what]})
-    own: dict[str, Any] = {"you": 5, "cut": messages.Cut(2, "mark"), "drain": True, "go": True}
+    now = replace(BASE, **{"placement": replace(PLACEMENT, version=4), **LATER[what]})
+    own: dict[str, Any] = {"you": 5, "checkpoint": messages.CheckpointOrder(2, "mark"), "drain": True, "go": True}
     change = replace(orders_changed(BASE, now), **own)
     assert orders_after(replace(BASE, you=5), messages.decode(messages.encode(change))) == replace(now, **own)
 
 
 def test_a_membership_comes_out_as_it_went_in() -> None:
     drawn = random.Random(1)
-    members: tuple[messages.Member, ...] = ()
+    members: tuple[messages.TrainerMember, ...] = ()
     for epoch in range(1, 200):
         numbers = sorted(drawn.sample(range(1, 9), drawn.randint(0, 8)))
-        now = tuple(messages.Member(one, f"n/{one}", drawn.choice((0, epoch))) for one in numbers)
+        now = tuple(messages.TrainerMember(one, f"n/{one}", drawn.choice((0, epoch))) for one in numbers)
         word = counted(0, epoch - 1, members, epoch, now)
         members = members_after(members, word.came, word.went)
         assert members == now
@@ -88,14 +90,14 @@ def test_a_crowd_is_counted_once_the_gathering_is_over() -> None:
 
 def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
     one = Cluster().started("p", "q")
-    one.say("p", messages.OrdersPlease(0))
+    one.say("p", messages.GetOrders(0))
     one.world("a")
     sent: list[Any] = []
     one._orders = lambda name, orders: sent.append(orders)  # type: ignore[method-assign]
     one.trainer("a")
     assert {type(word) for word in sent} == {messages.OrdersChanged}
     sent.clear()
-    one.say("p", messages.OrdersPlease(1))
+    one.say("p", messages.GetOrders(1))
     assert [type(word) for word in sent] == [messages.Orders]
     assert sent[0].members == one.machine.state.members()
 
@@ -105,13 +107,13 @@ def test_a_trainer_that_missed_a_message_requests_the_full_state() -> None:
     try:
         master = Master(bench)
         client = bench.joined(master)
-        master.tell(messages.Counted(0, 1, 2, (messages.Member(8, "b/0", 0),), ()))
+        master.tell(messages.MembersChanged(0, 1, 2, (messages.TrainerMember(8, "b/0", 0),), ()))
         assert [one.number for one in client.members] == [8]
-        master.tell(messages.Counted(0, 4, 5, (messages.Member(9, "c/0", 0),), ()))
+        master.tell(messages.MembersChanged(0, 4, 5, (messages.TrainerMember(9, "c/0", 0),), ()))
         assert [one.number for one in client.members] == [8], "it goes on from another membership"
-        assert master.expect(messages.ChartPlease).version == -1
-        master.tell(messages.Charted(0, bench.chart(), 5, (messages.Member(9, "c/0", 0),)))
-        master.tell(messages.Counted(0, 3, 4, (), (9,)))
+        assert master.expect(messages.GetPlacement).version == -1
+        master.tell(messages.PlacementUpdate(0, bench.placement(), 5, (messages.TrainerMember(9, "c/0", 0),)))
+        master.tell(messages.MembersChanged(0, 3, 4, (), (9,)))
         assert [one.number for one in client.members] == [9], "what is older than that is no news"
     finally:
         bench.stop()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from edl.job_records import Mode, Training
-from ps.protocol.messages import Member
+from ps.protocol.messages import TrainerMember
 from ps.server.step_barrier import Apply, May, Stale, StepBarrier
 
 
-def barrier(*members: Member, mode: Mode = Mode.SYNC, staleness: int = 0) -> StepBarrier:
+def barrier(*members: TrainerMember, mode: Mode = Mode.SYNC, staleness: int = 0) -> StepBarrier:
     made = StepBarrier(Training(mode, staleness))
     made.orders(1, members, ())
     return made
 
 
 def two() -> StepBarrier:
-    return barrier(Member(1, "a/0"), Member(2, "b/0"))
+    return barrier(TrainerMember(1, "a/0"), TrainerMember(2, "b/0"))
 
 
 def test_a_step_is_applied_when_all_have_pushed_it() -> None:
@@ -41,37 +41,37 @@ def test_a_part_that_comes_after_its_step_gets_the_scale_of_the_step() -> None:
 def test_who_leaves_is_not_waited_for() -> None:
     one = two()
     one.push(1, 0, 10)
-    assert one.orders(2, [Member(1, "a/0")], ()) == (Apply(0, (10,), 1.0),)
+    assert one.orders(2, [TrainerMember(1, "a/0")], ()) == (Apply(0, (10,), 1.0),)
 
 
 def test_pushes_of_the_dead_are_refused() -> None:
     one = two()
     one.push(2, 0, 20)
-    assert one.orders(2, [Member(1, "a/0")], (2,)) == (Stale((20,)),)
+    assert one.orders(2, [TrainerMember(1, "a/0")], (2,)) == (Stale((20,)),)
     assert one.push(2, 1, 21) == (Stale((21,)),)
     assert one.may_pull(2, 1) is May.STALE
 
 
 def test_who_is_not_known_yet_waits_for_the_orders_that_name_it() -> None:
-    one = barrier(Member(1, "a/0"))
+    one = barrier(TrainerMember(1, "a/0"))
     assert one.push(2, 0, 20) == ()
     assert one.push(1, 0, 10) == (Apply(0, (10,), 1.0),)
-    one.orders(2, [Member(1, "a/0"), Member(2, "b/0", step=1)], ())
+    one.orders(2, [TrainerMember(1, "a/0"), TrainerMember(2, "b/0", step=1)], ())
     assert one.push(1, 1, 11) == ()
     assert one.push(2, 1, 21) == (Apply(1, (11, 21), 0.5),)
 
 
 def test_a_newcomer_counts_in_the_step_that_is_open() -> None:
-    one = barrier(Member(1, "a/0"))
+    one = barrier(TrainerMember(1, "a/0"))
     for step in range(5):
         one.push(1, step, step)
-    one.orders(2, [Member(1, "a/0"), Member(2, "b/0", step=3)], ())
+    one.orders(2, [TrainerMember(1, "a/0"), TrainerMember(2, "b/0", step=3)], ())
     assert one.push(1, 5, 15) == ()
     assert one.push(2, 3, 23) == (Apply(5, (15, 23), 0.5),), "its step 3 was over: it is told 5"
 
 
 def test_a_newcomer_is_not_waited_for_before_its_step() -> None:
-    one = barrier(Member(1, "a/0"), Member(2, "b/0", step=3))
+    one = barrier(TrainerMember(1, "a/0"), TrainerMember(2, "b/0", step=3))
     assert one.push(1, 2, 12) == (Apply(2, (12,), 1.0),)
     assert one.push(1, 3, 13) == ()
 
@@ -108,13 +108,13 @@ def test_a_new_history_begins_anew() -> None:
 
 
 def test_async_pushes_do_not_wait() -> None:
-    one = barrier(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC)
+    one = barrier(TrainerMember(1, "a/0"), TrainerMember(2, "b/0"), mode=Mode.ASYNC)
     assert one.push(1, 5, 10) == (Apply(5, (10,), 1.0),)
     assert one.may_pull(1, 100) is May.GO
 
 
 def test_no_trainer_gets_further_ahead_than_the_bound() -> None:
-    one = barrier(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC, staleness=2)
+    one = barrier(TrainerMember(1, "a/0"), TrainerMember(2, "b/0"), mode=Mode.ASYNC, staleness=2)
     assert one.may_pull(1, 2) is May.GO
     assert one.may_pull(1, 3) is May.WAIT
     assert [member.number for member in one.waits_for(3)] == [2]
@@ -123,8 +123,8 @@ def test_no_trainer_gets_further_ahead_than_the_bound() -> None:
 
 
 def test_an_async_newcomer_begins_where_the_others_are() -> None:
-    one = barrier(Member(1, "a/0"), mode=Mode.ASYNC, staleness=2)
+    one = barrier(TrainerMember(1, "a/0"), mode=Mode.ASYNC, staleness=2)
     one.push(1, 50, 10)
-    one.orders(2, [Member(1, "a/0"), Member(2, "b/0", step=40)], ())
+    one.orders(2, [TrainerMember(1, "a/0"), TrainerMember(2, "b/0", step=40)], ())
     assert one.may_pull(1, 52) is May.GO
     assert one.push(2, 40, 20) == (Apply(50, (20,), 1.0),), "the answer takes it there"

@@ -6,33 +6,33 @@ from typing import TypeVar
 
 from edl.job_records import Replication, Training
 from ps.protocol import messages
-from ps.protocol.messages import RESTORE, Cut, Orders
+from ps.protocol.messages import RESTORE, CheckpointOrder, Orders
 from ps.server.bucket_machine import (
     MOVED,
     SERVED,
     WAITING,
     BucketMachine,
+    CloseStream,
     Copy,
     Drop,
     Effect,
-    Feed,
-    Fenced,
+    FeedFollowers,
+    FollowerFenced,
     ImageAcked,
     LineLost,
     LineMade,
-    Mark,
     MarkAcked,
+    MarkStream,
     MasterLine,
     OrdersCame,
-    Part,
-    Release,
     Released,
     Reset,
-    Restore,
+    RestoreBuckets,
     Restored,
-    Say,
+    SendRelease,
+    SendToMaster,
     Serve,
-    Stop,
+    StopServing,
 )
 from ps.spec import BUCKETS
 
@@ -42,13 +42,13 @@ Role = tuple[int, int, int, int, int]
 
 
 def orders(version: int, *roles: Role, you: int = 1, history: int = 1, living: str = "123", **more: object) -> Orders:
-    servers = tuple(messages.Server(int(one), f"servers/{one}", "host", 1) for one in living)
+    servers = tuple(messages.PserverAddress(int(one), f"servers/{one}", "host", 1) for one in living)
     columns = list(zip(*roles, strict=True))
     owner, backup, joining, giver = (messages.pack(column) for column in columns[:4])
-    chart = messages.PlacementMap(version, history, servers, owner, backup, joining)
+    placement = messages.PlacementMap(version, history, servers, owner, backup, joining)
     since = messages.pack(columns[4], "i")
     values = {"training": Training(), **more}
-    return Orders(0, you, chart, 1, (), values.pop("training"), (), since=since, giver=giver, **values)  # type: ignore[arg-type]
+    return Orders(0, you, placement, 1, (), values.pop("training"), (), since=since, giver=giver, **values)  # type: ignore[arg-type]
 
 
 def take(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
@@ -56,7 +56,7 @@ def take(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
 
 
 def said(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
-    return [effect.message for effect in take(effects, Say) if isinstance(effect.message, kind)]
+    return [effect.message for effect in take(effects, SendToMaster) if isinstance(effect.message, kind)]
 
 
 def step(bucket_machine: BucketMachine, version: int, *roles: Role, **more: object) -> tuple[Effect, ...]:
@@ -67,7 +67,7 @@ def synced(bucket_machine: BucketMachine, follower: int = 2) -> tuple[Effect, ..
     """The copy that was just begun is made."""
     number = bucket_machine._numbers
     effects = bucket_machine.step(ImageAcked(follower, number, tuple(range(bucket_machine.buckets))))
-    return bucket_machine.step(MarkAcked(follower, take(effects, Mark)[0].number))
+    return bucket_machine.step(MarkAcked(follower, take(effects, MarkStream)[0].number))
 
 
 def with_backup() -> BucketMachine:
@@ -88,7 +88,7 @@ def test_the_first_orders_reset_and_serve() -> None:
     assert effects[0] == Reset(1, 1)
     assert take(effects, Serve) == [Serve((0,))]
     assert list(one.allowed) == [SERVED, MOVED]
-    assert effects[-1] == Say(messages.Followed(1))
+    assert effects[-1] == SendToMaster(messages.Followed(1))
 
 
 def test_older_orders_change_nothing() -> None:
@@ -101,11 +101,11 @@ def test_older_orders_change_nothing() -> None:
 def test_pushes_wait_for_a_copy_from_its_image_on_and_synced_is_sent_when_complete() -> None:
     one = BucketMachine("servers/1", buckets=1)
     effects = step(one, 1, (1, 0, 2, 0, 1))
-    assert take(effects, Feed) == [Feed((0,), (2,), ())]
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (2,), ())]
     copy = take(effects, Copy)[0]
     effects = one.step(ImageAcked(2, copy.number, (0,)))
-    assert effects[0] == Feed((0,), (2,), (2,)), "before the mark is put into the stream"
-    mark = take(effects, Mark)[0]
+    assert effects[0] == FeedFollowers((0,), (2,), (2,)), "before the mark is put into the stream"
+    mark = take(effects, MarkStream)[0]
     assert said(one.step(MarkAcked(2, mark.number)), messages.Synced) == [messages.Synced(1, 2, ((0, 1),))]
 
 
@@ -123,7 +123,7 @@ def test_a_copy_in_step_becomes_the_backup_without_another_copy() -> None:
     synced(one)
     effects = step(one, 2, (1, 2, 0, 0, 2))
     assert take(effects, Copy) == []
-    assert take(effects, Feed) == [Feed((0,), (2,), (2,))]
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (2,), (2,))]
 
 
 def test_asynchronous_copies_are_fed_and_not_waited_for() -> None:
@@ -131,7 +131,7 @@ def test_asynchronous_copies_are_fed_and_not_waited_for() -> None:
     training = Training(replication=Replication.ASYNC)
     step(one, 1, (1, 0, 2, 0, 1), training=training)
     synced(one)
-    assert take(step(one, 2, (1, 2, 0, 0, 2), training=training), Feed) == [Feed((0,), (2,), ())]
+    assert take(step(one, 2, (1, 2, 0, 0, 2), training=training), FeedFollowers) == [FeedFollowers((0,), (2,), ())]
 
 
 def test_an_asynchronous_copy_is_waited_for_until_it_has_caught_up_and_then_takes_over() -> None:
@@ -139,22 +139,22 @@ def test_an_asynchronous_copy_is_waited_for_until_it_has_caught_up_and_then_take
     lagging = {"training": Training(replication=Replication.ASYNC)}
     step(bucket_machine, 3, (1, 2, 0, 0, 3), **lagging)
     effects = step(bucket_machine, 4, (1, 2, 2, 0, 4), **lagging)
-    assert take(effects, Feed) == [Feed((0,), (2,), (2,))] and not take(effects, Copy)
-    (mark,) = take(effects, Mark)
-    assert effects.index(mark) > effects.index(take(effects, Feed)[0]), "what came before was not waited for"
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (2,), (2,))] and not take(effects, Copy)
+    (mark,) = take(effects, MarkStream)
+    assert effects.index(mark) > effects.index(take(effects, FeedFollowers)[0]), "what came before was not waited for"
     effects = bucket_machine.step(MarkAcked(2, mark.number))
     assert said(effects, messages.Synced) == [messages.Synced(4, 2, ((0, 1),))]
     effects = step(bucket_machine, 5, (2, 1, 0, 1, 5), **lagging)
-    assert take(effects, Release) == [Release(2, (0,), 5)]
+    assert take(effects, SendRelease) == [SendRelease(2, (0,), 5)]
 
 
 def test_a_mark_from_before_pushes_waited_says_nothing() -> None:
     bucket_machine = with_backup()
     lagging = {"training": Training(replication=Replication.ASYNC)}
-    (early,) = take(step(bucket_machine, 3, (1, 2, 2, 0, 3), **lagging), Mark)
+    (early,) = take(step(bucket_machine, 3, (1, 2, 2, 0, 3), **lagging), MarkStream)
     effects = step(bucket_machine, 4, (1, 2, 0, 0, 4), **lagging)
-    assert take(effects, Feed) == [Feed((0,), (2,), ())], "it is fed and in step as before"
-    (late,) = take(step(bucket_machine, 5, (1, 2, 2, 0, 5), **lagging), Mark)
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (2,), ())], "it is fed and in step as before"
+    (late,) = take(step(bucket_machine, 5, (1, 2, 2, 0, 5), **lagging), MarkStream)
     assert not said(bucket_machine.step(MarkAcked(2, early.number)), messages.Synced)
     assert said(bucket_machine.step(MarkAcked(2, late.number)), messages.Synced)
 
@@ -164,7 +164,7 @@ def test_a_stream_that_breaks_while_a_copy_catches_up_is_reported() -> None:
     step(bucket_machine, 3, (1, 2, 2, 0, 3), training=Training(replication=Replication.ASYNC))
     effects = bucket_machine.step(LineLost(2))
     assert said(effects, messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
-    assert take(effects, Feed) == [Feed((0,), (), (2,))]
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (), (2,))]
 
 
 def test_what_was_said_is_said_again_on_a_new_line() -> None:
@@ -172,8 +172,8 @@ def test_what_was_said_is_said_again_on_a_new_line() -> None:
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
     effects = one.step(MasterLine())
-    hello = said(effects, messages.Hello)[0]
-    assert effects[0] == Say(hello)
+    hello = said(effects, messages.PserverHello)[0]
+    assert effects[0] == SendToMaster(hello)
     assert (hello.number, hello.version, list(messages.unpack(hello.holds, 1))) == (1, 1, [1])
     assert said(effects, messages.Synced) == [messages.Synced(1, 2, ((0, 1),))]
 
@@ -194,7 +194,7 @@ def test_a_new_history_begins_empty() -> None:
 def test_many_buckets_make_few_effects() -> None:
     one = BucketMachine("servers/1")
     effects = step(one, 1, *[(1, 0, 2, 0, 1)] * BUCKETS)
-    assert [type(effect) for effect in effects] == [Reset, Feed, Serve, Copy, Say]
+    assert [type(effect) for effect in effects] == [Reset, FeedFollowers, Serve, Copy, SendToMaster]
 
 
 # --- hand-over -------------------------------------------------------------------------------------------------------
@@ -203,9 +203,9 @@ def test_many_buckets_make_few_effects() -> None:
 def test_the_old_owner_stops_then_releases() -> None:
     effects = step(with_backup(), 3, (2, 1, 0, 1, 3))
     kinds = [type(effect) for effect in effects]
-    assert kinds.index(Stop) < kinds.index(Release)
-    assert take(effects, Stop) == [Stop((0,), False)]
-    assert take(effects, Release) == [Release(2, (0,), 3)]
+    assert kinds.index(StopServing) < kinds.index(SendRelease)
+    assert take(effects, StopServing) == [StopServing((0,), False)]
+    assert take(effects, SendRelease) == [SendRelease(2, (0,), 3)]
 
 
 def heir() -> BucketMachine:
@@ -221,7 +221,9 @@ def test_the_new_owner_waits_for_the_release() -> None:
     assert list(two.allowed) == [WAITING]
     effects = two.step(Released(1, 3, (0,)))
     assert take(effects, Serve) == [Serve((0,))]
-    assert take(effects, Feed) == [Feed((0,), (1,), (1,))], "the old one is its copy, with nothing to copy"
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (1,), (1,))], (
+        "the old one is its copy, with nothing to copy"
+    )
     assert said(effects, messages.Took) == [messages.Took(3, ((0, 1),))]
 
 
@@ -266,7 +268,7 @@ def test_a_giver_whose_stream_broke_says_so() -> None:
     one = with_backup()
     one.step(LineLost(2))
     effects = step(one, 3, (2, 1, 0, 1, 3))
-    assert take(effects, Release) == []
+    assert take(effects, SendRelease) == []
     assert said(effects, messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
 
 
@@ -290,11 +292,11 @@ def test_the_copy_takes_over_when_the_owner_dies() -> None:
 def test_a_broken_stream_holds_acknowledgements_up_until_orders_say_otherwise() -> None:
     one = with_backup()
     effects = one.step(LineLost(2))
-    assert take(effects, Feed) == [Feed((0,), (), (2,))]
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (), (2,))]
     assert said(effects, messages.Unsynced) == [messages.Unsynced(2, 2, ((0, 1),))]
     assert one.step(LineMade(2)) == (), "what was lost in between is not known"
     effects = step(one, 3, (1, 0, 2, 0, 3))
-    assert take(effects, Feed) == [Feed((0,), (2,), ())]
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (2,), ())]
     assert take(effects, Copy)[0].follower == 2
 
 
@@ -310,22 +312,24 @@ def test_pushes_wait_for_a_follower_in_step_until_revoked() -> None:
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
     effects = one.step(LineLost(2))
-    assert take(effects, Feed) == [Feed((0,), (), (2,))], "the Master may make it the backup at any moment"
-    assert take(step(one, 2, (1, 0, 2, 0, 1)), Feed) == []
-    assert take(step(one, 3, (1, 0, 2, 0, 3)), Feed) == [Feed((0,), (), ())]
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (), (2,))], (
+        "the Master may make it the backup at any moment"
+    )
+    assert take(step(one, 2, (1, 0, 2, 0, 1)), FeedFollowers) == []
+    assert take(step(one, 3, (1, 0, 2, 0, 3)), FeedFollowers) == [FeedFollowers((0,), (), ())]
 
 
 def test_an_unreported_copy_restarts_with_the_stream() -> None:
     one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
-    assert take(one.step(LineLost(2)), Feed) == [Feed((0,), (), ())]
+    assert take(one.step(LineLost(2)), FeedFollowers) == [FeedFollowers((0,), (), ())]
     assert take(one.step(LineMade(2)), Copy)[0].buckets == (0,)
 
 
 def test_a_dead_follower_is_waited_for_no_more() -> None:
     effects = step(with_backup(), 3, (1, 0, 0, 0, 3), living="13")
-    assert take(effects, Part) == [Part(2)]
-    assert take(effects, Feed) == [Feed((0,), (), ())]
+    assert take(effects, CloseStream) == [CloseStream(2)]
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (), ())]
 
 
 # --- fence -----------------------------------------------------------------------------------------------------------
@@ -372,15 +376,15 @@ def test_what_came_before_its_orders_is_not_dropped_by_older_ones() -> None:
 
 def test_a_fenced_bucket_waits_for_newer_orders() -> None:
     one = with_backup()
-    effects = one.step(Fenced(2, 9, (0,)))
-    assert take(effects, Stop) == [Stop((0,), True)]
+    effects = one.step(FollowerFenced(2, 9, (0,)))
+    assert take(effects, StopServing) == [StopServing((0,), True)]
     step(one, 8, (1, 0, 3, 0, 8))
     assert list(one.allowed) == [SERVED]
 
 
 def test_a_refusal_under_orders_that_are_known_stops_nothing() -> None:
     one = with_backup()
-    effects = one.step(Fenced(2, 2, (0,)))
+    effects = one.step(FollowerFenced(2, 2, (0,)))
     assert list(one.allowed) == [SERVED]
     assert said(effects, messages.Unsynced), "what was refused is not there"
 
@@ -390,11 +394,11 @@ def test_a_refusal_under_orders_that_are_known_stops_nothing() -> None:
 
 def test_a_restored_bucket_is_served_when_it_is_loaded() -> None:
     one = BucketMachine("servers/1", buckets=1)
-    cut = Cut(7, "restore", "cut-7")
-    effects = step(one, 1, (1, 0, 0, RESTORE, 1), cut=cut)
-    assert take(effects, Restore) == [Restore(cut, (0,))]
+    checkpoint = CheckpointOrder(7, "restore", "checkpoint-7")
+    effects = step(one, 1, (1, 0, 0, RESTORE, 1), checkpoint=checkpoint)
+    assert take(effects, RestoreBuckets) == [RestoreBuckets(checkpoint, (0,))]
     assert list(one.allowed) == [WAITING]
-    assert one.step(Restored(6, (0,))) == (), "another cut"
+    assert one.step(Restored(6, (0,))) == (), "another checkpoint"
     effects = one.step(Restored(7, (0,)))
     assert take(effects, Serve) == [Serve((0,))]
     assert said(effects, messages.Took) == [messages.Took(1, ((0, 1),))]

@@ -15,14 +15,14 @@ from edl.errors import DataError, PsError
 from edl.exit_codes import BEGIN_ANEW
 from edl.job_records import Mode, Training
 from ps.client import checkpoint_stop, master_session
-from ps.client.client import Client
+from ps.client.client import PsClient
 from ps.errors import RolledBack
-from ps.net.caller import Reply
+from ps.net.caller import FrameReply
 from ps.protocol import messages
-from ps.protocol.frames import Frame, Op
+from ps.protocol.frames import Frame, FrameOp
 from ps.spec import Optimizer, TableSpec
 from ps.wait import BoundedWait
-from tests.support.ps_fixture import PATIENCE_S, PLAIN, Bench, Master
+from tests.support.ps_fixture import PLAIN, WAIT_S, Bench, Master
 
 KEYS = np.arange(100)
 ONES = np.ones((100, 4), np.float32)
@@ -57,7 +57,7 @@ class Doing:
             self.error = error
 
     def end(self) -> Any:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "it hangs"
         if self.error is not None:
             raise self.error
@@ -71,13 +71,13 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
     bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     farewells: list[bool] = []
-    close = Client.close
+    close = PsClient.close
 
-    def closed(self: Client, *, farewell: bool = False) -> None:
+    def closed(self: PsClient, *, farewell: bool = False) -> None:
         farewells.append(farewell)
         close(self, farewell=farewell)
 
-    monkeypatch.setattr(Client, "close", closed)
+    monkeypatch.setattr(PsClient, "close", closed)
     monkeypatch.setattr("ps.client.client.LEAVE_S", 0.3)
     first = bench.joined(master, name="a/0")
     first.begin()
@@ -87,7 +87,7 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
     master.deaf = True
     second.leave()
     assert farewells == [True, False]
-    assert master.expect(messages.Leave) == messages.Leave(5)
+    assert master.expect(messages.LeaveMembership) == messages.LeaveMembership(5)
 
 
 def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch:
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)
     master.tell(messages.Waits("waiting for at least 2 pservers; 1 is there"))
-    while "1 is there" not in told.get(timeout=PATIENCE_S):
+    while "1 is there" not in told.get(timeout=WAIT_S):
         pass
     master.deaf = False
     master.tell(master.joined())
@@ -108,7 +108,7 @@ def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch:
 
 
 def test_a_trainer_joins_and_counts_once_the_master_has_said_so(bench: Bench, master: Master) -> None:
-    master.step, master.restored = 7, json.dumps({"run": "cut-3", "cut": 3})
+    master.step, master.restored = 7, json.dumps({"run": "checkpoint-3", "checkpoint": 3})
     client = bench.joined(master, name="a/0")
     assert (client.number, client.step, client.restored, client.members) == (5, 7, master.restored, ())
     assert set(client.tables) == {"plain", "wide"} and master.joins[0].tables == tuple(bench.tables)
@@ -151,7 +151,7 @@ def test_another_table_of_the_same_name_is_refused(bench: Bench, master: Master)
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)
-    master.tell(messages.Refused("table", "table plain: dim 4 here, 8 there"))
+    master.tell(messages.RequestRefused("table", "table plain: dim 4 here, 8 there"))
     with pytest.raises(PsError, match="refused this trainer's tables: table plain: dim 4 here, 8 there"):
         doing.end()
 
@@ -167,7 +167,7 @@ def test_tables_that_are_defined_later(bench: Bench, master: Master) -> None:
     master.deaf = True
     doing = Doing(lambda: client.define(TableSpec("last", 3)))
     master.expect(messages.Join)
-    master.tell(messages.Refused("table", "no more"))
+    master.tell(messages.RequestRefused("table", "no more"))
     with pytest.raises(PsError, match="no more"):
         doing.end()
     master.lose()
@@ -187,9 +187,9 @@ def test_a_learning_rate_is_the_master_s_matter(bench: Bench, master: Master) ->
 
 def test_outdated_placement_maps_change_nothing(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    old = master.charted()
+    old = master.placement_update()
     bench.move(slice(0, 4096), 2)
-    master.tell(master.charted())
+    master.tell(master.placement_update())
     master.tell(old)
     client.pull("plain", KEYS)
     assert not bench.pservers[1].heads
@@ -200,7 +200,7 @@ def test_outdated_placement_maps_change_nothing(bench: Bench, master: Master) ->
 
 def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    master.tell(master.charted(history=2))
+    master.tell(master.placement_update(history=2))
     for call in (lambda: client.pull("plain", KEYS), lambda: client.push({}), client.boundary, client.begin):
         with pytest.raises(RolledBack, match=r"history 2.*must restart.*launcher does that"):
             call()
@@ -209,9 +209,11 @@ def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
 
 def test_it_says_which_checkpoint(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    joined = messages.Joined(5, 0, bench.chart(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/cut-8"}))
+    joined = messages.Joined(
+        5, 0, bench.placement(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/checkpoint-8"})
+    )
     master.tell(joined)
-    with pytest.raises(RolledBack, match=r"the checkpoint ps/j/cut-8 \(history 3\)"):
+    with pytest.raises(RolledBack, match=r"the checkpoint ps/j/checkpoint-8 \(history 3\)"):
         client.boundary()
 
 
@@ -222,17 +224,19 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
     with pytest.raises(RolledBack, match="considers trainer 5 lost"):
         client.pull("plain", KEYS)
     other = bench.joined(Master(bench))
-    other._session._heard(messages.encode(messages.Refused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
+    other._session._heard(messages.encode(messages.RequestRefused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
     with pytest.raises(RolledBack, match="trainer 5 is revoked"):
         other.push({})
 
 
 def test_callers_that_wait_for_a_pserver_are_notified(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    bench.pservers[1].faults.append(lambda frame, head: Reply.no(Op.MOVED, chart=1, text="not yet"))
+    bench.pservers[1].faults.append(
+        lambda frame, head: FrameReply.no(FrameOp.MOVED, placement_version=1, text="not yet")
+    )
     doing = Doing(lambda: client.pull("plain", KEYS))
-    master.expect(messages.ChartPlease)
-    master.tell(master.charted(history=2))
+    master.expect(messages.GetPlacement)
+    master.tell(master.placement_update(history=2))
     with pytest.raises(RolledBack):
         doing.end()
 
@@ -240,7 +244,7 @@ def test_callers_that_wait_for_a_pserver_are_notified(bench: Bench, master: Mast
 # --- stops for checkpoints ---
 
 
-def listening(client: Client) -> list[str]:
+def listening(client: PsClient) -> list[str]:
     """Names of the callbacks that were called."""
     asked: list[str] = []
 
@@ -248,7 +252,7 @@ def listening(client: Client) -> list[str]:
         asked.append(one)
         return {"clicks": "ledger", "ads": "other"}
 
-    client.on_cut(lambda: {"epoch": 3}, name, lambda: asked.append("settle"))
+    client.on_checkpoint(lambda: {"epoch": 3}, name, lambda: asked.append("settle"))
     return asked
 
 
@@ -260,29 +264,29 @@ def test_it_stops_at_a_boundary_until_rows_are_marked(bench: Bench, master: Mast
     client.push({"plain": (KEYS, ONES)}, wait=False)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    at = master.expect(messages.AtCut)
-    assert (at.cut, at.step, json.loads(at.value)) == (4, 1, {"epoch": 3}) and asked == ["settle"]
+    at = master.expect(messages.AtCheckpoint)
+    assert (at.checkpoint, at.step, json.loads(at.value)) == (4, 1, {"epoch": 3}) and asked == ["settle"]
     assert bench.pservers[1].applied == bench.pservers[2].applied == 1
     master.tell(messages.NameData(4))
     assert master.expect(messages.DataNamed) == messages.DataNamed(4, (("ads", "other"), ("clicks", "ledger")))
-    assert asked == ["settle", "cut-4"]
+    assert asked == ["settle", "checkpoint-4"]
     # What it has said may be lost.
     master.lose()
-    assert (master.expect(messages.AtCut), master.expect(messages.DataNamed).cut) == (at, 4)
+    assert (master.expect(messages.AtCheckpoint), master.expect(messages.DataNamed).checkpoint) == (at, 4)
     master.tell(messages.GoOn(4))
     doing.end()
     client.boundary()
     master.lose()
-    assert master.said.empty() and client.statistics["cuts"] == 1
+    assert master.said.empty() and client.statistics["checkpoints"] == 1
 
 
-def test_the_next_cut_may_come_while_it_stands(bench: Bench, master: Master) -> None:
+def test_the_next_checkpoint_may_come_while_it_stands(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    assert master.expect(messages.AtCut).cut == 4
+    assert master.expect(messages.AtCheckpoint).checkpoint == 4
     master.tell(messages.Halt(5))
-    assert master.expect(messages.AtCut).cut == 5
+    assert master.expect(messages.AtCheckpoint).checkpoint == 5
     master.tell(messages.GoOn(4))
     master.tell(messages.GoOn(5))
     doing.end()
@@ -292,8 +296,8 @@ def test_a_rollback_while_it_stands(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(messages.AtCut)
-    master.tell(master.charted(history=2))
+    master.expect(messages.AtCheckpoint)
+    master.tell(master.placement_update(history=2))
     with pytest.raises(RolledBack):
         doing.end()
 
@@ -317,16 +321,16 @@ def test_data_that_cannot_be_named_and_values_that_are_no_json(
     def fail(name: str) -> dict[str, str]:
         raise DataError("no ledger")
 
-    client.on_cut(name_data=fail)
+    client.on_checkpoint(name_data=fail)
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(messages.AtCut)
+    master.expect(messages.AtCheckpoint)
     master.tell(messages.NameData(4))
     assert master.expect(messages.DataNamed).ledgers == ()
     master.tell(messages.GoOn(4))
     doing.end()
     assert "checkpoint 4; it will not contain them: no ledger" in capsys.readouterr().err
-    client.on_cut(value=lambda: {1, 2})
+    client.on_checkpoint(value=lambda: {1, 2})
     master.tell(messages.Halt(5))
     with pytest.raises(PsError, match="not JSON"):
         client.boundary()
@@ -339,24 +343,24 @@ def test_a_checkpoint_on_demand(bench: Bench, master: Master) -> None:
     master.lose()
     assert master.expect(messages.Save).ask == ask
     master.tell(messages.Halt(4))
-    assert master.expect(messages.AtCut).cut == 4
+    assert master.expect(messages.AtCheckpoint).checkpoint == 4
     master.tell(messages.GoOn(4))
-    master.tell(messages.Saved(ask - 1, 3, "old"))
-    master.tell(messages.Saved(ask, 4, "ps/job/cut-4"))
-    assert doing.end() == "ps/job/cut-4"
+    master.tell(messages.CheckpointSaved(ask - 1, 3, "old"))
+    master.tell(messages.CheckpointSaved(ask, 4, "ps/job/checkpoint-4"))
+    assert doing.end() == "ps/job/checkpoint-4"
     doing = Doing(client.save)
     ask = master.expect(messages.Save).ask
-    master.tell(messages.Refused("save", "the disk is full", ask))
+    master.tell(messages.RequestRefused("save", "the disk is full", ask))
     with pytest.raises(PsError, match="no checkpoint was written: the disk is full"):
         doing.end()
     with pytest.raises(PsError, match="needs a Master"):
         bench.client().save()
 
 
-@pytest.mark.parametrize("op", [Op.PUSH, Op.PULL])
-def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, op: Op) -> None:
+@pytest.mark.parametrize("op", [FrameOp.PUSH, FrameOp.PULL])
+def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, op: FrameOp) -> None:
     """Others stand at the boundary before: they will not come before this one stands, too."""
-    training = Training(Mode.SYNC) if op is Op.PUSH else Training(Mode.ASYNC, staleness=2)
+    training = Training(Mode.SYNC) if op is FrameOp.PUSH else Training(Mode.ASYNC, staleness=2)
     master = Master(bench, training)
     client = bench.joined(master)
     asked = listening(client)
@@ -364,19 +368,19 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     come = threading.Event()
     waited = threading.Semaphore(0)
 
-    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
+    def wait(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
         if frame.op is op and not come.is_set():
             waited.release()
-            return Reply.no(Op.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
+            return FrameReply.no(FrameOp.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
         return None
 
     for one in bench.pservers.values():
         one.faults.append(wait)
-    doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}) if op is Op.PUSH else client.pull("plain", KEYS))
-    assert waited.acquire(timeout=PATIENCE_S)
+    doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}) if op is FrameOp.PUSH else client.pull("plain", KEYS))
+    assert waited.acquire(timeout=WAIT_S)
     master.tell(messages.Halt(4))
-    at = master.expect(messages.AtCut)
-    assert (at.cut, at.step) == (4, 1) and asked == ["settle"]
+    at = master.expect(messages.AtCheckpoint)
+    assert (at.checkpoint, at.step) == (4, 1) and asked == ["settle"]
     asked_before = [len(one.heads) for one in bench.pservers.values()]
     master.tell(messages.NameData(4))
     master.expect(messages.DataNamed)
@@ -384,8 +388,8 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     come.set()
     master.tell(messages.GoOn(4))
     doing.end()
-    assert (client.read("plain", KEYS) == (-2 if op is Op.PUSH else -1)).all()
-    assert {head["seq"] for head in bench.pservers[1].seen(Op.PUSH)[1:]} == ({2} if op is Op.PUSH else set())
+    assert (client.read("plain", KEYS) == (-2 if op is FrameOp.PUSH else -1)).all()
+    assert {head["seq"] for head in bench.pservers[1].seen(FrameOp.PUSH)[1:]} == ({2} if op is FrameOp.PUSH else set())
 
 
 def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> None:
@@ -394,19 +398,19 @@ def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> No
     client = bench.joined(master)
     come, waited = threading.Event(), threading.Semaphore(0)
 
-    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
-        if frame.op is Op.PULL and not come.is_set():
+    def wait(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
+        if frame.op is FrameOp.PULL and not come.is_set():
             waited.release()
-            return Reply.no(Op.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
+            return FrameReply.no(FrameOp.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
         return None
 
     for one in bench.pservers.values():
         one.faults.append(wait)
     client.prefetch("plain", KEYS)
     doing = Doing(lambda: client.pull("plain", KEYS))
-    assert waited.acquire(timeout=PATIENCE_S)
+    assert waited.acquire(timeout=WAIT_S)
     master.tell(messages.Halt(4))
-    assert master.expect(messages.AtCut).cut == 4
+    assert master.expect(messages.AtCheckpoint).checkpoint == 4
     come.set()
     master.tell(messages.GoOn(4))
     doing.end()
@@ -419,34 +423,34 @@ def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench
     come = threading.Event()
     waited = threading.Semaphore(0)
 
-    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
+    def wait(frame: Frame, head: dict[str, Any]) -> FrameReply | None:
         if come.is_set():
             return None
         waited.release()
-        return Reply.no(Op.WAIT, text="copies", **{"for": "trainers"})
+        return FrameReply.no(FrameOp.WAIT, text="copies", **{"for": "trainers"})
 
     bench.pservers[2].faults.append(wait)
     master.tell(messages.Halt(4))
     doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}))
     for _ in range(3):
-        assert waited.acquire(timeout=PATIENCE_S)
+        assert waited.acquire(timeout=WAIT_S)
     assert master.said.empty()
     come.set()
     doing.end()
     doing = Doing(client.boundary)
-    assert master.expect(messages.AtCut).step == 1
+    assert master.expect(messages.AtCheckpoint).step == 1
     master.tell(messages.GoOn(4))
     doing.end()
 
 
-def test_differences_are_exchanged_before_a_cut(bench: Bench) -> None:
+def test_differences_are_exchanged_before_a_checkpoint(bench: Bench) -> None:
     master = Master(bench, Training(Mode.GEO, geo_steps=100))
     client = bench.joined(master)
     client.pull("plain", KEYS)
     client.push({"plain": (KEYS, ONES)})
     master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(messages.AtCut)
+    master.expect(messages.AtCheckpoint)
     assert (bench.client(number=2).read("plain", KEYS) == -1).all()
     master.tell(messages.GoOn(4))
     doing.end()
@@ -454,6 +458,6 @@ def test_differences_are_exchanged_before_a_cut(bench: Bench) -> None:
 
 def test_an_unreadable_message_is_ignored(bench: Bench, master: Master, capsys: Any) -> None:
     client = bench.joined(master)
-    master.tell(messages.Refused("word", "what do you mean?"))
+    master.tell(messages.RequestRefused("word", "what do you mean?"))
     assert "what do you mean?" in capsys.readouterr().err
     assert Optimizer().lr and client.pull("plain", KEYS).shape == (100, 4)

@@ -10,7 +10,7 @@ import numpy as np
 from edl.errors import CheckpointError
 from edl.testing.sim.disk import SimDisk, SimFiles
 from ps.checkpoint.directory import CheckpointDirectory
-from ps.checkpoint.manifest import cut_number
+from ps.checkpoint.manifest import checkpoint_number
 from ps.protocol import messages
 from ps.spec import BUCKETS
 from tests.sim.ps_rows import Id
@@ -24,31 +24,31 @@ Place = tuple[int, int, Id]
 
 def number_of(run: str) -> int:
     """Number of the checkpoint in this folder."""
-    number = cut_number(run.rpartition("/")[2])
+    number = checkpoint_number(run.rpartition("/")[2])
     assert number is not None, run
     return number
 
 
-class Cuts:
+class Checkpoints:
     """Checkpoints that were completed, and the rows that they must contain."""
 
     def __init__(self, sim: PsSim) -> None:
         self.sim = sim
         self.storage = SimDisk(sim.net.timeline, sim.net.rng.random)
         self.expected: dict[int, frozenset[Place]] = {}
-        """By cut: what was acknowledged when all had stopped for it."""
+        """By checkpoint: what was acknowledged when all had stopped for it."""
         self.stopped: dict[int, frozenset[int]] = {}
-        """By cut: the trainers that had stopped for it. One that the Master had given up may have a push applied that
-        it has not heard of."""
+        """By checkpoint: the trainers that had stopped for it. One that the Master had given up may
+        have a push applied that it has not heard of."""
         self.complete: set[int] = set()
         self.bad: set[int] = set()
 
     def said(self, message: Any) -> None:
         """A pserver reports to the Master."""
-        done = isinstance(message, messages.CutDone) and message.phase == "complete" and not message.failed
+        done = isinstance(message, messages.CheckpointPhaseDone) and message.phase == "complete" and not message.failed
         if done and message.number not in self.complete:
             self.complete.add(message.number)
-            self._completed(message.number, json.loads(message.told)["run"])
+            self._completed(message.number, json.loads(message.report)["run"])
 
     def must_have(self, run: str) -> None:
         """A trainer was told that this checkpoint is complete."""
@@ -63,7 +63,7 @@ class Cuts:
             loaded = list(directory.read(run, np.ones(BUCKETS, np.uint8)))
         except CheckpointError as error:
             if not self.bad:
-                sim.net.fail(f"cut {number} is complete, and cannot be read: {error}")
+                sim.net.fail(f"checkpoint {number} is complete, and cannot be read: {error}")
             self.bad.add(number)
             return
         if chain & self.bad:
@@ -74,13 +74,13 @@ class Cuts:
                 for bucket, row, push, count in sim.ledger.read_keys(rows.keys, rows.weights):
                     have.add((bucket, row, push))
                     if count > 1:
-                        sim.net.fail(f"cut {number} has {push} {count} times in row {row} of bucket {bucket}")
+                        sim.net.fail(f"checkpoint {number} has {push} {count} times in row {row} of bucket {bucket}")
         lost = sim.losses.unexcused(self.expected[number] - have)
         if lost:
-            sim.net.fail(f"cut {number} lacks {lost[:3]}")
+            sim.net.fail(f"checkpoint {number} lacks {lost[:3]}")
         later = {place for place in have - self.expected[number] if place[2][0] in self.stopped[number]}
         if later:
-            sim.net.fail(f"cut {number} has what came after it: {sorted(later)[:3]}")
+            sim.net.fail(f"checkpoint {number} has what came after it: {sorted(later)[:3]}")
         if sim.net.rng.random() < sim.disk_faults:
             self.bad.add(number)
             self.storage.spoil(run)
