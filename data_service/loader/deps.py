@@ -1,4 +1,5 @@
-"""The dependencies of loaders: threads with their events and locks, a clock, and request numbers.
+"""The dependencies of loaders: threads with their events and locks, a clock, request numbers, and the link to
+parameter servers.
 
 A simulation in virtual time passes its own.
 """
@@ -9,6 +10,8 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
+from data_service.loader import trainers
+from data_service.loader.trainers import TrainerDataSets
 from edl.adapters.clock import SystemClock
 from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.ports import Clock
@@ -38,11 +41,18 @@ class RequestNumbers:
 
 @dataclass(frozen=True, slots=True)
 class LoaderDeps:
-    """Threads, clock and request numbers, shared by the loaders of one process."""
+    """Threads, clock, request numbers and registry of data sets, shared by the loaders of one process."""
 
     threads: Threads = SYSTEM_THREADS
     clock: Clock = field(default_factory=SystemClock)
     numbers: RequestNumbers = field(default_factory=RequestNumbers)
+    registry: TrainerDataSets | None = None
+    """None: the one that this process's parameter-server client uses."""
+
+    @property
+    def trainers(self) -> TrainerDataSets:
+        """The registry of the process's independent data sets."""
+        return trainers.trainers if self.registry is None else self.registry
 
 
 PROCESS = LoaderDeps()

@@ -12,7 +12,6 @@ from data_service.loader.lease_client import LeaseClient
 from data_service.loader.loader_position import LoaderPosition
 from data_service.loader.prefetcher import EpochFiles
 from data_service.loader.source import EPOCH, DataSource
-from data_service.loader.trainers import trainers
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.file_list_messages import AddFiles
 from data_service.protocol.messages import DataSetOptions, Opened, ReaderList
@@ -69,7 +68,7 @@ class GrowingFiles:
 
     def register(self, client: LeaseClient, source: DataSource, options: DataSetOptions, check: Check) -> None:
         """Rank 0: register the files."""
-        beginning = trainers.beginning if self._independent else None
+        beginning = client.deps.trainers.beginning if self._independent else None
         if beginning is not None and beginning.ledgers.get(self._name):
             self.client.restore(files_of(beginning.ledgers[self._name]))
         self.client.register(client, source, options, self._position.copy(), check)

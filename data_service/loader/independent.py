@@ -7,15 +7,14 @@ from typing import Any
 
 from data_service.ledger import Ledger
 from data_service.loader.current_step import CurrentStep
+from data_service.loader.deps import PROCESS, LoaderDeps
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.loader_config import LoaderConfig
 from data_service.loader.prefetcher import Prefetcher
 from data_service.loader.replay import encode
-from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.messages import Done, Opened, ReadRate
-from edl.ports import Clock
 from edl.worker.session import note
 
 IDLE_S = 0.2
@@ -27,9 +26,10 @@ SAY_S = 10.0
 class BatchWait:
     """The wait for one batch. A long wait is reported, to parameter servers first and then to the user."""
 
-    def __init__(self, name: str, unacknowledged: UnacknowledgedBatches, clock: Clock) -> None:
+    def __init__(self, name: str, unacknowledged: UnacknowledgedBatches, deps: LoaderDeps) -> None:
         self._name = name
-        self._clock = clock
+        self._clock = deps.clock
+        self._trainers = deps.trainers
         self._unacknowledged = unacknowledged
         self._began_s = self._clock.now_s()
         self._idle = self._said = False
@@ -39,7 +39,7 @@ class BatchWait:
         waited_s = self._clock.now_s() - self._began_s
         if waited_s >= IDLE_S and not self._idle:
             self._idle = True
-            trainers.idle()
+            self._trainers.idle()
         if waited_s >= SAY_S and len(self._unacknowledged) and not self._said:
             self._said = True
             note(
@@ -52,6 +52,8 @@ class BatchWait:
 class IndependentLoader:
     """The base of ``Loader``: its place in the world, and the interface of independent mode for scripts and parameter
     servers. See ``data_service.loader.trainers``."""
+
+    _deps = PROCESS
 
     def __init__(self, name: str, config: LoaderConfig, context: WorkerContext) -> None:
         self._name = name
@@ -89,7 +91,7 @@ class IndependentLoader:
     def held(self) -> bool:
         """True if batches only count when ``done`` is called."""
         acknowledge = self._config.acknowledge
-        return trainers.held if acknowledge is None else acknowledge == "done"
+        return self._deps.trainers.held if acknowledge is None else acknowledge == "done"
 
     @property
     def handed_out(self) -> int:
@@ -158,6 +160,7 @@ def open_lasting(
     check: Callable[[], None],
 ) -> Opened:
     """Open a data set, from the position in the checkpoint that the parameters were restored from, if any."""
+    trainers = client.deps.trainers
     trainers.opening()
     trainers.add(data)
     opened = _open(data, client, registered, register, check)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from data_service.loader.deps import PROCESS, LoaderDeps
-from data_service.loader.trainers import trainers
 from data_service.loader.transport import MasterTransport
 from data_service.protocol import messages
 from data_service.protocol.messages import (
@@ -106,7 +105,7 @@ class LeaseClient:
         """Open the data set in this round."""
         position = self._position() if self._rank == 0 else ""
         with self._lock:
-            trainer = trainers.number if self._lasting else 0
+            trainer = self.deps.trainers.number if self._lasting else 0
             self._open = Open(0, self.dataset, self._rank, epoch, digest=digest, fence=self._fence, trainer=trainer)
         return self._ask(replace(self._open, ledger=position))
 

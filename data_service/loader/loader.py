@@ -11,7 +11,6 @@ from data_service.formats.options import FormatOptions
 from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.current_step import CurrentStep
-from data_service.loader.deps import PROCESS
 from data_service.loader.file_list_client import FileListClient
 from data_service.loader.growing_files import GrowingFiles
 from data_service.loader.independent import BatchWait, IndependentLoader, open_lasting
@@ -22,7 +21,6 @@ from data_service.loader.meter import Meter
 from data_service.loader.padding import Padding
 from data_service.loader.prefetcher import LeasedShards, Prefetcher, ReadOrder, ReadyStep
 from data_service.loader.source import DataSettings, DataSource, checked_name
-from data_service.loader.trainers import trainers
 from data_service.loader.window import Offer, Supply, Tail, decode, encode, plan, tail_named
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.file_list_messages import NOW
@@ -86,8 +84,6 @@ class Loader(IndependentLoader):
     (``"epoch"``). ``when``: new files join the current epoch (``"now"``, the default) or the next one
     (``"next-epoch"``). See also ``add``.
     """
-
-    _deps = PROCESS
 
     def __init__(
         self,
@@ -289,7 +285,7 @@ class Loader(IndependentLoader):
     def _begin_step(self) -> bool:
         """Prepare the micro-batches of the next step. Returns False at the end of the epoch."""
         if self._independent and self._unacknowledged.redone:
-            trainers.push()
+            self._deps.trainers.push()
         while True:
             place, prefetcher = self._attach()
             if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
@@ -303,7 +299,7 @@ class Loader(IndependentLoader):
         ready: ReadyStep | None = None
         if step.own[place.rank if not self._independent else 0]:
             if self._independent and self._unacknowledged.must_be_pushed(prefetcher.next_redo()):
-                trainers.push()
+                self._deps.trainers.push()
             ready = prefetcher.pop()
             self._padding.remember(self.epoch, ready)
             parts = ready.parts
@@ -330,7 +326,7 @@ class Loader(IndependentLoader):
     def _plan_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> bool:
         """Agree with all ranks on the next steps. Returns False if there are none."""
         single = place.world_size == 1 or self._independent
-        wait = BatchWait(self._name, self._unacknowledged, self._deps.clock)
+        wait = BatchWait(self._name, self._unacknowledged, self._deps)
 
         def check() -> None:
             self._context.check(place.round)
@@ -352,7 +348,7 @@ class Loader(IndependentLoader):
                     prefetcher.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
             if self._independent and self.held and len(self._unacknowledged):
-                trainers.push()  # the script cannot know that these were the last; the epoch ends when they count
+                self._deps.trainers.push()  # the script cannot know that these were the last; the epoch waits for them
             if window.over:
                 return False
             with self._meter.waiting():

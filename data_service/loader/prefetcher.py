@@ -13,7 +13,6 @@ from data_service.formats import FormatReader
 from data_service.loader.batching import Columns, Cursor, StepSizes, micro_batches, order_of, take
 from data_service.loader.lease_client import LOOK_S, LeaseClient, PendingRequest
 from data_service.loader.replay import LostTrainer, RecordRange, Replay, plan
-from data_service.loader.trainers import trainers
 from data_service.loader.window import ShardProgress, StepOffer, Supply
 from data_service.manifest import ShardRef
 from data_service.protocol.messages import DataRefused, Given, LeasesGranted
@@ -286,7 +285,7 @@ class Prefetcher:
     def _take_over(self, leases: Sequence[Given], trainers_gone: Sequence[int]) -> Sequence[Given]:
         """Plan the replay of lost trainers' pushes on these shards. Returns the leases left to read."""
         epoch, name = self._order.epoch, self._client.dataset
-        found = plan(leases, trainers.ended(trainers_gone, name, epoch))
+        found = plan(leases, self._client.deps.trainers.ended(trainers_gone, name, epoch))
         with self._changed:
             for given in found.leases:
                 self.held.leases[given.shard.index] = given

@@ -149,6 +149,22 @@ class TrainerDataSets:
             found += [one] if one is not None else []
         return found
 
+    def records(self) -> tuple[str, tuple[int, int] | None]:
+        """The records of the next push; see the function ``records``."""
+        used = [data for data in self.all() if data.held and data.used]
+        found = [one for one in (data.records for data in used) if one != ("", None)]
+        return found[0] if len(found) == 1 else ("", None)
+
+    def redoing(self) -> bool:
+        """True if the next push needs more batches first; see the function ``redoing``."""
+        return any(data.redoing for data in self.all() if data.held and data.used)
+
+    def pushed(self, upto: Mark | None = None) -> None:
+        """Batches have been applied to the parameters; see the function ``pushed``."""
+        for data in self.all():
+            if data.held and (upto is None or data in upto):
+                data.done(None if upto is None else upto[data])
+
 
 trainers = TrainerDataSets()
 
@@ -174,23 +190,19 @@ def joined(number: int, push: Callable[[], object], fence: Callable[[int], tuple
 def records() -> tuple[str, tuple[int, int] | None]:
     """The records of the next push, encoded for a possible replay, or the trainer and number of the push that is being
     replayed. Empty for pushes from several data sets."""
-    used = [data for data in trainers.all() if data.held and data.used]
-    found = [one for one in (data.records for data in used) if one != ("", None)]
-    return found[0] if len(found) == 1 else ("", None)
+    return trainers.records()
 
 
 def redoing() -> bool:
     """True if the next push is a replay that needs more batches first. A replayed push must be sent as a whole: a
     second part under the old number would be skipped wherever the first was applied."""
-    return any(data.redoing for data in trainers.all() if data.held and data.used)
+    return trainers.redoing()
 
 
 def pushed(upto: Mark | None = None) -> None:
     """All batches returned so far, or up to ``upto``, have been applied to the parameters. Thread-safe; does not
     block."""
-    for data in trainers.all():
-        if data.held and (upto is None or data in upto):
-            data.done(None if upto is None else upto[data])
+    trainers.pushed(upto)
 
 
 def settle() -> None:

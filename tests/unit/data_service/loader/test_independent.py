@@ -60,8 +60,6 @@ def bench() -> Bench:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainers, "trainers", TrainerDataSets())
-    for module in ("loader", "independent"):
-        monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
 
 
@@ -267,7 +265,6 @@ def test_the_last_batches_of_an_epoch_are_pushed_though_the_script_collects_more
         trainers.pushed()
 
     trainers.joined(1, push, lambda number: (-1, ""))
-    monkeypatch.setattr("data_service.loader.loader.trainers", trainers.trainers)
     seen: list[int] = []
 
     def train() -> None:
@@ -431,10 +428,13 @@ def test_a_cut_of_other_data_is_refused(bench: Bench, files: str) -> None:
     data = make(bench, files)
     next(iter(data))
     ledger = data.name_position("cut-1")
-    trainers.begin_from("cut-1", {"d": ledger}, history=2)
     other = Bench()
     other.begin(1)
-    with pytest.raises(DataError, match="belongs to data of digest"):
+    listed = make(other, files, shard_records=30)
+    next(iter(listed))
+    listed._detach()
+    trainers.begin_from("cut-1", {"d": ledger}, history=2)
+    with pytest.raises(DataError, match="the same files, split differently"):
         next(iter(make(other, files, shard_records=30)))
 
 

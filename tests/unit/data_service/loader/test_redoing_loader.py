@@ -25,8 +25,6 @@ RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainers, "trainers", TrainerDataSets())
-    for module in ("lease_client", "prefetcher", "loader", "growing_files", "independent"):
-        monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
 
 
