@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from data_service.leases import file_additions, grants
+from data_service.leases import consumption, file_additions, grants, independent, machine
 from data_service.leases.lease_table import LeaseTable
+from data_service.leases.state import ClientState, DataSet, LeaseTurn
+from data_service.loader import trainers
 from data_service.loader.lease_client import LeaseClient
 from data_service.protocol.messages import DataRefused
-from edl.master.service import WakeAt
+from edl.master.service import Caller, WakeAt
+from ps.intents import Intent, Intents, home
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
@@ -106,3 +109,73 @@ def forgets_what_was_added(patch: Patch) -> None:
 def joins_in_name_only(patch: Patch) -> None:
     """Files are in the list of the epoch, and nobody gives them out."""
     patch.setattr(file_additions, "extend", lambda data: None)
+
+
+def does_it_again(patch: Patch) -> None:
+    """A request that is said twice is done twice."""
+    request = machine.LeaseMachine._request
+
+    def asked(
+        self: machine.LeaseMachine, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: Any
+    ) -> None:
+        request(self, turn, data, caller, client, word)
+        client.last = -1
+
+    patch.setattr(machine.LeaseMachine, "_request", asked)
+
+
+def takes_anybodys_word(patch: Patch) -> None:
+    """An acknowledgement counts whoever has the shard."""
+    take = LeaseTable.take
+
+    def taken(self: LeaseTable, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
+        return take(self, self.holders.get(shard, by), shard, upto, complete)
+
+    patch.setattr(LeaseTable, "take", taken)
+
+
+def has_no_fence(patch: Patch) -> None:
+    """After a rollback, what was leased before it still counts."""
+
+    def opened(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Any) -> object:
+        refused = independent._claims(data, turn, data.position, caller, word)
+        data.independent.awaited.discard(caller)
+        data.independent.callers.add(caller)
+        client.heard_s = turn.now_s
+        return consumption.opened(data, word.id, data.position.epoch, refused)
+
+    patch.setattr(independent, "open_", opened)
+
+
+def never_gives_up(patch: Patch) -> None:
+    """The shards of a silent or dead trainer stay with it."""
+    patch.setattr(independent, "silence_s", lambda data: 1e9)
+    patch.setattr(independent, "world_began", lambda data, turn: None)
+
+
+# --- records of pushes ------------------------------------------------------------------------------------------------
+
+
+def fences_nobody(patch: Patch) -> None:
+    """A lost trainer whose records others have taken over may still push."""
+    patch.setattr(Intents, "fence", lambda self, trainer: self.of(home(trainer)).get(trainer, Intent()))
+
+
+def redoes_nothing(patch: Patch) -> None:
+    """The last push of a lost trainer is not repeated."""
+    patch.setattr(trainers, "decode", lambda *_: None)
+
+
+def forgets_refusals(patch: Patch) -> None:
+    """A trainer forgets an acknowledgement that the Master has refused, though its push is in the rows."""
+    patch.setattr(LeaseClient, "_keep_refused", lambda *_: None)
+
+
+def redoes_under_another_number(patch: Patch) -> None:
+    """A push is repeated under a number that it did not have."""
+    real = trainers.decode
+
+    def changed(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> Any:
+        return real(text, dataset, epoch, trainer, seq + 1)
+
+    patch.setattr(trainers, "decode", changed)

@@ -121,13 +121,15 @@ class Schedule:
     @classmethod
     def reading(cls, seed: int) -> Schedule:
         """The same job and the same faults, with workers that read data; every third one with workers that need no
-        others."""
+        others, of which every other one pushes to parameter servers."""
         from edl.testing.sim.data.plugin import DataPlugin  # needs numpy, which other schedules do not
 
         alone = seed % 3 == 2
         drawn = cls.independent(seed) if alone else cls.draw(seed)
-        stops = seed % 6 == 5
-        plugins = (lambda: DataPlugin(seed, alone=alone, stops=stops),)
+        stops, rows = seed % 6 == 5, seed % 12 in (5, 8)
+        plugins = (lambda: DataPlugin(seed, alone=alone, stops=stops, rows=rows),)
+        if rows:
+            drawn = dataclasses.replace(drawn, spec=dataclasses.replace(drawn.spec, max_restarts=20))
         script = None if alone else drawn.script or Script()
         if stops:  # faults last until others have got the shards of the stopped worker
             drawn = dataclasses.replace(drawn, plan=FaultPlan(drawn.plan.faults, max(drawn.plan.quiet_s, 55.0)))

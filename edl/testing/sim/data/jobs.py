@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from data_service.loader.transport import SERVICE
 from edl.testing.sim.data.dataset import SimDataSet
 from edl.testing.sim.data.readers import DataReader, Exchange, Fed
+from edl.testing.sim.data.rows import SimRows
 from edl.testing.sim.independent_job import SHORTEST_S, IndependentJob
 from edl.testing.sim.stepping import Crew, Stepper, SteppingJob
 from edl.testing.sim.timeline import Timeline
@@ -177,6 +178,8 @@ class ReadingAlone(IndependentJob):
     """Workers that need no others: each ends when the epochs are over."""
 
     readers: Readers
+    rows: SimRows | None = None
+    """Pservers that the workers push to."""
     step_s = 0.1
 
     @property
@@ -197,9 +200,12 @@ class ReadingAlone(IndependentJob):
         self.readers.data.epochs = min(self.readers.data.epochs, 1 + max(epochs, default=0))
 
     def looked(self, reader: DataReader) -> None:
-        """A worker has read everything."""
+        """A worker has read everything, or has to restart because others have taken over its records."""
         worker = reader.worker
-        if worker.alive and reader.finished and not worker.frozen:
+        if reader.broken and worker.alive and not worker.frozen:
+            self.watcher.worker_failed()
+            self.end(worker, 1)
+        elif worker.alive and reader.finished and not worker.frozen:
             worker.done = True
             self.end(worker, 0)
 
@@ -212,7 +218,8 @@ class ReadingAlone(IndependentJob):
         if not worker.alive or not worker.up or worker.frozen or self.readers.of(worker) is not None:
             return
         reader = self.readers.make(worker, self)
-        reader.begin_alone(self.step_s, lambda epoch, records: self.readers.account.used(reader, epoch, records))
+        account = self.readers.account
+        reader.begin_alone(self.step_s, lambda epoch, records: account.used(reader, epoch, records), self.rows)
 
     def told(self, worker: Worker, service: str, body: str | None) -> None:
         """The Master has said something."""
@@ -233,7 +240,7 @@ class ReadingAlone(IndependentJob):
         super().thaw(worker)
         _thawed(self.readers, worker)
         reader = self.readers.of(worker)
-        if reader is not None and reader.finished:
+        if reader is not None and (reader.finished or reader.broken):
             self.looked(reader)
 
 

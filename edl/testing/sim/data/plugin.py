@@ -2,6 +2,7 @@
 
 What must hold: in step, the commits that a job's end rests on contain each record of an epoch once. Alone, each record
 of an epoch is used and acknowledged, and no two workers are told that the same record of theirs is counted and stored.
+With parameter servers, each record of an epoch is in the rows once.
 A record may only be missing where its shard has been skipped, and then the job ends as incomplete.
 """
 
@@ -29,6 +30,7 @@ from edl.testing.sim.checks import Checks
 from edl.testing.sim.data.dataset import NAME, SimDataSet
 from edl.testing.sim.data.jobs import Readers, ReadingAlone, ReadingSteps
 from edl.testing.sim.data.readers import DataReader, Fed
+from edl.testing.sim.data.rows import SimRows
 from edl.testing.sim.data.tables import table_violations
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.stepping import Script
@@ -41,6 +43,8 @@ STOPPED_S = 60.0
 """Longer than a worker may be silent about its shards."""
 MOST_TICKS = 100
 MOST_KEPT_BYTES = 1_000_000
+WHOLE = 1 << 30
+"""More records than any shard has."""
 Record = tuple[int, int]
 """Epoch and number."""
 
@@ -62,6 +66,16 @@ class DataFaultKind(enum.Enum):
     """The Master's key disappears from the store: another term begins, and the world goes on."""
     DEPOSE_ON_KEEP = "depose-on-keep"
     """The same, at the moment when the lease machine has decided something that is not stored yet."""
+    END = "end"
+    """A worker process that pushes to pservers dies; often in a push."""
+    STALL = "stall"
+    """A pserver stands still for a while: requests arrive when their senders may be dead."""
+    LOSE_ROWS = "lose-rows"
+    """A pserver dies, and its copy takes over."""
+
+
+ROW_FAULTS = (DataFaultKind.END, DataFaultKind.STALL, DataFaultKind.LOSE_ROWS)
+"""Only with parameter servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +121,8 @@ class Acknowledged:
 class DataPlugin(Plugin):
     """Data of one schedule."""
 
-    def __init__(self, seed: int, *, alone: bool, stops: bool = False) -> None:
-        """``stops``: one of the workers that need no others is stopped for long."""
+    def __init__(self, seed: int, *, alone: bool, stops: bool = False, rows: bool = False) -> None:
+        """``stops``: one of the workers that need no others is stopped for long. ``rows``: they push to pservers."""
         self.rng = rng = random.Random(f"data {seed}")  # noqa: S311 - not for secrets
         self.alone = alone
         self.data = SimDataSet.draw(rng, alone=alone)
@@ -116,6 +130,12 @@ class DataPlugin(Plugin):
         self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 2, 5, 10))))
         if stops:
             self.faults += (DataFault(rng.uniform(2.0, 6.0), DataFaultKind.STOP, rng.random()),)
+        self.rows: SimRows | None = None
+        self._with_rows = rows
+        if rows:
+            chances = (3, 3, 1)
+            kinds = rng.choices(ROW_FAULTS, chances, k=rng.choice((2, 5, 10)))
+            self.faults += tuple(DataFault(rng.uniform(1.0, 20.0), kind, rng.random()) for kind in kinds)
         self.machine: LeaseMachine | None = None
         """Of the latest Master."""
         self.states: dict[Version, Fed] = {}
@@ -131,7 +151,10 @@ class DataPlugin(Plugin):
         self._ticks: list[float] = []
         self._depose_on_keep = False
         self._acks: dict[int, Acknowledged] = {}
-        self._counted: set[Record] = set()
+        self._counted: dict[tuple[int, int], int] = {}
+        """Alone, by epoch and shard: records at its beginning that a Master has counted."""
+        self._orders: dict[tuple[int, int], list[Record]] = {}
+        """Records of a shard in the order in which an epoch reads them."""
 
     def fail(self, text: str) -> None:
         """Report a violation."""
@@ -147,6 +170,8 @@ class DataPlugin(Plugin):
         if self.alone:
             alone = ReadingAlone(*parts, lambda: world.checks.record.world if world.checks.record else None)
             alone.readers, alone.step_s = readers, self.rng.choice((0.05, 0.3))
+            if self._with_rows:
+                self.rows = alone.rows = SimRows(world.timeline, self.rng)
             return alone
         steps = ReadingSteps(*parts, script or Script())
         steps.readers = readers
@@ -170,6 +195,8 @@ class DataPlugin(Plugin):
         """Reading is fast again, and no word is lost."""
         self.data.slow_until_s = 0.0
         self._depose_on_keep = False
+        for server in self.rows.servers if self.rows is not None else ():
+            server.stalled_until_s = 0.0
 
     def close(self) -> None:
         """End all threads."""
@@ -203,6 +230,15 @@ class DataPlugin(Plugin):
                 self._depose()
             case DataFaultKind.DEPOSE_ON_KEEP:
                 self._depose_on_keep = True
+
+            case DataFaultKind.END if alive:
+                self._world.checks.worker_failures += 1
+                self._world.training.end(alive[int(fault.pick * len(alive))].worker, -9)
+            case DataFaultKind.STALL if self.rows is not None:
+                server = self.rows.servers[int(fault.pick * 2)]
+                server.stalled_until_s = self._world.timeline.now_s + self.rng.choice((0.5, 3.0, 12.0))
+            case DataFaultKind.LOSE_ROWS if self.rows is not None:
+                self.rows.servers[int(fault.pick * 2)].die()
 
     def _depose(self) -> None:
         key = self._world.deps.keys.master
@@ -304,7 +340,7 @@ class DataPlugin(Plugin):
             for record in self._first(epoch, shard, upto):
                 mine = reader in self.used_by.get(record, ())
                 other = self.settled_for.get(record)
-                if mine and other is not None and other is not reader:
+                if mine and self.rows is None and other is not None and other is not reader:
                     self.fail(f"{other.worker} and {reader.worker} have both been told that {record} is counted")
                 if mine:
                     self.settled_for[record] = reader
@@ -317,12 +353,15 @@ class DataPlugin(Plugin):
         leased = self._leased()
         if leased is None or leased.files is None or shard >= len(leased.known):
             return []
-        records = self.data.records(leased.known.ref(shard))
-        upto = min(upto, len(records))
-        if not self.data.shuffle or not upto:
-            return [(epoch, one) for one in records[:upto]]
-        rows = Permutation(len(records), order_of(self.data.seed, epoch, shard)).array(0, upto)
-        return [(epoch, records[int(row)]) for row in rows]
+        order = self._orders.get((epoch, shard))
+        if order is None:
+            records = self.data.records(leased.known.ref(shard))
+            rows = range(len(records))
+            if self.data.shuffle and records:
+                permutation = Permutation(len(records), order_of(self.data.seed, epoch, shard))
+                rows = [int(row) for row in permutation.array(0, len(records))]
+            order = self._orders[epoch, shard] = [(epoch, records[row]) for row in rows]
+        return order[:upto]
 
     def stepped_machine(self, machine: LeaseMachine) -> None:
         """A Master's machine has had an event."""
@@ -335,12 +374,14 @@ class DataPlugin(Plugin):
             return
         ledger = data.table.ledger
         for shard in range(ledger.shards):
-            size = len(self.data.records(data.known.ref(shard)))
-            for record in self._first(ledger.epoch, shard, size if ledger.is_done(shard) else ledger.count(shard)):
-                if record not in self._counted:
-                    self._counted.add(record)
-                    if record not in self.used_by:
-                        self.fail(f"{record} is counted, and no worker has used it")
+            place, upto = (ledger.epoch, shard), WHOLE if ledger.is_done(shard) else ledger.count(shard)
+            before = self._counted.get(place, 0)
+            if upto <= before:
+                continue
+            self._counted[place] = upto
+            for record in self._first(*place, upto)[before:]:
+                if record not in self.used_by:
+                    self.fail(f"{record} is counted, and no worker has used it")
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -362,7 +403,9 @@ class DataPlugin(Plugin):
         wrongly = [shard for shard in self.left_out if not self.data.is_poison(leased.known.ref(shard))]
         if wrongly:
             self.fail(f"shards {wrongly} were skipped and can be read")
-        counted = Counter(self.used_by.keys()) if self.alone else self._committed()
+        counted = self._committed() if not self.alone else Counter(self.used_by.keys())
+        if self.rows is not None:
+            counted = self._pushed(self.rows, counted)
         for epoch in range(self.data.epochs):
             self._judge_epoch(epoch, counted, leased)
 
@@ -378,6 +421,16 @@ class DataPlugin(Plugin):
         if missing and self.data.tail != "drop":
             self.fail(f"epoch {epoch}: records {missing} are lost")
 
+    def _pushed(self, rows: SimRows, used: Counter[Record]) -> Counter[Record]:
+        """What is in the rows, however late it arrives."""
+        for server in rows.servers:
+            server.flush()
+        counted = rows.counted(used)
+        problem = rows.miscounted(counted)
+        if problem:
+            self.fail(problem)
+        return +counted
+
     def _committed(self) -> Counter[Record]:
         """What the last commit rests on."""
         counted: Counter[Record] = Counter()
@@ -391,5 +444,5 @@ class DataPlugin(Plugin):
 
 
 def _drawn(rng: random.Random) -> DataFault:
-    kinds = [kind for kind in DataFaultKind if kind is not DataFaultKind.STOP]
+    kinds = [kind for kind in DataFaultKind if kind not in (DataFaultKind.STOP, *ROW_FAULTS)]
     return DataFault(rng.uniform(1.0, 30.0), rng.choice(kinds), rng.random())

@@ -12,12 +12,14 @@ from data_service.loader.deps import LoaderDeps, RequestNumbers
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.loader import Loader
 from data_service.loader.source import DataSource
+from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.transport import SERVICE, Dispatcher
 from data_service.loader.worker_context import RankAssignment
 from data_service.protocol.messages import INDEPENDENT
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import DataError
 from edl.testing.sim.data.dataset import NAME, SimDataSet, SimSource, SimTable
+from edl.testing.sim.data.rows import Fenced, RowTrainer, SimRows
 from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.threads import SimThread, SimThreads
 from edl.testing.sim.timeline import Timeline
@@ -245,7 +247,7 @@ class DataReader:
         self.alone = data.mode == INDEPENDENT
         self.home = ReaderHome(timeline, rng.uniform(0.0, 1e5))
         self.threads = SimThreads(self.home, timeline, rng, lambda name, error: failed(f"{worker}, {name}: {error!r}"))
-        self.deps = LoaderDeps(self.threads, self.home, RequestNumbers(rng.randrange(1, 1 << 40)))
+        self.deps = LoaderDeps(self.threads, self.home, RequestNumbers(rng.randrange(1, 1 << 40)), TrainerDataSets())
         self.transport = WorkerTransport(self)
         self.context = SimContext(self)
         self.world: World | None = None
@@ -341,20 +343,38 @@ class DataReader:
 
     # --- the script, alone -------------------------------------------------------------------------------------------
 
-    def begin_alone(self, step_s: float, used: Callable[[int, tuple[int, ...]], None]) -> None:
-        """The worker reads by itself. ``used``: records of an epoch that a step has used."""
+    def begin_alone(
+        self, step_s: float, used: Callable[[int, tuple[int, ...]], None], rows: SimRows | None = None
+    ) -> None:
+        """The worker reads by itself. ``used``: records of an epoch that a step has used. ``rows``: it pushes to these
+        pservers after every few batches."""
 
         def train() -> None:
+            trainer, every = None, self.rng.randint(1, 3)
+            if rows is not None:
+                trainer = RowTrainer(rows, self.threads, self.deps.trainers)
             loader = self.loader = SimData(self)
             while loader.epoch < self.data.epochs:
-                for batch in loader:
+                for step, batch in enumerate(loader):
                     self.threads.sleep(self.rng.uniform(0.2, 1.0) * step_s)
-                    used(loader.epoch, tuple(int(one) for one in batch["id"]))
+                    records = tuple(int(one) for one in batch["id"])
+                    used(loader.epoch, records)
+                    if trainer is not None:
+                        trainer.collect(loader.epoch, records)
+                        if step % every == 0:
+                            trainer.step()
             loader.close()
             self.finished = True
             self._look()
 
-        self._main = self.threads.start(train, name="train")
+        def script() -> None:
+            try:
+                train()
+            except Fenced:
+                self.broken = True
+                self._look()
+
+        self._main = self.threads.start(script, name="train")
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
