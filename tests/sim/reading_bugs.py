@@ -10,7 +10,7 @@ import pytest
 from data_service.leases import consumption, file_additions, grants, independent, machine
 from data_service.leases.lease_table import LeaseTable
 from data_service.leases.state import ClientState, DataSet, LeaseTurn
-from data_service.loader import trainers
+from data_service.loader import replay, trainers
 from data_service.loader.lease_client import LeaseClient
 from data_service.protocol.messages import DataRefused
 from edl.master.service import Caller, WakeAt
@@ -173,7 +173,7 @@ def forgets_refusals(patch: Patch) -> None:
 
 def redoes_under_another_number(patch: Patch) -> None:
     """A push is repeated under a number that it did not have."""
-    real = trainers.decode
+    real = replay.decode
 
     def changed(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> Any:
         return real(text, dataset, epoch, trainer, seq + 1)

@@ -128,7 +128,7 @@ class Schedule:
         drawn = cls.independent(seed) if alone else cls.draw(seed)
         stops, rows = seed % 6 == 5, seed % 12 in (5, 8)
         plugins = (lambda: DataPlugin(seed, alone=alone, stops=stops, rows=rows),)
-        if rows:
+        if alone:
             drawn = dataclasses.replace(drawn, spec=dataclasses.replace(drawn.spec, max_restarts=20))
         script = None if alone else drawn.script or Script()
         if stops:  # faults last until others have got the shards of the stopped worker

@@ -35,6 +35,10 @@ class Account(Protocol):
         """A worker that is alone has used records."""
         ...
 
+    def named(self, name: str, ledger: str) -> None:
+        """A worker that is alone has stored a position."""
+        ...
+
     def opened(self, reader: DataReader) -> None:
         """A worker process begins to read."""
         ...
@@ -219,7 +223,9 @@ class ReadingAlone(IndependentJob):
             return
         reader = self.readers.make(worker, self)
         account = self.readers.account
-        reader.begin_alone(self.step_s, lambda epoch, records: account.used(reader, epoch, records), self.rows)
+        reader.begin_alone(
+            self.step_s, lambda epoch, records: account.used(reader, epoch, records), account.named, self.rows
+        )
 
     def told(self, worker: Worker, service: str, body: str | None) -> None:
         """The Master has said something."""

@@ -12,21 +12,21 @@ import enum
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from data_service.leases.machine import LeaseMachine
 from data_service.leases.state import DataSet as Leased
-from data_service.loader.batching import order_of
+from data_service.loader.trainers import Beginning
 from data_service.protocol import add_request
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
-from data_service.protocol.messages import Ack, Done, Lease, LeasesGranted, Open, Opened, ReadRate, decode, encode
-from edl.arithmetic.permutation import Permutation
+from data_service.protocol.messages import Lease, LeasesGranted, ReadRate, decode, encode
 from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
 from edl.master.service import Effect, Event, Keep, Service, Tick
 from edl.ports import Delete
 from edl.testing.sim.checks import Checks
+from edl.testing.sim.data.alone_account import AloneAccount, Record
 from edl.testing.sim.data.dataset import NAME, SimDataSet
 from edl.testing.sim.data.jobs import Readers, ReadingAlone, ReadingSteps
 from edl.testing.sim.data.readers import DataReader, Fed
@@ -43,10 +43,6 @@ STOPPED_S = 60.0
 """Longer than a worker may be silent about its shards."""
 MOST_TICKS = 100
 MOST_KEPT_BYTES = 1_000_000
-WHOLE = 1 << 30
-"""More records than any shard has."""
-Record = tuple[int, int]
-"""Epoch and number."""
 
 
 class DataFaultKind(enum.Enum):
@@ -59,7 +55,7 @@ class DataFaultKind(enum.Enum):
     NONSENSE = "nonsense"
     """A worker of another version says what nobody understands."""
     LOSE = "lose"
-    """A worker's words are not passed on for a while: its agent loses them, and then says so."""
+    """What a worker and the Master say to each other is lost for a while; then the agent says so."""
     STOP = "stop"
     """A worker is stopped (SIGSTOP) until the faults are over: it is silent, and others get its shards."""
     DEPOSE = "depose"
@@ -72,10 +68,16 @@ class DataFaultKind(enum.Enum):
     """A pserver stands still for a while: requests arrive when their senders may be dead."""
     LOSE_ROWS = "lose-rows"
     """A pserver dies, and its copy takes over."""
+    NAME = "name"
+    """A worker that needs no others stores the present position under a name, as for a checkpoint."""
+    ROLL_BACK = "roll-back"
+    """All workers begin again from a named position, as after a restore of the parameters."""
 
 
 ROW_FAULTS = (DataFaultKind.END, DataFaultKind.STALL, DataFaultKind.LOSE_ROWS)
 """Only with parameter servers."""
+ROLLBACKS = (DataFaultKind.NAME, DataFaultKind.NAME, DataFaultKind.ROLL_BACK)
+"""Only for workers that need no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +104,13 @@ class ObservedLeases(LeaseMachine):
             if data.table is not None:
                 for violation in table_violations(data.table):
                     self._plugin.fail(f"{data.name}: {violation}")
+            for shard, attempts in data.failures.items():
+                if len(attempts) >= data.options.failures:
+                    self._plugin.fail(f"{data.name}: shard {shard} is tried again after {attempts}")
             if data.opened != sum(client.opened for client in data.clients.values()):
                 self._plugin.fail(f"{data.name}: {data.opened} opened")
         self._plugin.stepped_machine(self)
         return effects
-
-
-@dataclass
-class Acknowledged:
-    """What one worker process has acknowledged, as its client understands the Master's promises."""
-
-    asked: dict[int, Ack | Open] = field(default_factory=dict)
-    """By number of the request."""
-    waiting: list[tuple[int, int, tuple[tuple[int, int, bool], ...]]] = field(default_factory=list)
-    """Epoch, the Master's number (0: not known yet), shards: not known to be in the store."""
 
 
 class DataPlugin(Plugin):
@@ -136,25 +131,23 @@ class DataPlugin(Plugin):
             chances = (3, 3, 1)
             kinds = rng.choices(ROW_FAULTS, chances, k=rng.choice((2, 5, 10)))
             self.faults += tuple(DataFault(rng.uniform(1.0, 20.0), kind, rng.random()) for kind in kinds)
+        self.later_faults: tuple[DataFault, ...] = ()
+        """At times since the first worker began to read."""
+        if alone and not rows:
+            again = random.Random(f"positions {seed}")  # noqa: S311 - not for secrets
+            kinds = again.choices(ROLLBACKS, k=again.choice((0, 6, 12)))
+            self.later_faults = tuple(DataFault(again.uniform(0.1, 6.0), kind, again.random()) for kind in kinds)
         self.machine: LeaseMachine | None = None
         """Of the latest Master."""
         self.states: dict[Version, Fed] = {}
         self.steps: dict[Version, dict[Rank, Fed]] = {}
         self.eras: dict[int, World] = {}
-        self.used_by: dict[Record, list[DataReader]] = {}
-        """Alone: who has used it."""
-        self.settled_for: dict[Record, DataReader] = {}
-        """Alone: who has been told that it is counted and stored."""
+        self.alone_account = AloneAccount(self.data, self._leased, rows)
         self.lists: dict[int, int] = {}
         """Number of shards in an epoch that has ended, or is under way."""
         self.left_out: set[int] = set()
         self._ticks: list[float] = []
         self._depose_on_keep = False
-        self._acks: dict[int, Acknowledged] = {}
-        self._counted: dict[tuple[int, int], int] = {}
-        """Alone, by epoch and shard: records at its beginning that a Master has counted."""
-        self._orders: dict[tuple[int, int], list[Record]] = {}
-        """Records of a shard in the order in which an epoch reads them."""
 
     def fail(self, text: str) -> None:
         """Report a violation."""
@@ -165,6 +158,7 @@ class DataPlugin(Plugin):
     def job(self, world: SimWorld, total_s: float, script: Script | None) -> Job | None:
         """Workers that read."""
         self._world, self._checks = world, world.checks
+        self.alone_account.fail = self.fail
         parts = world.timeline, world.rng, world.checks, world.directory, total_s
         readers = self._readers = Readers(self.data, self, world.timeline, world.rng)
         if self.alone:
@@ -195,6 +189,8 @@ class DataPlugin(Plugin):
         """Reading is fast again, and no word is lost."""
         self.data.slow_until_s = 0.0
         self._depose_on_keep = False
+        for reader in self._readers.by_worker.values():
+            reader.transport.loses_grant = False
         for server in self.rows.servers if self.rows is not None else ():
             server.stalled_until_s = 0.0
 
@@ -219,9 +215,12 @@ class DataPlugin(Plugin):
                 body = self.rng.choice(bodies)
                 reader.transport.say(body, reader.worker.round - (body == bodies[-1]))
             case DataFaultKind.LOSE if alive:
-                reader = alive[int(fault.pick * len(alive))]
-                reader.transport.lose_until_s = self._world.timeline.now_s + 0.5
-                self._world.timeline.after(0.6, self._readers.told, reader.worker, "", None)
+                reader, pick = alive[int(fault.pick * len(alive))], fault.pick * len(alive) % 1.0
+                if pick < 0.5:
+                    self._cut(reader)
+                else:
+                    reader.transport.reset = lambda: self._cut(reader)
+                    reader.transport.loses_grant = True
 
             case DataFaultKind.STOP if alive:
                 self._world.checks.worker_failures += 1
@@ -239,6 +238,22 @@ class DataPlugin(Plugin):
                 server.stalled_until_s = self._world.timeline.now_s + self.rng.choice((0.5, 3.0, 12.0))
             case DataFaultKind.LOSE_ROWS if self.rows is not None:
                 self.rows.servers[int(fault.pick * 2)].die()
+            case DataFaultKind.NAME if alive:
+                alive[int(fault.pick * len(alive))].names.append(f"at-{self._world.timeline.now_s:.3f}")
+            case DataFaultKind.ROLL_BACK if self.alone_account.positions:
+                positions = self.alone_account.positions[-4:]
+                self._roll_back(positions[int(fault.pick * len(positions))])
+
+    def _roll_back(self, position: Beginning) -> None:
+        self.alone_account.roll_back(position)
+        for reader in self._readers.by_worker.values():
+            if reader.worker.alive:
+                self._world.checks.worker_failures += 1
+                self._world.training.end(reader.worker, -9)
+
+    def _cut(self, reader: DataReader) -> None:
+        reader.transport.lose_until_s = self._world.timeline.now_s + 0.5
+        self._world.timeline.after(0.6, self._readers.told, reader.worker, "", None)
 
     def _depose(self) -> None:
         key = self._world.deps.keys.master
@@ -297,71 +312,49 @@ class DataPlugin(Plugin):
     def opened(self, reader: DataReader) -> None:
         """A worker process begins to read."""
         if self.alone:
-            self._acks[id(reader)] = Acknowledged()
-            reader.transport.said = lambda text: self._said(reader, text)
-            reader.transport.heard = lambda text: self._heard(reader, text)
+            self.alone_account.opened(reader)
+        else:
+            failed: dict[int, set[int]] = {}
+            reader.transport.said = lambda text: self._asked(failed, text)
+            reader.transport.taken = lambda text: self._granted(failed, text)
+        faults, self.later_faults = self.later_faults, ()
+        for fault in faults:
+            self._world.timeline.after(fault.at_s, self._strike, fault)
+
+    def _asked(self, failed: dict[int, set[int]], text: str) -> None:
+        """A worker in step says something; ``failed``: shards that it could not read, by request."""
+        message = decode(text) if '"word":"lease"' in text and '"id":"x"' not in text else None
+        if isinstance(message, Lease):
+            failed[message.id] = {shard for shard, _, _ in message.failed}
+
+    def _granted(self, failed: dict[int, set[int]], text: str) -> None:
+        """A worker in step has heard something: no two have the same shard, and what it reports as read counts."""
+        message = decode(text)
+        if not isinstance(message, LeasesGranted):
+            return
+        refused = [one for one in message.refused if one[0] not in failed.get(message.id, ())]
+        if refused:
+            self.fail(f"the Master refuses {refused} to a worker in step")
+        hands: dict[tuple[int, int, int], DataReader] = {}
+        for reader in self._readers.by_worker.values():
+            client = reader.client
+            if client is None or client._closed or client._open is None or not reader.worker.alive:
+                continue
+            for shard in client._granted:
+                other = hands.setdefault((client._number, client._open.epoch, shard), reader)
+                if other is not reader:
+                    self.fail(f"shard {shard} is in the hands of {other.worker} and {reader.worker}")
 
     def used(self, reader: DataReader, epoch: int, records: tuple[int, ...]) -> None:
         """A worker that is alone has used records."""
-        for number in records:
-            self.used_by.setdefault((epoch, number), []).append(reader)
+        self.alone_account.used(reader, epoch, records)
 
-    def _said(self, reader: DataReader, text: str) -> None:
-        if not text.startswith("{") or '"id":"x"' in text:
-            return
-        message, acks = decode(text) if len(text) > 2 else None, self._acks[id(reader)]
-        if isinstance(message, Ack):
-            acks.asked[message.id] = message
-            acks.waiting.append((message.epoch, 0, message.shards))
-        elif isinstance(message, Open):
-            acks.asked[message.id] = message
-
-    def _heard(self, reader: DataReader, text: str) -> None:
-        message, acks = decode(text), self._acks[id(reader)]
-        if not isinstance(message, Opened | Done | LeasesGranted):
-            return
-        asked = acks.asked.pop(message.id, None)
-        gone = {shard for shard, _ in message.refused}
-        left = []
-        for epoch, number, shards in acks.waiting:
-            answered = isinstance(asked, Open) or (isinstance(asked, Ack) and asked.shards == shards)
-            kept = tuple(one for one in shards if one[0] not in gone) if answered else shards
-            left.append((epoch, message.number if answered and not number else number, kept))
-        acks.waiting = []
-        for epoch, number, shards in left:
-            if number and number <= message.kept:
-                self._settled(reader, epoch, shards)
-            elif shards:
-                acks.waiting.append((epoch, number, shards))
-
-    def _settled(self, reader: DataReader, epoch: int, shards: tuple[tuple[int, int, bool], ...]) -> None:
-        """The worker need not remember these: they are counted and stored, and were not refused."""
-        for shard, upto, _ in shards:
-            for record in self._first(epoch, shard, upto):
-                mine = reader in self.used_by.get(record, ())
-                other = self.settled_for.get(record)
-                if mine and self.rows is None and other is not None and other is not reader:
-                    self.fail(f"{other.worker} and {reader.worker} have both been told that {record} is counted")
-                if mine:
-                    self.settled_for[record] = reader
+    def named(self, name: str, ledger: str) -> None:
+        """A worker that is alone has stored a position."""
+        self.alone_account.named(name, ledger)
 
     def _leased(self) -> Leased | None:
         return self.machine.sets.get(NAME) if self.machine is not None else None
-
-    def _first(self, epoch: int, shard: int, upto: int) -> list[Record]:
-        """The records that ``upto`` of a shard stand for."""
-        leased = self._leased()
-        if leased is None or leased.files is None or shard >= len(leased.known):
-            return []
-        order = self._orders.get((epoch, shard))
-        if order is None:
-            records = self.data.records(leased.known.ref(shard))
-            rows = range(len(records))
-            if self.data.shuffle and records:
-                permutation = Permutation(len(records), order_of(self.data.seed, epoch, shard))
-                rows = [int(row) for row in permutation.array(0, len(records))]
-            order = self._orders[epoch, shard] = [(epoch, records[row]) for row in rows]
-        return order[:upto]
 
     def stepped_machine(self, machine: LeaseMachine) -> None:
         """A Master's machine has had an event."""
@@ -370,18 +363,8 @@ class DataPlugin(Plugin):
             return
         self.lists[data.table.epoch] = data.listed.at(data.table.epoch).shards
         self.left_out = set(data.quarantine)
-        if not self.alone:
-            return
-        ledger = data.table.ledger
-        for shard in range(ledger.shards):
-            place, upto = (ledger.epoch, shard), WHOLE if ledger.is_done(shard) else ledger.count(shard)
-            before = self._counted.get(place, 0)
-            if upto <= before:
-                continue
-            self._counted[place] = upto
-            for record in self._first(*place, upto)[before:]:
-                if record not in self.used_by:
-                    self.fail(f"{record} is counted, and no worker has used it")
+        if self.alone:
+            self.alone_account.stepped(machine, data, data.table)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -403,7 +386,7 @@ class DataPlugin(Plugin):
         wrongly = [shard for shard in self.left_out if not self.data.is_poison(leased.known.ref(shard))]
         if wrongly:
             self.fail(f"shards {wrongly} were skipped and can be read")
-        counted = self._committed() if not self.alone else Counter(self.used_by.keys())
+        counted = self.alone_account.whole(leased) if self.alone else self._committed()
         if self.rows is not None:
             counted = self._pushed(self.rows, counted)
         for epoch in range(self.data.epochs):
@@ -444,5 +427,5 @@ class DataPlugin(Plugin):
 
 
 def _drawn(rng: random.Random) -> DataFault:
-    kinds = [kind for kind in DataFaultKind if kind not in (DataFaultKind.STOP, *ROW_FAULTS)]
+    kinds = [kind for kind in DataFaultKind if kind not in (DataFaultKind.STOP, *ROW_FAULTS, *ROLLBACKS)]
     return DataFault(rng.uniform(1.0, 30.0), rng.choice(kinds), rng.random())

@@ -15,7 +15,7 @@ from data_service.loader.source import DataSource
 from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.transport import SERVICE, Dispatcher
 from data_service.loader.worker_context import RankAssignment
-from data_service.protocol.messages import INDEPENDENT
+from data_service.protocol.messages import INDEPENDENT, LeasesGranted, decode
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import DataError
 from edl.testing.sim.data.dataset import NAME, SimDataSet, SimSource, SimTable
@@ -67,6 +67,14 @@ class ReaderHome:
             call(*args)
 
 
+def is_grant(text: str) -> bool:
+    """Whether this message gives out shards."""
+    if '"granted"' not in text:
+        return False
+    message = decode(text)
+    return isinstance(message, LeasesGranted) and bool(message.leases)
+
+
 class WorkerTransport(Dispatcher):
     """``data_service.loader.transport.LinkTransport`` without a socket."""
 
@@ -75,11 +83,17 @@ class WorkerTransport(Dispatcher):
         self._reader = reader
         self._said_s = 0.0
         self.lose_until_s = 0.0
-        """Its agent has no Master until then."""
+        """Its agent has no stream to the Master until then: words and answers are lost."""
+        self.loses_grant = False
+        """The stream ends before the next leases arrive."""
+        self.reset: Callable[[], None] = lambda: None
+        """Called when it does."""
         self.said: Callable[[str], None] = lambda text: None
         """Observes what is sent,"""
         self.heard: Callable[[str], None] = lambda text: None
-        """and what comes."""
+        """what comes,"""
+        self.taken: Callable[[str], None] = lambda text: None
+        """and what has come, when the clients have it."""
 
     def say(self, text: str, number: int) -> None:
         """Send to the agent, which passes it on to the Master or drops it."""
@@ -96,8 +110,16 @@ class WorkerTransport(Dispatcher):
     def hear(self, text: str | None) -> None:
         """Dispatch a message from the Master."""
         if text is not None:
+            if self._reader.threads.timeline.now_s < self.lose_until_s:
+                return
+            if self.loses_grant and is_grant(text):
+                self.loses_grant = False
+                self.reset()
+                return
             self.heard(text)
         super().hear(text)
+        if text is not None:
+            self.taken(text)
 
 
 @dataclass
@@ -260,6 +282,8 @@ class DataReader:
         self.broken = False
         """Its script has failed."""
         self.loader: SimData | None = None
+        self.names: list[str] = []
+        """Alone: names for positions, to be stored after the next step."""
         self.asks: Callable[[], None] = lambda: None
         """Called for each word to the Master."""
         self._looked = looked
@@ -344,10 +368,14 @@ class DataReader:
     # --- the script, alone -------------------------------------------------------------------------------------------
 
     def begin_alone(
-        self, step_s: float, used: Callable[[int, tuple[int, ...]], None], rows: SimRows | None = None
+        self,
+        step_s: float,
+        used: Callable[[int, tuple[int, ...]], None],
+        named: Callable[[str, str], None],
+        rows: SimRows | None = None,
     ) -> None:
-        """The worker reads by itself. ``used``: records of an epoch that a step has used. ``rows``: it pushes to these
-        pservers after every few batches."""
+        """The worker reads by itself. ``used``: records of an epoch that a step has used. ``named``: the name and the
+        ledger of a position. ``rows``: it pushes to these pservers after every few batches."""
 
         def train() -> None:
             trainer, every = None, self.rng.randint(1, 3)
@@ -363,6 +391,9 @@ class DataReader:
                         trainer.collect(loader.epoch, records)
                         if step % every == 0:
                             trainer.step()
+                    if self.names:
+                        name = self.names.pop()
+                        named(name, loader.name_position(name))
             loader.close()
             self.finished = True
             self._look()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -200,7 +201,7 @@ class RowTrainer:
         name = redo or (self._number, self._seq)
         for server, mine in self._rows.split(np.array(keys, np.int64)):
             push = TrainerPush(*name, [TablePush("t", mine, np.ones((len(mine), 1), np.float32))])
-            self._ask(server, lambda server=server, push=push: server.push(push))
+            self._ask(server, partial(server.push, push))
         self._collected = []
         self._registry.pushed()
 

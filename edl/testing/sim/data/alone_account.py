@@ -1,0 +1,196 @@
+"""The account of workers that need no others: which records were used, counted and settled, since each rollback."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from data_service.leases.lease_table import DONE, QUARANTINED, LeaseTable
+from data_service.leases.machine import LeaseMachine
+from data_service.leases.state import DataSet as Leased
+from data_service.ledger import Ledger
+from data_service.loader.batching import order_of
+from data_service.loader.trainers import Beginning
+from data_service.protocol.messages import Ack, Done, LeasesGranted, Open, Opened, decode
+from edl.arithmetic.permutation import Permutation
+from edl.testing.sim.data.dataset import NAME, SimDataSet
+from edl.testing.sim.data.readers import DataReader
+
+WHOLE = 1 << 30
+"""More records than any shard has."""
+Record = tuple[int, int]
+"""Epoch and number."""
+Shards = tuple[tuple[int, int, bool], ...]
+"""Each with the number of records used, and whether these are all."""
+
+
+@dataclass
+class History:
+    """What has happened between two rollbacks."""
+
+    begun: set[Record] = field(default_factory=set)
+    """Records that count from the beginning."""
+    used_by: dict[Record, list[DataReader]] = field(default_factory=dict)
+    """The processes that have used a record."""
+    settled_for: dict[Record, DataReader] = field(default_factory=dict)
+    """The process that has been told that a record is counted and stored."""
+    counted: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By epoch and shard: records at its beginning that a Master has counted."""
+
+
+@dataclass
+class Acknowledged:
+    """What one worker process has acknowledged, as its client understands the Master's promises."""
+
+    asked: dict[int, Ack | Open] = field(default_factory=dict)
+    """By number of the request."""
+    waiting: list[tuple[int, int, Shards]] = field(default_factory=list)
+    """Epoch, the Master's number (0: not known yet), shards: not known to be in the store."""
+
+
+class AloneAccount:
+    """Of one job. ``redone``: others may repeat the push of a lost worker, so that two use the same record."""
+
+    def __init__(self, data: SimDataSet, leased: Callable[[], Leased | None], redone: bool) -> None:
+        self._data, self._leased, self._redone = data, leased, redone
+        self.fail: Callable[[str], None] = lambda text: None
+        self.positions: list[Beginning] = []
+        """Those with a name."""
+        self.beginning: Beginning | None = None
+        """Where workers begin since the last rollback."""
+        self._histories: dict[int, History] = {0: History()}
+        self._acks: dict[int, Acknowledged] = {}
+        self._current: tuple[LeaseMachine | None, int] = (None, 0)
+        """The Master's machine and its history at the last event,"""
+        self._table: LeaseTable | None = None
+        """and its table."""
+        self._orders: dict[tuple[int, int], list[Record]] = {}
+        """Records of a shard in the order in which an epoch reads them."""
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def opened(self, reader: DataReader) -> None:
+        """A worker process begins to read."""
+        self._acks[id(reader)] = Acknowledged()
+        registry = reader.deps.trainers
+        registry.on_opening(lambda: setattr(registry, "beginning", self.beginning))
+        reader.transport.said = lambda text: self._said(reader, text)
+        reader.transport.heard = lambda text: self._heard(reader, text)
+
+    def used(self, reader: DataReader, epoch: int, records: tuple[int, ...]) -> None:
+        """A worker has used records."""
+        for number in records:
+            self._history(reader).used_by.setdefault((epoch, number), []).append(reader)
+
+    def named(self, name: str, ledger: str) -> None:
+        """A position has a name."""
+        self.positions.append(Beginning(name, 0, {NAME: ledger}))
+
+    def roll_back(self, position: Beginning) -> None:
+        """Workers that open from now on begin here."""
+        number = 1 + (self.beginning.history if self.beginning is not None else 0)
+        self.beginning = Beginning(position.name, number, position.ledgers)
+
+    def _history(self, reader: DataReader) -> History:
+        beginning = reader.deps.trainers.beginning
+        return self._histories.setdefault(0 if beginning is None else beginning.history, History())
+
+    def _said(self, reader: DataReader, text: str) -> None:
+        if not text.startswith("{") or '"id":"x"' in text:
+            return
+        message, acks = decode(text) if len(text) > 2 else None, self._acks[id(reader)]
+        if isinstance(message, Ack):
+            acks.asked[message.id] = message
+            acks.waiting.append((message.epoch, 0, message.shards))
+        elif isinstance(message, Open):
+            acks.asked[message.id] = message
+
+    def _heard(self, reader: DataReader, text: str) -> None:
+        message, acks = decode(text), self._acks[id(reader)]
+        if not isinstance(message, Opened | Done | LeasesGranted):
+            return
+        asked = acks.asked.pop(message.id, None)
+        gone = {shard for shard, _ in message.refused}
+        left = []
+        for epoch, number, shards in acks.waiting:
+            answered = isinstance(asked, Open) or (isinstance(asked, Ack) and asked.shards == shards)
+            kept = tuple(one for one in shards if one[0] not in gone) if answered else shards
+            left.append((epoch, message.number if answered and not number else number, kept))
+        acks.waiting = []
+        for epoch, number, shards in left:
+            if number and number <= message.kept:
+                self._settled(reader, epoch, shards)
+            elif shards:
+                acks.waiting.append((epoch, number, shards))
+
+    def _settled(self, reader: DataReader, epoch: int, shards: Shards) -> None:
+        """The worker need not remember these: they are counted and stored, and were not refused."""
+        history = self._history(reader)
+        for shard, upto, _ in shards:
+            for record in self._first(epoch, shard, upto):
+                mine = reader in history.used_by.get(record, ())
+                other = history.settled_for.get(record)
+                if mine and not self._redone and other is not None and other is not reader:
+                    self.fail(f"{other.worker} and {reader.worker} have both been told that {record} is counted")
+                if mine:
+                    history.settled_for[record] = reader
+
+    def _first(self, epoch: int, shard: int, upto: int) -> list[Record]:
+        """The records that ``upto`` of a shard stand for."""
+        leased = self._leased()
+        if leased is None or leased.files is None or shard >= len(leased.known):
+            return []
+        order = self._orders.get((epoch, shard))
+        if order is None:
+            records = self._data.records(leased.known.ref(shard))
+            rows = list(range(len(records)))
+            if self._data.shuffle and records:
+                permutation = Permutation(len(records), order_of(self._data.seed, epoch, shard))
+                rows = [int(row) for row in permutation.array(0, len(records))]
+            order = self._orders[epoch, shard] = [(epoch, records[row]) for row in rows]
+        return order[:upto]
+
+    # --- the Master --------------------------------------------------------------------------------------------------
+
+    def stepped(self, machine: LeaseMachine, data: Leased, table: LeaseTable) -> None:
+        """The Master's machine has had an event."""
+        number = data.independent.history
+        if (machine, number) == self._current and self._table is not None and table is not self._table:
+            self._ended(self._table)
+        history = self._histories.setdefault(number, History())
+        begins = self._current[0] is machine and self._current[1] < number
+        self._current, self._table = (machine, number), table
+        self._count(table.ledger, history, begins=begins)
+
+    def _ended(self, table: LeaseTable) -> None:
+        """A Master has ended an epoch."""
+        left = [one for one in range(table.ledger.shards) if table.state(one) not in (DONE, QUARANTINED)]
+        if left:
+            self.fail(f"epoch {table.epoch} has ended without the shards {left}")
+
+    def _count(self, ledger: Ledger, history: History, *, begins: bool) -> None:
+        """A Master counts these; ``begins``: from the beginning of a history."""
+        for shard in range(ledger.shards):
+            place, upto = (ledger.epoch, shard), WHOLE if ledger.is_done(shard) else ledger.count(shard)
+            before = history.counted.get(place, 0)
+            if upto <= before:
+                continue
+            history.counted[place] = upto
+            for record in self._first(*place, upto)[before:]:
+                if begins:
+                    history.begun.add(record)
+                elif record not in history.used_by and record not in history.begun:
+                    self.fail(f"{record} is counted, and no worker has used it")
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def whole(self, leased: Leased) -> Counter[Record]:
+        """Records that workers have used in the last history, and those before its beginning."""
+        history = self._histories[leased.independent.history]
+        found = Counter(history.used_by.keys() | history.begun)
+        if leased.independent.history and self.beginning is not None:
+            for epoch in range(Ledger.decode(self.beginning.ledgers[NAME]).epoch):
+                for shard in range(leased.listed.at(epoch).shards):
+                    found.update(self._first(epoch, shard, WHOLE))
+        return found
