@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_service.leases import consumption, file_additions, grants, independent, machine
+from data_service.leases import consumption, file_additions, grants, independent
 from data_service.leases.lease_table import LeaseTable
 from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from data_service.loader import replay, trainers
@@ -111,31 +111,9 @@ def joins_in_name_only(patch: Patch) -> None:
     patch.setattr(file_additions, "extend", lambda data: None)
 
 
-def does_it_again(patch: Patch) -> None:
-    """A request that is said twice is done twice."""
-    request = machine.LeaseMachine._request
-
-    def asked(
-        self: machine.LeaseMachine, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: Any
-    ) -> None:
-        request(self, turn, data, caller, client, word)
-        client.last = -1
-
-    patch.setattr(machine.LeaseMachine, "_request", asked)
-
-
-def takes_anybodys_word(patch: Patch) -> None:
-    """An acknowledgement counts whoever has the shard."""
-    take = LeaseTable.take
-
-    def taken(self: LeaseTable, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
-        return take(self, self.holders.get(shard, by), shard, upto, complete)
-
-    patch.setattr(LeaseTable, "take", taken)
-
-
-def has_no_fence(patch: Patch) -> None:
-    """After a rollback, what was leased before it still counts."""
+def trusts_who_opens(patch: Patch) -> None:
+    """A process keeps what its slot had leased, though it has taken the place of another or comes from before a
+    rollback."""
 
     def opened(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Any) -> object:
         refused = independent._claims(data, turn, data.position, caller, word)
@@ -145,12 +123,6 @@ def has_no_fence(patch: Patch) -> None:
         return consumption.opened(data, word.id, data.position.epoch, refused)
 
     patch.setattr(independent, "open_", opened)
-
-
-def never_gives_up(patch: Patch) -> None:
-    """The shards of a silent or dead trainer stay with it."""
-    patch.setattr(independent, "silence_s", lambda data: 1e9)
-    patch.setattr(independent, "world_began", lambda data, turn: None)
 
 
 # --- records of pushes ------------------------------------------------------------------------------------------------
@@ -166,11 +138,6 @@ def redoes_nothing(patch: Patch) -> None:
     patch.setattr(trainers, "decode", lambda *_: None)
 
 
-def forgets_refusals(patch: Patch) -> None:
-    """A trainer forgets an acknowledgement that the Master has refused, though its push is in the rows."""
-    patch.setattr(LeaseClient, "_keep_refused", lambda *_: None)
-
-
 def redoes_under_another_number(patch: Patch) -> None:
     """A push is repeated under a number that it did not have."""
     real = replay.decode
@@ -179,3 +146,26 @@ def redoes_under_another_number(patch: Patch) -> None:
         return real(text, dataset, epoch, trainer, seq + 1)
 
     patch.setattr(trainers, "decode", changed)
+
+
+FIRST: list[tuple[Bug, int]] = [
+    (asks_a_new_master_nothing, 11),
+    (takes_late_answers, 14),
+    (gives_up_what_is_asked, 2),
+    (loses_what_is_queued, 20),
+    (never_waits, 51),
+    (believes_nobody, 51),
+    (reads_on_from_the_start, 4),
+    (reads_on_from_the_start, 14),
+    (keeps_lost_leases, 24),
+    (leaves_nothing_out, 19),
+    (tells_nobody, 10),
+    (drops_what_is_held, 8),
+    (forgets_what_was_added, 50),
+    (joins_in_name_only, 50),
+    (trusts_who_opens, 8),
+    (fences_nobody, 92),
+    (redoes_nothing, 8),
+    (redoes_under_another_number, 8),
+]
+"""Each with a schedule that is known to find it."""

@@ -31,14 +31,22 @@ from data_service.protocol.messages import (
 )
 from edl.errors import DataError, ProtocolError
 from edl.master.service import Caller, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan, WorldEnded
-from edl.types import NodeId, Round
-from edl.wire.messages import World
-from tests.sim.lease_net import world_of
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.messages import Member, World
 from tests.unit.data_service.test_manifest import small
 
 W = TypeVar("W")
 NAME = "train"
 PLAIN = DataSetOptions(shuffle=False)
+
+
+def world_of(number: int, slots: list[int]) -> World:
+    """Nodes with so many slots each."""
+    members, first = [], 0
+    for node, count in enumerate(slots):
+        members.append(Member(NodeId(f"n{node}"), Incarnation(1), "host", count, Rank(first), (1,)))
+        first += count
+    return World(Round(number), tuple(members), 0)
 
 
 def caller(rank: int) -> Caller:
@@ -389,6 +397,16 @@ class TestFree:
         assert rule.lease(0, 1).leases[0].upto == 2
         after = Rule(2, rule.kept, taken_over=True)
         assert list(after.machine.sets[NAME].independent.commits) == ["one"]
+
+    def test_what_was_leased_before_a_rollback_counts_no_more(self) -> None:
+        rule = self.started()
+        rule.get(Done, 0, Commit, "nothing")
+        rule.lease(0, 1)
+        rule.get(Done, 0, Ack, 0, ((0, 2, False),))
+        rule.get(Done, 1, messages.Rollback, "nothing")
+        opened = rule.get(Opened, 0, Open, 0, granted=((0, 1),), acks=((0, 2, False),), fence=0)
+        assert [shard for shard, _ in opened.refused] == [0]
+        assert rule.machine.sets[NAME].position.ledger.count(0) == 0
 
     def test_gone_gives_back_at_once(self) -> None:
         rule = self.started()

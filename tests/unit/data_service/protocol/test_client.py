@@ -44,8 +44,9 @@ class Wire(Dispatcher):
         leases = tuple(Given(ShardRef(shard, "f", 0, 9, 9), 0) for shard in shards)
         self.answer(LeasesGranted, epoch=0, leases=leases, state=state)
 
-    def open(self) -> None:
-        self.answer(Opened, digest="x", format="ipc", shards=9, records=81, options=DataSetOptions(), epoch=0)
+    def open(self, **fields: Any) -> None:
+        settings = {"digest": "x", "format": "ipc", "shards": 9, "records": 81, "options": DataSetOptions(), "epoch": 0}
+        self.answer(Opened, **settings, **fields)
 
 
 @pytest.fixture
@@ -121,6 +122,26 @@ def test_another_failover_while_it_is_said_again(line: Wire, client: LeaseClient
     line.open()
     line.grant(3)
     assert client.wait(lease, never, LeasesGranted).leases
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_used_records_are_remembered_though_the_master_refuses_them(line: Wire, again: bool) -> None:
+    """They are in the parameters: the intents of this worker have to name them."""
+    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0))
+    client.open(0, "")
+    line.open()
+    client.ack(0, ((4, 2, False), (5, 9, True)))
+    refused = ((4, "it is pending"), (5, "it is pending"))
+    if again:
+        line.hear(None)
+        assert line.said[-1].acks == ((4, 2, False), (5, 9, True))
+        line.open(refused=refused, number=7, kept=7)
+    else:
+        line.answer(Done, epoch=0, refused=refused, number=7, kept=7)
+    assert client.unkept() == ((4, 2, False), (5, 9, True))
+    client.next_epoch(1, 0, True)
+    line.answer(Done, epoch=1, number=7, kept=7)
+    assert client.unkept() == ()
 
 
 def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient) -> None:
