@@ -17,7 +17,7 @@ from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.phrases import count, listed
 from edl.rendezvous.ranks import order
-from edl.rendezvous.rules import Size
+from edl.rendezvous.rules import NextSize
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import (
     NO_STATE,
@@ -148,7 +148,7 @@ def try_to_form(turn: Turn) -> None:
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
-        why = Size(size.nodes, "; ".join([size.reason, *slots.news(turn)]))
+        why = NextSize(size.nodes, "; ".join([size.reason, *slots.news(turn)]))
         _form_with_state(turn, ready, [member.node for member in previous], why)
 
 
@@ -201,7 +201,7 @@ def _writers(turn: Turn, newest: Restore) -> list[NodeId]:
     return found
 
 
-def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: Size) -> None:
+def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: NextSize) -> None:
     entries = {entry.info.node: entry for entry in ready}
     candidates = [slots.candidate(turn, entry) for entry in ready]
     target = turn.record.sizing.target(turn.spec.nodes)
@@ -218,7 +218,10 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
         lowest = size.nodes if recover else turn.bounds.lowest
         for nodes in range(size.nodes, lowest - 1, -turn.bounds.unit):
             if needed and slots.workers_of(turn, first(nodes)) == needed:
-                members, size = first(nodes), Size(nodes, f"the state in memory is cut for {count(needed, 'worker')}")
+                members, size = (
+                    first(nodes),
+                    NextSize(nodes, f"the state in memory is cut for {count(needed, 'worker')}"),
+                )
                 choice = choose(members, givers, needed)
                 break
     match choice:

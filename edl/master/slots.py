@@ -15,16 +15,16 @@ from edl.master.policies.slots import Dropped, Strike
 from edl.master.restoring import is_cut
 from edl.master.state import NodeEntry, NodeStatus
 from edl.master.turn import Turn
-from edl.rendezvous.ranks import Candidate, order
+from edl.rendezvous.ranks import ReadyNode, order
 from edl.types import NodeId
 from edl.wire.messages import NodeInfo, UseSlots
 from edl.wire.scale_requests import Cordon
 
 
-def candidate(turn: Turn, entry: NodeEntry) -> Candidate:
+def candidate(turn: Turn, entry: NodeEntry) -> ReadyNode:
     """A node in the form that ``edl.rendezvous.ranks`` needs."""
     info = entry.info
-    return Candidate(info.node, entry.joined, info.node_rank, info.index, impaired=is_impaired(turn, entry))
+    return ReadyNode(info.node, entry.joined, info.node_rank, info.index, impaired=is_impaired(turn, entry))
 
 
 def is_impaired(turn: Turn, entry: NodeEntry) -> bool:
