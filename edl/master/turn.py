@@ -17,7 +17,7 @@ from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage, Member
 
 
-class Turn:
+class MasterTurn:
     """Working copy of a ``MasterState`` during one step."""
 
     def __init__(self, state: MasterState, now_s: float) -> None:

@@ -368,7 +368,7 @@ def agent(*, by_device: bool = False, independent: bool = False) -> Node:
     node = Node()
     node.state = AgentState(node_info(count=3, spare=1), Timeouts(shutdown_s=10.0), contact_s=50.0, by_device=by_device)
     node.state = dataclasses.replace(node.state, independent=independent)
-    node.feed(ag.Connected(), ag.Warmed())
+    node.feed(ag.Connected(), ag.ForkServerReady())
     return node.hear(StartRound(world_of(1, 0, 1, 2), "go"))
 
 
