@@ -91,7 +91,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PrefixSnapshot:
     """All keys under a prefix at one revision, sorted by key."""
 
     entries: tuple[KeyValue, ...]
@@ -105,7 +105,7 @@ class Store(Protocol):
     ``StoreRefused`` when the store rejects the call (credentials). Writes are never retried automatically.
     """
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """All keys that begin with ``prefix``; the read is linearizable."""
         ...
 

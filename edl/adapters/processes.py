@@ -39,9 +39,8 @@ from edl.wire.fork_server import (
     Entitled,
     Exited,
     Forward,
+    LogLine,
     Message,
-    Note,
-    Order,
     Resumed,
     Signal,
     Spawn,
@@ -51,6 +50,7 @@ from edl.wire.fork_server import (
     Suspended,
     Warmed,
     WarmFailed,
+    WorkerOrder,
     decode,
     encode,
     helper_command,
@@ -173,7 +173,7 @@ class ForkServerProcesses:
         """Start a worker; see ``Processes.spawn``. The worker's events are queued after this call has its pid."""
         command = self._command
         arguments = with_macros(command.arguments, local_rank)
-        order = Order(command.kind.value, command.target, arguments, environment, cores=cores)
+        order = WorkerOrder(command.kind.value, command.target, arguments, environment, cores=cores)
         self._mark = environment.get(AGENT_VARIABLE, "")
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -340,7 +340,7 @@ class ForkServerProcesses:
                 self._publish(pid, WorkerResumed(pid))
             case Stopped(reason):
                 self._events.put_nowait(WorkersStopped(reason))
-            case Note(text):
+            case LogLine(text):
                 self._log(text)
 
     def _born(self, answer: asyncio.Future[int] | None, pid: int) -> None:

@@ -19,7 +19,7 @@ from edl.master.state import Phase
 from edl.ports import Ruling
 from edl.schedulers.plan import JobSummary
 from edl.schedulers.shell import Reconciler, job_of
-from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.launcher import SimLauncher
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.simulated_cluster import ClusterTraits, SimCluster, SimScheduler
 from edl.testing.sim.world import LOOK_EVERY_S, SimWorld
@@ -56,7 +56,7 @@ class SchedulerFault:
 class ObservedRuling:
     """The Master's shell as one reconciler sees it. Checks the reconciler's requests and calls."""
 
-    def __init__(self, plugin: SchedulerPlugin, launcher: Launcher, ruling: Ruling) -> None:
+    def __init__(self, plugin: SchedulerPlugin, launcher: SimLauncher, ruling: Ruling) -> None:
         self._plugin, self.launcher, self._ruling = plugin, launcher, ruling
         self.job: JobSummary | None = None
         """As it was shown last."""
@@ -171,7 +171,7 @@ class SchedulerPlugin(Plugin):
             world.checks.trouble(0.0)
             self.cluster.doom(fault.pick)
 
-    def companions(self, launcher: Launcher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
+    def companions(self, launcher: SimLauncher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
         """The reconciler of a new Master."""
         observed = ObservedRuling(self, launcher, ruling)
         self._terms.append(observed)

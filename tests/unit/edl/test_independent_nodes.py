@@ -300,9 +300,9 @@ class Two:
         self.state = decision.state
         for effect in decision.effects:
             match effect:
-                case ms.Tell(node, _, message) if node in self.agents:
+                case ms.TellNode(node, _, message) if node in self.agents:
                     self.feed(node, ev.MasterSaid(message))
-                case ms.Note(_, text, _):
+                case ms.HistoryEntry(_, text, _):
                     self.notes.append(text)
 
     def did(self, name: str, kind: type[ev.Effect]) -> list[ev.Effect]:
