@@ -39,7 +39,7 @@ from edl.adapters.transport import Connection, MasterClient, MasterServer, refus
 from edl.agent.shell import LONGEST_RECONNECT_PAUSE_S, RECONNECT_PAUSE_S
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.master.candidate import Callbacks, Candidate
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Condition, Delete, Operation, Put
 from edl.tasks import Backoff
@@ -265,8 +265,8 @@ class Masters:
         deps = MasterDeps(
             *(self._store, SystemClock(), JobKeys(JOB), self._spec, MASTER, refuses, self._heard, wall_clock_s)
         )
-        callbacks = Callbacks(lambda ruler, token: None, self._rule, lambda outcome: None)
-        candidate = Candidate(deps, Ruler(MASTER, HOST, self._port, ""), callbacks)
+        callbacks = Callbacks(lambda master, token: None, self._elected, lambda outcome: None)
+        candidate = Candidate(deps, MasterInfo(MASTER, HOST, self._port, ""), callbacks)
         self._keeping = asyncio.ensure_future(self._keep(candidate))
         self._running = asyncio.ensure_future(candidate.run())
         await _until(lambda: self.shell is not None and self.shell.serving)
@@ -283,7 +283,7 @@ class Masters:
     def _heard(self, text: str) -> None:
         self.deposed += "no longer the Master" in text or "stepping down as Master" in text
 
-    def _rule(self, shell: MasterShell | None) -> None:
+    def _elected(self, shell: MasterShell | None) -> None:
         self.shell = shell
         self._server.serve(shell)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.types import NodeId, Token
+from edl.types import FencingToken, NodeId
 from edl.wire.messages import NO_STATE, Holding, Version
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import JobStatus
@@ -147,7 +147,7 @@ class Guard:
     """The election key and the fencing token under which a Master may write."""
 
     key: str
-    token: Token
+    token: FencingToken
 
     def condition(self) -> Condition:
         """The condition that holds until this Master is replaced."""
@@ -193,7 +193,7 @@ class Lines(Protocol):
         ...
 
 
-class Ruling(Protocol):
+class ElectedMaster(Protocol):
     """The interface of the elected Master's shell for components that run beside it."""
 
     def status(self) -> JobStatus:

@@ -29,7 +29,7 @@ from edl.ports import (
     WorkerSuspended,
 )
 from edl.tasks import BackgroundTasks, Backoff, Timer, end
-from edl.types import Round, Token
+from edl.types import FencingToken, Round
 from edl.wire.messages import (
     AgentMessage,
     Attach,
@@ -66,7 +66,7 @@ class AgentShell:
         self._ports = deps.ports
         self._ports_good_for: tuple[MasterStream | None, Round] | None = None
         self._stream: MasterStream | None = None
-        self._ruler: tuple[str, int, Token] | None = None
+        self._master: tuple[str, int, FencingToken] | None = None
         self._redial = asyncio.Event()
         self._background = BackgroundTasks(self._task_failed)
         self._introduced: MasterStream | None = None
@@ -247,9 +247,9 @@ class AgentShell:
         if self._stream is None:
             return
         self._stream.send(message)
-        if isinstance(message, Attach) and self._ruler is not None:
+        if isinstance(message, Attach) and self._master is not None:
             self._introduced = self._stream
-            self._worker_server.reattached(self._ruler[2])
+            self._worker_server.reattached(self._master[2])
 
     def _relay(self, said: ServiceSaid) -> None:
         """Pass a worker's message to a service of the Master if this node is attached. Otherwise drop it: the worker
@@ -308,9 +308,9 @@ class AgentShell:
 
     # --- what feeds it ---------------------------------------------------------------------------------------------
 
-    def follow(self, host: str, port: int, token: Token) -> None:
+    def follow(self, host: str, port: int, token: FencingToken) -> None:
         """Attach to this Master instead of the previous one."""
-        self._ruler = (host, port, token)
+        self._master = (host, port, token)
         self._dial()
 
     def _dial(self) -> None:
@@ -323,8 +323,8 @@ class AgentShell:
             await self._redial.wait()
             self._redial.clear()
             pauses = Backoff(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
-            while not self._redial.is_set() and self._ruler is not None:
-                call = asyncio.ensure_future(self._call(*self._ruler, pauses))
+            while not self._redial.is_set() and self._master is not None:
+                call = asyncio.ensure_future(self._call(*self._master, pauses))
                 hang_up = asyncio.ensure_future(self._redial.wait())
                 try:
                     await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -332,7 +332,7 @@ class AgentShell:
                     await end(call)
                     await end(hang_up)
 
-    async def _call(self, host: str, port: int, token: Token, pauses: Backoff) -> None:
+    async def _call(self, host: str, port: int, token: FencingToken, pauses: Backoff) -> None:
         """Attach to a Master until the stream ends, then check whether that Master is dead."""
         stream, now_s = self._deps.connect(host, port), self._deps.clock.now_s
         attached, opened_s = False, 0.0
@@ -352,7 +352,7 @@ class AgentShell:
         if attached and now_s() - opened_s >= LONGEST_RECONNECT_PAUSE_S:
             pauses.reset()
         if await self._deps.refuses(host, port):
-            self._deps.ruler_refused(token)
+            self._deps.master_refused(token)
         await asyncio.sleep(pauses.next())
 
     async def _hear(self, message: MasterMessage) -> None:

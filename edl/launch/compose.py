@@ -69,8 +69,8 @@ from edl.launch.accelerators import paddle_devices, slot_identities, visible_dev
 from edl.launch.addresses import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
-from edl.launch.helpers import HelperKind, HelpersBeside, Kit
-from edl.launch.launcher import Beside, Launcher, Parts, ended_before
+from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
+from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
@@ -80,12 +80,12 @@ from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import wire
 from edl.master.candidate import Candidate
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
-from edl.types import Incarnation, JobId, NodeId, Token
+from edl.types import FencingToken, Incarnation, JobId, NodeId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo
 
@@ -137,7 +137,7 @@ async def launch(settings: LaunchSettings) -> int:
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
         store, member, endpoints = await _open_store(settings, cleanup, log)
-        place = _Place(
+        place = _NodeDeps(
             Registration(
                 *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log),
                 secret=settings.store.secret,
@@ -293,7 +293,7 @@ async def _reach(
 
 
 @dataclass(slots=True)
-class _Place:
+class _NodeDeps:
     """The parts of a launcher that its place in the job consists of."""
 
     registration: Registration
@@ -321,7 +321,7 @@ class _Place:
 
 
 async def _take_place(
-    settings: LaunchSettings, place: _Place, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
+    settings: LaunchSettings, place: _NodeDeps, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> None:
     """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` if this node's previous launcher
     belonged to a job that has just ended."""
@@ -378,7 +378,7 @@ def _patience_s(settings: LaunchSettings) -> float:
     return settings.store.connect_timeout_s
 
 
-def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Web | None:
+def _web(settings: LaunchSettings, place: _NodeDeps, log: Callable[[str], None]) -> Web | None:
     """The HTTP side, which does not listen yet; None without ``--http-port``."""
     if settings.http is None:
         return None
@@ -387,7 +387,9 @@ def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) ->
     return Web(WebDeps(settings.spec.job, settings.http, lambda: place.registration.token, log, SystemClock().now_s))
 
 
-async def _memory_checkpoints(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> MemoryCheckpoints:
+async def _memory_checkpoints(
+    settings: LaunchSettings, place: _NodeDeps, log: Callable[[str], None]
+) -> MemoryCheckpoints:
     """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
     wanted, checkpoint_storage = settings.state, None
     if place.files is not None:
@@ -418,9 +420,9 @@ async def _memory_checkpoints(settings: LaunchSettings, place: _Place, log: Call
     return memory
 
 
-def _kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> Kit:
+def _kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> HelperDeps:
     spec = settings.spec
-    return Kit(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
+    return HelperDeps(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
 
 
 def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
@@ -443,7 +445,7 @@ def _put_together(
     settings: LaunchSettings,
     store: Store,
     member: EtcdMember | None,
-    place: _Place,
+    place: _NodeDeps,
     processes: ForkServerProcesses,
     warming: asyncio.Future[str],
     log: Callable[[str], None],
@@ -458,10 +460,10 @@ def _put_together(
             lines=_lines(spec, info.node, log),
             companions=scaling.companions(settings, store, place.endpoints, log),
         ),
-        Ruler(info.node, info.host, info.port, place.web.url if place.web is not None else ""),
-        rule=lambda shell: _rule(place, shell),
+        MasterInfo(info.node, info.host, info.port, place.web.url if place.web is not None else ""),
+        elected=lambda shell: _elected(place, shell),
         make_agent=lambda candidate, register: _agent(settings, place, candidate, processes, warming, register, log),
-        make_parts=lambda candidate, agent: Parts(
+        make_parts=lambda candidate, agent: LauncherDeps(
             job=spec.job,
             lease_ttl_s=spec.timeouts.lease_ttl_s,
             clock=clock,
@@ -494,17 +496,17 @@ def _put_together(
     return launcher
 
 
-def _begin_web(place: _Place, candidate: Candidate) -> None:
+def _begin_web(place: _NodeDeps, candidate: Candidate) -> None:
     if place.web is not None:
-        place.web.begin(lambda: candidate.ruler.http if candidate.ruler is not None else None)
+        place.web.begin(lambda: candidate.master.http if candidate.master is not None else None)
         place.beside.append(place.web)
 
 
-def _rule(place: _Place, shell: MasterShell | None) -> None:
+def _elected(place: _NodeDeps, shell: MasterShell | None) -> None:
     """Called when this launcher becomes the Master (``shell``), or stops being the Master (None)."""
     place.server.serve(shell)
     if place.web is not None:
-        place.web.rule(shell)
+        place.web.use_master(shell)
 
 
 def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
@@ -519,7 +521,9 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     return (leases, PlacementMachine(spec.servers, limits=limits))
 
 
-def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:
+def _lines(
+    spec: JobSpec, node: NodeId, log: Callable[[str], None]
+) -> Callable[[FencingToken, LineListener], Lines] | None:
     """The factory of the Master's connections to pservers; None for a job without them."""
     if not spec.servers:
         return None
@@ -531,7 +535,7 @@ def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[
 
 def _agent(
     settings: LaunchSettings,
-    place: _Place,
+    place: _NodeDeps,
     candidate: Candidate,
     processes: ForkServerProcesses,
     warming: asyncio.Future[str],
@@ -567,7 +571,7 @@ def _agent(
             ),
             refuses=refuses,
             register=register,
-            ruler_refused=candidate.ruler_refused,
+            master_refused=candidate.master_refused,
             log=log,
             activity=activity,
             switches=place.switches,

@@ -72,7 +72,7 @@ class HelperKind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class HelperDeps:
     """What a group of helpers needs from its launcher."""
 
     store: Store
@@ -87,7 +87,7 @@ class Kit:
 class Helpers:
     """A group of helper processes, restarted when they die, and their keys."""
 
-    def __init__(self, kit: Kit, kind: HelperKind) -> None:
+    def __init__(self, kit: HelperDeps, kind: HelperKind) -> None:
         self._kit = kit
         self._kind = kind
         self._clock = SystemClock()
@@ -284,7 +284,7 @@ def _drains(value: bytes) -> bool:
 class HelpersBeside:
     """Helpers of a launcher that also runs workers. If they cannot be started, it continues without them."""
 
-    def __init__(self, kit: Kit, kind: HelperKind) -> None:
+    def __init__(self, kit: HelperDeps, kind: HelperKind) -> None:
         self._helpers = Helpers(kit, kind)
         self._what = kind.what
         self._log = kit.log
@@ -365,7 +365,7 @@ async def _take_part(
         return int(ExitCode.OK)
     spec, token = found
     host = settings.local_addr or address_towards(settings.store.endpoints[0])
-    helpers = Helpers(Kit(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
+    helpers = Helpers(HelperDeps(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
     party.append(helpers)
     running = asyncio.ensure_future(helpers.run())
     watching = asyncio.ensure_future(look.until_over(spec.timeouts.recover_s))

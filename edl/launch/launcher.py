@@ -104,7 +104,7 @@ class LeaseRenewer(Protocol):
 
 
 @dataclass(slots=True)
-class Parts:
+class LauncherDeps:
     """The parts of a launcher, as built by ``edl.launch.compose``."""
 
     job: JobId
@@ -139,7 +139,7 @@ class Parts:
 class Launcher:
     """Runs the parts until the agent says how to end."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: LauncherDeps) -> None:
         self._parts = parts
         self._signals = 0
         """Number of signals received that ask this launcher to leave."""

@@ -42,17 +42,17 @@ from edl.ports import (
     ChangeKind,
     Clock,
     Condition,
+    ElectedMaster,
     Guard,
     LineListener,
     Lines,
     ModifiedAt,
     Operation,
     Put,
-    Ruling,
     Store,
 )
 from edl.tasks import BackgroundTasks, Timer
-from edl.types import Incarnation, NodeId, Token
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import (
@@ -104,10 +104,10 @@ class MasterDeps:
     """Empty: the job has none. None: not known on this node."""
     services: Callable[[], Sequence[Service]] = tuple
     """Creates the hosted services, once per term of office."""
-    lines: Callable[[Token, LineListener], Lines] | None = None
+    lines: Callable[[FencingToken, LineListener], Lines] | None = None
     """Creates the connections to helper processes for one term of office; None: the job's services need none."""
-    companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
-    """Coroutines that run while this Master is in office; see ``Ruling``."""
+    companions: Callable[[ElectedMaster], Sequence[Coroutine[Any, Any, None]]] = lambda master: ()
+    """Coroutines that run while this Master is in office; see ``ElectedMaster``."""
     decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda *step: None
     """Observes each decision before it is carried out, with its events; the take-over has none."""
 
@@ -115,7 +115,7 @@ class MasterDeps:
 class MasterShell:
     """One term of office, from election to stepping down. ``run`` ends with the job or the term."""
 
-    def __init__(self, deps: MasterDeps, token: Token, before: NodeId | None = None) -> None:
+    def __init__(self, deps: MasterDeps, token: FencingToken, before: NodeId | None = None) -> None:
         """``before``: the previous Master's node, as far as this launcher knows."""
         self._deps = deps
         self.token = token
@@ -498,11 +498,11 @@ class MasterShell:
         return await asking.answer
 
     async def changed(self) -> None:
-        """Wait for the next change; see ``Ruling``. Raises ``FencedOut`` if this Master has stepped down."""
+        """Wait for the next change; see ``ElectedMaster``. Raises ``FencedOut`` if this Master has stepped down."""
         await self._news.changed()
 
     def explain(self, text: str) -> None:
-        """Set the explanation shown in the status; see ``Ruling``."""
+        """Set the explanation shown in the status; see ``ElectedMaster``."""
         self._explanation = text
 
     def ask(self, asked: Asked) -> Answer:

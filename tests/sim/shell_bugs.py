@@ -47,8 +47,8 @@ def wakes_nobody_for_a_new_master() -> contextlib.AbstractContextManager[Any]:
         while True:
             await self._redial.wait()
             pauses = tasks.Backoff(agent_shell.RECONNECT_PAUSE_S, agent_shell.LONGEST_RECONNECT_PAUSE_S)
-            while self._ruler is not None:
-                await self._call(*self._ruler, pauses)
+            while self._master is not None:
+                await self._call(*self._master, pauses)
                 if self._redial.is_set():
                     break
             await asyncio.sleep(0.3)

@@ -19,7 +19,7 @@ from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, SimWorker
-from edl.types import Round, Token
+from edl.types import FencingToken, Round
 from edl.wire.local import Target
 from edl.wire.messages import (
     NO_SETTINGS,
@@ -182,7 +182,9 @@ class Checks:
         if self._token and (self.record is None or self.record.outcome is None):
             self.fail(f"{where} founds the job again, and it has not ended")
 
-    def record_written(self, state: MasterState, decided_s: float, token: Token, real: Token, revision: int) -> None:
+    def record_written(
+        self, state: MasterState, decided_s: float, token: FencingToken, real: FencingToken, revision: int
+    ) -> None:
         """The store has taken a record."""
         if token != real:
             self.fail(f"a Master of token {token} wrote although {real} rules")

@@ -284,10 +284,10 @@ def _drop_slot(world: SimWorld, fault: Fault) -> None:
 
 def _unfit(world: SimWorld, fault: Fault) -> None:
     found, master = _slot(world, fault), world.master
-    if found is not None and master is not None and master.ruling is not None:
+    if found is not None and master is not None and master.master_shell is not None:
         launcher, slot = found
         event = ms.Unfit(launcher.node, launcher.info.incarnation, slot, "does not pass its check")
-        master.run(master.ruling._events.put_nowait, event)  # no part of edl checks cards yet
+        master.run(master.master_shell._events.put_nowait, event)  # no part of edl checks cards yet
 
 
 def _notice(world: SimWorld, fault: Fault) -> None:
@@ -331,8 +331,8 @@ def _service_fails(world: SimWorld, fault: Fault) -> None:
 
 def _report(world: SimWorld, event: ms.Event) -> None:
     master = world.master
-    if master is not None and master.ruling is not None:
-        master.run(master.ruling._events.put_nowait, event)  # the simulated jobs have no services
+    if master is not None and master.master_shell is not None:
+        master.run(master.master_shell._events.put_nowait, event)  # the simulated jobs have no services
 
 
 def _suspend(world: SimWorld, fault: Fault) -> None:

@@ -19,7 +19,7 @@ from edl.launch.registration import JobEnded, Registration
 from edl.launch.wiring import wire
 from edl.master import events as ev
 from edl.master.candidate import Candidate
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
 from edl.master.stored import record_in
@@ -30,7 +30,7 @@ from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import SimWorker
-from edl.types import NodeId, Token
+from edl.types import FencingToken, NodeId
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
 from edl.wire.status import JournalEntry
 
@@ -66,7 +66,7 @@ class SimLauncher(SimProcess):
         self._decision: ev.Decision | None = None
         """The last one of the Master here, and when it was made."""
         self._decided_s = 0.0
-        self._token = Token(0)
+        self._token = FencingToken(0)
         """Of the Master that decided it: a write may take effect after that Master, or this process, is gone."""
         self._main = self.loop.create_task(self._run())
         self._main.add_done_callback(self._returned)
@@ -107,13 +107,13 @@ class SimLauncher(SimProcess):
                 *(self.store, clock, deps.keys, spec, info.node, self._refuses, self.log, lambda: deps.timeline.now_s),
                 checkpoint_dir="directory",
                 services=deps.plugin.services,
-                companions=lambda ruling: deps.plugin.companions(self, ruling),
+                companions=lambda master: deps.plugin.companions(self, master),
                 decided=self._master_decided,
             ),
-            Ruler(info.node, info.host, info.port),
-            rule=self.server.serve,
+            MasterInfo(info.node, info.host, info.port),
+            elected=self.server.serve,
             make_agent=lambda candidate, register: self._agent(clock, candidate, register),
-            make_parts=lambda candidate, agent: real.Parts(
+            make_parts=lambda candidate, agent: real.LauncherDeps(
                 job=spec.job,
                 lease_ttl_s=spec.timeouts.lease_ttl_s,
                 clock=clock,
@@ -151,7 +151,7 @@ class SimLauncher(SimProcess):
                 connect=self._connect,
                 refuses=self._refuses,
                 register=register,
-                ruler_refused=candidate.ruler_refused,
+                master_refused=candidate.master_refused,
                 log=self.log,
                 activity=lambda pids: {},
                 switches=SimSwitchFiles(deps.states.directory),
@@ -210,9 +210,9 @@ class SimLauncher(SimProcess):
         if record != decision.state.record:
             deps.checks.fail(f"{self.node} decides {decision.state.record}, and the store holds {record}")
         changed = deps.checks.record != record
-        ruling = deps.store.created(keys.master)
+        elected = deps.store.created(keys.master)
         revision = deps.store.modified(keys.scale)
-        deps.checks.record_written(decision.state, self._decided_s, self._token, ruling, revision)
+        deps.checks.record_written(decision.state, self._decided_s, self._token, elected, revision)
         if deps.kill_on_write and changed:
             deps.kill_on_write = False
             self.after(0.0, self.crash)
@@ -257,7 +257,7 @@ class SimLauncher(SimProcess):
         return self.shell.state if self.shell is not None else None
 
     @property
-    def ruling(self) -> MasterShell | None:
+    def master_shell(self) -> MasterShell | None:
         """The Master that rules here, as far as this launcher knows."""
         return self.candidate.shell if self.candidate is not None and self.alive else None
 

@@ -12,7 +12,7 @@ from edl.testing.memory_store import MemoryStore
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.network import STORE, Network
 from edl.testing.sim.timeline import ScheduledCall, Timeline
-from edl.types import Token
+from edl.types import FencingToken
 
 T = TypeVar("T")
 LATEST_NEWS_S = 0.5
@@ -90,9 +90,9 @@ class SimStore:
         """What lies under a prefix, without asking over the network."""
         return {entry.key: entry.value for entry in self.memory.peek(prefix)}
 
-    def created(self, key: str) -> Token:
+    def created(self, key: str) -> FencingToken:
         """Create revision of a key, 0 when it does not exist."""
-        return Token(next((one.create_revision for one in self.memory.peek(key) if one.key == key), 0))
+        return FencingToken(next((one.create_revision for one in self.memory.peek(key) if one.key == key), 0))
 
     def modified(self, key: str) -> int:
         """Revision of the last write of a key, 0 when it does not exist."""

@@ -212,7 +212,7 @@ class SimWorld:
     def _ask_master(self, asked: Asked) -> None:
         """What ``edl save`` and the like do."""
         master = self.master
-        shell = master.ruling if master is not None else None
+        shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
             return
 
@@ -229,7 +229,7 @@ class SimWorld:
     def ask_for(self, request: ScaleRequest, heard: Callable[[Granted], None] = lambda granted: None) -> None:
         """Somebody wants another size. Where nobody rules, or the Master dies meanwhile, no answer comes."""
         master = self.master
-        shell = master.ruling if master is not None else None
+        shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
             return
 
@@ -289,7 +289,7 @@ class SimWorld:
         """The launcher that rules by the store's word."""
         token = self.store.created(self.deps.keys.master)
         for launcher in self.launchers.values():
-            if launcher.alive and launcher.ruling is not None and launcher.ruling.token == token:
+            if launcher.alive and launcher.master_shell is not None and launcher.master_shell.token == token:
                 return launcher
         return None
 
@@ -308,12 +308,12 @@ class SimWorld:
         for launcher in self.launchers.values():
             agent = launcher.agent
             seen = f"{agent.phase.value} seen {agent.seen_round} connected {agent.connected}" if agent else "joining"
-            ruler = launcher.candidate.ruler if launcher.candidate is not None else None
+            followed = launcher.candidate.master if launcher.candidate is not None else None
             lines.append(
-                f"{launcher.node}: alive {launcher.alive}, {seen}, follows {ruler}, outcome {launcher.outcome}"
+                f"{launcher.node}: alive {launcher.alive}, {seen}, follows {followed}, outcome {launcher.outcome}"
             )
-            if launcher.ruling is not None and launcher.alive:
-                lines.append(f"    rules {launcher.ruling.token}: {describe(launcher.ruling.state)}")
+            if launcher.master_shell is not None and launcher.alive:
+                lines.append(f"    rules {launcher.master_shell.token}: {describe(launcher.master_shell.state)}")
         return "\n".join(lines)
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class SimWorld:
 
     def _look_at_streams(self, launcher: SimLauncher) -> None:
         """A Master does not take a node for attached whose stream has ended."""
-        shell = launcher.ruling
+        shell = launcher.master_shell
         attached: set[NodeId] = set()
         writes = not self.store.away and not launcher.paused and self.network.both(launcher.host, STORE)
         if writes and shell is not None and shell.serving and shell.state is not None:
@@ -403,9 +403,9 @@ class SimWorld:
     def _led_well(self, launcher: SimLauncher, master: SimLauncher | None) -> bool:
         """Attached to the real Master, or to one that misses nobody."""
         leader = launcher.connected_to()
-        if leader is None or not isinstance(leader, SimLauncher) or leader.ruling is None:
+        if leader is None or not isinstance(leader, SimLauncher) or leader.master_shell is None:
             return False
-        state = leader.ruling.state
+        state = leader.master_shell.state
         return leader is master or (state is not None and not absent(state))
 
     # --- whole schedules ---------------------------------------------------------------------------------------------
@@ -495,10 +495,10 @@ class SimWorld:
         """The newest commit that the Master of a suspended job knows to be complete would survive all launchers."""
         if self.ended() or not self._sizing.suspended:
             return True  # somebody else has resumed it
-        ruling = self.master.ruling if self.master is not None else None
-        if ruling is None or ruling.state is None:
+        shell = self.master.master_shell if self.master is not None else None
+        if shell is None or shell.state is None:
             return False
-        known = newest_in_memory([entry for entry in ruling.state.nodes.values() if entry.attached]).version
+        known = newest_in_memory([entry for entry in shell.state.nodes.values() if entry.attached]).version
         return known <= max((version for version, _ in self.directory.complete()), default=NO_STATE)
 
     def _mend(self) -> None:

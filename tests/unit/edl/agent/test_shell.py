@@ -24,7 +24,7 @@ from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
 from edl.tasks import end
 from edl.testing.clock import FakeClock
-from edl.types import Incarnation, NodeId, Token
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire.messages import NodeInfo
 
 INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
@@ -101,7 +101,7 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         connect=nobody,
         refuses=nobody,
         register=nobody,
-        ruler_refused=nobody,
+        master_refused=nobody,
         log=stuck.said.append,
         activity=nobody,
     )
@@ -211,7 +211,7 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
         monkeypatch.setattr(shell, "_deps", deps)
         monkeypatch.setattr(asyncio, "sleep", pause)
         staying = asyncio.ensure_future(shell._stay_attached())
-        shell.follow("host-m", 7, Token(3))
+        shell.follow("host-m", 7, FencingToken(3))
         await called_often.wait()
         assert paused == pauses
         await end(staying)
