@@ -19,7 +19,17 @@ from torch.distributed import distributed_c10d as c10d
 from edl.torch import devices, nccl
 from edl.torch.addresses import Addresses, endpoint
 from edl.torch.collectives import Collectives, nccl_error
-from edl.torch.sockets import connections, deafen, hang_up, listeners, poke
+from edl.torch.sockets import (
+    Socket,
+    connections,
+    deafen,
+    hang_up,
+    knock,
+    listeners,
+    listeners_since,
+    poke,
+    sockets,
+)
 from edl.wire.local import Seat
 from edl.worker.patience import wait_until_open
 
@@ -60,6 +70,8 @@ class TorchGroup:
         self._groups: list[Any] = []
         self._held: list[Any] = []
         """torch's own store, the wrappers that gloo uses instead, and gloo's devices."""
+        self._before_nccl: frozenset[Socket] | None = None
+        """While NCCL's communicator is being set up: the sockets that were open before."""
         self.watch = Collectives(self)
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -96,6 +108,8 @@ class TorchGroup:
         deaf = deafen(connections(self.addresses))
         if self._forming:
             poke(listeners(self.addresses), self.seat.world_size)
+        if (before := self._before_nccl) is not None:
+            knock(listeners_since(before))
         return deaf
 
     def _disconnect_again(self, deaf: list[socket.socket]) -> None:
@@ -144,7 +158,11 @@ class TorchGroup:
 
     def _begin_nccl(self, formed: Any) -> None:
         if self.seat.world_size > 1:
-            nccl.form(formed, torch.device("cuda", torch.cuda.current_device()))
+            self._before_nccl = sockets()
+            try:
+                nccl.form(formed, torch.device("cuda", torch.cuda.current_device()))
+            finally:
+                self._before_nccl = None
         look = (lambda: list(self._groups), self._aborted, self.seat.round, nccl.end_process)
         _in_background(lambda: nccl.watch(*look))
 

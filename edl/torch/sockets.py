@@ -1,7 +1,8 @@
 """The sockets of a process group, and how to shut them down.
 
 gloo and torch's store offer no way to interrupt a call that waits for a peer. If edl shuts down the socket, they see it
-as closed by the peer, so every call on it fails at once.
+as closed by the peer, so every call on it fails at once. NCCL cannot be interrupted while it sets up a communicator: it
+waits on listening sockets, and gives up when a caller hangs up before it has said who it is.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ def listeners(addresses: Addresses) -> frozenset[Socket]:
     return frozenset(found)
 
 
+def listeners_since(before: frozenset[Socket]) -> frozenset[Socket]:
+    """The sockets on which this process accepts connections and which were not open before."""
+    return frozenset(one for one, opened in _each(sockets() - before) if _listens(opened))
+
+
 def _ends(opened: socket.socket) -> tuple[Endpoint | None, Endpoint | None]:
     try:
         here = endpoint(*opened.getsockname()[:2])
@@ -153,6 +159,14 @@ def poke(chosen: Iterable[Socket], pairs: int) -> None:
                 caller.settimeout(_POKE_TIMEOUT_S)
                 caller.connect(name)
                 caller.sendall(struct.pack("=q", pair))
+
+
+def knock(chosen: Iterable[Socket]) -> None:
+    """Connect to each of these listeners once and hang up. Other listeners than NCCL's pass over such a caller."""
+    for _, listener in _each(chosen):
+        with contextlib.suppress(OSError), socket.socket(listener.family, socket.SOCK_STREAM) as caller:
+            caller.settimeout(_POKE_TIMEOUT_S)
+            caller.connect(listener.getsockname())
 
 
 def _each(chosen: Iterable[Socket]) -> Iterator[tuple[Socket, socket.socket]]:

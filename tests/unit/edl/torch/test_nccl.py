@@ -1,8 +1,9 @@
-"""edl's calls of NCCL backends. The backends are fakes: no call here has run on a GPU."""
+"""edl's calls of NCCL backends. The backends are fakes; ``tests/process/test_nccl.py`` makes the calls on a card."""
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +25,13 @@ pytestmark = pytest.mark.torch
 
 
 class Backend:
-    """Like torch's: creating the communicator waits for all peers, and ``abort`` releases all waiters."""
+    """Like torch's on a card: creating the communicator waits for all peers on a listening socket. ``abort`` does not
+    release that; a caller that hangs up does."""
 
     def __init__(self, peers_are_there: bool = True) -> None:
         self.calls: list[str] = []
         self.error = "SUCCESS"
-        self.connecting, self.freed = threading.Event(), threading.Event()
+        self.connecting = threading.Event()
         self._peers_are_there = peers_are_there
 
     def name(self) -> str:
@@ -37,14 +39,18 @@ class Backend:
 
     def eager_connect_single_device(self, device: Any) -> None:
         self.calls.append(f"connect {device}")
-        self.connecting.set()
         if not self._peers_are_there:
-            assert self.freed.wait(60)
-            raise RuntimeError("NCCL communicator was aborted on rank 0.")
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                listener.settimeout(60)
+                self.connecting.set()
+                caller, _ = listener.accept()
+            with caller:
+                assert caller.recv(8) == b"", "a peer would say who it is"
+            self.calls.append("freed")
+            raise RuntimeError("NCCL error: remote process exited or there was a network error")
 
     def abort(self) -> None:
         self.calls.append("abort")
-        self.freed.set()
 
     def get_error(self) -> Any:
         return SimpleNamespace(name=self.error)
@@ -151,12 +157,16 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
         assert backend.connecting.wait(60)
         group.abort()
 
-    aborting = threading.Thread(target=abort)
-    aborting.start()
-    with pytest.raises(GroupLost, match="aborted while its group was formed"):
-        group.connect("cpu:gloo,cuda:nccl")
-    aborting.join()
-    assert backend.calls == ["connect cuda:0", "abort"]
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        foreign.setblocking(False)
+        aborting = threading.Thread(target=abort)
+        aborting.start()
+        with pytest.raises(GroupLost, match="aborted while its group was formed"):
+            group.connect("cpu:gloo,cuda:nccl")
+        aborting.join()
+        with pytest.raises(BlockingIOError):
+            foreign.accept()  # it was there before
+    assert sorted(backend.calls) == ["abort", "connect cuda:0", "freed"]
     group.retire()
 
 
