@@ -24,10 +24,10 @@ from edl.torch.sockets import (
     connections,
     deafen,
     hang_up,
-    knock,
     listeners,
-    listeners_since,
+    listeners_of_nccl,
     poke,
+    shut,
     sockets,
 )
 from edl.wire.local import Seat
@@ -108,8 +108,6 @@ class TorchGroup:
         deaf = deafen(connections(self.addresses))
         if self._forming:
             poke(listeners(self.addresses), self.seat.world_size)
-        if (before := self._before_nccl) is not None:
-            knock(listeners_since(before))
         return deaf
 
     def _disconnect_again(self, deaf: list[socket.socket]) -> None:
@@ -119,6 +117,9 @@ class TorchGroup:
             threading.Event().wait(pause_s)
             hang_up(deaf)
             deaf = self._disconnect()
+            # First it may find the closed connections of a dead peer by itself.
+            if (before := self._before_nccl) is not None and pause_s == _LONGEST_AGAIN_S:
+                shut(listeners_of_nccl(before))
             pause_s = min(pause_s * 1.5, _LONGEST_AGAIN_S)
         threading.Event().wait(_NOTICED_S)
         hang_up(deaf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.torch
 
 
 class Backend:
-    """Like torch's on a card: creating the communicator waits for all peers on a listening socket. ``abort`` does not
-    release that; a caller that hangs up does."""
+    """Like torch's on a card: creating the communicator waits for all peers on a listening socket. Neither ``abort``
+    nor a caller that hangs up releases that."""
 
     def __init__(self, peers_are_there: bool = True) -> None:
         self.calls: list[str] = []
@@ -40,14 +41,15 @@ class Backend:
     def eager_connect_single_device(self, device: Any) -> None:
         self.calls.append(f"connect {device}")
         if not self._peers_are_there:
-            with socket.create_server(("127.0.0.1", 0)) as listener:
+            with socket.create_server(("127.0.0.1", 0), backlog=16384) as listener:
                 listener.settimeout(60)
                 self.connecting.set()
-                caller, _ = listener.accept()
-            with caller:
-                assert caller.recv(8) == b"", "a peer would say who it is"
-            self.calls.append("freed")
-            raise RuntimeError("NCCL error: remote process exited or there was a network error")
+                try:
+                    while True:
+                        listener.accept()[0].close()
+                except OSError as error:
+                    self.calls.append("refused" if error.errno == errno.EINVAL else str(error))
+            raise RuntimeError("NCCL error: unhandled system error")
 
     def abort(self) -> None:
         self.calls.append("abort")
@@ -153,20 +155,24 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
     monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
     monkeypatch.setattr(c10d, "_get_default_group", lambda: made)
 
+    servers = []  # of other threads, which are none of NCCL's business
+
     def abort() -> None:
         assert backend.connecting.wait(60)
+        servers.append(socket.create_server(("127.0.0.1", 0)))
+        servers.append(socket.create_server(("", 0), backlog=1 << 20))
         group.abort()
 
-    with socket.create_server(("127.0.0.1", 0)) as foreign:
-        foreign.setblocking(False)
-        aborting = threading.Thread(target=abort)
-        aborting.start()
-        with pytest.raises(GroupLost, match="aborted while its group was formed"):
-            group.connect("cpu:gloo,cuda:nccl")
-        aborting.join()
-        with pytest.raises(BlockingIOError):
-            foreign.accept()  # it was there before
-    assert sorted(backend.calls) == ["abort", "connect cuda:0", "freed"]
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    with pytest.raises(GroupLost, match="aborted while its group was formed"):
+        group.connect("cpu:gloo,cuda:nccl")
+    aborting.join()
+    assert sorted(backend.calls) == ["abort", "connect cuda:0", "refused"]
+    for server in servers:
+        server.setblocking(False)
+        with server, pytest.raises(BlockingIOError):
+            server.accept()
     group.retire()
 
 
