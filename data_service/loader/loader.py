@@ -12,7 +12,6 @@ from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.current_step import CurrentStep
 from data_service.loader.deps import PROCESS
-from data_service.loader.file_list_client import FileListClient
 from data_service.loader.growing_files import GrowingFiles
 from data_service.loader.independent import BatchWait, IndependentLoader, open_lasting
 from data_service.loader.lease_client import LeaseClient
@@ -491,10 +490,6 @@ class Loader(IndependentLoader):
     @property
     def _ledger(self) -> Ledger | None:
         return self._position.ledger
-
-    @property
-    def _file_list(self) -> FileListClient:
-        return self._files.client
 
     @property
     def _ready(self) -> ReadyStep | None:
