@@ -180,6 +180,7 @@ class _PserverLine:
         self._writer: LineWriter | None = None
         """Set while the connection is up."""
         self._unanswered = 0
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
@@ -191,6 +192,7 @@ class _PserverLine:
 
     def close(self) -> None:
         """Disconnect and stop reconnecting."""
+        self._closed = True
         self._task.cancel()
 
     # --- periodic messages -----------------------------------------------------------------------------------------
@@ -201,6 +203,9 @@ class _PserverLine:
             stood = False
             try:
                 reader, writer = await asyncio.wait_for(self._open(), self._deps.lease_ttl_s)
+                if self._closed:  # before Python 3.12, wait_for loses a cancellation that comes with the result
+                    writer.transport.abort()
+                    return
                 stood = True
                 await self._talk(reader, writer)
             except (OSError, EOFError, asyncio.TimeoutError, ProtocolError, Denied) as error:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import pytest
 
@@ -248,6 +248,55 @@ def test_a_deposed_master_and_a_wrong_secret_are_refused_with_one_line_of_log() 
             lines.close()
 
     asyncio.run(scenario())
+
+
+class SilentWriter:
+    """``LineWriter`` of a connection on which nothing happens."""
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.aborted = False
+
+    def write(self, data: bytes) -> None: ...
+
+    def writelines(self, data: Iterable[bytes]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_line_that_is_closed_while_it_opens_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whichever moment: before Python 3.12, ``wait_for`` loses a cancellation that comes with its result."""
+
+    async def scenario(turns: int) -> None:
+        opened = asyncio.get_running_loop().create_future()
+        writer = SilentWriter()
+
+        async def opens(line: object) -> tuple[asyncio.StreamReader, SilentWriter]:
+            try:
+                await opened
+            except asyncio.CancelledError:
+                writer.abort()
+                raise
+            return asyncio.StreamReader(), writer
+
+        monkeypatch.setattr("ps.net.master_lines._PserverLine._open", opens)
+        ear = Ear()
+        lines = lines_for(ear)
+        lines.put(NAME, json.dumps({"host": HOST, "port": 1, "secret": SECRET}).encode())
+        await asyncio.sleep(0)
+        opened.set_result(None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        lines.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert writer.aborted, f"open {turns} turns after its connection was made"
+
+    for turns in range(10):
+        asyncio.run(scenario(turns))
 
 
 # --- in a Master -----------------------------------------------------------------------------------------------------
