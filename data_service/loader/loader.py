@@ -282,7 +282,7 @@ class Loader(IndependentLoader):
             self._share = share
             self._meter.count(share.samples)
             if self._step.is_over:
-                self._end_step()
+                self._end_step(self._step.ready)
             yield batch, share
 
     def _begin_step(self) -> bool:
@@ -317,9 +317,10 @@ class Loader(IndependentLoader):
         made = self._padding.make(samples, prefetcher.step_sizes.sizes, self._reader, self._columns)
         return [(self._finish(part), count) for part, count in made]
 
-    def _end_step(self) -> None:
-        """The step's last micro-batch is returned: with the next commit all workers' records of it are consumed."""
-        ready, self._step = self._ready, None
+    def _end_step(self, ready: ReadyStep | None) -> None:
+        """The step's last micro-batch is returned: with the next commit all workers' records of it are consumed.
+        ``ready``: the step that it came from; None for padding."""
+        self._step = None
         self._position.consume()
         if self._independent and ready is not None:
             shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
@@ -484,17 +485,8 @@ class Loader(IndependentLoader):
         return self._source
 
     @property
-    def _independent(self) -> bool:
-        return self._config.independent
-
-    @property
     def _ledger(self) -> Ledger | None:
         return self._position.ledger
-
-    @property
-    def _ready(self) -> ReadyStep | None:
-        """The step whose batches are being returned; None between steps, and for padding."""
-        return None if self._step is None else self._step.ready
 
     @property
     def _lasting(self) -> bool:
