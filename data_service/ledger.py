@@ -42,9 +42,9 @@ class Ledger:
         """Records consumed in this epoch, in finished and begun shards."""
 
     @classmethod
-    def of(cls, manifest: Manifest, *, seed: int = 0, shuffle: bool = True, epoch: int = 0) -> Ledger:
-        """A position at the start of an epoch of this manifest."""
-        return cls(manifest.digest, len(manifest), seed=seed, shuffle=shuffle, epoch=epoch)
+    def of(cls, manifest: Manifest, *, seed: int = 0, shuffle: bool = True) -> Ledger:
+        """The position before the first record of this manifest."""
+        return cls(manifest.digest, len(manifest), seed=seed, shuffle=shuffle)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self._fields() == other._fields()
