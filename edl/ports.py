@@ -92,7 +92,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PrefixSnapshot:
     """All keys under a prefix at one revision, sorted by key."""
 
     entries: tuple[KeyValue, ...]
@@ -106,7 +106,7 @@ class Store(Protocol):
     ``StoreRefused`` when the store rejects the call (credentials). Writes are never retried automatically.
     """
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """All keys that begin with ``prefix``; the read is linearizable."""
         ...
 

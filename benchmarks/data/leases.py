@@ -34,7 +34,7 @@ from edl.adapters.clock import SystemClock
 from edl.adapters.transport import Connection, MasterServer
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.master.election import Ruler
-from edl.master.service import Caller, Effect, Keep, Said, Tell, WorldBegan
+from edl.master.service import Caller, Effect, Keep, Said, TellWorker, WorldBegan
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Put
 from edl.testing.memory_store import MemoryStore
@@ -109,7 +109,7 @@ class Alone:
         for effect in effects:
             if isinstance(effect, Keep):
                 self.kept[effect.name] = effect.value
-            elif isinstance(effect, Tell):
+            elif isinstance(effect, TellWorker):
                 told = effect.body
         return told
 

@@ -29,15 +29,15 @@ from edl.wire.fork_server import (
     Dump,
     Entitled,
     Forward,
+    LogLine,
     Message,
-    Note,
-    Order,
     Signal,
     Spawn,
     Spawned,
     SpawnFailed,
     Warmed,
     WarmFailed,
+    WorkerOrder,
     decode,
     encode,
     helper_command,
@@ -168,7 +168,7 @@ class ForkServerProcesses:
         """Start a worker; see ``Processes.spawn``. The worker's events are queued after this call has its pid."""
         command = self._command
         arguments = with_macros(command.arguments, local_rank)
-        order = Order(command.kind.value, command.target, arguments, environment, cores=cores)
+        order = WorkerOrder(command.kind.value, command.target, arguments, environment, cores=cores)
         self._mark = environment.get(AGENT_VARIABLE, "")
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -333,7 +333,7 @@ class ForkServerProcesses:
                 self._publish(message)
             case WorkersStopped():
                 self._events.put_nowait(message)
-            case Note(text):
+            case LogLine(text):
                 self._log(text)
 
     def _born(self, answer: asyncio.Future[int] | None, pid: int) -> None:

@@ -88,7 +88,7 @@ class TorchGroup:
         return nccl_error(self._groups)
 
     def settle(self) -> None:
-        """Wait for all collectives that have been started; see ``edl.worker.framework.Group``."""
+        """Wait for all collectives that have been started; see ``edl.worker.framework.Communicator``."""
         self.watch.settle()
 
     def abort(self) -> None:

@@ -57,7 +57,7 @@ class Life:
 
     def heard(self, name: str, body: str) -> None:
         """See ``LineListener``."""
-        self.put(sv.Heard(name.removeprefix("ps/"), body))
+        self.put(sv.HelperSaid(name.removeprefix("ps/"), body))
 
     async def _run(self) -> None:
         master = self.master

@@ -33,7 +33,7 @@ def sends_before_it_writes() -> contextlib.AbstractContextManager[Any]:
 
     async def hasty(self: Any, caused: Any, decision: events.Decision) -> None:
         for effect in decision.effects:
-            if isinstance(effect, events.Tell):
+            if isinstance(effect, events.TellNode):
                 await self._run(effect, decision.state.record)
         await carry_out(self, caused, decision)
 

@@ -28,7 +28,7 @@ from edl.wire.process_events import ForkServerLost, WorkersStopped
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class ForkServerReady:
     """The fork server is ready to start workers."""
 
 
@@ -43,7 +43,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MasterSaid:
     """A message from the Master."""
 
     message: MasterMessage
@@ -213,10 +213,10 @@ class Noticed:
 
 
 Event = (
-    Warmed
+    ForkServerReady
     | Connected
     | Disconnected
-    | Heard
+    | MasterSaid
     | LeaseRenewed
     | LeaseGone
     | Registered
@@ -294,14 +294,14 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SendCopies:
     """Send copies of commits to this peer from now on."""
 
     peer: KeepWith
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCheckpoint:
     """Load the newest usable commit from the checkpoint directory; answered by ``StateChanged``."""
 
 
@@ -332,7 +332,7 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Start the fork server; answered by ``Warmed`` or ``Fatal``."""
+    """Start the fork server; answered by ``ForkServerReady`` or ``Fatal``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +364,8 @@ Effect = (
     | TellWorkers
     | SignalWorkers
     | DumpStacks
-    | Keep
-    | Load
+    | SendCopies
+    | LoadCheckpoint
     | FlushSaves
     | Write
     | Warm

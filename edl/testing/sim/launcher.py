@@ -29,7 +29,7 @@ from edl.testing.sim.node import SimCheckpoints, SimPorts, SimProcesses, SimSwit
 from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
-from edl.testing.sim.workers import Worker
+from edl.testing.sim.workers import SimWorker
 from edl.types import NodeId, Token
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
 from edl.wire.status import JournalEntry
@@ -39,14 +39,14 @@ RETRY_S = 0.1
 MISTAKE = "a mistake in edl"
 
 
-class Launcher(SimProcess):
+class SimLauncher(SimProcess):
     """A launcher process on one node, from its start to its exit or crash."""
 
     def __init__(self, deps: SimDeps, info: NodeInfo, warm_s: float) -> None:
         super().__init__(deps, info.host, info.port)
         self.info = info
         self.memory = SimMemory(self, deps.states)
-        self.workers: list[Worker] = []
+        self.workers: list[SimWorker] = []
         self.lost = 0
         self.outcome: Outcome | None = None
         """What it has decided to exit with."""
@@ -272,7 +272,7 @@ class Launcher(SimProcess):
         if self.shell is not None:
             self.shell.post(event)
 
-    def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
+    def worker_ended(self, worker: SimWorker, code: int, peer_loss: bool) -> None:
         """A worker process is gone."""
         self.group.worker_ended(worker, code, peer_loss)
 
@@ -330,12 +330,12 @@ class Launcher(SimProcess):
 
 
 def _server_of(process: SimProcess) -> SimServer:
-    assert isinstance(process, Launcher)  # noqa: S101 - no others listen
+    assert isinstance(process, SimLauncher)  # noqa: S101 - no others listen
     return process.server
 
 
 def _tells(decision: ev.Decision, kind: type) -> bool:
-    return any(isinstance(effect, ev.Tell) and isinstance(effect.message, kind) for effect in decision.effects)
+    return any(isinstance(effect, ev.TellNode) and isinstance(effect.message, kind) for effect in decision.effects)
 
 
 @dataclasses.dataclass(frozen=True)

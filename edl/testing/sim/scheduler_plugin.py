@@ -17,9 +17,9 @@ from typing import Any
 from edl.job_records import SizeOwner
 from edl.master.state import Phase
 from edl.ports import Ruling
-from edl.schedulers.plan import Job
+from edl.schedulers.plan import JobSummary
 from edl.schedulers.shell import Reconciler, job_of
-from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.launcher import SimLauncher
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.simulated_cluster import ClusterTraits, SimCluster, SimScheduler
 from edl.testing.sim.world import LOOK_EVERY_S, SimWorld
@@ -56,9 +56,9 @@ class SchedulerFault:
 class ObservedRuling:
     """The Master's shell as one reconciler sees it. Checks the reconciler's requests and calls."""
 
-    def __init__(self, plugin: SchedulerPlugin, launcher: Launcher, ruling: Ruling) -> None:
+    def __init__(self, plugin: SchedulerPlugin, launcher: SimLauncher, ruling: Ruling) -> None:
         self._plugin, self.launcher, self._ruling = plugin, launcher, ruling
-        self.job: Job | None = None
+        self.job: JobSummary | None = None
         """As it was shown last."""
         self.stale_since_s: float | None = None
         self._calls = self._requests = 0
@@ -171,7 +171,7 @@ class SchedulerPlugin(Plugin):
             world.checks.trouble(0.0)
             self.cluster.doom(fault.pick)
 
-    def companions(self, launcher: Launcher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
+    def companions(self, launcher: SimLauncher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
         """The reconciler of a new Master."""
         observed = ObservedRuling(self, launcher, ruling)
         self._terms.append(observed)
@@ -199,7 +199,7 @@ class SchedulerPlugin(Plugin):
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
-    def called(self, job: Job, nodes: int, names: Sequence[str] | None) -> None:
+    def called(self, job: JobSummary, nodes: int, names: Sequence[str] | None) -> None:
         """A Master that saw this job calls the cluster for so many nodes; ``names``: it gives these back."""
         self.changes.append((nodes, tuple(names) if names is not None else None))
         if job.ended:
@@ -238,7 +238,7 @@ class SchedulerPlugin(Plugin):
         job = job_of(ruling.status())
         return job.suspended or (self.cluster.complete and self._fits(job) and not ruling.status().scale.waiting)
 
-    def _fits(self, job: Job) -> bool:
+    def _fits(self, job: JobSummary) -> bool:
         lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
         provided = self.cluster.replicas
         if self.owner is SizeOwner.EXTERNAL:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from edl.errors import StoreError, StoreUnavailable
-from edl.ports import Change, Condition, Operation, Snapshot
+from edl.ports import Change, Condition, Operation, PrefixSnapshot
 from edl.testing.memory_store import MemoryStore
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.network import STORE, Network
@@ -99,7 +99,7 @@ class SimStore:
         return next((one.mod_revision for one in self.memory.peek(key) if one.key == key), 0)
 
 
-class Caller(Protocol):
+class StoreUser(Protocol):
     """The process that uses the store."""
 
     host: str
@@ -117,7 +117,7 @@ class StoreClient:
         self,
         store: SimStore,
         network: Network,
-        caller: Caller,
+        caller: StoreUser,
         wrote: Callable[[Sequence[Operation], Sequence[Condition]], None] = lambda operations, conditions: None,
     ) -> None:
         """``wrote`` is called when a write of this process has taken effect, before the process hears of it."""
@@ -165,7 +165,7 @@ class StoreClient:
 
     # --- Store ---------------------------------------------------------------------------------------------------
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """``Store.read``."""
         return await self._ask(lambda memory: memory.read_now(prefix))
 

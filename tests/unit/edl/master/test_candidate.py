@@ -13,7 +13,7 @@ from edl.master import guarded as guarded_module
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import MasterShell
-from edl.ports import Condition, Delete, Operation, Put, Snapshot
+from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -215,7 +215,7 @@ class TestElectionWithoutStore:
 
     def test_a_store_that_refuses_from_the_beginning_ends_the_launcher(self) -> None:
         async def scenario(bench: Bench) -> None:
-            async def refuse(prefix: str) -> Snapshot:
+            async def refuse(prefix: str) -> PrefixSnapshot:
                 raise StoreRefused("wrong password")
 
             bench.store.read = refuse  # type: ignore[method-assign]

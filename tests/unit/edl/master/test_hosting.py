@@ -52,7 +52,7 @@ class Echo:
         if not isinstance(event, sv.Said):
             return ()
         word, _, rest = event.body.partition(" ")
-        answer = sv.Tell(event.caller, event.body)
+        answer = sv.TellWorker(event.caller, event.body)
         match word:
             case "keep":
                 return (sv.Keep("thing", rest.encode()), answer)
@@ -63,13 +63,13 @@ class Echo:
             case "wake":
                 return (sv.WakeAt(now_s + float(rest)), answer)
             case "note":
-                return (sv.Note(rest), answer)
+                return (sv.AddToHistory(rest), answer)
             case "send":
                 return (sv.Send("helpers/h1", rest), answer)
             case "fail":
                 return (sv.Keep("thing", b"last words"), sv.Fail(rest), answer)
             case "flaw":
-                return (sv.Flaw("data", rest), answer)
+                return (sv.ReportFlaw("data", rest), answer)
             case _:
                 return (answer,)
 

@@ -343,11 +343,11 @@ def test_a_service_hears_of_its_lines_and_sends_over_them() -> None:
             bench.store.write_now([Put(early, server.key)])
             service = Placement()
             await master(bench, service)
-            await real(lambda: sv.Heard("servers/n1-1", "heard orders") in service.events)
+            await real(lambda: sv.HelperSaid("servers/n1-1", "heard orders") in service.events)
             bench.store.write_now([Put(late, server.key)])
-            await real(lambda: sv.Heard("servers/n1-2", "heard orders") in service.events)
+            await real(lambda: sv.HelperSaid("servers/n1-2", "heard orders") in service.events)
             kinds = [type(event) for event in service.events]
-            assert kinds == [sv.KeyPut, sv.LineUp, sv.Heard, sv.KeyPut, sv.LineUp, sv.Heard]
+            assert kinds == [sv.KeyPut, sv.LineUp, sv.HelperSaid, sv.KeyPut, sv.LineUp, sv.HelperSaid]
             bench.store.write_now([Delete(late)])
             await real(lambda: service.events[-1] == sv.KeyGone("servers/n1-2"))
             await real(lambda: server.masters[1].gone)
