@@ -256,7 +256,6 @@ class Masters:
         self._store, self._server, self._port, self._spec = store, server, port, spec
         self._keeping: asyncio.Future[None] | None = None
         self._running: asyncio.Future[None] | None = None
-        self.lost_leases = -1
         self.deposed = 0
         self.shell: MasterShell | None = None
 
@@ -292,7 +291,6 @@ class Masters:
 
         while True:
             lease = Incarnation(await self._store.grant_lease(LEASE_S))
-            self.lost_leases += 1
             candidate.registered(lease)
             with contextlib.suppress(LeaseLost):
                 while True:
@@ -307,7 +305,6 @@ class Result:
 
     nodes: int
     phases: dict[str, Spent] = field(default_factory=dict)
-    last_start_s: float = 0.0
     status_s: float = 0.0
     idle_share: float = 0.0
     deposed: int = 0
@@ -406,9 +403,8 @@ async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
     async with _nodes_beside(infos, port) as ask:
         result.phases["attach"] = meter.spent(await ask("attached"))
         meter.begin()
-        first_s, last_s = await ask("started", Round(1))
+        _, last_s = await ask("started", Round(1))
         result.phases["form"] = meter.spent(last_s)
-        result.last_start_s = last_s - first_s
         await asyncio.sleep(SETTLE_S)
         meter.begin()
         victim.close()  # it is known to be dead as soon as its stream ends

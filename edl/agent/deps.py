@@ -10,7 +10,7 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState
 from edl.agent.switch_watch import SwitchFiles
 from edl.agent.workers.hang import Watched
-from edl.ports import Activity, Clock, ProcessEvent
+from edl.ports import Activity, Clock
 from edl.types import FencingToken, Round
 from edl.wire.local import Seat, ToWorker
 from edl.wire.messages import (
@@ -24,6 +24,7 @@ from edl.wire.messages import (
     Version,
     World,
 )
+from edl.wire.process_events import ProcessEvent
 
 
 class WorkerStarter(Protocol):

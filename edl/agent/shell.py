@@ -20,14 +20,6 @@ from edl.agent.workers import hang
 from edl.agent.workers.step_rate import Mark, tell_pace
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
-from edl.ports import (
-    ForkServerLost,
-    ProcessEvent,
-    WorkerExited,
-    WorkerResumed,
-    WorkersStopped,
-    WorkerSuspended,
-)
 from edl.tasks import BackgroundTasks, Backoff, Timer, end
 from edl.types import FencingToken, Round
 from edl.wire.messages import (
@@ -42,6 +34,7 @@ from edl.wire.messages import (
     Version,
     World,
 )
+from edl.wire.process_events import ProcessEvent, WorkerExited, WorkerResumed, WorkerSuspended
 
 RECONNECT_PAUSE_S = 0.05
 LONGEST_RECONNECT_PAUSE_S = 2.0
@@ -429,10 +422,6 @@ class AgentShell:
             case WorkerResumed(pid):
                 place = self._deps.workers.place(pid)
                 return None if place is None else ev.WorkerThawed(*place)
-            case WorkersStopped(reason):
-                return ev.WorkersKilled(reason)
-            case ForkServerLost(reason):
-                return ev.ForkServerGone(reason)
             case _:
                 return event
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
-from edl.types import NodeId, Rank, Round
+from edl.types import NodeId, Round
 from edl.wire.messages import Settings, World
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -209,11 +209,3 @@ class Progress:
     """Text for people."""
     counts: Mapping[str, float]
     """Numbers for tools: names end in the unit (``_records``, ``_shards``, ``_s``, ``_per_s``), if any."""
-
-
-def rank_of(world: World, caller: Caller) -> Rank | None:
-    """The caller's rank in a world; None if it has none."""
-    member = world.member(caller.node)
-    if member is None or caller.slot not in member.used:
-        return None
-    return Rank(member.first_rank + member.used.index(caller.slot))

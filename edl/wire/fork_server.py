@@ -16,6 +16,7 @@ import edl
 from edl.wire import json_messages
 from edl.wire.json_messages import TaggedUnion
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
+from edl.wire.process_events import WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
 
 __all__ = ["LARGEST_BYTES", "WorkerOrder", "decode", "encode", "helper_command", "read_order", "write_order"]
 
@@ -64,13 +65,6 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """The entitlement expired, and the workers were killed. Their exits follow."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Warmed:
     """The fork server is ready; ``text`` describes how workers are started."""
 
@@ -104,41 +98,22 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """A worker was reaped and its group is gone. ``code`` is its exit status, or the negative signal number."""
-
-    pid: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Suspended:
-    """A worker was stopped by a signal."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """A stopped worker was continued."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
 class LogLine:
     """A sentence for the agent's log."""
 
     text: str
 
 
+FromWorkers = WorkerExited | WorkerSuspended | WorkerResumed | WorkersStopped
+"""Passed on to the agent as they are."""
 ToForkServer = Spawn | Signal | Dump | Forward | Entitled
-ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Heard | Stopped | LogLine
+ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Heard | LogLine | FromWorkers
 Message = ToForkServer | ToAgent
 
 _UNION: TaggedUnion[Message] = TaggedUnion(
     *(Spawn, Signal, Dump, Forward, Entitled),
-    *(Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Heard, Stopped, LogLine),
+    *(Warmed, WarmFailed, Spawned, SpawnFailed, Heard, LogLine),
+    *(WorkerExited, WorkerSuspended, WorkerResumed, WorkersStopped),
     tag="kind",
     what="a message between a launcher and its fork server",
 )

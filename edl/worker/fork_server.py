@@ -31,7 +31,6 @@ from edl.wire.fork_server import (
     Spawn,
     Spawned,
     SpawnFailed,
-    Stopped,
     ToAgent,
     Warmed,
     WarmFailed,
@@ -41,6 +40,7 @@ from edl.wire.fork_server import (
     helper_command,
     read_order,
 )
+from edl.wire.process_events import WorkersStopped
 from edl.worker import bootstrap, linux
 from edl.worker.child_processes import ChildProcesses
 from edl.worker.frameworks import why_unsafe
@@ -155,7 +155,7 @@ class _ForkServer:
         if now_s < self.until_s or not self.child_processes.has_workers:
             return
         silent = f"the launcher was silent for {now_s - self.heard_s:.1f} s"
-        self._tell(Stopped(f"{silent}, others may continue without this node: its workers have been killed"))
+        self._tell(WorkersStopped(f"{silent}, others may continue without this node: its workers have been killed"))
         self.child_processes.kill_workers()
 
     def _warm(self) -> bool:

@@ -12,13 +12,20 @@ from typing import Protocol
 
 from edl.agent.machine import events as ag
 from edl.agent.workers.hang import Watched
-from edl.ports import ForkServerLost, ProcessEvent, WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
 from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.workers import SIGKILL, Parent, SimWorker
 from edl.types import Round
 from edl.wire import local
 from edl.wire.messages import Asked, Holding, KeepWith, NodeInfo, Purpose, ServiceTold, Version, World
+from edl.wire.process_events import (
+    ForkServerLost,
+    ProcessEvent,
+    WorkerExited,
+    WorkerResumed,
+    WorkersStopped,
+    WorkerSuspended,
+)
 
 REPORT_S = 0.001
 """From the end of a worker until its launcher hears of it."""

@@ -210,7 +210,7 @@ class SimData(Loader):
 
     def _begin_step(self) -> bool:
         found = super()._begin_step()
-        self.own = self._ready is not None
+        self.own = self._step is not None and self._step.ready is not None
         return found
 
 

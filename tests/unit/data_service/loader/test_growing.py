@@ -324,7 +324,7 @@ def test_a_named_position_knows_its_files(bench: Bench, folder: Path) -> None:
     other = Bench()
     other.begin(1)
     again = maker(other, folder, mode="independent")(0)
-    again._file_list.restore(files_of(position))
+    again._files.client.restore(files_of(position))
     _, client = again._connect()
     client.wait(client.rollback("c1", position, 1), lambda: None, Done)
     client.wait(client.open(0, ""), lambda: None, Opened)

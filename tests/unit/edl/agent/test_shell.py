@@ -21,11 +21,12 @@ from edl.agent.shell import AgentShell
 from edl.agent.worker_server import WorkerCheckpoints, WorkerServer
 from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
-from edl.ports import Processes, ProcessEvent, WorkersStopped
+from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire.messages import NodeInfo
+from edl.wire.process_events import ProcessEvent, WorkersStopped
 
 INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
 LEFT = Outcome(143, "left the job")
@@ -220,10 +221,10 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
     play(scenario())
 
 
-def test_killed_workers_come_to_the_machine_in_their_own_words() -> None:
+def test_killed_workers_come_to_the_machine_as_the_fork_server_reports_them() -> None:
     async def scenario() -> None:
         shell = shell_of(Stuck())
-        assert shell._translate(WorkersStopped("silent")) == ev.WorkersKilled("silent")
+        assert shell._translate(WorkersStopped("silent")) == WorkersStopped("silent")
         shell._worker_server.close()
 
     play(scenario())

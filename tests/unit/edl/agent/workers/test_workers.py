@@ -20,9 +20,9 @@ from edl.agent.workers.oom import OutOfMemory
 from edl.agent.workers.workers import CANNOT_START, WorkerGroup
 from edl.config import JobSpec, LogPlan, NodeRange
 from edl.errors import WorkerStartError
-from edl.ports import ProcessEvent
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Member, World
+from edl.wire.process_events import ProcessEvent
 
 WORLD = World(
     Round(3),
