@@ -63,7 +63,7 @@ class ObservedMaster:
         self.stale_since_s: float | None = None
         self._calls = self._requests = 0
 
-    # --- edl.ports.ElectedMaster -----------------------------------------------------------------------------------------
+    # --- edl.ports.ElectedMaster -------------------------------------------------------------------------------------
 
     def status(self) -> JobStatus:
         """The current status, which the reconciler sees now."""
