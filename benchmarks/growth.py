@@ -38,7 +38,7 @@ from edl.adapters.etcd import EtcdStore
 from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses
 from edl.agent.shell import LONGEST_RECONNECT_PAUSE_S, RECONNECT_PAUSE_S
 from edl.config import JobSpec, NodeRange, Timeouts
-from edl.master.candidate import Callbacks, Candidate
+from edl.master.candidate import Candidate, CandidateCallbacks
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Condition, Delete, Operation, Put
@@ -264,7 +264,7 @@ class Masters:
         deps = MasterDeps(
             *(self._store, SystemClock(), JobKeys(JOB), self._spec, MASTER, refuses, self._heard, wall_clock_s)
         )
-        callbacks = Callbacks(lambda master, token: None, self._elected, lambda outcome: None)
+        callbacks = CandidateCallbacks(lambda master, token: None, self._elected, lambda outcome: None)
         candidate = Candidate(deps, MasterInfo(MASTER, HOST, self._port, ""), callbacks)
         self._keeping = asyncio.ensure_future(self._keep(candidate))
         self._running = asyncio.ensure_future(candidate.run())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edl.agent.machine.events import MasterSaid
 from edl.agent.shell import AgentShell
 from edl.launch.launcher import Launcher, LauncherDeps
-from edl.master.candidate import Callbacks, Candidate
+from edl.master.candidate import Candidate, CandidateCallbacks
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.wire.messages import NodeInfo
@@ -31,7 +31,7 @@ def wire(
     *,
     elected: Callable[[MasterShell | None], None],
     make_agent: Callable[[Candidate, Callable[[], Awaitable[NodeInfo]]], AgentShell],
-    make_parts: Callable[[Candidate, AgentShell], LauncherDeps],
+    make_deps: Callable[[Candidate, AgentShell], LauncherDeps],
 ) -> Wired:
     """Create the parts of a launcher in the order in which they need one another.
 
@@ -41,12 +41,12 @@ def wire(
     candidate = Candidate(
         master,
         own,
-        Callbacks(
+        CandidateCallbacks(
             follow=lambda found, token: agent.follow(found.host, found.port, token),
             elected=elected,
             concluded=lambda outcome: agent.post(MasterSaid(outcome)),
         ),
     )
     agent = make_agent(candidate, lambda: launcher.register_again())
-    launcher = Launcher(make_parts(candidate, agent))
+    launcher = Launcher(make_deps(candidate, agent))
     return Wired(candidate, agent, launcher)

@@ -25,7 +25,7 @@ SETTLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Callbacks:
+class CandidateCallbacks:
     """Callbacks through which a candidate reports the election's outcome."""
 
     follow: Callable[[el.MasterInfo, FencingToken], None]
@@ -39,7 +39,7 @@ class Callbacks:
 class Candidate:
     """Takes part in elections while this launcher is registered."""
 
-    def __init__(self, deps: MasterDeps, own: el.MasterInfo, callbacks: Callbacks) -> None:
+    def __init__(self, deps: MasterDeps, own: el.MasterInfo, callbacks: CandidateCallbacks) -> None:
         self._deps = deps
         self._own = own
         self._callbacks = callbacks

@@ -186,11 +186,11 @@ def old_lease_is_renewed() -> contextlib.AbstractContextManager[Any]:
     """After the lease was lost the launcher goes on without a new one."""
 
     async def deaf(self: Any) -> None:
-        parts = self._parts
+        deps = self._deps
         while True:
             with contextlib.suppress(LeaseLost):
-                await parts.registration.keep(self._renewed, self._missed)
-            parts.registration.lease = Incarnation(0)
+                await deps.registration.keep(self._renewed, self._missed)
+            deps.registration.lease = Incarnation(0)
             await asyncio.sleep(3600.0)
 
     return mock.patch.object(launcher.Launcher, "_keep_lease", deaf)

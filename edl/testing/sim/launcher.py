@@ -113,7 +113,7 @@ class SimLauncher(SimProcess):
             MasterInfo(info.node, info.host, info.port),
             elected=self.server.serve,
             make_agent=lambda candidate, register: self._agent(clock, candidate, register),
-            make_parts=lambda candidate, agent: real.LauncherDeps(
+            make_deps=lambda candidate, agent: real.LauncherDeps(
                 job=spec.job,
                 lease_ttl_s=spec.timeouts.lease_ttl_s,
                 clock=clock,

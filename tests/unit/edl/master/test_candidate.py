@@ -10,7 +10,7 @@ import pytest
 from edl.errors import StoreError, StoreFull, StoreRefused
 from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
-from edl.master.candidate import Callbacks, Candidate
+from edl.master.candidate import Candidate, CandidateCallbacks
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterShell
 from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
@@ -34,7 +34,7 @@ class Launcher:
         self.rules: list[MasterShell | None] = []
         self.outcomes: list[Finish] = []
         self.own = MasterInfo(NodeId(name), f"{name}.host", 5000)
-        callbacks = Callbacks(self._follow, self.rules.append, self.outcomes.append)
+        callbacks = CandidateCallbacks(self._follow, self.rules.append, self.outcomes.append)
         self.candidate = Candidate(bench.deps(name), self.own, callbacks)
         self.run = bench.start(self.candidate.run())
         self.lease = Incarnation(0)

@@ -12,7 +12,7 @@ import edl.paddle
 import edl.torch
 from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase
-from edl.agent.workers.environment import Local, seat
+from edl.agent.workers.environment import WorkerGroupDeps, seat
 from edl.config import HyperPolicy, LrRule, NodeRange
 from edl.errors import SettingError, StateError
 from edl.master import events as ev
@@ -424,7 +424,7 @@ class TestAgent:
 
 def test_a_seat_comes_with_them_through_the_memory_file() -> None:
     world = dataclasses.replace(WORLD, settings=Settings(3, global_batch=64, factor=0.25))
-    placed = seat(world, NodeId("b"), 0, {}, Local(), "secret")
+    placed = seat(world, NodeId("b"), 0, {}, WorkerGroupDeps(), "secret")
     descriptor = write_memory("edl-seat", plain.dumps(placed))
     try:
         assert _read_seat(descriptor) == placed
