@@ -390,7 +390,7 @@ def test_many_segments_are_one_list(bench: Bench, folder: Path, monkeypatch: pyt
     from data_service.leases import file_additions
     from data_service.loader import file_list_client
 
-    monkeypatch.setattr(file_list.pieces, "__defaults__", (3,))
+    monkeypatch.setattr(file_list, "SEGMENT_FILES", 3)
     monkeypatch.setattr(file_list_client, "LARGE_BYTES", 100)
     monkeypatch.setattr(file_additions, "PART_BYTES", 64)
     more(folder, "data")
