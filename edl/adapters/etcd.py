@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edl.adapters.etcd_rpc import Connections, Endpoint, EtcdTls, Metadata, Verdict, kv_pb2, rpc_pb2, verdict
+from edl.adapters.etcd_rpc import Connections, Endpoint, EtcdFailure, EtcdTls, Metadata, kv_pb2, rpc_pb2, verdict
 from edl.adapters.identity import Identity
 from edl.errors import LeaseLost, StoreError, StoreUnavailable
 from edl.ports import (
@@ -25,8 +25,8 @@ from edl.ports import (
     CreatedAt,
     KeyValue,
     Operation,
+    PrefixSnapshot,
     Put,
-    Snapshot,
 )
 
 __all__ = ["EtcdStore", "EtcdTls"]
@@ -184,12 +184,12 @@ class EtcdStore:
         """Accept answers only from the cluster with this id."""
         self._connections.expect(cluster)
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """All keys with this prefix, by a linearizable read."""
         key, end = _range_of(prefix)
         request = rpc_pb2.RangeRequest(key=key, range_end=end)
         answer = await self._range(request)
-        return Snapshot(tuple(_to_entry(kv) for kv in answer.kvs), answer.header.revision)
+        return PrefixSnapshot(tuple(_to_entry(kv) for kv in answer.kvs), answer.header.revision)
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
         """Run one transaction; see ``Store.write``. etcd accepts at most 128 operations, and each key only once."""
@@ -308,7 +308,7 @@ class EtcdStore:
         if isinstance(error, grpc.aio.AioRpcError):
             if stream is not None:
                 self._connections.leave(stream.endpoint, silent=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
-            if verdict(error) not in (Verdict.REFUSED, Verdict.STALE_LOGIN):
+            if verdict(error) not in (EtcdFailure.REFUSED, EtcdFailure.STALE_LOGIN):
                 return
         # A read logs in again if necessary, and raises StoreRefused if that fails.
         self._connections.forget_login()

@@ -10,8 +10,8 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState
 from edl.agent.switch_watch import SwitchFiles
 from edl.agent.workers.hang import Watched
-from edl.ports import Activity, Clock, ProcessEvent
-from edl.types import Round, Token
+from edl.ports import Activity, Clock
+from edl.types import FencingToken, Round
 from edl.wire.local import Seat, ToWorker
 from edl.wire.messages import (
     AgentMessage,
@@ -24,6 +24,7 @@ from edl.wire.messages import (
     Version,
     World,
 )
+from edl.wire.process_events import ProcessEvent
 
 
 class WorkerStarter(Protocol):
@@ -214,7 +215,7 @@ class NodeCheckpoints(Protocol):
         ...
 
 
-class Stream(Protocol):
+class MasterStream(Protocol):
     """An agent's connection to a Master."""
 
     def send(self, message: AgentMessage) -> None:
@@ -241,11 +242,11 @@ class AgentDeps:
     checkpoints: NodeCheckpoints
     secret: Callable[[Round], str]
     """By which the workers of a round know one another."""
-    connect: Callable[[str, int], Stream]
+    connect: Callable[[str, int], MasterStream]
     refuses: Callable[[str, int], Awaitable[bool]]
     register: Callable[[], Awaitable[NodeInfo]]
     """Get a new lease and register under it."""
-    ruler_refused: Callable[[Token], None]
+    master_refused: Callable[[FencingToken], None]
     log: Callable[[str], None]
     activity: Callable[[Collection[int]], Mapping[int, Activity]]
     """What workers have used so far. Blocks."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from edl.errors import SettingError
 from edl.job_records import WITH_COLON, SchedulerChoice, SizeOwner
-from edl.schedulers.order import Order
+from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.port import Scheduler
 
 MOST_INDEX = 1_000_000
@@ -23,7 +23,7 @@ INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SLURM_ARRAY_TASK_ID
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SchedulerKind:
     """One kind of scheduler. Its module is imported only when it is used."""
 
     shape: str
@@ -63,32 +63,32 @@ _SLURM = {
     "poll": "seconds between two looks at the queue; 2",
 }
 
-KINDS: dict[str, Kind] = {
-    "process": Kind("process", "edl.schedulers.process", (SizeOwner.MASTER,)),
-    "exec": Kind("exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "seconds that a call may take; 30"}),
-    "discovery": Kind(
+KINDS: dict[str, SchedulerKind] = {
+    "process": SchedulerKind("process", "edl.schedulers.process", (SizeOwner.MASTER,)),
+    "exec": SchedulerKind("exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "seconds that a call may take; 30"}),
+    "discovery": SchedulerKind(
         "discovery:COMMAND",
         "edl.schedulers.hook",
         (SizeOwner.EXTERNAL,),
         {"timeout": "seconds that a call may take; 30", "poll": "seconds between two calls; 1"},
     ),
-    "statefulset": Kind("statefulset/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
-    "job": Kind("job/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES),
-    "custom": Kind(
+    "statefulset": SchedulerKind("statefulset/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
+    "job": SchedulerKind("job/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES),
+    "custom": SchedulerKind(
         "custom:GROUP/VERSION/PLURAL/NAME",
         "edl.schedulers.kubernetes",
         _BOTH,
         {**_KUBERNETES, **_INDEXED},
         ordinal=True,
     ),
-    "volcano": Kind("volcano/NAME", "edl.schedulers.kubernetes", _BOTH, {**_KUBERNETES, **_TASK}),
-    "paddlejob": Kind("paddlejob/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
-    "paddlecloud": Kind(
+    "volcano": SchedulerKind("volcano/NAME", "edl.schedulers.kubernetes", _BOTH, {**_KUBERNETES, **_TASK}),
+    "paddlejob": SchedulerKind("paddlejob/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
+    "paddlecloud": SchedulerKind(
         "paddlecloud", "edl.schedulers.paddlecloud", _BOTH, {**_PADDLECLOUD, **_KUBERNETES}, ordinal=True
     ),
-    "slurm": Kind("slurm", "edl.schedulers.slurm", conf=_SLURM),
+    "slurm": SchedulerKind("slurm", "edl.schedulers.slurm", conf=_SLURM),
 }
-"""One entry per kind; ``edl.schedulers.order`` describes what its module must provide."""
+"""One entry per kind; ``edl.schedulers.deps`` describes what its module must provide."""
 
 
 def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
@@ -114,13 +114,13 @@ def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
     return wanted
 
 
-def make_scheduler(order: Order) -> Scheduler:
+def make_scheduler(deps: SchedulerDeps) -> Scheduler:
     """Make the adapter of the scheduler. Raises ``SettingError``, or ``SchedulerError`` if the scheduler cannot be
     reached."""
-    kind = KINDS.get(order.wanted.kind)
+    kind = KINDS.get(deps.wanted.kind)
     if kind is None:  # another version of edl wrote the job's specification
-        raise _unknown_kind(order.wanted.text)
-    made: Scheduler = _module(kind).make(order)
+        raise _unknown_kind(deps.wanted.text)
+    made: Scheduler = _module(kind).make(deps)
     return made
 
 
@@ -182,7 +182,7 @@ def launcher_again(
     return (python, "-m", "edl.launch", *kept, *added, *rest)
 
 
-def _kind_of(text: str) -> tuple[str, Kind, str]:
+def _kind_of(text: str) -> tuple[str, SchedulerKind, str]:
     """Split ``--scheduler`` into name, kind and target. Raises ``SettingError``."""
     match = re.match(r"[a-z]+", text)
     name = match[0] if match else ""
@@ -201,7 +201,7 @@ def _unknown_kind(text: str) -> SettingError:
     return SettingError("--scheduler", text, "unknown kind of scheduler", f"Known: {known}")
 
 
-def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:
+def _conf(name: str, kind: SchedulerKind, text: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")
@@ -216,6 +216,6 @@ def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:
     return values
 
 
-def _module(kind: Kind) -> Any:
+def _module(kind: SchedulerKind) -> Any:
     """Import the module of a kind, which provides ``check`` and ``make``."""
     return importlib.import_module(kind.module)

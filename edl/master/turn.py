@@ -9,15 +9,15 @@ import dataclasses
 from typing import Any
 
 from edl.config import NodeRange
-from edl.master.events import Conclude, Decision, Effect, Kind, Note, Probe, Revoke, Tell, WakeAt
+from edl.master.events import Conclude, Decision, Effect, HistoryEntry, Kind, Probe, Revoke, TellNode, WakeAt
 from edl.master.policies import slots
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
-from edl.rendezvous.rules import Size, next_size
+from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage, Member
 
 
-class Turn:
+class MasterTurn:
     """Working copy of a ``MasterState`` during one step."""
 
     def __init__(self, state: MasterState, now_s: float) -> None:
@@ -103,7 +103,7 @@ class Turn:
         """The allowed numbers of nodes of a world: the spec's, unless changed since."""
         return self.record.sizing.bounds(self.spec.nodes)
 
-    def next_size(self, available: int) -> Size:
+    def next_size(self, available: int) -> NextSize:
         """The size of the world after the recorded one, if ``available`` nodes can take part."""
         world = self.record.world
         previous = len(world.members) if world is not None else 0
@@ -172,7 +172,7 @@ class Turn:
     def tell(self, entry: NodeEntry, message: MasterMessage) -> None:
         """Send a message to a node if it is attached; otherwise attaching brings it up to date."""
         if entry.attached:
-            self.effects.append(Tell(entry.info.node, entry.info.incarnation, message))
+            self.effects.append(TellNode(entry.info.node, entry.info.incarnation, message))
 
     def probe(self, entry: NodeEntry) -> None:
         """Probe whether the agent still listens."""
@@ -189,7 +189,7 @@ class Turn:
     def note(self, kind: Kind, text: str, node: str = "") -> None:
         """Add a line to the history; it is also the reason of this step."""
         self.reason = text
-        self.effects.append(Note(kind, text, node))
+        self.effects.append(HistoryEntry(kind, text, node))
 
     def conclude(self) -> None:
         """Let the Master exit."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from edl.errors import PortInUse, SettingError
 from edl.tasks import end
 from edl.web.access import Tokens
-from edl.web.settings import HttpSettings, Limits
+from edl.web.settings import HttpLimits, HttpSettings
 from edl.wire.address import address
 from edl.wire.messages import Asked
 from edl.wire.scale_requests import Granted, ScaleRequest
@@ -79,8 +79,8 @@ class WebDeps:
     """The token of the job."""
     log: Callable[[str], None]
     now_s: Callable[[], float]
-    limits: Limits = field(default_factory=Limits)
-    ruler: Callable[[], str | None] = lambda: None
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    master_url: Callable[[], str | None] = lambda: None
     """URL of the Master's HTTP side; empty: it has none; None: no Master is known."""
 
 
@@ -115,9 +115,9 @@ class Web:
         self.url = f"{scheme}://{address(host if wanted in WILDCARDS else wanted, port)}"
         return self.url
 
-    def begin(self, ruler: Callable[[], str | None]) -> None:
-        """Begin to serve, as soon as the library is loaded. ``ruler``: see ``WebDeps``."""
-        self.deps.ruler = ruler
+    def begin(self, master_url: Callable[[], str | None]) -> None:
+        """Begin to serve, as soon as the library is loaded. ``master_url``: see ``WebDeps``."""
+        self.deps.master_url = master_url
         self._serving = asyncio.get_running_loop().create_task(self._begin())
 
     async def _begin(self) -> None:
@@ -127,7 +127,7 @@ class Web:
             await asyncio.to_thread(self.refresh)
             module: Any = await asyncio.to_thread(importlib.import_module, "edl.web.server")
             assert self._socket is not None  # noqa: S101 - set by listen
-            server: Serving = module.Server(self)
+            server: Serving = module.HttpServer(self)
             self._server = server
             await server.start(self._socket)
         except Exception as error:  # noqa: BLE001 - top of a task: training does not depend on it
@@ -159,7 +159,7 @@ class Web:
         if self.tls is not None:
             self.tls.refresh()
 
-    def rule(self, authority: Authority | None) -> None:
+    def use_master(self, authority: Authority | None) -> None:
         """Use this Master from now on; None: there is none here."""
         self.authority = authority
 

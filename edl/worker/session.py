@@ -16,8 +16,8 @@ from edl.errors import ProtocolError, StateError, UsageError
 from edl.wire import local
 from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.messages import NO_SETTINGS, Settings
-from edl.worker.boundary import RoundOver, Turn
-from edl.worker.framework import Framework, Group
+from edl.worker.boundary import BoundaryAction, RoundOver
+from edl.worker.framework import Communicator, Framework
 from edl.worker.link import Link
 
 WORKER_VARIABLE = "EDL_WORKER_PID"
@@ -55,9 +55,9 @@ class Session:
         self._entered: bool | None = None
         self._left = True
         """``seat`` must be replaced."""
-        self._group: Group | None = None
+        self._group: Communicator | None = None
         self._connected = False
-        self._retiring: list[Group] = []
+        self._retiring: list[Communicator] = []
 
     @property
     def training(self) -> bool:
@@ -145,10 +145,10 @@ class Session:
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
-    def arrive(self, commit: int) -> Turn:
+    def arrive(self, commit: int) -> BoundaryAction:
         """Wait at a boundary until it may be passed. Raises ``RoundOver``."""
         if self.link is None:
-            return Turn.PASS
+            return BoundaryAction.PASS
         turn = self.link.arrive(commit)
         self._take(self.link.settings)
         return turn

@@ -22,12 +22,13 @@ from edl.wire.messages import (
     Version,
     World,
 )
+from edl.wire.process_events import ForkServerLost, WorkersStopped
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class ForkServerReady:
     """The fork server is ready to start workers."""
 
 
@@ -42,7 +43,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MasterSaid:
     """A message from the Master."""
 
     message: MasterMessage
@@ -187,20 +188,6 @@ class WorkerThawed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersKilled:
-    """All workers have been killed for a reason outside of them; a ``WorkerEnded`` follows for each."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForkServerGone:
-    """The fork server has died, and its workers with it; a ``WorkerEnded`` follows for each."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Fatal:
     """The launcher cannot continue (the fork server cannot warm up, name conflict, store refused)."""
 
@@ -226,10 +213,10 @@ class Noticed:
 
 
 Event = (
-    Warmed
+    ForkServerReady
     | Connected
     | Disconnected
-    | Heard
+    | MasterSaid
     | LeaseRenewed
     | LeaseGone
     | Registered
@@ -246,8 +233,8 @@ Event = (
     | LoggingChanged
     | WorkerFroze
     | WorkerThawed
-    | WorkersKilled
-    | ForkServerGone
+    | WorkersStopped
+    | ForkServerLost
     | Fatal
     | Interrupted
     | Noticed
@@ -307,14 +294,14 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SendCopies:
     """Send copies of commits to this peer from now on."""
 
     peer: KeepWith
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCheckpoint:
     """Load the newest usable commit from the checkpoint directory; answered by ``StateChanged``."""
 
 
@@ -345,7 +332,7 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Start the fork server; answered by ``Warmed`` or ``Fatal``."""
+    """Start the fork server; answered by ``ForkServerReady`` or ``Fatal``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +364,8 @@ Effect = (
     | TellWorkers
     | SignalWorkers
     | DumpStacks
-    | Keep
-    | Load
+    | SendCopies
+    | LoadCheckpoint
     | FlushSaves
     | Write
     | Warm

@@ -33,6 +33,7 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
+from edl.wire.process_events import ForkServerLost
 from tests.unit.edl.agent.machine.test_machine import INFO, SIGKILL, SIGTERM, Node, ended, world
 
 
@@ -42,7 +43,7 @@ def trainers(shutdown_s: float = 10.0) -> Node:
     timeouts = Timeouts(shutdown_s=shutdown_s, lease_ttl_s=3.0)
     node.state = AgentState(INFO, timeouts, contact_s=50.0, independent=True)
     begin(node.state)
-    node.feed(ev.Connected(), ev.Warmed()).hear(StartRound(world(1), "2 nodes ready"))
+    node.feed(ev.Connected(), ev.ForkServerReady()).hear(StartRound(world(1), "2 nodes ready"))
     assert node.state.phase is AgentPhase.RUNNING
     return node
 
@@ -240,9 +241,9 @@ def test_it_leaves_without_waiting_for_a_boundary(between: bool) -> None:
 
 def test_when_the_fork_server_dies_the_trainers_are_started_with_the_next_world() -> None:
     node = trainers().hear(StopRound(Round(1), "node z lost"))
-    node.feed(ev.ForkServerGone("killed"), ended(0, -SIGKILL), ended(1, -SIGKILL))
+    node.feed(ForkServerLost("killed"), ended(0, -SIGKILL), ended(1, -SIGKILL))
     assert node.state.phase is AgentPhase.WARMING
-    assert node.feed(ev.Warmed()).did(ev.Announce)
+    assert node.feed(ev.ForkServerReady()).did(ev.Announce)
     assert node.hear(StartRound(world(2), "again")).did(ev.Start) == [ev.Start(world(2), (0, 1))]
 
 
@@ -267,7 +268,7 @@ class Two:
         self.agents[node] = AgentState(info, Timeouts(), contact_s=self.now_s, independent=True)
         self.effects[node] = []
         self.say(ms.NodeRegistered(info))
-        for event in (ev.Warmed(), ev.Connected()):
+        for event in (ev.ForkServerReady(), ev.Connected()):
             self.feed(name, event)
 
     def feed(self, name: str, event: ev.Event) -> None:
@@ -300,9 +301,9 @@ class Two:
         self.state = decision.state
         for effect in decision.effects:
             match effect:
-                case ms.Tell(node, _, message) if node in self.agents:
-                    self.feed(node, ev.Heard(message))
-                case ms.Note(_, text, _):
+                case ms.TellNode(node, _, message) if node in self.agents:
+                    self.feed(node, ev.MasterSaid(message))
+                case ms.HistoryEntry(_, text, _):
                     self.notes.append(text)
 
     def did(self, name: str, kind: type[ev.Effect]) -> list[ev.Effect]:
