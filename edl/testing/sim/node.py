@@ -262,12 +262,12 @@ class SimWorkerLink:
     def pass_on(self, told: ServiceTold) -> None:
         """A service of the Master says something to a worker."""
         for worker in self._workers.alive((told.slot,)):
-            self._parent.deps.training.told(worker, told.service, told.body)
+            self._parent.deps.training.service_message(worker, told.service, told.body)
 
     def reattached(self, token: int) -> None:
         """What workers have said to services may be lost."""
         for worker in self._workers.alive():
-            self._parent.deps.training.told(worker, "", None)
+            self._parent.deps.training.service_message(worker, "", None)
 
     def give_place(self, slot: int, seat: local.Seat) -> None:
         """Send a waiting worker its place."""

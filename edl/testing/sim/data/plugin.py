@@ -1,7 +1,7 @@
 """Data as a part of a simulated job: the lease machine in each Master, workers that read, faults, and the account.
 
 What must hold: in step, the commits that a job's end rests on contain each record of an epoch once. Alone, each record
-of an epoch is used and acknowledged, and no two workers are told that the same record of theirs is counted and stored.
+of an epoch is used and acknowledged, and no two workers get the same record confirmed.
 A record may only be missing where its shard has been skipped, and then the job ends as incomplete.
 """
 
@@ -124,7 +124,7 @@ class DataPlugin(Plugin):
         self.used_by: dict[Record, list[DataReader]] = {}
         """Alone: who has used it."""
         self.settled_for: dict[Record, DataReader] = {}
-        """Alone: who has been told that it is counted and stored."""
+        """Independent workers: the one whose use of the record is confirmed as stored."""
         self.lists: dict[int, int] = {}
         """Number of shards in an epoch that has ended, or is under way."""
         self.left_out: set[int] = set()
@@ -194,7 +194,7 @@ class DataPlugin(Plugin):
             case DataFaultKind.LOSE if alive:
                 reader = alive[int(fault.pick * len(alive))]
                 reader.transport.lose_until_s = self._world.timeline.now_s + 0.5
-                self._world.timeline.after(0.6, self._readers.told, reader.worker, "", None)
+                self._world.timeline.after(0.6, self._readers.service_message, reader.worker, "", None)
 
             case DataFaultKind.STOP if alive:
                 self._world.checks.worker_failures += 1
@@ -305,7 +305,7 @@ class DataPlugin(Plugin):
                 mine = reader in self.used_by.get(record, ())
                 other = self.settled_for.get(record)
                 if mine and other is not None and other is not reader:
-                    self.fail(f"{other.worker} and {reader.worker} have both been told that {record} is counted")
+                    self.fail(f"{other.worker} and {reader.worker} both got {record} confirmed")
                 if mine:
                     self.settled_for[record] = reader
 
