@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import edl.torch as edl
+from benchmarks.scripts.card import device
 from benchmarks.scripts.step_writer import StepWriter
 
 
@@ -27,7 +28,8 @@ args = arguments()
 log = StepWriter(args.workdir)
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+where = device()
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).to(where)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 state = edl.State(model=model, optimizer=optimizer, step=0)
 
@@ -42,7 +44,7 @@ def train(state: edl.State) -> None:
     parallel = edl.parallel(model)
     generator = torch.Generator().manual_seed(here.rank)
     while state.step < args.steps:
-        inputs = torch.randn(16, 32, generator=generator)
+        inputs = torch.randn(16, 32, generator=generator).to(where)
         loss = parallel(inputs).square().mean()
         optimizer.zero_grad()
         loss.backward()

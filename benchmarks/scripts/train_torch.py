@@ -1,4 +1,5 @@
-"""An ordinary DistributedDataParallel script: a small MLP on gloo, checkpoints, resume. Uses no launcher's library.
+"""An ordinary DistributedDataParallel script: a small MLP on gloo, or on NCCL if there is a card, with checkpoints and
+resume. Uses no launcher's library.
 
 The only additions are the step log and a broadcast that gives each world an id for it.
 """
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.scripts.card import device
 from benchmarks.scripts.step_writer import StepWriter
 
 CHECKPOINT_EVERY = 5
@@ -49,11 +51,12 @@ def main() -> None:
     args = arguments()
     log = StepWriter(args.workdir)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    where = device()
+    dist.init_process_group("gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl")
     rank, world = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).to(where)
     checkpoint = args.workdir / "checkpoint.pt"
     begin = load(checkpoint, model) if rank == 0 else 0
     common = torch.tensor([time.monotonic_ns(), begin])
@@ -65,7 +68,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)
     for step in range(begin + 1, args.steps + 1):
-        inputs = torch.randn(16, 32, generator=generator)
+        inputs = torch.randn(16, 32, generator=generator).to(where)
         loss = parallel(inputs).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -1,0 +1,96 @@
+"""Measures what the size of a state costs: the first commits, later ones, and the restore after a worker was killed.
+
+    python -m benchmarks.state_size --gigabytes 1,4
+
+One node, one worker; the state is on the card if there is one. ``kill to step`` is the time from SIGKILL to the first
+step of the new process: noticing, a forked process, the card's context, the restore and one step.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.common import report
+from benchmarks.common.job import Job, NotReached, launch
+from benchmarks.common.launchers import Launcher
+from benchmarks.common.options import Common, common_options, gather
+from benchmarks.common.report import Outcome
+
+SCRIPT = "state_torch.py"
+COMMITS = 8
+SETTLED = 3
+"""Commits before this one use buffers that are being made."""
+LIMIT_S = 300.0
+
+
+def notes(job: Job, key: str) -> list[dict[str, Any]]:
+    """The script's notes that have this key."""
+    file = job.plan.folder / "notes"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [line for line in map(json.loads, lines) if key in line]
+
+
+def measure(launcher: Launcher, gigabytes: float, keep: Path | None) -> Outcome:
+    """One run. Never raises for a launcher's failure."""
+    title = f"{gigabytes:g} GB"
+    load = report.load_average()
+    with launch(launcher, SCRIPT, (1, 1), keep=keep) as job:
+        try:
+            (job.plan.folder / "gigabytes").write_text(str(gigabytes))
+            job.start(0)
+            job.wait(lambda: notes(job, "step")[COMMITS:] or None, f"{COMMITS} commits", LIMIT_S)
+            pid = notes(job, "step")[-1]["pid"]
+            struck_s = job.kill_worker(pid)
+            again = job.wait(
+                lambda: [note for note in notes(job, "step") if note["pid"] != pid] or None, "a step", LIMIT_S
+            )
+        except NotReached as error:
+            return Outcome(title, launcher.name, started=False, note=str(error), load=load)
+        commits = [note["commit_s"] for note in notes(job, "step") if note["pid"] == pid]
+        restored = notes(job, "restored")[-1]
+        if restored["wrong"]:
+            raise RuntimeError(f"the restored state is wrong in tensors {restored['wrong']}")
+        values = {
+            "first commit": commits[0],
+            "second": commits[1],
+            "later": statistics.median(commits[SETTLED:]),
+            "kill to restored": restored["t"] - struck_s,
+            "kill to step": again[0]["t"] - struck_s,
+        }
+        return Outcome(title, launcher.name, values, load=load)
+
+
+def measure_all(common: Common, sizes: list[float]) -> list[Outcome]:
+    """All runs of all sizes."""
+    outcomes = []
+    for size in sizes:
+        for run in range(common.runs):
+            for launcher in common.launchers:
+                one = measure(launcher, size, common.keep)
+                figures = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
+                report.progress(f"{one.event} {run + 1}/{common.runs} {launcher.name}: {figures or one.note}")
+                outcomes.append(one)
+                time.sleep(0.5)
+    return outcomes
+
+
+@click.command()
+@click.option("--gigabytes", default="1", show_default=True, help="Comma list of state sizes in GB.")
+@common_options(default_runs=3)
+def main(gigabytes: str, names: str, **rest: Any) -> None:
+    """Measure commits and restores by the size of the state."""
+    common = gather(names=names, default_names="edl-rejoin", **rest)
+    outcomes = measure_all(common, [float(size) for size in gigabytes.split(",")])
+    title = "Size of the state, torch, one worker"
+    report.show(title, outcomes)
+    report.write_json(common.json_path, title, outcomes, runs=common.runs)
+
+
+if __name__ == "__main__":
+    main()
