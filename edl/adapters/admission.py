@@ -25,7 +25,7 @@ LIMITS = [
 ]
 
 
-class Admission(grpc.aio.ServerInterceptor):
+class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without the job's token. ``token`` is called for each request, since the token may be unknown when
     listening begins."""
 

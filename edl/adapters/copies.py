@@ -50,7 +50,7 @@ PIECES_A_SECOND = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CopyLimits:
     """Timeouts (seconds) and the maximum number of connections."""
 
     connect_s: float = 5.0
@@ -72,7 +72,7 @@ class TcpCopies:
         node: NodeId,
         token: Callable[[], str],
         clock: Clock,
-        limits: Limits | None = None,
+        limits: CopyLimits | None = None,
         *,
         rate_bytes_per_s: int = 0,
     ) -> None:
@@ -83,7 +83,7 @@ class TcpCopies:
         self._node = node
         self._token = token
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or CopyLimits()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
@@ -153,12 +153,12 @@ class TcpCopies:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _call(self, host: str, port: int) -> Iterator[_Line]:
+    def _call(self, host: str, port: int) -> Iterator[_CopyConnection]:
         """A connection to a node that has proved to belong to this job. Failures in the block become
         ``CheckpointError``."""
         try:
             with socket.create_connection((host, port), self._limits.connect_s) as connection, self._live(connection):
-                line = _Line(connection, self._clock, self._limits)
+                line = _CopyConnection(connection, self._clock, self._limits)
                 _introduce(line, self._token())
                 yield line
         except (OSError, ProtocolError) as error:
@@ -210,7 +210,7 @@ class TcpCopies:
     def _serve(self, connection: socket.socket, snapshot_pool: SnapshotPool) -> None:
         try:
             with connection, self._live(connection):
-                line = _Line(connection, self._clock, self._limits)
+                line = _CopyConnection(connection, self._clock, self._limits)
                 _admit(line, self._token())
                 request = line.hear()
                 match request.get("op"):
@@ -228,7 +228,7 @@ class TcpCopies:
             with contextlib.suppress(ValueError):
                 self._places.release()
 
-    def _take(self, line: _Line, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
+    def _take(self, line: _CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         label = _to_label(request)
         _go_slow()  # copies arrive while workers train
         try:
@@ -249,7 +249,7 @@ class TcpCopies:
             arrival.discard()
         line.say({"whole": True})
 
-    def _give(self, line: _Line, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
+    def _give(self, line: _CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         version, shard = Version(_count(request, "era"), _count(request, "commit")), _count(request, "shard")
         lent = line.wait_for(lambda: snapshot_pool.lend(version, shard), _release)
         if lent is None:
@@ -263,10 +263,10 @@ class TcpCopies:
             lent.release()
 
 
-class _Line:
+class _CopyConnection:
     """A connection on which every operation has a deadline. Methods raise ``OSError`` and ``ProtocolError``."""
 
-    def __init__(self, connection: socket.socket, clock: Clock, limits: Limits) -> None:
+    def __init__(self, connection: socket.socket, clock: Clock, limits: CopyLimits) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._clock = clock
@@ -397,7 +397,7 @@ class _Line:
         return min(left_s, self._limits.silence_s)
 
 
-def _receive(line: _Line, label: Label, arrival: Arrival) -> None:
+def _receive(line: _CopyConnection, label: Label, arrival: Arrival) -> None:
     """Receive a snapshot into its memory and accept it if its checksum is right."""
     try:
         line.within(line.time_for(label.size))
@@ -412,7 +412,7 @@ def _receive(line: _Line, label: Label, arrival: Arrival) -> None:
         arrival.discard()
 
 
-def _introduce(line: _Line, token: str) -> None:
+def _introduce(line: _CopyConnection, token: str) -> None:
     """The client's side of the handshake."""
     mine = proof.draw()
     line.write(_MAGIC + mine)
@@ -422,7 +422,7 @@ def _introduce(line: _Line, token: str) -> None:
     line.write(proof.prove(token, proof.CALLER, mine, theirs))
 
 
-def _admit(line: _Line, token: str) -> None:
+def _admit(line: _CopyConnection, token: str) -> None:
     """The server's side of the handshake."""
     if line.read(len(_MAGIC)) != _MAGIC:
         raise ProtocolError("speaks another protocol")

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edl.adapters.etcd_rpc import Connections, Endpoint, EtcdTls, Metadata, Verdict, kv_pb2, rpc_pb2, verdict
+from edl.adapters.etcd_rpc import Connections, Endpoint, EtcdFailure, EtcdTls, Metadata, kv_pb2, rpc_pb2, verdict
 from edl.adapters.identity import Identity
 from edl.errors import LeaseLost, StoreError, StoreUnavailable
 from edl.ports import (
@@ -308,7 +308,7 @@ class EtcdStore:
         if isinstance(error, grpc.aio.AioRpcError):
             if stream is not None:
                 self._connections.leave(stream.endpoint, silent=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
-            if verdict(error) not in (Verdict.REFUSED, Verdict.STALE_LOGIN):
+            if verdict(error) not in (EtcdFailure.REFUSED, EtcdFailure.STALE_LOGIN):
                 return
         # A read logs in again if necessary, and raises StoreRefused if that fails.
         self._connections.forget_login()

@@ -100,7 +100,7 @@ class EtcdTls:
     key: str | None = None
 
 
-class Verdict(enum.Enum):
+class EtcdFailure(enum.Enum):
     """The meaning of a failed call."""
 
     NOT_DONE = enum.auto()
@@ -118,38 +118,38 @@ class Verdict(enum.Enum):
     """etcd rejected the call; the same call will always fail."""
 
 
-_BY_TEXT: dict[str, Verdict] = {
-    "etcdserver: no leader": Verdict.NOT_DONE,
-    "etcdserver: not capable": Verdict.NOT_DONE,
-    "etcdserver: too many requests": Verdict.NOT_DONE,
-    "etcdserver: mvcc: database space exceeded": Verdict.FULL,
-    "etcdserver: invalid auth token": Verdict.STALE_LOGIN,
-    "etcdserver: revision of auth store is old": Verdict.STALE_LOGIN,
-    "etcdserver: user name is empty": Verdict.STALE_LOGIN,
-    "etcdserver: authentication failed, invalid user ID or password": Verdict.REFUSED,
-    "etcdserver: requested lease not found": Verdict.LEASE_GONE,
+_BY_TEXT: dict[str, EtcdFailure] = {
+    "etcdserver: no leader": EtcdFailure.NOT_DONE,
+    "etcdserver: not capable": EtcdFailure.NOT_DONE,
+    "etcdserver: too many requests": EtcdFailure.NOT_DONE,
+    "etcdserver: mvcc: database space exceeded": EtcdFailure.FULL,
+    "etcdserver: invalid auth token": EtcdFailure.STALE_LOGIN,
+    "etcdserver: revision of auth store is old": EtcdFailure.STALE_LOGIN,
+    "etcdserver: user name is empty": EtcdFailure.STALE_LOGIN,
+    "etcdserver: authentication failed, invalid user ID or password": EtcdFailure.REFUSED,
+    "etcdserver: requested lease not found": EtcdFailure.LEASE_GONE,
 }
 """Error texts that the status code alone does not distinguish (etcd, api/v3rpc/rpctypes/error.go)."""
 
-_BY_CODE: dict[grpc.StatusCode, Verdict] = {
-    grpc.StatusCode.UNAUTHENTICATED: Verdict.STALE_LOGIN,
-    grpc.StatusCode.PERMISSION_DENIED: Verdict.REFUSED,
-    grpc.StatusCode.INVALID_ARGUMENT: Verdict.WRONG,
-    grpc.StatusCode.FAILED_PRECONDITION: Verdict.WRONG,
-    grpc.StatusCode.OUT_OF_RANGE: Verdict.WRONG,
-    grpc.StatusCode.NOT_FOUND: Verdict.WRONG,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Verdict.WRONG,
-    grpc.StatusCode.UNIMPLEMENTED: Verdict.WRONG,
+_BY_CODE: dict[grpc.StatusCode, EtcdFailure] = {
+    grpc.StatusCode.UNAUTHENTICATED: EtcdFailure.STALE_LOGIN,
+    grpc.StatusCode.PERMISSION_DENIED: EtcdFailure.REFUSED,
+    grpc.StatusCode.INVALID_ARGUMENT: EtcdFailure.WRONG,
+    grpc.StatusCode.FAILED_PRECONDITION: EtcdFailure.WRONG,
+    grpc.StatusCode.OUT_OF_RANGE: EtcdFailure.WRONG,
+    grpc.StatusCode.NOT_FOUND: EtcdFailure.WRONG,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: EtcdFailure.WRONG,
+    grpc.StatusCode.UNIMPLEMENTED: EtcdFailure.WRONG,
 }
 
 
-_DEFINITE = (Verdict.LEASE_GONE, Verdict.WRONG, Verdict.FULL, Verdict.REFUSED)
+_DEFINITE = (EtcdFailure.LEASE_GONE, EtcdFailure.WRONG, EtcdFailure.FULL, EtcdFailure.REFUSED)
 """Verdicts that are final, so they must come from the right cluster."""
 
 
-def verdict(error: grpc.aio.AioRpcError) -> Verdict:
+def verdict(error: grpc.aio.AioRpcError) -> EtcdFailure:
     """The meaning of a failed call. Unknown errors count as "it may have taken effect"."""
-    return _BY_TEXT.get(error.details() or "", _BY_CODE.get(error.code(), Verdict.UNKNOWN))
+    return _BY_TEXT.get(error.details() or "", _BY_CODE.get(error.code(), EtcdFailure.UNKNOWN))
 
 
 class Endpoint:
@@ -349,12 +349,12 @@ class Connections:
                         raise self.unavailable(f"{endpoint.address}: {FOREIGN}") from error
                     await asyncio.sleep(LONGEST_PAUSE_S)
                     continue
-                if failure is Verdict.STALE_LOGIN and self._user and logins < 2:
+                if failure is EtcdFailure.STALE_LOGIN and self._user and logins < 2:
                     self._login_token = None
                     logins += 1
                     continue
                 self.leave(endpoint, silent=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
-                again = failure is Verdict.NOT_DONE or (failure is Verdict.UNKNOWN and (repeatable or not sent))
+                again = failure is EtcdFailure.NOT_DONE or (failure is EtcdFailure.UNKNOWN and (repeatable or not sent))
                 if not again or _now_s() >= deadline_s:
                     raise self.explained(endpoint, error) from error
             tries -= 1
@@ -388,15 +388,15 @@ class Connections:
         """Translate a failed call into an error of ``edl.errors``."""
         detail = error.details() or error.code().name
         failure = verdict(error)
-        if failure in (Verdict.REFUSED, Verdict.STALE_LOGIN):
+        if failure in (EtcdFailure.REFUSED, EtcdFailure.STALE_LOGIN):
             who = f"user {self._user!r}" if self._user else "a client without a user name"
             advice = "Check the user name and password given for the store, and the user's permissions in etcd"
             return StoreRefused(f"etcd at {endpoint.address} refuses {who}: {detail}. {advice}")
-        if failure is Verdict.FULL:
+        if failure is EtcdFailure.FULL:
             return StoreFull(f"no room left in etcd at {endpoint.address}: {detail}. {ROOM}")
-        if failure is Verdict.LEASE_GONE:
+        if failure is EtcdFailure.LEASE_GONE:
             return LeaseLost(f"etcd at {endpoint.address} does not know the lease (any more): {detail}")
-        if failure is Verdict.WRONG:
+        if failure is EtcdFailure.WRONG:
             stranger = ". The server there is not etcd: check --rdzv-endpoint" if "http2 header" in detail else ""
             return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}{stranger}")
         slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from edl.adapters.admission import LIMITS, Admission, small
+from edl.adapters.admission import LIMITS, TokenInterceptor, small
 from edl.adapters.identity import Identity
 from edl.adapters.knocking import knock
 from edl.errors import PortInUse, ProtocolError, StoreError
@@ -139,7 +139,7 @@ class MasterServer:
         _check_can_listen(host, port)  # gRPC's own error says less, and is also printed
         most = ("grpc.max_allowed_incoming_connections", self._connections)
         options = [*_options(self._lease_ttl_s, HEARS_AFTER), *LIMITS, most]
-        self._server = grpc.aio.server(interceptors=(Admission(self._token),), options=options)
+        self._server = grpc.aio.server(interceptors=(TokenInterceptor(self._token),), options=options)
         handlers: dict[str, Any] = {
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),
             "Status": grpc.unary_unary_rpc_method_handler(self._status, small(_decode_question), codec.encode),

@@ -214,7 +214,7 @@ class NodeCheckpoints(Protocol):
         ...
 
 
-class Stream(Protocol):
+class MasterStream(Protocol):
     """An agent's connection to a Master."""
 
     def send(self, message: AgentMessage) -> None:
@@ -241,7 +241,7 @@ class AgentDeps:
     checkpoints: NodeCheckpoints
     secret: Callable[[Round], str]
     """By which the workers of a round know one another."""
-    connect: Callable[[str, int], Stream]
+    connect: Callable[[str, int], MasterStream]
     refuses: Callable[[str, int], Awaitable[bool]]
     register: Callable[[], Awaitable[NodeInfo]]
     """Get a new lease and register under it."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from edl.agent.deps import AgentDeps, Stream
+from edl.agent.deps import AgentDeps, MasterStream
 from edl.agent.entitlement import Entitlement
 from edl.agent.machine import events as ev
 from edl.agent.machine.leaving import saving_time_s
@@ -64,12 +64,12 @@ class AgentShell:
         self._state = state
         self._events: asyncio.Queue[ev.Event | ProcessEvent] = asyncio.Queue()
         self._ports = deps.ports
-        self._ports_good_for: tuple[Stream | None, Round] | None = None
-        self._stream: Stream | None = None
+        self._ports_good_for: tuple[MasterStream | None, Round] | None = None
+        self._stream: MasterStream | None = None
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
         self._background = BackgroundTasks(self._task_failed)
-        self._introduced: Stream | None = None
+        self._introduced: MasterStream | None = None
         self._worker_server = deps.worker_server(self.post, self._relay)
         deps.workers.meet_at(self._worker_server.address)
         deps.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
@@ -232,9 +232,9 @@ class AgentShell:
                 why = await self._patiently(workers.dump_stacks(), STACKS_S)
                 if why:
                     self._deps.log(f"{why}: no longer waiting for the remaining stacks")
-            case ev.Keep(peer):
+            case ev.SendCopies(peer):
                 self._deps.checkpoints.keep_with(peer)
-            case ev.Load():
+            case ev.LoadCheckpoint():
                 self._background.begin(self._load())
             case ev.FlushSaves(number):
                 self._background.begin(self._flush_saves(number))
@@ -359,7 +359,7 @@ class AgentShell:
         if isinstance(message, ServiceTold):
             self._worker_server.pass_on(message)
         else:
-            self.post(ev.Heard(message))
+            self.post(ev.MasterSaid(message))
 
     def forward(self, number: int) -> None:
         """Forward a signal to the workers. The machine is not involved; it sees how they end as usual."""
@@ -441,7 +441,7 @@ class AgentShell:
             warming, self._warming = self._warming, None
             warmed, _ = await asyncio.gather(warming or self._deps.processes.warm(), self._deps.checkpoints.look())
             self._deps.log(warmed)
-            self.post(ev.Warmed())
+            self.post(ev.ForkServerReady())
         except EdlError as error:
             self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
 

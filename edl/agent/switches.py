@@ -24,14 +24,14 @@ REMOTE_POLL_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SwitchFile:
     """A switch's file as last seen."""
 
     stamp: str
     reason: str
 
 
-def asked(seen: dict[Purpose, Seen], paths: dict[Purpose, str]) -> frozenset[Asked]:
+def asked(seen: dict[Purpose, SwitchFile], paths: dict[Purpose, str]) -> frozenset[Asked]:
     """The requests of the existing files. A job that is to end needs no separate checkpoint."""
     purposes = [Purpose.KILL] if Purpose.KILL in seen else list(seen)
     return frozenset(Asked(purpose, _by(paths[purpose], seen[purpose].reason)) for purpose in purposes)
@@ -58,7 +58,7 @@ class Switches:
         self._files = files
         self._say = say
         self._paths = {purpose: files.path(name) for purpose, name in NAMES.items()}
-        self._seen: dict[Purpose, Seen] = {}
+        self._seen: dict[Purpose, SwitchFile] = {}
         self._answering = ""
         """Stamp under which ``SAVE`` was first seen since the last checkpoint that it requested."""
         self._trouble = ""
@@ -116,8 +116,8 @@ class Switches:
         seen = self._seen.get(purpose)
         if seen is None or seen.stamp != stamp:
             try:
-                self._seen[purpose] = Seen(stamp, reason_in(self._files.read(name)))
+                self._seen[purpose] = SwitchFile(stamp, reason_in(self._files.read(name)))
             except FileNotFoundError:
                 self._seen.pop(purpose, None)
             except OSError:  # a folder of that name, or an unreadable file: it is a request all the same
-                self._seen[purpose] = Seen(stamp, "")
+                self._seen[purpose] = SwitchFile(stamp, "")

@@ -74,7 +74,7 @@ Owner = Callable[[int], "tuple[Round, int] | None"]
 
 
 @dataclass(eq=False, slots=True)
-class _Line:
+class _WorkerConnection:
     socket: socket.socket
     session: int
     born: Round = Round(0)
@@ -100,8 +100,8 @@ class WorkerServer:
         self._checkpoints = checkpoints
         self._heard = heard
         self._log = log
-        self._lines: dict[int, _Line] = {}
-        self._strangers: set[_Line] = set()
+        self._lines: dict[int, _WorkerConnection] = {}
+        self._strangers: set[_WorkerConnection] = set()
         self._background = BackgroundTasks()
         self.progress: dict[int, int] = {}
         """Newest commit of each slot, for the detection of hangs."""
@@ -176,11 +176,11 @@ class WorkerServer:
             if uid != os.getuid():
                 connection.close()
                 continue
-            line = _Line(connection, session)
+            line = _WorkerConnection(connection, session)
             self._strangers.add(line)
             self._introduce(line)
 
-    def _introduce(self, line: _Line) -> None:
+    def _introduce(self, line: _WorkerConnection) -> None:
         """Start reading from a connection once its worker is known."""
         if line not in self._strangers:
             return
@@ -198,7 +198,7 @@ class WorkerServer:
         self.progress.pop(line.slot, None)
         asyncio.get_running_loop().add_reader(line.socket, self._readable, line)
 
-    def _hang_up(self, line: _Line) -> None:
+    def _hang_up(self, line: _WorkerConnection) -> None:
         self._strangers.discard(line)
         if self._lines.get(line.slot) is line:
             del self._lines[line.slot]
@@ -213,7 +213,7 @@ class WorkerServer:
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
-    def _readable(self, line: _Line) -> None:
+    def _readable(self, line: _WorkerConnection) -> None:
         while line.socket.fileno() >= 0:
             descriptors: list[int] = []
             try:
@@ -239,7 +239,7 @@ class WorkerServer:
             finally:
                 _close(descriptors)
 
-    def _take(self, line: _Line, message: local.ToAgent) -> None:
+    def _take(self, line: _WorkerConnection, message: local.ToAgent) -> None:
         born, slot = line.born, line.slot
         match message:
             case local.Enter(rejoins=rejoins, why_not=why_not):
@@ -266,7 +266,7 @@ class WorkerServer:
                 self.progress[slot] = commit
                 self._background.begin(self._checkpoints.wrote_through(message))
 
-    def _committed(self, line: _Line, message: local.Committed) -> None:
+    def _committed(self, line: _WorkerConnection, message: local.Committed) -> None:
         try:
             granting = self._checkpoints.committed(line.slot, message)
         except ProtocolError as error:
@@ -276,7 +276,7 @@ class WorkerServer:
             self._background.begin(self._grant(line, message.stream, granting))
 
     async def _grant(
-        self, line: _Line, stream: str, granting: Coroutine[Any, Any, BufferGrant | BufferRefusal]
+        self, line: _WorkerConnection, stream: str, granting: Coroutine[Any, Any, BufferGrant | BufferRefusal]
     ) -> None:
         match await granting:
             case BufferGrant(buffer, size, descriptor):
@@ -284,7 +284,7 @@ class WorkerServer:
             case BufferRefusal(why):
                 self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
 
-    async def _fetch(self, line: _Line, message: local.Fetch) -> None:
+    async def _fetch(self, line: _WorkerConnection, message: local.Fetch) -> None:
         try:
             descriptor, size = await self._checkpoints.piece(line.slot, message)
         except EdlError as error:
@@ -294,7 +294,7 @@ class WorkerServer:
 
     # --- what workers are told ---------------------------------------------------------------------------------------
 
-    def _send(self, line: _Line, message: local.ToWorker, *descriptors: int) -> None:
+    def _send(self, line: _WorkerConnection, message: local.ToWorker, *descriptors: int) -> None:
         """Send, or queue until the worker reads again. Closes the descriptors."""
         if line.socket.fileno() < 0:
             _close(list(descriptors))
@@ -303,7 +303,7 @@ class WorkerServer:
         if len(line.outgoing) == 1:
             self._flush(line)
 
-    def _flush(self, line: _Line) -> None:
+    def _flush(self, line: _WorkerConnection) -> None:
         while line.outgoing:
             data, descriptors = line.outgoing[0]
             try:

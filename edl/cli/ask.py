@@ -23,7 +23,7 @@ NOTHING_SAVED = "; edl saved nothing (saving requires edl.State in the script an
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of a request."""
 
     ok: bool
@@ -40,11 +40,11 @@ _LISTED = " listed already"
 class Reader(Protocol):
     """Reads the history line by line until the outcome is known."""
 
-    def take(self, entry: JournalEntry) -> Outcome | None:
+    def take(self, entry: JournalEntry) -> RequestOutcome | None:
         """Process the next line; returns the outcome once it is certain."""
         ...
 
-    def cut_off(self, why: str) -> Outcome:
+    def cut_off(self, why: str) -> RequestOutcome:
         """The outcome when the history ends for the reason ``why`` (such as "the Master has gone")."""
         ...
 
@@ -55,7 +55,7 @@ class SaveReader:
     def __init__(self) -> None:
         self._commit: int | None = None
 
-    def take(self, entry: JournalEntry) -> Outcome | None:
+    def take(self, entry: JournalEntry) -> RequestOutcome | None:
         """The outcome when the commit is complete, or can no longer be completed."""
         number = saving(entry)
         if number is not None:
@@ -63,17 +63,17 @@ class SaveReader:
             return None
         found = complete(entry)
         if found is not None:
-            return Outcome(True, entry.text, *found) if self._is_it(found[0]) else None
+            return RequestOutcome(True, entry.text, *found) if self._is_it(found[0]) else None
         lost = unwritten(entry)
         if lost is not None:
-            return Outcome(False, entry.text) if self._is_it(lost[0]) else None
+            return RequestOutcome(False, entry.text) if self._is_it(lost[0]) else None
         if entry.kind in _ENDS_WAITING:
-            return Outcome(False, f"no checkpoint is known to be complete: {entry.text}")
+            return RequestOutcome(False, f"no checkpoint is known to be complete: {entry.text}")
         return None
 
-    def cut_off(self, why: str) -> Outcome:
+    def cut_off(self, why: str) -> RequestOutcome:
         """A failure: the history ended before the checkpoint was complete."""
-        return Outcome(False, f"{why} before the checkpoint was complete. Look with edl status")
+        return RequestOutcome(False, f"{why} before the checkpoint was complete. Look with edl status")
 
     def _is_it(self, commit: int) -> bool:
         return self._commit is not None and commit >= self._commit
@@ -87,7 +87,7 @@ class StopReader:
         self._saved: tuple[int, str] = (0, "")
         self._trouble = ""
 
-    def take(self, entry: JournalEntry) -> Outcome | None:
+    def take(self, entry: JournalEntry) -> RequestOutcome | None:
         """Never an outcome: the job has ended for good only when the history ends."""
         self._saved = complete(entry) or self._saved
         if unwritten(entry):
@@ -96,15 +96,15 @@ class StopReader:
             self._end = entry.text
         return None
 
-    def cut_off(self, why: str) -> Outcome:
+    def cut_off(self, why: str) -> RequestOutcome:
         """The outcome: the job has ended if the history said so."""
         if not self._end:
-            return Outcome(False, f"{why}, and the end of the job was not reported. Look with edl status")
+            return RequestOutcome(False, f"{why}, and the end of the job was not reported. Look with edl status")
         commit, where = self._saved
         saved = f"; commit {commit} is complete in {where}" if commit else NOTHING_SAVED
         if self._trouble and not commit:
-            return Outcome(False, f"the job has ended ({self._end}), but {self._trouble}")
-        return Outcome(True, f"the job has ended: {self._end}{saved}", commit, where)
+            return RequestOutcome(False, f"the job has ended ({self._end}), but {self._trouble}")
+        return RequestOutcome(True, f"the job has ended: {self._end}{saved}", commit, where)
 
 
 class SetReader:
@@ -113,21 +113,21 @@ class SetReader:
     def __init__(self, who: str) -> None:
         self._who = who
 
-    def take(self, entry: JournalEntry) -> Outcome | None:
+    def take(self, entry: JournalEntry) -> RequestOutcome | None:
         """The outcome when the settings have been changed or refused."""
         if entry.kind == Kind.SETTINGS.value:
             commit = changed(entry)
             if commit is not None:  # by any user: earlier requests are included in the change
-                return Outcome(True, entry.text, commit)
+                return RequestOutcome(True, entry.text, commit)
             if entry.text.startswith(self._who):
-                return Outcome(": refused, " not in entry.text, entry.text)
+                return RequestOutcome(": refused, " not in entry.text, entry.text)
         if entry.kind == Kind.JOB_ENDED.value:
-            return Outcome(False, f"the job has ended before it was changed: {entry.text}")
+            return RequestOutcome(False, f"the job has ended before it was changed: {entry.text}")
         return None
 
-    def cut_off(self, why: str) -> Outcome:
+    def cut_off(self, why: str) -> RequestOutcome:
         """A failure: the history ended before the settings were changed."""
-        return Outcome(False, f"{why} before the settings were changed. Look with edl status")
+        return RequestOutcome(False, f"{why} before the settings were changed. Look with edl status")
 
 
 class OrderReader:
@@ -136,17 +136,17 @@ class OrderReader:
     def __init__(self, dataset: str, number: int) -> None:
         self._begin = f"data {dataset}: order {number} ("
 
-    def take(self, entry: JournalEntry) -> Outcome | None:
+    def take(self, entry: JournalEntry) -> RequestOutcome | None:
         """The outcome when the history says what happened to the order."""
         if entry.kind == Kind.SERVICE.value and entry.text.startswith(self._begin):
-            return Outcome(": nothing is added: " not in entry.text or _LISTED in entry.text, entry.text)
+            return RequestOutcome(": nothing is added: " not in entry.text or _LISTED in entry.text, entry.text)
         if entry.kind == Kind.JOB_ENDED.value:
-            return Outcome(False, f"the job has ended before a worker checked the files: {entry.text}")
+            return RequestOutcome(False, f"the job has ended before a worker checked the files: {entry.text}")
         return None
 
-    def cut_off(self, why: str) -> Outcome:
+    def cut_off(self, why: str) -> RequestOutcome:
         """A failure: the history ended first, but the order stays valid."""
-        return Outcome(False, f"{why} before the outcome was known. The order is still valid; see edl events")
+        return RequestOutcome(False, f"{why} before the outcome was known. The order is still valid; see edl events")
 
 
 _READERS: dict[Purpose, Callable[[str], Reader]] = {
@@ -156,7 +156,9 @@ _READERS: dict[Purpose, Callable[[str], Reader]] = {
 }
 
 
-async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: bool, argument: str = "") -> Outcome:
+async def ask(
+    client: MasterClient, purpose: Purpose, command: str, *, wait: bool, argument: str = ""
+) -> RequestOutcome:
     """Send a request; with ``wait`` wait for its outcome. Raises ``UsageError`` when it is refused."""
     journal = (await client.status()).journal
     after = journal[-1].number if journal else 0
@@ -165,11 +167,11 @@ async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: boo
     if not answer.ok:
         raise UsageError(answer.text)
     if not wait:
-        return Outcome(True, answer.text)
+        return RequestOutcome(True, answer.text)
     return await follow(client.events(after, follow=True), _READERS[purpose](who))
 
 
-async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Outcome:
+async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> RequestOutcome:
     """Read the history until the outcome is known."""
     why = "the Master has gone"
     try:
@@ -182,7 +184,7 @@ async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Outcom
     return reader.cut_off(why)
 
 
-def checked(outcome: Outcome, purpose: Purpose) -> Outcome:
+def checked(outcome: RequestOutcome, purpose: Purpose) -> RequestOutcome:
     """Return the outcome if it is a success. Raises ``CheckpointError``, or ``UsageError`` where no checkpoint was
     requested."""
     if not outcome.ok:

@@ -38,7 +38,7 @@ def add(dataset: str, files: tuple[str, ...], when: str, reason: str, wait: bool
 async def _add(
     where: dict[str, str], as_json: bool, dataset: str, files: tuple[str, ...], when: str, reason: str, wait: bool
 ) -> None:
-    from edl.cli.ask import OrderReader, Outcome, follow, who_asks
+    from edl.cli.ask import OrderReader, RequestOutcome, follow, who_asks
     from edl.cli.find import master_of
     from edl.errors import DataError, UsageError
     from edl.wire.json_messages import to_plain
@@ -51,7 +51,7 @@ async def _add(
         answer = await client.ask(Asked(Purpose.DATA, by, body))
         if not answer.ok:
             raise UsageError(answer.text)
-        outcome = Outcome(True, answer.text)
+        outcome = RequestOutcome(True, answer.text)
         number = re.match(r"order (\d+) ", answer.text)
         if wait and number:
             click.echo(answer.text, err=True)

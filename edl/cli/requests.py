@@ -25,7 +25,7 @@ PATIENCE = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScaleResult:
     """The outcome of a request."""
 
     ok: bool
@@ -38,7 +38,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RequestProgress:
     """The progress of a request according to one status."""
 
     over: bool
@@ -47,7 +47,7 @@ class Seen:
     ok: bool = True
 
 
-Goal = Callable[[JobStatus], Seen]
+Goal = Callable[[JobStatus], RequestProgress]
 
 
 class Asker(Protocol):
@@ -73,14 +73,14 @@ async def ask(client: Asker, request: ScaleRequest) -> Granted:
     return granted
 
 
-def told(granted: Granted) -> Result:
+def told(granted: Granted) -> ScaleResult:
     """The result without waiting."""
-    return Result(True, granted.text, granted.verdict.value, granted.revision, granted.generation)
+    return ScaleResult(True, granted.text, granted.verdict.value, granted.revision, granted.generation)
 
 
 async def reach(
     connect: Connect, granted: Granted, goal: Goal, say: Callable[[str], None], pause: Callable[[], Awaitable[None]]
-) -> Result:
+) -> ScaleResult:
     """Poll until the goal is reached or has become impossible. Reports what it is waiting for whenever that changes."""
     said, silent = granted.text, 0
     say(said)
@@ -112,26 +112,28 @@ async def a_moment() -> None:
     await asyncio.sleep(LOOK_S)
 
 
-def _ended(status: JobStatus) -> Seen | None:
-    return Seen(True, f"the job has ended: {status.reason}", ok=False) if status.phase == "ended" else None
+def _ended(status: JobStatus) -> RequestProgress | None:
+    return RequestProgress(True, f"the job has ended: {status.reason}", ok=False) if status.phase == "ended" else None
 
 
 def size_is(nodes: int, generation: int) -> Goal:
     """The goal that the running world has the requested size; ``nodes`` 0: the size that is wanted now."""
 
-    def look(status: JobStatus) -> Seen:
+    def look(status: JobStatus) -> RequestProgress:
         scale = status.scale
         if scale.generation < generation:
-            return Seen(False, "the Master has not confirmed the request yet")
+            return RequestProgress(False, "the Master has not confirmed the request yet")
         if nodes and scale.desired != nodes:
-            return Seen(True, f"meanwhile {scale.by or 'another user'} has requested {scale.desired} nodes", ok=False)
+            return RequestProgress(
+                True, f"meanwhile {scale.by or 'another user'} has requested {scale.desired} nodes", ok=False
+            )
         if scale.suspended:
-            return Seen(True, f"{scale.desired} nodes will train when the job is resumed (edl resume)")
+            return RequestProgress(True, f"{scale.desired} nodes will train when the job is resumed (edl resume)")
         if scale.waiting:
-            return Seen(False, scale.waiting)
+            return RequestProgress(False, scale.waiting)
         if scale.observed < generation:
-            return Seen(False, f"{count(scale.nodes)} in training, {scale.desired} wanted")
-        return Seen(True, f"{count(scale.nodes)} in training (wanted: {scale.desired})")
+            return RequestProgress(False, f"{count(scale.nodes)} in training, {scale.desired} wanted")
+        return RequestProgress(True, f"{count(scale.nodes)} in training (wanted: {scale.desired})")
 
     return lambda status: _ended(status) or look(status)
 
@@ -140,17 +142,17 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
     """The goal that these nodes have left, even if others with the same names have joined; or that they stay, since
     nothing could be saved."""
 
-    def look(status: JobStatus) -> Seen:
+    def look(status: JobStatus) -> RequestProgress:
         left = [node for node in status.nodes if node.node in names]
         if not left:
-            return Seen(True, f"{listed(names)} {'has' if len(names) == 1 else 'have'} left")
+            return RequestProgress(True, f"{listed(names)} {'has' if len(names) == 1 else 'have'} left")
         if status.scale.observed >= generation:
             stays = _stays(status)
             if stays:
-                return Seen(True, stays, ok=False)
-            return Seen(True, f"{listed(names)}: have left; {listed([n.node for n in left])} joined again")
+                return RequestProgress(True, stays, ok=False)
+            return RequestProgress(True, f"{listed(names)}: have left; {listed([n.node for n in left])} joined again")
         states = ", ".join(f"{node.node} is {'draining' if node.draining else node.state}" for node in left)
-        return Seen(False, f"{states}; {status.boundary or status.reason}")
+        return RequestProgress(False, f"{states}; {status.boundary or status.reason}")
 
     return lambda status: _ended(status) or look(status)
 
@@ -165,15 +167,15 @@ def _stays(status: JobStatus) -> str:
 def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:
     """The goal that the node takes no part, or may take part again."""
 
-    def look(status: JobStatus) -> Seen:
+    def look(status: JobStatus) -> RequestProgress:
         known = next((node for node in status.nodes if node.node == name), None)
         if (name in status.scale.cordoned) != wanted:
             return _otherwise(status.scale, generation, f"{name} is {'not ' if wanted else ''}cordoned")
         if not wanted:
-            return Seen(True, f"{name} may take part again")
+            return RequestProgress(True, f"{name} may take part again")
         if known is not None and known.position >= 0 and status.phase == "running":
-            return Seen(False, f"{name} still trains; {status.boundary or status.reason}")
-        return Seen(True, f"{name} takes no part")
+            return RequestProgress(False, f"{name} still trains; {status.boundary or status.reason}")
+        return RequestProgress(True, f"{name} takes no part")
 
     return lambda status: _ended(status) or look(status)
 
@@ -186,19 +188,19 @@ def dropped(name: str, device: str, generation: int, *, wanted: bool) -> Goal:
         uuids = one.device.casefold().split(",") if one.device else []
         return one.node == name and (device == str(one.slot) or device.casefold() in uuids)
 
-    def look(status: JobStatus) -> Seen:
+    def look(status: JobStatus) -> RequestProgress:
         found = next((one for one in status.dropped if is_meant(one)), None)
         what = f"slot {found.slot if found is not None else device} of {name}"
         if (found is not None) != wanted:
             return _otherwise(status.scale, generation, f"{what} is {'not ' if wanted else ''}dropped")
         if found is None:
             if status.scale.observed < generation and status.phase == "running":
-                return Seen(False, status.scale.waiting or status.reason)
-            return Seen(True, f"{what} may take part again")
+                return RequestProgress(False, status.scale.waiting or status.reason)
+            return RequestProgress(True, f"{what} may take part again")
         member = next((node for node in status.nodes if node.node == name and node.position >= 0), None)
         if status.phase == "running" and member is not None and found.slot in member.places:
-            return Seen(False, f"a worker still trains in {what}; {status.boundary or status.reason}")
-        return Seen(True, f"{what} takes no part")
+            return RequestProgress(False, f"a worker still trains in {what}; {status.boundary or status.reason}")
+        return RequestProgress(True, f"{what} takes no part")
 
     return lambda status: _ended(status) or look(status)
 
@@ -206,23 +208,25 @@ def dropped(name: str, device: str, generation: int, *, wanted: bool) -> Goal:
 def suspended(generation: int, *, wanted: bool) -> Goal:
     """The goal that training has stopped, or that a world trains again."""
 
-    def look(status: JobStatus) -> Seen:
+    def look(status: JobStatus) -> RequestProgress:
         if status.scale.suspended != wanted:
             return _otherwise(status.scale, generation, f"the job is {'not ' if wanted else ''}suspended")
         running = [node.node for node in status.nodes if node.state in ("running", "stopping", "preparing")]
         if wanted and (status.phase == "running" or running):
             ends = f"workers end on {listed(running) or 'their nodes'}"
-            return Seen(False, f"{ends}; {status.boundary or status.reason}")
+            return RequestProgress(False, f"{ends}; {status.boundary or status.reason}")
         if not wanted and status.phase != "running":
-            return Seen(False, status.scale.waiting or status.reason)
-        return Seen(True, "training has stopped; see edl resume" if wanted else f"the job trains: {status.reason}")
+            return RequestProgress(False, status.scale.waiting or status.reason)
+        return RequestProgress(
+            True, "training has stopped; see edl resume" if wanted else f"the job trains: {status.reason}"
+        )
 
     return lambda status: _ended(status) or look(status)
 
 
-def _otherwise(scale: ScaleView, generation: int, how: str) -> Seen:
+def _otherwise(scale: ScaleView, generation: int, how: str) -> RequestProgress:
     """The result when the status contradicts the request: it was reversed by another request, or the Master has not
     confirmed it yet."""
     if scale.generation < generation:
-        return Seen(False, "the Master has not confirmed the request yet")
-    return Seen(True, f"{how}: meanwhile {scale.by or 'another user'} has requested that", ok=False)
+        return RequestProgress(False, "the Master has not confirmed the request yet")
+    return RequestProgress(True, f"{how}: meanwhile {scale.by or 'another user'} has requested that", ok=False)

@@ -69,7 +69,7 @@ from edl.launch.accelerators import paddle_devices, slot_identities, visible_dev
 from edl.launch.addresses import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
-from edl.launch.helpers import HelpersBeside, Kind, Kit
+from edl.launch.helpers import HelperKind, HelpersBeside, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.lease_guard import LeaseGuard
 from edl.launch.origin import origin_of
@@ -423,14 +423,14 @@ def _kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str],
     return Kit(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
 
 
-def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
+def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
     """The kinds of helper processes that run beside the workers."""
-    kinds: list[Kind] = []
+    kinds: list[HelperKind] = []
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers.count:
         # They finish after the workers have, so their time is short.
         authority = readers.authority_of(settings.store.secret, spec.job)
-        kinds.append(readers.Readers(settings.readers, READERS_GRACE_S, authority))
+        kinds.append(readers.ReaderHelpers(settings.readers, READERS_GRACE_S, authority))
     if settings.servers.count:
         secret, times = pservers.secret_of(token), spec.timeouts
         limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}

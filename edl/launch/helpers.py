@@ -43,7 +43,7 @@ LOOK_S = 1.0
 """Seconds between two checks of a launcher without workers whether the job has begun or ended."""
 
 
-class Kind(Protocol):
+class HelperKind(Protocol):
     """One kind of helper process."""
 
     what: str
@@ -87,7 +87,7 @@ class Kit:
 class Helpers:
     """A group of helper processes, restarted when they die, and their keys."""
 
-    def __init__(self, kit: Kit, kind: Kind) -> None:
+    def __init__(self, kit: Kit, kind: HelperKind) -> None:
         self._kit = kit
         self._kind = kind
         self._clock = SystemClock()
@@ -284,7 +284,7 @@ def _drains(value: bytes) -> bool:
 class HelpersBeside:
     """Helpers of a launcher that also runs workers. If they cannot be started, it continues without them."""
 
-    def __init__(self, kit: Kit, kind: Kind) -> None:
+    def __init__(self, kit: Kit, kind: HelperKind) -> None:
         self._helpers = Helpers(kit, kind)
         self._what = kind.what
         self._log = kit.log
@@ -315,7 +315,7 @@ class HelpersBeside:
 # --- the role --------------------------------------------------------------------------------------------------------
 
 
-MakeKind = Callable[[JobSpec, str], Kind]
+MakeKind = Callable[[JobSpec, str], HelperKind]
 """Makes the kind of helpers for a job with these settings and this token."""
 
 

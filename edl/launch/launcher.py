@@ -57,7 +57,7 @@ class Beside(Protocol):
         ...
 
 
-class Server(Protocol):
+class ListeningServer(Protocol):
     """The server on which this launcher listens."""
 
     async def stop(self) -> None:
@@ -65,7 +65,7 @@ class Server(Protocol):
         ...
 
 
-class Note(Protocol):
+class JobNote(Protocol):
     """A note that tells ``edl status`` on this host where the job is."""
 
     def write(self) -> None:
@@ -112,12 +112,12 @@ class Parts:
     clock: Clock
     store: Store
     member: EtcdMember | None
-    server: Server
+    server: ListeningServer
     registration: Registration
     candidate: Candidate
     agent: AgentShell
     info: NodeInfo
-    note: Note
+    note: JobNote
     log: Callable[[str], None]
     reporter: ReportFiles
     guard: Callable[[Callable[[float], None]], LeaseRenewer]

@@ -27,7 +27,7 @@ DEAD_SHARE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LeaseCheck:
     """The result of a check. Times are in seconds on one monotonic clock."""
 
     now_s: float
@@ -37,7 +37,7 @@ class Seen:
     """Time since which the event loop owes a response; None: it owes none."""
 
 
-def is_due(seen: Seen, ttl_s: float) -> bool:
+def is_due(seen: LeaseCheck, ttl_s: float) -> bool:
     """Whether to renew a lease of ``ttl_s`` seconds in place of the event loop."""
     if seen.asked_s is None:
         return False
@@ -106,7 +106,11 @@ class LeaseGuard:
             self._leases.close()
             self._asked_s = now_s
             self._loop.call_soon_threadsafe(self._answered)
-        elif lease and is_due(Seen(now_s, self._renewed_s, self._asked_s), self._ttl_s) and self._leases.renew(lease):
+        elif (
+            lease
+            and is_due(LeaseCheck(now_s, self._renewed_s, self._asked_s), self._ttl_s)
+            and self._leases.renew(lease)
+        ):
             self._renewed_s = now_s
             self._entitle(now_s + LEASE_SHARE * self._ttl_s)
             self._loop.call_soon_threadsafe(self._tell)

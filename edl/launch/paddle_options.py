@@ -21,7 +21,7 @@ from edl.launch.options.dropin import PADDLE
 from edl.launch.options.workers import TORCH_LAUNCH
 from edl.launch.paddle_devices import VARIABLE_OF, choose
 from edl.launch.paddle_table import PADDLE_ROWS, WEAK_VARIABLES, row_of
-from edl.launch.resolved_options import ResolvedOptions, Source, inside_worker
+from edl.launch.resolved_options import OptionSource, ResolvedOptions, inside_worker
 from edl.wire.address import address
 
 DEFAULT_MASTER_PORT = "6768"
@@ -103,10 +103,10 @@ def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
                 continue  # as in Paddle: no rank
             if row.name in MEETING and _left_alone(resolved, env, variable):
                 continue
-            resolved.offer(name, env[variable], Source.PADDLE, variable)
+            resolved.offer(name, env[variable], OptionSource.PADDLE, variable)
     if "POD_IP" in env and not resolved.given("local_addr"):
         # Many pods set POD_IP for their own purposes, so it only gives this node's address.
-        resolved.offer("host", env["POD_IP"], Source.PADDLE, "POD_IP")
+        resolved.offer("host", env["POD_IP"], OptionSource.PADDLE, "POD_IP")
     _take_endpoints(resolved, env)
     _take_elastic(resolved, env)
 
@@ -129,9 +129,9 @@ def _take_endpoints(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
             continue
         first = endpoints[0] if ":" in endpoints[0] else f"{endpoints[0]}:{DEFAULT_MASTER_PORT}"
         alone = env.get("PADDLE_LAUNCH_WITH_ARGS", "0") not in ("0", "")
-        resolved.offer("master", "" if alone else first, Source.PADDLE, f"first of {variable}")
+        resolved.offer("master", "" if alone else first, OptionSource.PADDLE, f"first of {variable}")
         hosts = {one.rpartition(":")[0] or one for one in endpoints}
-        resolved.offer("nnodes", str(len(hosts)), Source.PADDLE, f"hosts of {variable}")
+        resolved.offer("nnodes", str(len(hosts)), OptionSource.PADDLE, f"hosts of {variable}")
 
 
 def _elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> tuple[str, str, str] | None:
@@ -156,19 +156,19 @@ def _take_elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     server = "PADDLE_ELASTIC_SERVER" if "PADDLE_ELASTIC_SERVER" in env else "PADDLE_ELASTIC_ETCD_SERVICE_HOST"
     variables = (server, "PADDLE_ELASTIC_JOB_ID", "PADDLE_ELASTIC_NP")
     for name, value, variable in zip(("elastic_server", "job_id", "np"), found, variables, strict=True):
-        resolved.offer(name, value, Source.CLUSTER, variable)
+        resolved.offer(name, value, OptionSource.CLUSTER, variable)
     if "PADDLE_ELASTIC_TTL" in env:
-        resolved.offer("lease_ttl", env["PADDLE_ELASTIC_TTL"], Source.CLUSTER, "PADDLE_ELASTIC_TTL")
+        resolved.offer("lease_ttl", env["PADDLE_ELASTIC_TTL"], OptionSource.CLUSTER, "PADDLE_ELASTIC_TTL")
     for name in ("scale", "force"):
         variable = f"PADDLE_ELASTIC_{name.upper()}"
         if variable in env:
-            resolved.offer(name, env[variable], Source.CLUSTER, variable)
+            resolved.offer(name, env[variable], OptionSource.CLUSTER, variable)
     variable = "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"
     if variable in env:
         level = {"1": "recover", "2": "elastic"}.get(env[variable])
         if level is None:
             raise SettingError(variable, env[variable], "must be 1 (recover) or 2 (elastic)")
-        resolved.offer("fault_tolerance", level, Source.CLUSTER, variable)
+        resolved.offer("fault_tolerance", level, OptionSource.CLUSTER, variable)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -192,7 +192,11 @@ def _answer(resolved: ResolvedOptions) -> None:
 def _means(resolved: ResolvedOptions, name: str, ours: str, value: Any) -> None:
     """Offer an option of Paddle's as edl's own. Raises ``SettingError`` if both are given with different values."""
     source, origin = resolved.source(name), said(resolved, name)
-    if source <= Source.COMMAND_LINE and resolved.source(ours) == source and str(resolved.values[ours]) != str(value):
+    if (
+        source <= OptionSource.COMMAND_LINE
+        and resolved.source(ours) == source
+        and str(resolved.values[ours]) != str(value)
+    ):
         other = said(resolved, ours).replace("_", "-")
         raise SettingError(
             origin, resolved.values[name], f"{other}={resolved.values[ours]} contradicts it", "Give only one of them"
@@ -277,7 +281,7 @@ def _this_one(resolved: ResolvedOptions, hosts: list[str]) -> str:
 
 
 def _rank(resolved: ResolvedOptions) -> None:
-    if resolved.source("rank") is Source.PADDLE and resolved.values["rank"] > 0 and _alone(resolved):
+    if resolved.source("rank") is OptionSource.PADDLE and resolved.values["rank"] > 0 and _alone(resolved):
         # As in Paddle: a variable left over from another job must not keep a single node from starting.
         resolved.remark(f"{said(resolved, 'rank')}={resolved.values['rank']} is not used: the job has only one node")
     elif resolved.given("rank") and resolved.values["rank"] != -1:

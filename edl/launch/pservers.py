@@ -45,7 +45,7 @@ def environment_of(servers: ServerSettings) -> dict[str, str]:
 
 
 class Pservers:
-    """The kind of helpers that are pservers; see ``helpers.Kind``."""
+    """The kind of helpers that are pservers; see ``helpers.HelperKind``."""
 
     what, service, folder = "pserver", "ps", "servers"
     grace_s = 0.0  # its data are useless once its key is gone

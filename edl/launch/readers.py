@@ -33,8 +33,8 @@ def authority_of(secret: Secret | None, job: JobId) -> str:
     return "" if secret is None else secret.of_readers(job)
 
 
-class Readers:
-    """The kind of helpers that are remote readers; see ``helpers.Kind``."""
+class ReaderHelpers:
+    """The kind of helpers that are remote readers; see ``helpers.HelperKind``."""
 
     what, service, folder = "reader", "data", "readers"
     drain_s = 0.0
@@ -71,5 +71,5 @@ async def serve_readers(settings: ReaderSettings) -> int:
     """Run a launcher with ``--role=reader``; returns the exit status."""
     check_packages(settings.readers.count)
     helper = settings.helper
-    kind = Readers(settings.readers, helper.grace_s, authority_of(helper.store.secret, helper.job))
+    kind = ReaderHelpers(settings.readers, helper.grace_s, authority_of(helper.store.secret, helper.job))
     return await serve_helpers(helper, lambda spec, token: kind, "leaving: waiting for open streams to finish")

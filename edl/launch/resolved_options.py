@@ -1,8 +1,8 @@
 """The options after all sources have been read: command line, ``EDL_*``, other launchers' variables, the cluster's.
 
-The same setting can come from several sources. Precedence is decided by ``Source``, not by the order in which sources
-are read. So each source has a module of its own (``torchrun_options``, ``paddle_options``, ``cluster_env``) that only
-offers values. Overridden, renamed and meaningless settings are reported in remarks.
+The same setting can come from several sources. Precedence is decided by ``OptionSource``, not by the order in which
+sources are read. So each source has a module of its own (``torchrun_options``, ``paddle_options``, ``cluster_env``)
+that only offers values. Overridden, renamed and meaningless settings are reported in remarks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edl.config import adopt, environment
 from edl.errors import SettingError
 
 
-class Source(enum.IntEnum):
+class OptionSource(enum.IntEnum):
     """The source of a value, in order of precedence, the lowest first."""
 
     DEFAULT = 0
@@ -35,8 +35,8 @@ class Source(enum.IntEnum):
 
 
 _SOURCES = {
-    ParameterSource.COMMANDLINE: Source.COMMAND_LINE,
-    ParameterSource.ENVIRONMENT: Source.EDL,
+    ParameterSource.COMMANDLINE: OptionSource.COMMAND_LINE,
+    ParameterSource.ENVIRONMENT: OptionSource.EDL,
 }
 
 
@@ -70,7 +70,7 @@ class ResolvedOptions:
     """Changes of the environment for this launcher and its workers; None removes a variable."""
     for_workers: dict[str, str | None] = field(default_factory=dict)
     """Changes of the environment for the workers only."""
-    _sources: dict[str, Source] = field(default_factory=dict)
+    _sources: dict[str, OptionSource] = field(default_factory=dict)
     _origins: dict[str, str] = field(default_factory=dict)
     _options: Mapping[str, click.Parameter] = field(default_factory=dict)
 
@@ -79,21 +79,21 @@ class ResolvedOptions:
         """The options that click has read from the command line and from ``EDL_*``."""
         options = {param.name: param for param in context.command.params if param.name}
         sources = {
-            name: _SOURCES.get(context.get_parameter_source(name) or ParameterSource.DEFAULT, Source.DEFAULT)
+            name: _SOURCES.get(context.get_parameter_source(name) or ParameterSource.DEFAULT, OptionSource.DEFAULT)
             for name in context.params
         }
         values = {name: value for name, value in context.params.items() if name not in ("script", "arguments")}
         return cls(values, script, arguments, _sources=sources, _options=options)
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> OptionSource:
         """The source of the current value. ``name``: as in ``values``, with underscores."""
-        return self._sources.get(name, Source.DEFAULT)
+        return self._sources.get(name, OptionSource.DEFAULT)
 
     def given(self, name: str) -> bool:
         """Whether the option was given by any source."""
-        return self.source(name) > Source.DEFAULT
+        return self.source(name) > OptionSource.DEFAULT
 
-    def offer(self, name: str, value: Any, source: Source, origin: str) -> bool:
+    def offer(self, name: str, value: Any, source: OptionSource, origin: str) -> bool:
         """Set a value unless a source of higher precedence has set one; returns whether it was set.
 
         ``value``: a text is parsed like the option's own. ``origin``: the place for messages, such as
@@ -104,7 +104,7 @@ class ResolvedOptions:
         if source < self.source(name):
             return False
         read = self._read(name, value, origin)
-        if source > Source.COMMAND_LINE and self.given(name) and read != self.values[name]:
+        if source > OptionSource.COMMAND_LINE and self.given(name) and read != self.values[name]:
             self.remark(f"{origin}={value} overrides {self.said(name)}={self.values[name]}")
         self.values[name] = read
         self._sources[name] = source
@@ -113,7 +113,7 @@ class ResolvedOptions:
 
     def origin(self, name: str) -> str:
         """The place where the current value was given, for messages; empty: the option itself."""
-        return f"EDL_{name.upper()}" if self.source(name) is Source.EDL else self._origins.get(name, "")
+        return f"EDL_{name.upper()}" if self.source(name) is OptionSource.EDL else self._origins.get(name, "")
 
     def said(self, name: str) -> str:
         """The same, or the option's name if the option itself was given."""

@@ -23,7 +23,7 @@ INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SLURM_ARRAY_TASK_ID
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SchedulerKind:
     """One kind of scheduler. Its module is imported only when it is used."""
 
     shape: str
@@ -63,30 +63,30 @@ _SLURM = {
     "poll": "seconds between two looks at the queue; 2",
 }
 
-KINDS: dict[str, Kind] = {
-    "process": Kind("process", "edl.schedulers.process", (SizeOwner.MASTER,)),
-    "exec": Kind("exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "seconds that a call may take; 30"}),
-    "discovery": Kind(
+KINDS: dict[str, SchedulerKind] = {
+    "process": SchedulerKind("process", "edl.schedulers.process", (SizeOwner.MASTER,)),
+    "exec": SchedulerKind("exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "seconds that a call may take; 30"}),
+    "discovery": SchedulerKind(
         "discovery:COMMAND",
         "edl.schedulers.hook",
         (SizeOwner.EXTERNAL,),
         {"timeout": "seconds that a call may take; 30", "poll": "seconds between two calls; 1"},
     ),
-    "statefulset": Kind("statefulset/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
-    "job": Kind("job/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES),
-    "custom": Kind(
+    "statefulset": SchedulerKind("statefulset/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
+    "job": SchedulerKind("job/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES),
+    "custom": SchedulerKind(
         "custom:GROUP/VERSION/PLURAL/NAME",
         "edl.schedulers.kubernetes",
         _BOTH,
         {**_KUBERNETES, **_INDEXED},
         ordinal=True,
     ),
-    "volcano": Kind("volcano/NAME", "edl.schedulers.kubernetes", _BOTH, {**_KUBERNETES, **_TASK}),
-    "paddlejob": Kind("paddlejob/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
-    "paddlecloud": Kind(
+    "volcano": SchedulerKind("volcano/NAME", "edl.schedulers.kubernetes", _BOTH, {**_KUBERNETES, **_TASK}),
+    "paddlejob": SchedulerKind("paddlejob/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
+    "paddlecloud": SchedulerKind(
         "paddlecloud", "edl.schedulers.paddlecloud", _BOTH, {**_PADDLECLOUD, **_KUBERNETES}, ordinal=True
     ),
-    "slurm": Kind("slurm", "edl.schedulers.slurm", conf=_SLURM),
+    "slurm": SchedulerKind("slurm", "edl.schedulers.slurm", conf=_SLURM),
 }
 """One entry per kind; ``edl.schedulers.order`` describes what its module must provide."""
 
@@ -182,7 +182,7 @@ def launcher_again(
     return (python, "-m", "edl.launch", *kept, *added, *rest)
 
 
-def _kind_of(text: str) -> tuple[str, Kind, str]:
+def _kind_of(text: str) -> tuple[str, SchedulerKind, str]:
     """Split ``--scheduler`` into name, kind and target. Raises ``SettingError``."""
     match = re.match(r"[a-z]+", text)
     name = match[0] if match else ""
@@ -201,7 +201,7 @@ def _unknown_kind(text: str) -> SettingError:
     return SettingError("--scheduler", text, "unknown kind of scheduler", f"Known: {known}")
 
 
-def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:
+def _conf(name: str, kind: SchedulerKind, text: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")
@@ -216,6 +216,6 @@ def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:
     return values
 
 
-def _module(kind: Kind) -> Any:
+def _module(kind: SchedulerKind) -> Any:
     """Import the module of a kind, which provides ``check`` and ``make``."""
     return importlib.import_module(kind.module)

@@ -18,7 +18,7 @@ from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
 from edl.launch.options import BY_NAME, BY_SPELLING, is_default, record, value
 from edl.launch.options.workers import TORCH_LAUNCH
-from edl.launch.resolved_options import ResolvedOptions, Source
+from edl.launch.resolved_options import OptionSource, ResolvedOptions
 from edl.launch.settings import WorkerSettings
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES, row_of
 from edl.ports import WorkerCommand
@@ -43,9 +43,11 @@ def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
         for variable in row.variables:
             text = env.get(variable, "")
             if text:
-                resolved.offer(row.name, _flag(variable, text) if row.name in FLAGS else text, Source.PET, variable)
+                resolved.offer(
+                    row.name, _flag(variable, text) if row.name in FLAGS else text, OptionSource.PET, variable
+                )
     if env.get(_SHUTDOWN) and not resolved.given("shutdown_timeout"):
-        resolved.offer("shutdown_timeout", env[_SHUTDOWN], Source.PET, _SHUTDOWN)
+        resolved.offer("shutdown_timeout", env[_SHUTDOWN], OptionSource.PET, _SHUTDOWN)
 
 
 def _flag(variable: str, text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from edl.agent.machine.events import Heard
+from edl.agent.machine.events import MasterSaid
 from edl.agent.shell import AgentShell
 from edl.launch.launcher import Launcher, Parts
 from edl.master.candidate import Callbacks, Candidate
@@ -44,7 +44,7 @@ def wire(
         Callbacks(
             follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token),
             rule=rule,
-            concluded=lambda outcome: agent.post(Heard(outcome)),
+            concluded=lambda outcome: agent.post(MasterSaid(outcome)),
         ),
     )
     agent = make_agent(candidate, lambda: launcher.register_again())

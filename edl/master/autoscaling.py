@@ -5,7 +5,7 @@ from __future__ import annotations
 from edl.master import planning, resizing
 from edl.master.policies.autoscale import Place, hear
 from edl.master.state import MasterState, NodeEntry, Phase
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.wire.messages import Pace, Purpose, World
 from edl.wire.scale_requests import Resize
@@ -14,7 +14,7 @@ WHO = "autoscale"
 """The requester's name in its size requests."""
 
 
-def paced(turn: Turn, entry: NodeEntry, message: Pace) -> None:
+def paced(turn: MasterTurn, entry: NodeEntry, message: Pace) -> None:
     """A node reported its step time: measure, and request another size if that is worthwhile."""
     rules, world = turn.spec.autoscale, turn.record.world
     running = turn.record.phase is Phase.RUNNING and world is not None and message.round == world.round
@@ -44,7 +44,7 @@ def proposal(state: MasterState) -> tuple[int, str]:
     return memory.proposal, memory.reason
 
 
-def _place(turn: Turn, world: World) -> Place:
+def _place(turn: MasterTurn, world: World) -> Place:
     settings, bounds = turn.record.settings, turn.bounds
     staying = [entry for entry in turn.members() if not turn.excluded(entry) and not entry.draining]
     spares = [entry for entry in turn.ready() if turn.member(entry) is None]
@@ -65,7 +65,7 @@ def _place(turn: Turn, world: World) -> Place:
     )
 
 
-def _unsettled(turn: Turn) -> str:
+def _unsettled(turn: MasterTurn) -> str:
     """Why the current pace says nothing about the size; empty if it does."""
     if turn.record.sizing.suspended:
         return "the job is being suspended"
@@ -78,7 +78,7 @@ def _unsettled(turn: Turn) -> str:
     return ""
 
 
-def _lacking(turn: Turn, world: World) -> str:
+def _lacking(turn: MasterTurn, world: World) -> str:
     """Why no other size may be proposed now; empty if one may."""
     nodes, sizing = len(world.members), turn.record.sizing
     if planning.is_cut_to_size(turn):
@@ -93,7 +93,7 @@ def _lacking(turn: Turn, world: World) -> str:
     return ""
 
 
-def _advice(turn: Turn) -> str:
+def _advice(turn: MasterTurn) -> str:
     """Authority that decides instead of the policy; empty if the policy decides."""
     if turn.spec.sized_outside:
         return f"{turn.spec.size_owner} decides"

@@ -69,11 +69,11 @@ class Candidate:
     def registered(self, lease: Incarnation) -> None:
         """Report a new lease, with which this launcher can campaign."""
         self._lease, self._uncertain = lease, False
-        self._events.put_nowait(el.Registered())
+        self._events.put_nowait(el.LauncherRegistered())
 
     def unregistered(self) -> None:
         """Report that the lease is lost."""
-        self._events.put_nowait(el.Unregistered())
+        self._events.put_nowait(el.LauncherUnregistered())
 
     def ruler_refused(self, token: Token) -> None:
         """Report that the Master's host refuses connections."""

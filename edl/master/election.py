@@ -78,12 +78,12 @@ class CampaignEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class LauncherRegistered:
     """This launcher has a (new) lease."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unregistered:
+class LauncherUnregistered:
     """This launcher's lease has ended, or the launcher is about to leave."""
 
 
@@ -98,7 +98,9 @@ class OutOfTouch:
     another Master: this Master's nodes must not simply continue."""
 
 
-ElectionEvent = KeyChanged | RulerRefused | CampaignEnded | Registered | Unregistered | FencedOff | OutOfTouch
+ElectionEvent = (
+    KeyChanged | RulerRefused | CampaignEnded | LauncherRegistered | LauncherUnregistered | FencedOff | OutOfTouch
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +155,12 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
             return ElectionDecision(state, (), "an old hint")
         case CampaignEnded():
             return _campaign_ended(state, event)
-        case Registered():
+        case LauncherRegistered():
             registered = dataclasses.replace(state, registered=True)
             if state.role is Role.FOLLOWER and not state.token:
                 return _stand(registered, Token(0), "there is no Master")
             return ElectionDecision(registered, (), "registered")
-        case Unregistered():
+        case LauncherUnregistered():
             return _resign(dataclasses.replace(state, registered=False), "this launcher's lease ended")
         case FencedOff():
             lost = dataclasses.replace(state, ruler=None, token=Token(0)) if state.role is Role.MASTER else state

@@ -14,10 +14,10 @@ from edl.master import hyper, slots
 from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count, listed
 from edl.rendezvous.ranks import order
-from edl.rendezvous.rules import Size
+from edl.rendezvous.rules import NextSize
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import (
     NO_STATE,
@@ -43,7 +43,7 @@ FAREWELL_S = 5.0
 """Seconds that a Master stays after the end of the job for agents that have not heard the outcome yet."""
 
 
-def stop_world(turn: Turn, reason: str, dump: bool = False) -> None:
+def stop_world(turn: MasterTurn, reason: str, dump: bool = False) -> None:
     """Begin the change to the next world, which forms as soon as all living members have stopped. ``dump``: have them
     write their stacks first."""
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
@@ -57,7 +57,7 @@ def stop_world(turn: Turn, reason: str, dump: bool = False) -> None:
     (_ask_spares if stateless else _ask_copy_holders)(turn)
 
 
-def _begin_forming(turn: Turn) -> None:
+def _begin_forming(turn: MasterTurn) -> None:
     turn.forming_since_s = turn.now_s
     turn.grace_until_s = None
     turn.agreement = None
@@ -67,7 +67,7 @@ def _begin_forming(turn: Turn) -> None:
         turn.update(entry, load_tried=False, prestarted=False)
 
 
-def _ask_copy_holders(turn: Turn) -> None:
+def _ask_copy_holders(turn: MasterTurn) -> None:
     """Ask spares that may hold copies of a single node's state to report what they hold: if that node is lost, so is
     the information about its copies."""
     world = turn.record.world
@@ -75,7 +75,7 @@ def _ask_copy_holders(turn: Turn) -> None:
         _ask_spares(turn)
 
 
-def _ask_spares(turn: Turn) -> None:
+def _ask_spares(turn: MasterTurn) -> None:
     if turn.record.world is None or not turn.record.rejoins:
         return
     for entry in turn.ready():
@@ -83,7 +83,7 @@ def _ask_spares(turn: Turn) -> None:
             order_stop(turn, entry, turn.record.round)
 
 
-def at_boundary(turn: Turn, reason: str) -> None:
+def at_boundary(turn: MasterTurn, reason: str) -> None:
     """Begin the change to the next world without an interruption: all members train up to a step boundary and park."""
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     turn.note(Kind.BOUNDARY, reason)
@@ -94,7 +94,7 @@ def at_boundary(turn: Turn, reason: str) -> None:
         turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s, underway=False)
 
 
-def interrupt(turn: Turn) -> None:
+def interrupt(turn: MasterTurn) -> None:
     """A problem occurred on the way to the step boundary: members that have not reached it stop at once."""
     if turn.at_boundary:
         turn.at_boundary = False
@@ -104,7 +104,7 @@ def interrupt(turn: Turn) -> None:
         _ask_copy_holders(turn)
 
 
-def order_stop(turn: Turn, entry: NodeEntry, running: Round, dump: bool = False) -> None:
+def order_stop(turn: MasterTurn, entry: NodeEntry, running: Round, dump: bool = False) -> None:
     """Order a node to stop its workers; other nodes wait for it only for a limited time."""
     patience_s = turn.patience_s
     if entry.attached:
@@ -113,7 +113,7 @@ def order_stop(turn: Turn, entry: NodeEntry, running: Round, dump: bool = False)
     turn.tell(entry, StopRound(running, turn.record.reason, dump))
 
 
-def try_to_form(turn: Turn) -> None:
+def try_to_form(turn: MasterTurn) -> None:
     """Form the next world if possible; otherwise record the obstacle, and when to look again."""
     awaited = _awaited(turn)
     if awaited:
@@ -148,11 +148,11 @@ def try_to_form(turn: Turn) -> None:
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
-        why = Size(size.nodes, "; ".join([size.reason, *slots.news(turn)]))
+        why = NextSize(size.nodes, "; ".join([size.reason, *slots.news(turn)]))
         _form_with_state(turn, ready, [member.node for member in previous], why)
 
 
-def pause_s(turn: Turn) -> float:
+def pause_s(turn: MasterTurn) -> float:
     """Seconds to wait before the next world if workers keep failing as soon as they run, since the cause may be
     temporary. The first quick failure causes no pause, because it may be chance. Nor does a failure of independent
     workers, which says nothing about the next world."""
@@ -161,7 +161,7 @@ def pause_s(turn: Turn) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** (turn.quick - 2), turn.spec.timeouts.restart_s)
 
 
-def _rest(turn: Turn) -> None:
+def _rest(turn: MasterTurn) -> None:
     """The job is suspended: end all waiting workers, and keep commits in memory."""
     turn.at_boundary = False
     turn.grace_until_s = None
@@ -188,7 +188,7 @@ def _rest(turn: Turn) -> None:
                 turn.wake_at(due_s)
 
 
-def _writers(turn: Turn, newest: Restore) -> list[NodeId]:
+def _writers(turn: MasterTurn, newest: Restore) -> list[NodeId]:
     """Nodes to write the parts of a commit that no node has been asked to write, since memory is lost with the
     launchers. A whole commit is preferably written by the world's writer, which may have begun."""
     world, free = turn.record.world, {entry.info.node for entry in turn.free()}
@@ -201,7 +201,7 @@ def _writers(turn: Turn, newest: Restore) -> list[NodeId]:
     return found
 
 
-def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: Size) -> None:
+def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: NextSize) -> None:
     entries = {entry.info.node: entry for entry in ready}
     candidates = [slots.candidate(turn, entry) for entry in ready]
     target = turn.record.sizing.target(turn.spec.nodes)
@@ -218,7 +218,10 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
         lowest = size.nodes if recover else turn.bounds.lowest
         for nodes in range(size.nodes, lowest - 1, -turn.bounds.unit):
             if needed and slots.workers_of(turn, first(nodes)) == needed:
-                members, size = first(nodes), Size(nodes, f"the state in memory is cut for {count(needed, 'worker')}")
+                members, size = (
+                    first(nodes),
+                    NextSize(nodes, f"the state in memory is cut for {count(needed, 'worker')}"),
+                )
                 choice = choose(members, givers, needed)
                 break
     match choice:
@@ -234,7 +237,7 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
             _end(turn, ExitCode.CHECKPOINT_UNUSABLE, why)
 
 
-def end_if_all_done(turn: Turn) -> None:
+def end_if_all_done(turn: MasterTurn) -> None:
     """End the job with success once all members' workers have exited with status 0 and their saves are written. If a
     save could not be written, only that checkpoint is lost; the exit status of the launchers shows it."""
     world = turn.record.world
@@ -247,12 +250,12 @@ def end_if_all_done(turn: Turn) -> None:
             _end(turn, ExitCode.OK, "; ".join([reason, *slots.left_out(turn)]))
 
 
-def end_as_failed(turn: Turn, reason: str) -> None:
+def end_as_failed(turn: MasterTurn, reason: str) -> None:
     """End the job for a failure that no restart repairs; agents stop their workers."""
     _end(turn, ExitCode.WORKER_FAILED, reason)
 
 
-def say_goodbye(turn: Turn) -> None:
+def say_goodbye(turn: MasterTurn) -> None:
     """After the end: exit once all agents have heard of it and left, or after ``FAREWELL_S``."""
     ended_at_s = turn.now_s if turn.ended_at_s is None else turn.ended_at_s
     turn.ended_at_s = ended_at_s
@@ -262,12 +265,12 @@ def say_goodbye(turn: Turn) -> None:
         turn.wake_at(ended_at_s + FAREWELL_S)
 
 
-def tell_outcome(turn: Turn, entry: NodeEntry, outcome: Finish) -> None:
+def tell_outcome(turn: MasterTurn, entry: NodeEntry, outcome: Finish) -> None:
     """Tell an attached node that the job is over; the node is removed when its stream ends."""
     turn.tell(turn.update(entry, status=NodeStatus.LEAVING), outcome)
 
 
-def _awaited(turn: Turn) -> list[NodeEntry]:
+def _awaited(turn: MasterTurn) -> list[NodeEntry]:
     """Living nodes that are not ready yet but worth waiting for."""
     first = turn.record.world is None
     awaited = []
@@ -283,7 +286,7 @@ def _awaited(turn: Turn) -> list[NodeEntry]:
     return awaited
 
 
-def _is_needed(turn: Turn, entry: NodeEntry) -> bool:
+def _is_needed(turn: MasterTurn, entry: NodeEntry) -> bool:
     """Whether to wait for a member that starts workers ahead. If other members are back in process, they continue
     without it, provided that level and bounds allow, and take it in at a step boundary later. If all restart their
     workers, all are waited for."""
@@ -295,7 +298,7 @@ def _is_needed(turn: Turn, entry: NodeEntry) -> bool:
     return not (back and elastic and turn.bounds.fit(len(ready)))
 
 
-def _end_for_failures(turn: Turn) -> None:
+def _end_for_failures(turn: MasterTurn) -> None:
     """The restart budget is used up, so end the job. But a member that has not reported since may be the cause of
     failures that only mention lost peers. Time alone does not prove otherwise, least of all after the Master has waited
     for the store."""
@@ -311,7 +314,7 @@ def _end_for_failures(turn: Turn) -> None:
     _end(turn, ExitCode.WORKER_FAILED, f"{turn.record.reason}; {spent}")
 
 
-def _grace_is_over(turn: Turn, size: int) -> bool:
+def _grace_is_over(turn: MasterTurn, size: int) -> bool:
     """Whether the first world has waited long enough for more nodes. Later worlds, and one that has the wanted size, do
     not wait."""
     if turn.record.world is not None or size == turn.record.sizing.target(turn.spec.nodes):
@@ -324,7 +327,7 @@ def _grace_is_over(turn: Turn, size: int) -> bool:
     return False
 
 
-def _wait_for_nodes(turn: Turn, missing: str) -> None:
+def _wait_for_nodes(turn: MasterTurn, missing: str) -> None:
     deadline_s = turn.forming_since_s + turn.spec.timeouts.recover_s
     turn.grace_until_s = None
     if turn.now_s >= deadline_s:
@@ -338,7 +341,7 @@ def _wait_for_nodes(turn: Turn, missing: str) -> None:
     turn.wake_at(deadline_s)
 
 
-def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) -> None:
+def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why: str) -> None:
     members: list[Member] = []
     rank = 0
     for entry in entries:
@@ -388,7 +391,7 @@ def _said(info: NodeInfo, places: tuple[int, ...]) -> tuple[int, ...]:
     return () if places == tuple(range(info.slots)) else places
 
 
-def prestart(turn: Turn, entry: NodeEntry) -> None:
+def prestart(turn: MasterTurn, entry: NodeEntry) -> None:
     """Have a node outside the world start workers that wait for the next one, if this job's workers can."""
     entry = turn.update(entry, idled=False)
     if turn.record.rejoins and not entry.parked:
@@ -397,7 +400,7 @@ def prestart(turn: Turn, entry: NodeEntry) -> None:
         turn.tell(entry, Prestart("workers of this job wait for their world"))
 
 
-def _note_state(turn: Turn, restore: Restore) -> None:
+def _note_state(turn: MasterTurn, restore: Restore) -> None:
     """Record it when the next world begins from an earlier commit than the last one had."""
     lost = turn.record.newest
     if restore.version < lost:
@@ -406,7 +409,7 @@ def _note_state(turn: Turn, restore: Restore) -> None:
     turn.write(newest=restore.version)
 
 
-def is_last_holder(turn: Turn, entry: NodeEntry) -> bool:
+def is_last_holder(turn: MasterTurn, entry: NodeEntry) -> bool:
     """Whether the newest state of a suspended job is in this node's memory and completely nowhere else."""
     newest = max((held.version for other in turn.nodes.values() for held in other.holdings), default=NO_STATE)
     if all(held.version < newest for held in entry.holdings):
@@ -422,7 +425,7 @@ def is_last_holder(turn: Turn, entry: NodeEntry) -> bool:
     )
 
 
-def dismiss(turn: Turn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:
+def dismiss(turn: MasterTurn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:
     """Let nodes that wanted to leave go, or one of them. ``needed``: the job waits although they leave."""
     for entry in [only] if only is not None else list(turn.nodes.values()):
         if entry.draining and entry.status is NodeStatus.READY:
@@ -432,7 +435,7 @@ def dismiss(turn: Turn, reason: str, *, needed: bool = False, only: NodeEntry | 
             turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 
 
-def _end(turn: Turn, code: int, reason: str) -> None:
+def _end(turn: MasterTurn, code: int, reason: str) -> None:
     root_first = tuple(sorted(turn.record.failures, key=lambda failure: failure.peer_loss))
     outcome = Finish(int(code), reason, () if code in (ExitCode.OK, ExitCode.KILLED) else root_first)
     turn.write(phase=Phase.ENDED, outcome=outcome, reason=reason)

@@ -16,7 +16,7 @@ from edl.config import HyperPolicy, LrRule
 from edl.errors import SettingError
 from edl.master.events import Kind
 from edl.master.state import MasterState, NodeEntry, Phase, Record
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.wire.messages import Asked, Purpose, Settings, Switch
 from edl.wire.status import Answer
 
@@ -86,7 +86,7 @@ def changed_policy(policy: HyperPolicy, request: str) -> HyperPolicy:
         raise error.renamed(error.setting.removeprefix("--")) from None
 
 
-def policy_of(state: MasterState | Turn) -> HyperPolicy:
+def policy_of(state: MasterState | MasterTurn) -> HyperPolicy:
     """The current policy: that of the launchers, with manual changes."""
     return state.record.policy or state.spec.hyper
 
@@ -104,7 +104,7 @@ def _reference(asked: HyperPolicy, policy: HyperPolicy, record: Record, workers:
     return first * asked.local_batch or before
 
 
-def _settings(state: MasterState | Turn, workers: int, commit: int) -> Settings:
+def _settings(state: MasterState | MasterTurn, workers: int, commit: int) -> Settings:
     record = state.record
     policy = policy_of(state)
     reference = _reference(state.spec.hyper, policy, record, workers)
@@ -112,7 +112,7 @@ def _settings(state: MasterState | Turn, workers: int, commit: int) -> Settings:
     return settle(dataclasses.replace(policy, reference=reference), record.settings, workers, commit, was)
 
 
-def adopt(turn: Turn, workers: int, commit: int) -> Settings:
+def adopt(turn: MasterTurn, workers: int, commit: int) -> Settings:
     """The settings of a world with ``workers`` workers from this commit on. Call it while the last world is still
     recorded."""
     settings = _settings(turn, workers, commit)
@@ -123,7 +123,7 @@ def adopt(turn: Turn, workers: int, commit: int) -> Settings:
     return settings
 
 
-def _write(turn: Turn, settings: Settings, commit: int) -> None:
+def _write(turn: MasterTurn, settings: Settings, commit: int) -> None:
     before = turn.record.settings
     if settings.number == before.number:
         return
@@ -135,7 +135,7 @@ def _write(turn: Turn, settings: Settings, commit: int) -> None:
     turn.write(settings_request="")
 
 
-def _pending(state: MasterState | Turn) -> bool:
+def _pending(state: MasterState | MasterTurn) -> bool:
     """Whether the requested settings differ from those of the running world."""
     record = state.record
     if record.world is None:
@@ -147,7 +147,7 @@ def _pending(state: MasterState | Turn) -> bool:
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def asked(turn: Turn, message: Asked) -> None:
+def asked(turn: MasterTurn, message: Asked) -> None:
     """Handle a request to change settings."""
     who = f"{message.by}: {' '.join(message.argument.split())}"
     try:
@@ -184,18 +184,18 @@ def reply(state: MasterState, underway: bool, request: str) -> Answer:
     return Answer(f"no world with edl.State is in training: {_later(state.record)}", ok=True)
 
 
-def wants_boundary(turn: Turn) -> bool:
+def wants_boundary(turn: MasterTurn) -> bool:
     """Whether the workers must agree on a step boundary for new settings."""
     free = turn.agreement is None and turn.underway and not turn.record.done and not turn.settings_failed
     return free and turn.record.policy is not None and _pending(turn)
 
 
-def wants_world(turn: Turn) -> bool:
+def wants_world(turn: MasterTurn) -> bool:
     """Whether new settings take effect at once through a new world, which costs independent workers nothing."""
     return turn.spec.independent and turn.record.policy is not None and not turn.record.done and _pending(turn)
 
 
-def agreed(turn: Turn, number: int, commit: int, reason: str) -> Switch:
+def agreed(turn: MasterTurn, number: int, commit: int, reason: str) -> Switch:
     """The boundary is agreed: record the settings from this commit on, and return the order to the waiting workers."""
     world = turn.record.world
     assert world is not None, "its workers have agreed"  # noqa: S101
@@ -203,13 +203,13 @@ def agreed(turn: Turn, number: int, commit: int, reason: str) -> Switch:
     return Switch(turn.record.round, number, commit, Purpose.SET, reason, turn.record.settings)
 
 
-def failed(turn: Turn, reason: str, why: str) -> None:
+def failed(turn: MasterTurn, reason: str, why: str) -> None:
     """No step boundary could be agreed on in this world."""
     turn.settings_failed = True
     turn.note(Kind.SETTINGS, f"{reason}: {LATER}, {why}")
 
 
-def remind(turn: Turn, entry: NodeEntry) -> None:
+def remind(turn: MasterTurn, entry: NodeEntry) -> None:
     """A member has reconnected, and its workers may wait for a lost order: send the current settings."""
     record = turn.record
     if record.policy is not None and entry.underway:

@@ -43,7 +43,7 @@ from edl.master.forming import (
     try_to_form,
 )
 from edl.master.state import Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId, Round
 from edl.wire.messages import (
@@ -82,7 +82,7 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
     Nodes are assumed to be as recorded until they attach or are proven dead.
     """
     # A running world is not changed before its members had time to report that it is underway.
-    turn = Turn(MasterState(spec, record or Record(), forming_since_s=now_s, formed_at_s=now_s), now_s)
+    turn = MasterTurn(MasterState(spec, record or Record(), forming_since_s=now_s, formed_at_s=now_s), now_s)
     sizing, observed = turn.record.sizing, turn.record.observed
     turn.resizing = sizing.generation > observed
     turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # the elapsed part of the cool-down is unknown
@@ -103,7 +103,7 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
     return turn.decision()
 
 
-def _count_out_the_gone(turn: Turn) -> None:
+def _count_out_the_gone(turn: MasterTurn) -> None:
     """Handle members whose leases ended while there was no Master."""
     members = turn.record.world.members if turn.record.world else ()
     alive = {entry.info.incarnation for entry in turn.nodes.values()}
@@ -125,9 +125,9 @@ def step(state: MasterState, event: Event, now_s: float) -> Decision:
 def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decision:
     """Handle a batch of events in order, then decide once. Deciding looks at every node: doing it for each event of a
     thousand nodes would cost the square of their number."""
-    turn = Turn(state, now_s)
+    turn = MasterTurn(state, now_s)
     for event in events:
-        handler: Callable[[Turn, Any], None] = _HANDLERS[type(event)]
+        handler: Callable[[MasterTurn, Any], None] = _HANDLERS[type(event)]
         handler(turn, event)
     _settle(turn)
     return turn.decision()
@@ -139,7 +139,7 @@ def absent(state: MasterState) -> tuple[NodeId, ...]:
     return tuple(node for node, entry in state.nodes.items() if entry.registered and not entry.attached)
 
 
-def _settle(turn: Turn) -> None:
+def _settle(turn: MasterTurn) -> None:
     """Apply the rules that depend on the state alone, whatever the event was."""
     if turn.record.phase is Phase.ENDED:
         say_goodbye(turn)
@@ -168,14 +168,14 @@ def _settle(turn: Turn) -> None:
 # --- nodes come and go -----------------------------------------------------------------------------------------------
 
 
-def _first_sight(turn: Turn, info: NodeInfo, *, registered: bool) -> NodeEntry:
+def _first_sight(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntry:
     entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.patience_s)
     turn.arrivals += 1
     turn.nodes[info.node] = entry
     return entry
 
 
-def _registered(turn: Turn, event: NodeRegistered) -> None:
+def _registered(turn: MasterTurn, event: NodeRegistered) -> None:
     info = event.info
     if info.incarnation in turn.dead:
         return  # its death was reported first
@@ -189,7 +189,7 @@ def _registered(turn: Turn, event: NodeRegistered) -> None:
     turn.update(entry, registered=True)
 
 
-def _attached(turn: Turn, event: NodeAttached) -> None:
+def _attached(turn: MasterTurn, event: NodeAttached) -> None:
     attach = event.attach
     info = attach.info
     entry = turn.nodes.get(info.node)
@@ -211,7 +211,7 @@ def _attached(turn: Turn, event: NodeAttached) -> None:
         _catch_up(turn, entry, attach)
 
 
-def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
+def _catch_up(turn: MasterTurn, entry: NodeEntry, attach: Attach) -> None:
     """Bring the agent's state in line with the record."""
     world = turn.record.world
     member = turn.member(entry)
@@ -240,7 +240,7 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
         turn.tell(turn.nodes[entry.info.node], StartRound(world, turn.record.reason))
 
 
-def _detached(turn: Turn, event: NodeDetached) -> None:
+def _detached(turn: MasterTurn, event: NodeDetached) -> None:
     entry = turn.current(event.node, event.incarnation)
     if entry is None or not entry.attached:
         return
@@ -252,7 +252,7 @@ def _detached(turn: Turn, event: NodeDetached) -> None:
     turn.probe(entry)
 
 
-def _refused(turn: Turn, event: NodeRefused) -> None:
+def _refused(turn: MasterTurn, event: NodeRefused) -> None:
     entry = turn.current(event.node, event.incarnation)
     if entry is None or entry.attached:
         return
@@ -260,7 +260,7 @@ def _refused(turn: Turn, event: NodeRefused) -> None:
     _lost(turn, entry, "its launcher is gone (connection refused)")
 
 
-def _expired(turn: Turn, event: NodeExpired) -> None:
+def _expired(turn: MasterTurn, event: NodeExpired) -> None:
     entry = turn.current(event.node, event.incarnation)
     if entry is None:
         return
@@ -268,7 +268,7 @@ def _expired(turn: Turn, event: NodeExpired) -> None:
     _lost(turn, entry, "left" if leaving else f"silent for {turn.spec.timeouts.lease_ttl_s:g} s (lease ended)")
 
 
-def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
+def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     """A node is proven gone: remove it, and change the world if it was a member."""
     node = entry.info.node
     turn.tell(entry, Expelled(f"{node}: {how}"))
@@ -288,7 +288,7 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
         interrupt(turn)
 
 
-def _replan_without_source(turn: Turn) -> None:
+def _replan_without_source(turn: MasterTurn) -> None:
     """If the last node with a part of the world's state is gone, the workers may never get it: form another world."""
     world = turn.record.world
     if turn.record.phase is not Phase.RUNNING or world is None or turn.record.done or turn.underway:
@@ -299,13 +299,13 @@ def _replan_without_source(turn: Turn) -> None:
         stop_world(turn, f"node {gone[0]}, which had the state, is gone")
 
 
-def _give_back_charge(turn: Turn, reason: str) -> None:
+def _give_back_charge(turn: MasterTurn, reason: str) -> None:
     """A worker failure caused by the loss of a node is not charged to the restart budget."""
     if turn.record.charged:
         turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
 
 
-def _give_back_if_collateral(turn: Turn, entry: NodeEntry, how: str = "had stopped its workers") -> None:
+def _give_back_if_collateral(turn: MasterTurn, entry: NodeEntry, how: str = "had stopped its workers") -> None:
     """A member stopped its workers itself: failures that only mention lost peers are consequences of that."""
     collateral = all(failure.peer_loss for failure in turn.record.failures)
     if turn.record.phase is Phase.FORMING and collateral and turn.member(entry) is not None:
@@ -315,7 +315,7 @@ def _give_back_if_collateral(turn: Turn, entry: NodeEntry, how: str = "had stopp
 # --- what agents say -------------------------------------------------------------------------------------------------
 
 
-def _said(turn: Turn, event: NodeSaid) -> None:
+def _said(turn: MasterTurn, event: NodeSaid) -> None:
     entry = turn.current(event.node, event.incarnation)
     # Once the job has ended, only the outcome of its last checkpoint matters.
     if entry is None or (turn.record.phase is Phase.ENDED and not isinstance(event.message, Kept)):
@@ -348,7 +348,7 @@ def _said(turn: Turn, event: NodeSaid) -> None:
             _leaving(turn, entry, leaving)
 
 
-def _is_outdated(turn: Turn, entry: NodeEntry, seen_round: Round) -> bool:
+def _is_outdated(turn: MasterTurn, entry: NodeEntry, seen_round: Round) -> bool:
     """Whether a node reported itself as free before it received a start order that is on its way, or that was followed
     by a stop order."""
     ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
@@ -357,7 +357,7 @@ def _is_outdated(turn: Turn, entry: NodeEntry, seen_round: Round) -> bool:
     return behind or entry.status is NodeStatus.LEAVING
 
 
-def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
+def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     if _is_outdated(turn, entry, ready.seen_round):
         return
     running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
@@ -393,7 +393,7 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
         turn.note(Kind.NODE_JOINED, f"node {entry.info.node} is ready with {slots}{waits}", entry.info.node)
 
 
-def _preparing(turn: Turn, entry: NodeEntry, preparing: Preparing) -> None:
+def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None:
     if _is_outdated(turn, entry, preparing.seen_round):
         return
     running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
@@ -411,7 +411,7 @@ def _preparing(turn: Turn, entry: NodeEntry, preparing: Preparing) -> None:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
 
 
-def _hanging(turn: Turn, entry: NodeEntry, hanging: Hanging) -> None:
+def _hanging(turn: MasterTurn, entry: NodeEntry, hanging: Hanging) -> None:
     if turn.record.phase is not Phase.RUNNING or hanging.round != turn.record.round or turn.member(entry) is None:
         return
     used = turn.record.restarts + 1
@@ -423,7 +423,7 @@ def _hanging(turn: Turn, entry: NodeEntry, hanging: Hanging) -> None:
     stop_world(turn, what, dump=True)
 
 
-def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
+def _worker_failed(turn: MasterTurn, entry: NodeEntry, failure: Failure) -> None:
     record = turn.record
     if failure.round != record.round or turn.member(entry) is None:
         return
@@ -460,7 +460,7 @@ def _describe(failure: Failure) -> str:
     return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
 
 
-def _done(turn: Turn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
+def _done(turn: MasterTurn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
     node, record = entry.info.node, turn.record
     if turn.member(entry) is None or node in turn.finished:
         return
@@ -477,7 +477,7 @@ def _done(turn: Turn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
     end_if_all_done(turn)
 
 
-def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
+def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
     """A node leaves, at once or as soon as the others have a world without it."""
     if leaving.grace_s and planning.drain(turn, entry, leaving):
         return
@@ -497,35 +497,35 @@ def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
         _give_back_if_collateral(turn, entry, f"leaves: {reason}")
 
 
-def _told(turn: Turn, event: Told) -> None:
+def _told(turn: MasterTurn, event: Told) -> None:
     planning.asked(turn, event.asked)
 
 
-def _scale_requested(turn: Turn, event: ScaleRequested) -> None:
+def _scale_requested(turn: MasterTurn, event: ScaleRequested) -> None:
     resizing.handle_request(turn, event)
 
 
-def _unfit(turn: Turn, event: Unfit) -> None:
+def _unfit(turn: MasterTurn, event: Unfit) -> None:
     if turn.record.phase is not Phase.ENDED:
         slots.unfit(turn, event)
 
 
-def _flawed(turn: Turn, event: Flawed) -> None:
+def _flawed(turn: MasterTurn, event: Flawed) -> None:
     if turn.record.phase is not Phase.ENDED:
         others = tuple(flaw for flaw in turn.record.flaws if flaw.name != event.name)
         turn.write(flaws=(*others, Flaw(event.name, event.text)) if event.text else others)
 
 
-def _failed(turn: Turn, event: Failed) -> None:
+def _failed(turn: MasterTurn, event: Failed) -> None:
     if turn.record.phase is not Phase.ENDED:
         end_as_failed(turn, event.text)
 
 
-def _tick(turn: Turn, event: Tick) -> None:
+def _tick(turn: MasterTurn, event: Tick) -> None:
     """Only time has passed; ``_settle`` checks all deadlines."""
 
 
-_HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
+_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     NodeRegistered: _registered,
     NodeAttached: _attached,
     NodeDetached: _detached,

@@ -16,7 +16,7 @@ from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop
 from edl.master.restoring import copy_holders, is_cut
 from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import Saver, saver
 from edl.wire.messages import (
     NO_STATE,
@@ -40,7 +40,7 @@ _WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 3}
 With KILL a checkpoint is written at the boundary, with SWITCH none."""
 
 
-def change(turn: Turn, reason: str) -> None:
+def change(turn: MasterTurn, reason: str) -> None:
     """Replace the running world: at a step boundary if its workers can be held there, else at once."""
     if turn.underway:
         agree(turn, Purpose.SWITCH, reason)
@@ -49,7 +49,7 @@ def change(turn: Turn, reason: str) -> None:
         try_to_form(turn)
 
 
-def agree(turn: Turn, purpose: Purpose, reason: str) -> None:
+def agree(turn: MasterTurn, purpose: Purpose, reason: str) -> None:
     """Begin to agree with all members on a step boundary. A change of the world has priority over a save."""
     before = turn.agreement
     if before is not None and _WEIGHT[before.purpose] >= _WEIGHT[purpose]:
@@ -63,11 +63,11 @@ def agree(turn: Turn, purpose: Purpose, reason: str) -> None:
     turn.wake_at(until_s)
 
 
-def _hold(turn: Turn, agreement: Agreement) -> Hold:
+def _hold(turn: MasterTurn, agreement: Agreement) -> Hold:
     return Hold(turn.record.round, agreement.number, binding=agreement.purpose is Purpose.SET)
 
 
-def answered(turn: Turn, entry: NodeEntry, answer: Boundary) -> None:
+def answered(turn: MasterTurn, entry: NodeEntry, answer: Boundary) -> None:
     """A node reports its workers' newest commit; the last answer settles the agreement."""
     agreement, world = turn.agreement, turn.record.world
     if agreement is None or world is None or answer.hold != agreement.number or answer.round != turn.record.round:
@@ -78,7 +78,7 @@ def answered(turn: Turn, entry: NodeEntry, answer: Boundary) -> None:
         _settle(turn, agreement, max(answers.values()) + 1)
 
 
-def _settle(turn: Turn, agreement: Agreement, commit: int) -> None:
+def _settle(turn: MasterTurn, agreement: Agreement, commit: int) -> None:
     order = Switch(turn.record.round, agreement.number, commit, agreement.purpose, agreement.reason)
     turn.agreement = None
     members = turn.members()
@@ -94,7 +94,7 @@ def _settle(turn: Turn, agreement: Agreement, commit: int) -> None:
         turn.tell(entry, order)
 
 
-def _wait_for_it(turn: Turn, commit: int) -> None:
+def _wait_for_it(turn: MasterTurn, commit: int) -> None:
     """Let nodes that must not leave before a checkpoint is complete wait for this one."""
     world = turn.record.world
     if world is not None and any(one.mode is DrainMode.MUST for one in turn.record.departing):
@@ -105,7 +105,7 @@ def _wait_for_it(turn: Turn, commit: int) -> None:
         turn.write(departing=tuple(marked))
 
 
-def look_at_agreement(turn: Turn) -> None:
+def look_at_agreement(turn: MasterTurn) -> None:
     """Check an agreement in progress: it is abandoned when the time is up."""
     agreement = turn.agreement
     if agreement is None:
@@ -128,14 +128,14 @@ def look_at_agreement(turn: Turn) -> None:
         turn.wake_at(agreement.until_s)
 
 
-def _give_up(turn: Turn, agreement: Agreement) -> None:
+def _give_up(turn: MasterTurn, agreement: Agreement) -> None:
     """Abandon an agreement: workers that are held may continue."""
     turn.agreement = None
     for entry in turn.members():
         turn.tell(entry, Switch(turn.record.round, agreement.number, 0, Purpose.SAVE, agreement.reason))
 
 
-def ask_again(turn: Turn, entry: NodeEntry) -> None:
+def ask_again(turn: MasterTurn, entry: NodeEntry) -> None:
     """A member has reconnected; its workers have continued meanwhile, so its answer is void. As that answer may still
     be on its way, ask all members again under a new number."""
     hyper.remind(turn, entry)
@@ -147,13 +147,13 @@ def ask_again(turn: Turn, entry: NodeEntry) -> None:
             turn.tell(member, _hold(turn, turn.agreement))
 
 
-def consider_checkpoint(turn: Turn) -> None:
+def consider_checkpoint(turn: MasterTurn) -> None:
     """Have the world write an outstanding checkpoint, even if an earlier Master was asked for it."""
     if turn.record.owed and turn.underway and turn.agreement is None and not turn.record.done:
         agree(turn, Purpose.SAVE, turn.record.owed)
 
 
-def consider_settings(turn: Turn) -> None:
+def consider_settings(turn: MasterTurn) -> None:
     """Apply manually changed settings, unless the world is about to change anyway."""
     reason = turn.record.settings_request or "settings changed by hand"
     if hyper.wants_boundary(turn):
@@ -162,13 +162,13 @@ def consider_settings(turn: Turn) -> None:
         stop_world(turn, reason)
 
 
-def is_cut_to_size(turn: Turn) -> bool:
+def is_cut_to_size(turn: MasterTurn) -> bool:
     """Whether the state is sharded and, in memory, only fits worlds of this size, so that growing would discard it.
     With a checkpoint directory it does not: the workers write it at the boundary, and any size can read it."""
     return is_cut(turn.members())
 
 
-def settled(turn: Turn) -> bool:
+def settled(turn: MasterTurn) -> bool:
     """Whether the world may be changed: workers that can be held get some time to start training first."""
     until_s = turn.formed_at_s + turn.spec.timeouts.boundary_s
     if not turn.record.rejoins or turn.underway or turn.now_s >= until_s:
@@ -177,7 +177,7 @@ def settled(turn: Turn) -> bool:
     return False
 
 
-def underway(turn: Turn, entry: NodeEntry, message: Underway) -> None:
+def underway(turn: MasterTurn, entry: NodeEntry, message: Underway) -> None:
     """All workers of a node train; once this is so for all nodes, the world is underway."""
     if message.round != turn.record.round or turn.member(entry) is None or entry.underway:
         return
@@ -190,7 +190,7 @@ def underway(turn: Turn, entry: NodeEntry, message: Underway) -> None:
         dismiss(turn, "the others continue without this node")
 
 
-def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:
+def drain(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> bool:
     """A node wants to leave and can wait. False when there is nothing to wait for."""
     reason = leaving.reason
     if turn.member(entry) is not None and _is_hurried(turn, leaving):
@@ -218,13 +218,13 @@ def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:
     return True
 
 
-def _is_left_at_boundary(turn: Turn) -> bool:
+def _is_left_at_boundary(turn: MasterTurn) -> bool:
     """Whether this world is ending at a step boundary, agreed or being agreed on."""
     agreement = turn.agreement
     return turn.at_boundary or (agreement is not None and agreement.purpose in (Purpose.SWITCH, Purpose.KILL))
 
 
-def see_off(turn: Turn) -> None:
+def see_off(turn: MasterTurn) -> None:
     """Let members that want to leave go at a step boundary, even if they told an earlier Master, or before the world
     was underway."""
     going = [entry for entry in turn.members() if entry.draining and entry.underway]
@@ -232,7 +232,7 @@ def see_off(turn: Turn) -> None:
         change(turn, f"{names(going)} to leave")
 
 
-def _is_hurried(turn: Turn, leaving: Leaving) -> bool:
+def _is_hurried(turn: MasterTurn, leaving: Leaving) -> bool:
     """Whether other holders of the whole state must write it, because the node lacks the time."""
     members = turn.members()
     if len(members) < 2 or any(holding.shards > 1 for member in members for holding in member.holdings):
@@ -241,7 +241,7 @@ def _is_hurried(turn: Turn, leaving: Leaving) -> bool:
     return saver(leaving.grace_s, step_s, turn.save_s) is Saver.OTHERS
 
 
-def _gives_state(turn: Turn, entry: NodeEntry) -> bool:
+def _gives_state(turn: MasterTurn, entry: NodeEntry) -> bool:
     """Whether the running world gets its state from this node, which is not a member."""
     world = turn.record.world
     if world is None or turn.record.phase is not Phase.RUNNING or turn.underway or turn.record.done:
@@ -250,7 +250,7 @@ def _gives_state(turn: Turn, entry: NodeEntry) -> bool:
     return turn.record.rejoins and giver and turn.member(entry) is None and entry.status is NodeStatus.READY
 
 
-def asked(turn: Turn, message: Asked) -> None:
+def asked(turn: MasterTurn, message: Asked) -> None:
     """Handle the kill switch, the save switch, or a change of settings."""
     if turn.record.phase is Phase.ENDED or turn.record.kill:
         return
@@ -272,7 +272,7 @@ def asked(turn: Turn, message: Asked) -> None:
         hyper.asked(turn, message)
 
 
-def kept(turn: Turn, entry: NodeEntry, message: Kept) -> None:
+def kept(turn: MasterTurn, entry: NodeEntry, message: Kept) -> None:
     """A commit has been written to the checkpoint directory, or could not be."""
     version, node = message.version, entry.info.node
     if message.error:
@@ -289,13 +289,13 @@ def kept(turn: Turn, entry: NodeEntry, message: Kept) -> None:
     turn.note(Kind.STATE, f"commit {version.commit} is complete in {message.where}", node)
 
 
-def _left(turn: Turn, version: Version) -> bool:
+def _left(turn: MasterTurn, version: Version) -> bool:
     """Whether the current world began from an earlier commit than this one of an earlier era."""
     world = turn.record.world
     return world is not None and version.era < world.era and version > world.restore
 
 
-def not_kept(turn: Turn, entry: NodeEntry, message: NotKept | NotLogged) -> None:
+def not_kept(turn: MasterTurn, entry: NodeEntry, message: NotKept | NotLogged) -> None:
     """A node has no memory for commits or no space for logs, or has it again: show it in status and history."""
     why = message.why
     if isinstance(message, NotLogged):
@@ -306,14 +306,14 @@ def not_kept(turn: Turn, entry: NodeEntry, message: NotKept | NotLogged) -> None
         turn.note(Kind.STATE, f"commits of node {node} are {what}", node)
 
 
-def lies_stored(turn: Turn, version: Version) -> None:
+def lies_stored(turn: MasterTurn, version: Version) -> None:
     """Note that a commit is complete in the checkpoint directory, which all nodes share."""
     for other in list(turn.nodes.values()):
         if other.stored < version:
             turn.update(other, stored=version)
 
 
-def _keep_those_that_wait(turn: Turn, failed: Kept) -> None:
+def _keep_those_that_wait(turn: MasterTurn, failed: Kept) -> None:
     """Nodes that were to leave after this checkpoint stay, since it failed."""
     stay = [one for one in turn.record.departing if one.commit and Version(one.era, one.commit) <= failed.version]
     stay = [one for one in stay if one.mode is DrainMode.MUST and not _has_been_told(turn, one)]
@@ -324,12 +324,12 @@ def _keep_those_that_wait(turn: Turn, failed: Kept) -> None:
         turn.note(Kind.SCALE, f"{who} stays: the checkpoint could not be written ({failed.error})")
 
 
-def _has_been_told(turn: Turn, one: Departing) -> bool:
+def _has_been_told(turn: MasterTurn, one: Departing) -> bool:
     entry = turn.current(one.node, one.incarnation)
     return entry is not None and entry.departing
 
 
-def assign_copy_holders(turn: Turn) -> None:
+def assign_copy_holders(turn: MasterTurn) -> None:
     """Tell each member where copies of its commits go, if that has changed."""
     members = turn.members()
     if not any(entry.underway for entry in members):

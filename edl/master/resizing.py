@@ -15,7 +15,7 @@ from edl.master.events import Grant, Kind, ScaleRequested
 from edl.master.forming import names, stop_world
 from edl.master.sizing import Departing, Facts, Judged, judge, remember
 from edl.master.state import NodeEntry, NodeStatus, Phase
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Depart, Purpose, Version
@@ -24,7 +24,7 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleReque
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def handle_request(turn: Turn, event: ScaleRequested) -> None:
+def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
     """Accept a request, or answer why not."""
     request, record = event.request, turn.record
     judged = judge(record.sizing, request, _facts(turn, event))
@@ -38,7 +38,7 @@ def handle_request(turn: Turn, event: ScaleRequested) -> None:
     turn.effects.append(Grant(judged.verdict, judged.text))
 
 
-def decide(turn: Turn, request: Resize) -> None:
+def decide(turn: MasterTurn, request: Resize) -> None:
     """Accept a request of the Master itself; it is dropped if it is against the rules."""
     judged = judge(turn.record.sizing, request, _facts(turn, ScaleRequested(request)))
     if judged.verdict is Verdict.ACCEPTED:
@@ -47,7 +47,7 @@ def decide(turn: Turn, request: Resize) -> None:
         turn.note(Kind.SCALE, _line(request, judged))
 
 
-def _take_on(turn: Turn, request: ScaleRequest) -> None:
+def _take_on(turn: MasterTurn, request: ScaleRequest) -> None:
     match request:
         case Resize() | SetBounds():
             turn.resizing = True
@@ -59,7 +59,7 @@ def _take_on(turn: Turn, request: ScaleRequest) -> None:
             turn.forming_since_s = turn.now_s
 
 
-def _send_away(turn: Turn, request: Drain) -> None:
+def _send_away(turn: MasterTurn, request: Drain) -> None:
     """Order nodes to leave. Of several requests about one node the newest counts, also for deadline and checkpoint; the
     node is then told again."""
     reason = turn.record.sizing.reason
@@ -81,7 +81,7 @@ def _line(request: ScaleRequest, judged: Judged) -> str:
     return f"{judged.said} by {request.by}{why}"
 
 
-def _facts(turn: Turn, event: ScaleRequested) -> Facts:
+def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
     record, spec = turn.record, turn.spec
     over = f"the job is being stopped ({record.kill})" if record.kill else ""
     if record.phase is Phase.ENDED:
@@ -107,7 +107,7 @@ def _facts(turn: Turn, event: ScaleRequested) -> Facts:
     )
 
 
-def _lowest(turn: Turn) -> int:
+def _lowest(turn: MasterTurn) -> int:
     """Minimum number of nodes for a world: the lower bound, or with ``recover`` the size that is kept."""
     bounds = turn.bounds
     return next(
@@ -115,7 +115,7 @@ def _lowest(turn: Turn) -> int:
     )
 
 
-def able(turn: Turn) -> list[NodeEntry]:
+def able(turn: MasterTurn) -> list[NodeEntry]:
     """Living nodes that can take part, now or once they are ready."""
     return [
         entry
@@ -127,7 +127,7 @@ def able(turn: Turn) -> list[NodeEntry]:
     ]
 
 
-def is_missed(turn: Turn, entry: NodeEntry) -> bool:
+def is_missed(turn: MasterTurn, entry: NodeEntry) -> bool:
     """Whether no world can form without this node, as far as is known now."""
     others = [one for one in able(turn) if one.info.node != entry.info.node]
     if turn.record.sizing.suspended:
@@ -138,7 +138,7 @@ def is_missed(turn: Turn, entry: NodeEntry) -> bool:
 # --- nodes that have to leave ----------------------------------------------------------------------------------------
 
 
-def depart(turn: Turn) -> None:
+def depart(turn: MasterTurn) -> None:
     """Order departing nodes to leave: all at once, at one step boundary."""
     there = [one for one in turn.record.departing if turn.current(one.node, one.incarnation) is not None]
     if len(there) != len(turn.record.departing):
@@ -162,7 +162,7 @@ def depart(turn: Turn) -> None:
         planning.agree(turn, Purpose.SAVE, f"a checkpoint before {held[0].node} leaves")
 
 
-def _may_go(turn: Turn, one: Departing) -> bool:
+def _may_go(turn: MasterTurn, one: Departing) -> bool:
     """Whether the node may leave now, since no checkpoint must be complete first."""
     if one.mode is not DrainMode.MUST:
         return True
@@ -174,7 +174,7 @@ def _may_go(turn: Turn, one: Departing) -> bool:
     return resting and stored >= newest
 
 
-def _is_being_saved(turn: Turn, held: list[Departing]) -> bool:
+def _is_being_saved(turn: MasterTurn, held: list[Departing]) -> bool:
     world = turn.record.world
     return world is not None and all(one.commit and one.era == world.era for one in held)
 
@@ -182,7 +182,7 @@ def _is_being_saved(turn: Turn, held: list[Departing]) -> bool:
 # --- the world -------------------------------------------------------------------------------------------------------
 
 
-def suspend(turn: Turn) -> None:
+def suspend(turn: MasterTurn) -> None:
     """Stop the running world if the job is suspended: at a step boundary, with a checkpoint, if possible."""
     who = turn.record.sizing.suspended
     if not who or turn.record.done:
@@ -214,7 +214,7 @@ class Fit:
         return bool(self.cordoned or self.changed or self.relieved)
 
 
-def fit(turn: Turn) -> Fit:
+def fit(turn: MasterTurn) -> Fit:
     """The world that should run instead of the current one."""
     members = turn.members()
     excludes = turn.record.sizing.excludes
@@ -227,7 +227,7 @@ def fit(turn: Turn) -> Fit:
     return Fit(nodes, cordoned, newcomers, changed, tuple(relieved))
 
 
-def consider_size(turn: Turn) -> None:
+def consider_size(turn: MasterTurn) -> None:
     """Replace the running world if its size or its nodes should change."""
     world = turn.record.world
     if world is None or turn.record.done or turn.record.sizing.suspended:
@@ -245,7 +245,7 @@ def consider_size(turn: Turn) -> None:
     planning.change(turn, _why(turn, best, now))
 
 
-def _cools_down(turn: Turn, best: Fit) -> bool:
+def _cools_down(turn: MasterTurn, best: Fit) -> bool:
     """Whether a new size must wait for the cool-down. A cordon, other slots, or a node that joins an earlier request do
     not wait."""
     if best.other or not turn.resizing or turn.now_s >= turn.cooling_until_s:
@@ -254,7 +254,7 @@ def _cools_down(turn: Turn, best: Fit) -> bool:
     return True
 
 
-def _others_come(turn: Turn, best: Fit) -> bool:
+def _others_come(turn: MasterTurn, best: Fit) -> bool:
     """Whether to wait a little for nodes that are still warming up, so that several joins cost one change."""
     coming = (NodeStatus.WARMING, NodeStatus.PREPARING)
     warming = any(e.attached and e.registered and e.status in coming for e in turn.nodes.values())
@@ -268,7 +268,7 @@ def _others_come(turn: Turn, best: Fit) -> bool:
     return False
 
 
-def _why(turn: Turn, best: Fit, now: int) -> str:
+def _why(turn: MasterTurn, best: Fit, now: int) -> str:
     step = f"{'growing' if best.nodes > now else 'shrinking'} from {now} to {best.nodes} nodes"
     if best.cordoned:
         return f"{names(best.cordoned)} cordoned" + (f": {step}" if best.nodes != now else "")
@@ -293,7 +293,7 @@ class Standing:
     """Description of what is still missing."""
 
 
-def observe(turn: Turn) -> None:
+def observe(turn: MasterTurn) -> None:
     """Record when the newest request is fulfilled."""
     sizing = turn.record.sizing
     if turn.record.observed >= sizing.generation:
@@ -313,7 +313,7 @@ def observe(turn: Turn) -> None:
     turn.note(Kind.SCALE, f"{what}, as wanted by {sizing.by}{more}")
 
 
-def standing(turn: Turn) -> Standing:
+def standing(turn: MasterTurn) -> Standing:
     """Compare what is wanted with the current world."""
     record = turn.record
     leaving = [turn.nodes[one.node] for one in record.departing if turn.current(one.node, one.incarnation) is not None]
@@ -339,7 +339,7 @@ def standing(turn: Turn) -> Standing:
     return Standing(True, lacking)
 
 
-def _suspended(turn: Turn) -> Standing:
+def _suspended(turn: MasterTurn) -> Standing:
     if turn.record.phase is not Phase.FORMING:
         return Standing(False, "the workers are being stopped")
     rests = (NodeStatus.READY, NodeStatus.WARMING, NodeStatus.LEAVING)
@@ -351,7 +351,7 @@ def _suspended(turn: Turn) -> Standing:
     return Standing(not busy, f"workers of {names(busy)} are being stopped" if busy else "")
 
 
-def _obstacle(turn: Turn, best: Fit, now: int) -> str:
+def _obstacle(turn: MasterTurn, best: Fit, now: int) -> str:
     if turn.record.done:
         return "the workers finish"
     if planning.is_cut_to_size(turn):

@@ -84,7 +84,7 @@ def within(bounds: NodeRange, nodes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRequest:
     """A request that came with a key, and its answer."""
 
     key: str
@@ -135,7 +135,7 @@ class Facts:
     """Number of members of that store; it answers while more than half of them run."""
     held: int = 0
     """Store revision of the last change of the size."""
-    seen: Sequence[Seen] = ()
+    seen: Sequence[SeenRequest] = ()
     infos: Mapping[NodeId, NodeInfo] = field(default_factory=dict)
     """Information about the existing nodes."""
     dropped: Sequence[slots.Dropped] = ()
@@ -181,12 +181,12 @@ def judge(sizing: Sizing, request: ScaleRequest, facts: Facts) -> Judged:
     return dataclasses.replace(judged, sizing=changed)
 
 
-def remember(seen: Sequence[Seen], request: ScaleRequest, judged: Judged) -> tuple[Seen, ...]:
+def remember(seen: Sequence[SeenRequest], request: ScaleRequest, judged: Judged) -> tuple[SeenRequest, ...]:
     """Update the remembered answers. A refused request changed nothing, and may be repeated under its key."""
     key = getattr(request, "key", "")
     if not key or not judged.ok or any(one.key == key for one in seen):
         return tuple(seen)
-    return (*seen, Seen(key, judged.verdict, judged.text))[-KEYS_KEPT:]
+    return (*seen, SeenRequest(key, judged.verdict, judged.text))[-KEYS_KEPT:]
 
 
 def _accepted(sizing: Sizing, said: str, text: str = "") -> Judged:

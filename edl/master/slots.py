@@ -14,25 +14,25 @@ from edl.master.policies import slots as rules
 from edl.master.policies.slots import Dropped, Strike
 from edl.master.restoring import is_cut
 from edl.master.state import NodeEntry, NodeStatus
-from edl.master.turn import Turn
-from edl.rendezvous.ranks import Candidate, order
+from edl.master.turn import MasterTurn
+from edl.rendezvous.ranks import ReadyNode, order
 from edl.types import NodeId
 from edl.wire.messages import NodeInfo, UseSlots
 from edl.wire.scale_requests import Cordon
 
 
-def candidate(turn: Turn, entry: NodeEntry) -> Candidate:
+def candidate(turn: MasterTurn, entry: NodeEntry) -> ReadyNode:
     """A node in the form that ``edl.rendezvous.ranks`` needs."""
     info = entry.info
-    return Candidate(info.node, entry.joined, info.node_rank, info.index, impaired=is_impaired(turn, entry))
+    return ReadyNode(info.node, entry.joined, info.node_rank, info.index, impaired=is_impaired(turn, entry))
 
 
-def is_impaired(turn: Turn, entry: NodeEntry) -> bool:
+def is_impaired(turn: MasterTurn, entry: NodeEntry) -> bool:
     """Whether the node can run fewer workers than planned."""
     return len(turn.places(entry)) < entry.info.slots
 
 
-def workers_of(turn: Turn, entries: Sequence[NodeEntry]) -> int:
+def workers_of(turn: MasterTurn, entries: Sequence[NodeEntry]) -> int:
     """Number of workers in a world of these nodes."""
     return sum(len(turn.places(entry)) for entry in entries)
 
@@ -40,7 +40,7 @@ def workers_of(turn: Turn, entries: Sequence[NodeEntry]) -> int:
 # --- by itself -------------------------------------------------------------------------------------------------------
 
 
-def judge(turn: Turn) -> None:
+def judge(turn: MasterTurn) -> None:
     """Count what ended the last world, once it is known and before the next one forms."""
     record = turn.record
     if record.judged or record.world is None:
@@ -61,14 +61,14 @@ def judge(turn: Turn) -> None:
         _drop_by_itself(turn, entry, slot, rules.because(strike, failure))
 
 
-def unfit(turn: Turn, event: Unfit) -> None:
+def unfit(turn: MasterTurn, event: Unfit) -> None:
     """A check reports an unfit slot."""
     entry = turn.current(event.node, event.incarnation)
     if entry is not None and event.slot in rules.usable(turn.record.dropped, entry.info):
         _drop_by_itself(turn, entry, event.slot, event.why)
 
 
-def _drop_by_itself(turn: Turn, entry: NodeEntry, slot: int, why: str) -> None:
+def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str) -> None:
     """Drop a slot if the job can do without it."""
     missed = _missed(turn, entry, slot)
     name = f"slot {slot} of {entry.info.node}"
@@ -83,7 +83,7 @@ def _drop_by_itself(turn: Turn, entry: NodeEntry, slot: int, why: str) -> None:
     turn.note(Kind.SLOT, f"{name} dropped: {why}", entry.info.node)
 
 
-def _missed(turn: Turn, entry: NodeEntry, slot: int) -> str:
+def _missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
     """Why the job cannot do without a slot; empty if it can."""
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
     if not left and not turn.next_size(_others(turn, entry)).nodes:
@@ -93,7 +93,7 @@ def _missed(turn: Turn, entry: NodeEntry, slot: int) -> str:
     return ""
 
 
-def _others(turn: Turn, entry: NodeEntry) -> int:
+def _others(turn: MasterTurn, entry: NodeEntry) -> int:
     """Number of other nodes that can take part, now or once they are ready."""
     return sum(
         other.registered
@@ -105,14 +105,14 @@ def _others(turn: Turn, entry: NodeEntry) -> int:
     )
 
 
-def _drop(turn: Turn, info: NodeInfo, slot: int, why: str, *, by_hand: bool) -> None:
+def _drop(turn: MasterTurn, info: NodeInfo, slot: int, why: str, *, by_hand: bool) -> None:
     device = rules.device_of(info, slot)
     one = Dropped(info.node, info.host, slot, device, why, turn.record.round, by_hand)
     others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, slot))
     turn.write(dropped=(*others, one)[-rules.KEPT :], strikes=rules.without(turn.record.strikes, info, slot))
 
 
-def come_back(turn: Turn) -> None:
+def come_back(turn: MasterTurn) -> None:
     """Let dropped slots take part again after their cool-down, with one strike left, as long as the restart budget
     would bear a failure."""
     limits = turn.spec.slots
@@ -135,7 +135,7 @@ def come_back(turn: Turn) -> None:
         turn.note(Kind.SLOT, f"slot {one.slot} of {one.node} may take part again: the {cooled}", one.node)
 
 
-def _forget(turn: Turn, back: Sequence[Dropped]) -> None:
+def _forget(turn: MasterTurn, back: Sequence[Dropped]) -> None:
     turn.write(dropped=tuple(one for one in turn.record.dropped if one not in back))
     turn.dropped_s = {key: at_s for key, at_s in turn.dropped_s.items() if key not in {(o.node, o.slot) for o in back}}
 
@@ -143,7 +143,7 @@ def _forget(turn: Turn, back: Sequence[Dropped]) -> None:
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def cordon(turn: Turn, request: Cordon) -> None:
+def cordon(turn: MasterTurn, request: Cordon) -> None:
     """Carry out a request that ``edl.master.sizing`` has accepted."""
     entry = turn.nodes.get(NodeId(request.node))
     info = entry.info if entry is not None else None
@@ -156,7 +156,7 @@ def cordon(turn: Turn, request: Cordon) -> None:
         _drop(turn, info, slot, f"by hand ({why})", by_hand=True)
 
 
-def news(turn: Turn) -> list[str]:
+def news(turn: MasterTurn) -> list[str]:
     """The slots dropped since the last world, as text."""
     return [
         f"slot {one.slot} of {one.node} dropped: {one.why}"
@@ -165,7 +165,7 @@ def news(turn: Turn) -> list[str]:
     ]
 
 
-def left_out(turn: Turn) -> list[str]:
+def left_out(turn: MasterTurn) -> list[str]:
     """The slots that were dropped automatically and still are: a successful job may have hidden a bug in this way."""
     return [f"slot {one.slot} of {one.node} was dropped: {one.why}" for one in turn.record.dropped if not one.by_hand]
 
@@ -173,7 +173,7 @@ def left_out(turn: Turn) -> list[str]:
 # --- from there to the world -----------------------------------------------------------------------------------------
 
 
-def relieved(turn: Turn, newcomers: Sequence[NodeEntry], nodes: int) -> list[NodeEntry]:
+def relieved(turn: MasterTurn, newcomers: Sequence[NodeEntry], nodes: int) -> list[NodeEntry]:
     """Members with dropped slots that ready complete nodes would replace, in a world of ``nodes`` nodes. None if that
     would cost steps or the state."""
     members = turn.members()
@@ -187,7 +187,7 @@ def relieved(turn: Turn, newcomers: Sequence[NodeEntry], nodes: int) -> list[Nod
     return [entry for entry in impaired if entry.info.node not in chosen]
 
 
-def misplaced(turn: Turn) -> list[NodeEntry]:
+def misplaced(turn: MasterTurn) -> list[NodeEntry]:
     """Members whose workers should be in other slots; not if moving them would lose the state."""
     found = []
     members = turn.members()
@@ -200,7 +200,7 @@ def misplaced(turn: Turn) -> list[NodeEntry]:
     return found
 
 
-def changes(turn: Turn, entries: Sequence[NodeEntry]) -> str:
+def changes(turn: MasterTurn, entries: Sequence[NodeEntry]) -> str:
     """The changes to the slots of these members, as text."""
     said: list[str] = []
     for entry in entries:
@@ -214,7 +214,7 @@ def changes(turn: Turn, entries: Sequence[NodeEntry]) -> str:
     return "; ".join(said)
 
 
-def tell(turn: Turn) -> None:
+def tell(turn: MasterTurn) -> None:
     """Tell agents which slots their next workers use, if that has changed."""
     for entry in list(turn.nodes.values()):
         places = turn.places(entry)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edl.config import HyperPolicy, JobSpec
 from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, Learnt, Memory
 from edl.master.policies.slots import Dropped, Strike
-from edl.master.sizing import NO_SIZING, Departing, Seen, Sizing
+from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import (
     NO_SETTINGS,
@@ -132,7 +132,7 @@ class Record:
     """The requested size and settings."""
     observed: int = 0
     """Generation of ``sizing`` that the world conforms to, as far as the available nodes allow."""
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[SeenRequest, ...] = ()
     """Requests that came with a key, oldest first."""
     departing: tuple[Departing, ...] = ()
     """Nodes that have to leave, until they are gone."""

@@ -12,12 +12,12 @@ from edl.config import NodeRange
 from edl.master.events import Conclude, Decision, Effect, Kind, Note, Probe, Revoke, Tell, WakeAt
 from edl.master.policies import slots
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
-from edl.rendezvous.rules import Size, next_size
+from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage, Member
 
 
-class Turn:
+class MasterTurn:
     """Working copy of a ``MasterState`` during one step."""
 
     def __init__(self, state: MasterState, now_s: float) -> None:
@@ -103,7 +103,7 @@ class Turn:
         """The allowed numbers of nodes of a world: the spec's, unless changed since."""
         return self.record.sizing.bounds(self.spec.nodes)
 
-    def next_size(self, available: int) -> Size:
+    def next_size(self, available: int) -> NextSize:
         """The size of the world after the recorded one, if ``available`` nodes can take part."""
         world = self.record.world
         previous = len(world.members) if world is not None else 0

@@ -9,7 +9,7 @@ from edl.master import autoscaling, hyper, resizing
 from edl.master.events import Kind
 from edl.master.policies import slots
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import need_s
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Purpose, Version, World
@@ -101,7 +101,7 @@ def _scale(state: MasterState, revision: int, now_s: float) -> ScaleView:
         suspended=bool(sizing.suspended),
         cordoned=tuple(one.node for one in sizing.cordoned),
         owner=state.spec.size_owner,
-        waiting="" if record.phase is Phase.ENDED else resizing.standing(Turn(state, now_s)).waiting,
+        waiting="" if record.phase is Phase.ENDED else resizing.standing(MasterTurn(state, now_s)).waiting,
         need_s=need_s(step_s, state.save_s),
         proposal=proposal,
         proposal_reason=why,
@@ -169,7 +169,7 @@ _BY_SCRIPT = "with parameter servers it is the script that saves (ps.save()), or
 def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, request: str = "") -> Answer:
     """The answer to a use of a switch. ``checkpoint_dir``: None if unknown. ``request``: for ``SET``."""
     record = state.record
-    underway = Turn(state, now_s=0.0).underway
+    underway = MasterTurn(state, now_s=0.0).underway
     keep = "and nothing could be written: it has no --checkpoint-dir"
     if record.phase is Phase.ENDED:
         return Answer(f"the job has ended: {record.reason}", ok=False)

@@ -17,7 +17,7 @@ from edl.types import NodeId
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ReadyNode:
     """A node that is ready. ``joined`` orders newcomers; ``node_rank`` is -1 if no position was requested, ``index`` is
     -1 if the scheduler assigned no number."""
 
@@ -30,7 +30,7 @@ class Candidate:
 
 
 def order(
-    previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int, wanted: int = 0
+    previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: int, wanted: int = 0
 ) -> tuple[NodeId, ...]:
     """The next world's nodes, position 0 first.
 
@@ -45,12 +45,12 @@ def order(
     return _honour_node_ranks(_fill_places(previous, chosen), {c.node: c.node_rank for c in candidates})
 
 
-def _choose(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int, wanted: int) -> list[NodeId]:
+def _choose(previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: int, wanted: int) -> list[NodeId]:
     """Candidates in order of priority, cut to ``size``: survivors by index and position, then newcomers by requested
     node rank, index and arrival; then impaired nodes in the same order; last those that will be removed."""
     place = {node: position for position, node in enumerate(previous)}
 
-    def claim(one: Candidate) -> tuple[Any, ...]:
+    def claim(one: ReadyNode) -> tuple[Any, ...]:
         doomed = 0 < wanted <= one.index
         if one.node in place:
             return (doomed, one.impaired, False, one.index, place[one.node])

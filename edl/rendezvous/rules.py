@@ -13,14 +13,14 @@ from edl.rendezvous.phrases import count
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class NextSize:
     """Number of nodes in the next world, 0 if none can form, with the reason as text."""
 
     nodes: int
     reason: str
 
 
-def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available: int, requested: int = 0) -> Size:
+def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available: int, requested: int = 0) -> NextSize:
     """Decide the next world's number of nodes.
 
     ``previous``: nodes in the last world, 0 before the first. ``available``: nodes that are ready. ``requested``: a
@@ -31,19 +31,19 @@ def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available
     usable = min(available, previous) if previous and level is FaultTolerance.SHRINK and not requested else available
     nodes = bounds.fit(min(usable, requested) if requested else usable)
     if nodes == 0:
-        return Size(0, f"{count(available)} ready, at least {bounds.lowest} needed (--nnodes={bounds})")
-    return Size(nodes, _surplus(bounds, nodes, available, requested))
+        return NextSize(0, f"{count(available)} ready, at least {bounds.lowest} needed (--nnodes={bounds})")
+    return NextSize(nodes, _surplus(bounds, nodes, available, requested))
 
 
-def _recover(bounds: NodeRange, previous: int, available: int, requested: int) -> Size:
+def _recover(bounds: NodeRange, previous: int, available: int, requested: int) -> NextSize:
     """Keep the size until another one is requested and enough nodes are ready for it."""
     if requested and available >= requested:
-        return Size(requested, f"{count(requested)}, as requested")
+        return NextSize(requested, f"{count(requested)}, as requested")
     keep = min(max(previous, bounds.lowest), requested or bounds.highest)
     if available >= keep:
-        return Size(keep, "all places are filled again")
+        return NextSize(keep, "all places are filled again")
     missing = keep - available
-    return Size(0, f"--fault-tolerance=recover keeps {count(keep)}: waiting for {count(missing, 'replacement')}")
+    return NextSize(0, f"--fault-tolerance=recover keeps {count(keep)}: waiting for {count(missing, 'replacement')}")
 
 
 def _surplus(bounds: NodeRange, nodes: int, available: int, requested: int) -> str:

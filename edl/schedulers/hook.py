@@ -23,7 +23,7 @@ from edl.errors import SchedulerError, SettingError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
 from edl.schedulers.order import Order, seconds
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 
 TIMEOUT_S = 30.0
 POLL_S = 1.0
@@ -96,7 +96,7 @@ class ExecScheduler:
         self._program = program
         self.name = name
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The size that the command prints. Raises ``SchedulerError``."""
         return read_size(await self._program.run("current"), self.name)
 
@@ -117,7 +117,7 @@ class ExecScheduler:
         """Does nothing: no connection is open."""
 
 
-def read_size(text: str, name: str) -> Size:
+def read_size(text: str, name: str) -> SchedulerSize:
     """Parse ``3`` or ``{"nodes": 3}``. Raises ``SchedulerError``."""
     try:
         told = json.loads(text)
@@ -125,7 +125,7 @@ def read_size(text: str, name: str) -> Size:
         nodes, there = told["nodes"], told.get("there", -1)
         if type(nodes) is not int or type(there) is not int or nodes < 0:
             raise ValueError
-        return Size(nodes, there, str(told.get("detail", "")))
+        return SchedulerSize(nodes, there, str(told.get("detail", "")))
     except (ValueError, TypeError, KeyError, AttributeError):
         shown = text.strip()[:SHOWN]
         raise SchedulerError(
@@ -145,9 +145,9 @@ class DiscoveryScheduler:
         self._log = order.log
         self.name = name
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The number of hosts listed. Raises ``SchedulerError``."""
-        return Size(len(await self._hosts()))
+        return SchedulerSize(len(await self._hosts()))
 
     async def request(self, nodes: int, reason: str) -> None:
         """Always raises ``SchedulerError``, since the command only lists hosts."""
@@ -175,7 +175,7 @@ class DiscoveryScheduler:
                     if host not in hosts:
                         yield Doomed(host, f"{self.name} no longer lists {host}")
                 if before is None or len(before) != len(hosts):
-                    yield Sized(Size(len(hosts)))
+                    yield Sized(SchedulerSize(len(hosts)))
                 before = hosts
             await asyncio.sleep(self._poll_s)
 

@@ -19,7 +19,7 @@ from edl.errors import SchedulerError, SettingError, StoreError, StoreRefused, S
 from edl.job_records import SchedulerChoice
 from edl.ports import Change, ChangeKind, CreatedAt, KeyValue, ModifiedAt, Put, Store
 from edl.schedulers.order import Order
-from edl.schedulers.port import Doomed, Observation, Scheduler, Size, Sized
+from edl.schedulers.port import Doomed, Observation, Scheduler, SchedulerSize, Sized
 from edl.tasks import end
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class PaddleCloud:
         """PaddleJob's controller removes the pods with the highest indexes. Without pods any launcher may leave."""
         self.name = f"PaddleCloud ({key})"
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The number in the key, which is created if it does not exist. Raises ``SchedulerError``."""
         entry = await self._reached(self._entry())
         if entry is None:
@@ -131,7 +131,7 @@ class PaddleCloud:
         if entry is not None:
             self._read(entry.value)
         detail = f"the key holds {self._junk}, which is not a number of nodes" if self._junk else ""
-        return Size(self._nodes, detail=detail)
+        return SchedulerSize(self._nodes, detail=detail)
 
     async def request(self, nodes: int, reason: str) -> None:
         """Have the PaddleJob create pods, if one is configured, and write the number. Raises ``SchedulerError``."""
@@ -217,7 +217,7 @@ class PaddleCloud:
         """Report a change; returns the number that has now been reported."""
         if change.entry.key == self._key and change.kind is ChangeKind.PUT and self._read(change.entry.value):
             if self._nodes != told:
-                found.put_nowait(Sized(Size(self._nodes)))
+                found.put_nowait(Sized(SchedulerSize(self._nodes)))
             return self._nodes
         return told
 

@@ -30,7 +30,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobSummary:
     """The part of a job's status that matters here."""
 
     minimum: int
@@ -50,7 +50,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RemovalPlan:
     """The nodes to remove now."""
 
     left: int
@@ -64,7 +64,7 @@ class Plan:
     """Why no more can be removed now, in words."""
 
 
-def target_of(job: Job, size: int) -> int:
+def target_of(job: JobSummary, size: int) -> int:
     """The number of nodes that the scheduler should provide. Until a size is requested, the current size is kept within
     the bounds."""
     lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
@@ -73,7 +73,7 @@ def target_of(job: Job, size: int) -> int:
     return min(max(job.desired // job.unit * job.unit, lowest), highest)
 
 
-def release_plan(job: Job, size: int, indexed: bool) -> Plan | None:
+def release_plan(job: JobSummary, size: int, indexed: bool) -> RemovalPlan | None:
     """The part of ``size`` that can be given back now; None: there is no surplus, or the world has to change first."""
     target = target_of(job, size)
     members = [node for node in job.nodes if node.member]
@@ -88,21 +88,25 @@ def release_plan(job: Job, size: int, indexed: bool) -> Plan | None:
     # Newest first. The Master's node is last, since its removal requires a new election.
     order = sorted(enumerate(others), key=lambda pair: (pair[1].rules, not pair[1].cordoned, -pair[1].index, -pair[0]))
     going = tuple(node.name for _, node in order[: max(0, surplus - to_come)])
-    return Plan(size - min(surplus, to_come) - len(going), going, going, reason)
+    return RemovalPlan(size - min(surplus, to_come) - len(going), going, going, reason)
 
 
-def _by_index(job: Job, size: int, target: int, reason: str) -> Plan | None:
+def _by_index(job: JobSummary, size: int, target: int, reason: str) -> RemovalPlan | None:
     """The scheduler removes the nodes with the highest indexes, so none of these may be a member."""
     unknown = [node.name for node in job.nodes if node.index < 0]
     if unknown:
-        return Plan(size, blocked=f"the index of {', '.join(unknown)} is unknown (--node-index): no node is given back")
+        return RemovalPlan(
+            size, blocked=f"the index of {', '.join(unknown)} is unknown (--node-index): no node is given back"
+        )
     left = max([target, *(node.index + 1 for node in job.nodes if node.member)])
     going = tuple(node.name for node in job.nodes if node.index >= left)
     if left == target:
-        return Plan(left, going, going, reason)
+        return RemovalPlan(left, going, going, reason)
     # Members above the target are replaced by spare nodes with lower indexes, once enough exist.
     high = [node.name for node in job.nodes if node.member and node.index >= target]
     low = [node for node in job.nodes if node.spare and not node.member and node.index < target]
     if len(low) >= len(high):
-        return Plan(min(left, size), going, (*going, *high), f"{reason}, and others have lower indexes")
-    return Plan(min(left, size), going, going, reason, f"{', '.join(high)} trains until nodes with lower indexes join")
+        return RemovalPlan(min(left, size), going, (*going, *high), f"{reason}, and others have lower indexes")
+    return RemovalPlan(
+        min(left, size), going, going, reason, f"{', '.join(high)} trains until nodes with lower indexes join"
+    )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SchedulerSize:
     """How many nodes a scheduler intends to provide."""
 
     nodes: int
@@ -23,7 +23,7 @@ class Size:
 class Sized:
     """The size has been changed by others, or is reported at the beginning of a watch."""
 
-    size: Size
+    size: SchedulerSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Scheduler(Protocol):
     """Whether it must be asked for 0 nodes when the job has ended, because it would restart nodes that have exited
     normally, or still has some in its queue."""
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The size that it intends to provide now."""
         ...
 

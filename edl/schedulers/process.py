@@ -23,7 +23,7 @@ from pathlib import Path
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.order import Order, with_options
-from edl.schedulers.port import Observation, Size, Sized
+from edl.schedulers.port import Observation, SchedulerSize, Sized
 
 WATCH_S = 0.5
 """Seconds between two checks of the processes."""
@@ -90,7 +90,7 @@ class ProcessScheduler:
         self._failed = ""
         self.name = f"processes on {socket.gethostname()}"
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The number of the job's launchers that run here."""
         return self._size()
 
@@ -134,10 +134,10 @@ class ProcessScheduler:
 
     # --- processes -------------------------------------------------------------------------------------------------
 
-    def _size(self) -> Size:
+    def _size(self) -> SchedulerSize:
         ours, beside = self._started(), self._order.beside()
         pids = {one.pid for one in ours} | set(beside)
-        return Size(len(pids), len(beside), self._failed)
+        return SchedulerSize(len(pids), len(beside), self._failed)
 
     def _started(self) -> list[Started]:
         """The running launchers; files of ended ones are removed."""

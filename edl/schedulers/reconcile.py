@@ -19,8 +19,8 @@ from edl import machine
 from edl.job_records import SizeOwner
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
-from edl.schedulers.plan import Job, Plan, release_plan, target_of
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.plan import JobSummary, RemovalPlan, release_plan, target_of
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.wire.scale_requests import Drain, DrainMode, Granted, Resize, ScaleRequest, Verdict
 
 LOOK_S = 10.0
@@ -59,18 +59,18 @@ class About:
 class Looked:
     """The current state of the job."""
 
-    job: Job
+    job: JobSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class CallSucceeded:
     """The call under way has succeeded; ``size`` is the result of a query."""
 
-    size: Size | None = None
+    size: SchedulerSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CallFailed:
     """The call under way has failed. It may have been executed nevertheless."""
 
     text: str
@@ -98,7 +98,7 @@ class Observed:
     observation: Observation
 
 
-Event = Looked | Answered | Failed | Replied | Unheard | Observed | Tick
+Event = Looked | CallSucceeded | CallFailed | Replied | Unheard | Observed | Tick
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -106,7 +106,8 @@ Event = Looked | Answered | Failed | Replied | Unheard | Observed | Tick
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Query the size that the scheduler intends to provide. ``Answered`` or ``Failed`` follows, as for the next two."""
+    """Query the size that the scheduler intends to provide. ``CallSucceeded`` or ``CallFailed`` follows, as for the
+    next two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseNodes:
     """Give these nodes back, so that ``nodes`` are left."""
 
     names: tuple[str, ...]
@@ -126,11 +127,11 @@ class Release:
     reason: str
 
 
-Call = Current | Ask | Release
+Call = Current | Ask | ReleaseNodes
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellMaster:
     """Submit a request to the Master. ``Replied`` or ``Unheard`` follows."""
 
     request: ScaleRequest
@@ -144,7 +145,7 @@ class Explain:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LogMessage:
     """Write a message to the log."""
 
     text: str
@@ -155,16 +156,16 @@ class Finished:
     """Nothing is left to do for this job."""
 
 
-Effect = Call | Tell | Explain | Note | WakeAt | Finished
+Effect = Call | TellMaster | Explain | LogMessage | WakeAt | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReconcileState:
     """Everything that is known or under way."""
 
     about: About
-    job: Job | None = None
-    size: Size | None = None
+    job: JobSummary | None = None
+    size: SchedulerSize | None = None
     look_s: float = 0.0
     """The latest time for the next query."""
     call: Call | None = None
@@ -177,7 +178,7 @@ class State:
     """The call that caused it."""
     resume_s: float = 0.0
     """No call is made before this time."""
-    last: Ask | Release | None = None
+    last: Ask | ReleaseNodes | None = None
     """The last request, its time, and how often it was repeated without effect."""
     last_s: float = 0.0
     repeated: int = 0
@@ -200,10 +201,10 @@ class State:
     finished: bool = False
 
 
-Decision = machine.Decision[State, Effect]
+Decision = machine.Decision[ReconcileState, Effect]
 
 
-def step(state: State, event: Event, now_s: float) -> Decision:
+def step(state: ReconcileState, event: Event, now_s: float) -> Decision:
     """Process an event and decide what to do next."""
     turn = _Turn(state, now_s)
     turn.take(event)
@@ -214,7 +215,7 @@ def step(state: State, event: Event, now_s: float) -> Decision:
 class _Turn:
     """One step under way."""
 
-    def __init__(self, state: State, now_s: float) -> None:
+    def __init__(self, state: ReconcileState, now_s: float) -> None:
         self.state = state
         self.effects: list[Effect] = []
         self.reason = ""
@@ -224,7 +225,7 @@ class _Turn:
         self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
 
     def _note(self, text: str) -> None:
-        self.effects.append(Note(text))
+        self.effects.append(LogMessage(text))
 
     # --- what has happened -----------------------------------------------------------------------------------------
 
@@ -232,9 +233,9 @@ class _Turn:
         match event:
             case Looked(job):
                 self._looked(job)
-            case Answered(size):
+            case CallSucceeded(size):
                 self._answered(size)
-            case Failed(text, retry):
+            case CallFailed(text, retry):
                 self._failed(text, retry)
             case Replied(granted):
                 self._replied(granted)
@@ -248,21 +249,21 @@ class _Turn:
             case Tick():
                 pass
 
-    def _looked(self, job: Job) -> None:
+    def _looked(self, job: JobSummary) -> None:
         there = {node.name for node in job.nodes}
         if job.ended and not self._ended:
             self._set(resume_s=0.0, errors=0)  # there is no time left to wait after an earlier error
         self._set(job=job, sent_away=self.state.sent_away & there)
 
-    def _answered(self, size: Size | None) -> None:
+    def _answered(self, size: SchedulerSize | None) -> None:
         call, of = self.state.call, self.state.trouble_of
         self._set(call=None, resume_s=0.0)
         if isinstance(of, Current) == isinstance(call, Current):  # reading may work where changing does not
             self._recovered()
         if size is not None:
             self._sized(size)
-        elif isinstance(call, Ask | Release):
-            self._set(look_s=self._now_s, surplus=frozenset() if isinstance(call, Release) else self.state.surplus)
+        elif isinstance(call, Ask | ReleaseNodes):
+            self._set(look_s=self._now_s, surplus=frozenset() if isinstance(call, ReleaseNodes) else self.state.surplus)
             if self._ended:
                 self._set(finished=True)
 
@@ -283,11 +284,11 @@ class _Turn:
         self._set(call=None, errors=errors, trouble=text, trouble_of=self.state.call)
         self._set(resume_s=self._now_s + pause_s)
 
-    def _sized(self, size: Size) -> None:
+    def _sized(self, size: SchedulerSize) -> None:
         state, last = self.state, self.state.last
         changed = state.size is not None and size.nodes != state.size.nodes
         by_us = last is not None and last.nodes == size.nodes
-        if changed and not by_us and state.about.owner is SizeOwner.MASTER and isinstance(last, Ask | Release):
+        if changed and not by_us and state.about.owner is SizeOwner.MASTER and isinstance(last, Ask | ReleaseNodes):
             self._note(f"{state.about.name} was changed by others to {size.nodes} nodes")
         self._set(size=size, look_s=self._now_s + LOOK_S)
 
@@ -339,7 +340,7 @@ class _Turn:
             request = self._next_request(self.state.job, plan)
             if request is not None:
                 self._set(request=request)
-                self.effects.append(Tell(request))
+                self.effects.append(TellMaster(request))
         if self.state.call is None and self._now_s >= self.state.resume_s:
             call = self._next_call(self.state.job, plan)
             if call is not None:
@@ -348,14 +349,14 @@ class _Turn:
         self._explain(self.state.job, plan)
         self._sleep()
 
-    def _plan(self, job: Job) -> Plan | None:
+    def _plan(self, job: JobSummary) -> RemovalPlan | None:
         """How to remove surplus nodes; None when there are none, or not now."""
         state = self.state
         if state.about.owner is not SizeOwner.MASTER or state.size is None or job.ended or job.suspended:
             return None
         return release_plan(job, state.size.nodes, state.about.indexed)
 
-    def _next_request(self, job: Job, plan: Plan | None) -> ScaleRequest | None:
+    def _next_request(self, job: JobSummary, plan: RemovalPlan | None) -> ScaleRequest | None:
         name = self.state.about.name
         doomed = self._doomed(job)
         self._set(urgent=doomed is not None)
@@ -371,7 +372,7 @@ class _Turn:
         self._set(surplus=self.state.surplus | set(away))
         return Drain(tuple(away), name, plan.reason, mode=DrainMode.TRY)
 
-    def _doomed(self, job: Job) -> Drain | None:
+    def _doomed(self, job: JobSummary) -> Drain | None:
         """The drain of all doomed nodes at one step boundary. Nodes that no longer exist are forgotten: a later node
         with the same name is a different one."""
         found: dict[str, Doomed] = {}
@@ -385,7 +386,7 @@ class _Turn:
         reason = "; ".join(sorted({found[name].reason for name in names}))
         return Drain(tuple(names), self.state.about.name, reason, min(leads, default=0.0), DrainMode.TRY)
 
-    def _resize(self, job: Job) -> Resize | None:
+    def _resize(self, job: JobSummary) -> Resize | None:
         """The scheduler's size as a request, if the Master does not know it."""
         if self.state.size is None or self.state.size.nodes < 1:
             return None  # the nodes are being removed anyway
@@ -398,10 +399,10 @@ class _Turn:
         assert self.state.job is not None  # noqa: S101 - set before any request
         return nodes, self.state.job.minimum, self.state.job.maximum
 
-    def _next_call(self, job: Job, plan: Plan | None) -> Call | None:
+    def _next_call(self, job: JobSummary, plan: RemovalPlan | None) -> Call | None:
         if job.ended:
             self.reason = "the job has ended: no nodes are needed"
-            return Release(tuple(sorted(node.name for node in job.nodes)), 0, "the job has ended")
+            return ReleaseNodes(tuple(sorted(node.name for node in job.nodes)), 0, "the job has ended")
         size = self.state.size
         if size is None or self._now_s >= self.state.look_s:
             self.reason = "querying the size"
@@ -429,9 +430,9 @@ class _Turn:
         self.reason = f"{size.nodes - plan.left} nodes too many"
         # Nodes that have already left are named as well: a scheduler may not notice that by itself.
         gone = self.state.surplus - {node.name for node in job.nodes}
-        return self._paced(Release((*plan.names, *sorted(gone)), plan.left, plan.reason))
+        return self._paced(ReleaseNodes((*plan.names, *sorted(gone)), plan.left, plan.reason))
 
-    def _paced(self, call: Ask | Release) -> Call | None:
+    def _paced(self, call: Ask | ReleaseNodes) -> Call | None:
         """Limit repetitions of the same call: it may take time to have an effect, or others may be changing the
         size."""
         last, waited_s = self.state.last, self._now_s - self.state.last_s
@@ -455,7 +456,7 @@ class _Turn:
     def _same_pause_s(self) -> float:
         return min(MOST_SAME_S, SAME_AGAIN_S * 2.0 ** min(self.state.repeated, 16))
 
-    def _explain(self, job: Job, plan: Plan | None) -> None:
+    def _explain(self, job: JobSummary, plan: RemovalPlan | None) -> None:
         text, size, name = "", self.state.size, self.state.about.name
         there = len(job.nodes)
         if self.state.trouble:

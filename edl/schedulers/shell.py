@@ -12,8 +12,8 @@ from edl.job_records import SizeOwner
 from edl.ports import Clock, Ruling
 from edl.rendezvous.phrases import one_line
 from edl.schedulers import reconcile as rc
-from edl.schedulers.plan import Job, Node
-from edl.schedulers.port import Scheduler, Size
+from edl.schedulers.plan import JobSummary, Node
+from edl.schedulers.port import Scheduler, SchedulerSize
 from edl.tasks import BackgroundTasks, Timer, end
 from edl.wire.scale_requests import ScaleRequest
 from edl.wire.status import JobStatus
@@ -45,7 +45,7 @@ class Reconciler:
         self._events: asyncio.Queue[rc.Event] = asyncio.Queue()
         self._background = BackgroundTasks()
         self._timer = Timer(clock.now_s, lambda: self._events.put_nowait(rc.Tick()))
-        self._shown: Job | None = None
+        self._shown: JobSummary | None = None
 
     async def run(self) -> None:
         """Run until the job has ended and nothing is left to do, or until cancelled."""
@@ -57,7 +57,7 @@ class Reconciler:
         about = rc.About(scheduler.name, self._owner, scheduler.indexed, scheduler.ask_none_at_end)
         tasks = [asyncio.ensure_future(work) for work in (self._look_at_job(), self._watch(scheduler))]
         try:
-            await self._loop(rc.State(about), scheduler)
+            await self._loop(rc.ReconcileState(about), scheduler)
         finally:
             self._timer.set(None)
             self._background.drop()
@@ -66,7 +66,7 @@ class Reconciler:
             with contextlib.suppress(SchedulerError, asyncio.TimeoutError):
                 await asyncio.wait_for(scheduler.close(), CLOSE_LIMIT_S)
 
-    async def _loop(self, state: rc.State, scheduler: Scheduler) -> None:
+    async def _loop(self, state: rc.ReconcileState, scheduler: Scheduler) -> None:
         while True:
             decision = rc.step(state, await self._events.get(), self._clock.now_s())
             state = decision.state
@@ -77,13 +77,13 @@ class Reconciler:
                         self._background.begin(self._call(self._size(scheduler)))
                     case rc.Ask(nodes, reason):
                         self._background.begin(self._call(scheduler.request(nodes, reason)))
-                    case rc.Release(names, nodes, reason):
+                    case rc.ReleaseNodes(names, nodes, reason):
                         self._background.begin(self._call(scheduler.release(names, nodes, reason)))
-                    case rc.Tell(request):
+                    case rc.TellMaster(request):
                         self._background.begin(self._tell(request))
                     case rc.Explain(text):
                         self._ruling.explain(text)
-                    case rc.Note(text):
+                    case rc.LogMessage(text):
                         self._log(text)
                     case rc.WakeAt(at_s):
                         wake_s = at_s
@@ -91,19 +91,19 @@ class Reconciler:
                         return
             self._timer.set(wake_s)
 
-    async def _size(self, scheduler: Scheduler) -> Size:
+    async def _size(self, scheduler: Scheduler) -> SchedulerSize:
         return await scheduler.current()
 
-    async def _call(self, work: Awaitable[Size | None]) -> None:
+    async def _call(self, work: Awaitable[SchedulerSize | None]) -> None:
         """Await a call and report its outcome to the machine in all cases."""
         try:
-            self._events.put_nowait(rc.Answered(await asyncio.wait_for(work, CALL_LIMIT_S)))
+            self._events.put_nowait(rc.CallSucceeded(await asyncio.wait_for(work, CALL_LIMIT_S)))
         except SchedulerError as error:
-            self._events.put_nowait(rc.Failed(str(error), error.retry))
+            self._events.put_nowait(rc.CallFailed(str(error), error.retry))
         except asyncio.TimeoutError:
-            self._events.put_nowait(rc.Failed(f"the scheduler has not answered for {CALL_LIMIT_S:g} s", True))
+            self._events.put_nowait(rc.CallFailed(f"the scheduler has not answered for {CALL_LIMIT_S:g} s", True))
         except Exception as error:  # noqa: BLE001 - top of a task: a bug in an adapter must not block the machine
-            self._events.put_nowait(rc.Failed(f"the scheduler's adapter: {type(error).__name__}: {error}", False))
+            self._events.put_nowait(rc.CallFailed(f"the scheduler's adapter: {type(error).__name__}: {error}", False))
 
     async def _tell(self, request: ScaleRequest) -> None:
         try:
@@ -152,10 +152,10 @@ class Reconciler:
             await asyncio.sleep(pause_s)
 
 
-def job_of(status: JobStatus) -> Job:
+def job_of(status: JobStatus) -> JobSummary:
     """The part of a status that the reconciler needs."""
     scale = status.scale
-    return Job(
+    return JobSummary(
         minimum=scale.minimum,
         maximum=scale.maximum,
         unit=scale.unit,

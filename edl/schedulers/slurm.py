@@ -21,7 +21,7 @@ from edl.errors import SchedulerError, SettingError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
 from edl.schedulers.order import Order, seconds
-from edl.schedulers.port import Observation, Size, Sized
+from edl.schedulers.port import Observation, SchedulerSize, Sized
 
 PROGRAMS = ("sbatch", "squeue", "scancel")
 TIMEOUT_S = 30.0
@@ -113,7 +113,7 @@ class Slurm:
         self._environment = _of_another_job(order.environment)
         self.name = f"Slurm jobs named {self._job_name}"
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The number of queued and running jobs. Raises ``SchedulerError``."""
         return _size(await self._queue())
 
@@ -147,7 +147,7 @@ class Slurm:
 
     async def watch(self) -> AsyncIterator[Observation]:
         """Yields the size whenever it changes. Polls, since Slurm sends no notifications. Raises ``SchedulerError``."""
-        seen: Size | None = None
+        seen: SchedulerSize | None = None
         while True:
             try:
                 now = await self.current()
@@ -207,12 +207,12 @@ def queue_from(said: str) -> list[Queued]:
     return found
 
 
-def _size(queue: Sequence[Queued]) -> Size:
+def _size(queue: Sequence[Queued]) -> SchedulerSize:
     there = sum(one.there for one in queue)
     reasons = sorted({one.why for one in queue if not one.there and one.why not in ("", "None")})
     waiting = len(queue) - there
     detail = f"{waiting} of {len(queue)} jobs wait in the queue ({', '.join(reasons)})" if waiting and reasons else ""
-    return Size(len(queue), there, detail)
+    return SchedulerSize(len(queue), there, detail)
 
 
 def _of_another_job(environment: Mapping[str, str]) -> dict[str, str]:

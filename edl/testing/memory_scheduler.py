@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from edl.errors import SchedulerError
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 
 
 class MemoryScheduler:
@@ -27,7 +27,7 @@ class MemoryScheduler:
         self._made = 0
         self._watchers: list[asyncio.Queue[Observation]] = []
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """Those it has given."""
         await self._called("current")
         return self._size()
@@ -76,8 +76,8 @@ class MemoryScheduler:
         """A node is going to be taken away."""
         self._tell(Doomed(node, reason, lead_s))
 
-    def _size(self) -> Size:
-        return Size(len(self.names), len(self.names))
+    def _size(self) -> SchedulerSize:
+        return SchedulerSize(len(self.names), len(self.names))
 
     def _tell(self, observation: Observation) -> None:
         for watcher in self._watchers:

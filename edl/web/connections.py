@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import web
 
 from edl.web.access import peer_of
-from edl.web.settings import Limits
+from edl.web.settings import HttpLimits
 
 
 class HttpConnections:
@@ -17,7 +17,7 @@ class HttpConnections:
     head arrives in time: older versions of aiohttp apply their time-out only to later requests.
     """
 
-    def __init__(self, server: web.Server, limits: Limits) -> None:
+    def __init__(self, server: web.Server, limits: HttpLimits) -> None:
         self._server = server
         self._limits = limits
         self._open: dict[asyncio.BaseProtocol, HttpConnection] = {}

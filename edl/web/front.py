@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from edl.errors import PortInUse, SettingError
 from edl.tasks import end
 from edl.web.access import Tokens
-from edl.web.settings import HttpSettings, Limits
+from edl.web.settings import HttpLimits, HttpSettings
 from edl.wire.address import address
 from edl.wire.messages import Asked
 from edl.wire.scale_requests import Granted, ScaleRequest
@@ -79,7 +79,7 @@ class WebDeps:
     """The token of the job."""
     log: Callable[[str], None]
     now_s: Callable[[], float]
-    limits: Limits = field(default_factory=Limits)
+    limits: HttpLimits = field(default_factory=HttpLimits)
     ruler: Callable[[], str | None] = lambda: None
     """URL of the Master's HTTP side; empty: it has none; None: no Master is known."""
 
@@ -127,7 +127,7 @@ class Web:
             await asyncio.to_thread(self.refresh)
             module: Any = await asyncio.to_thread(importlib.import_module, "edl.web.server")
             assert self._socket is not None  # noqa: S101 - set by listen
-            server: Serving = module.Server(self)
+            server: Serving = module.HttpServer(self)
             self._server = server
             await server.start(self._socket)
         except Exception as error:  # noqa: BLE001 - top of a task: training does not depend on it

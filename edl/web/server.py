@@ -53,7 +53,7 @@ REQUESTER = web.RequestKey("requester", Requester)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AuthorizedCall:
     """An authorized and parsed request, with the Master that carries it out."""
 
     request: web.Request
@@ -67,11 +67,11 @@ class Call:
         return self.request.match_info[part]
 
 
-Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+Handler = Callable[[AuthorizedCall], Awaitable[web.StreamResponse]]
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Server:
+class HttpServer:
     """Serves HTTP for one launcher."""
 
     def __init__(self, front: Web) -> None:
@@ -198,7 +198,7 @@ class Server:
                 return _json(openapi.document(self._front.deps.job))
             authority = self._ruling(request)
             body = await self._body(request, route.body, route) if route.body is not None else None
-            return await self._handlers[route.name](Call(request, authority, body, request[REQUESTER].by))
+            return await self._handlers[route.name](AuthorizedCall(request, authority, body, request[REQUESTER].by))
 
         return carry_out
 
@@ -306,30 +306,30 @@ class Server:
 
     # --- operations --------------------------------------------------------------------------------------------------
 
-    async def _job(self, call: Call) -> web.Response:
+    async def _job(self, call: AuthorizedCall) -> web.Response:
         history = [entry async for entry in call.authority.events(EventsRequest())]
         return _json(documents.job_of(call.authority.status(), history))
 
-    async def _scale(self, call: Call) -> web.Response:
+    async def _scale(self, call: AuthorizedCall) -> web.Response:
         return _json(documents.scale_of(call.authority.status()))
 
-    async def _put_scale(self, call: Call) -> web.Response:
+    async def _put_scale(self, call: AuthorizedCall) -> web.Response:
         granted = await self._granted(call, bodies.put_scale(call.body, call.authority.status(), call.by))
         return _json(documents.scale_of(call.authority.status()), documents.CODES[granted.verdict])
 
-    async def _patch_scale(self, call: Call) -> web.Response:
+    async def _patch_scale(self, call: AuthorizedCall) -> web.Response:
         change = bodies.patch_scale(call.body, call.authority.status(), call.by)
         code = 200 if change is None else documents.CODES[(await self._granted(call, change)).verdict]
         return _json(documents.scale_of(call.authority.status()), code)
 
-    async def _cordon(self, call: Call, *, cordoned: bool) -> web.Response:
+    async def _cordon(self, call: AuthorizedCall, *, cordoned: bool) -> web.Response:
         return await self._submit(call, bodies.cordon(call.body, call.named("node"), call.by, cordoned=cordoned))
 
-    async def _submit(self, call: Call, change: ScaleRequest) -> web.Response:
+    async def _submit(self, call: AuthorizedCall, change: ScaleRequest) -> web.Response:
         granted = await self._granted(call, change)
         return _json(documents.granted(granted), documents.CODES[granted.verdict])
 
-    async def _granted(self, call: Call, change: ScaleRequest) -> Granted:
+    async def _granted(self, call: AuthorizedCall, change: ScaleRequest) -> Granted:
         """The Master's answer. A client that disconnects does not withdraw its request. Raises ``Refusal``."""
         granted = await self._answered(call.authority.submit(change))
         if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):
@@ -354,7 +354,7 @@ class Server:
         except (StoreError, FencedOut) as error:
             raise Refusal(503, f"the Master has just changed ({error}). Check the size, and retry", _AGAIN) from None
 
-    async def _add_data(self, call: Call) -> web.Response:
+    async def _add_data(self, call: AuthorizedCall) -> web.Response:
         answer = await self._answered(call.authority.order(bodies.add_data(call.body, call.named("dataset"), call.by)))
         if not answer.ok:
             raise Refusal(422, answer.text)
@@ -367,7 +367,7 @@ class Server:
         if not asking.cancelled():
             asking.exception()
 
-    async def _ask(self, call: Call, purpose: Purpose) -> web.Response:
+    async def _ask(self, call: AuthorizedCall, purpose: Purpose) -> web.Response:
         asked: Asked = bodies.switch(call.body, purpose, call.by)
         answer = call.authority.ask(asked)
         if not answer.ok:
@@ -376,7 +376,7 @@ class Server:
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    async def _events(self, call: Call) -> web.StreamResponse:
+    async def _events(self, call: AuthorizedCall) -> web.StreamResponse:
         request = call.request
         after, follow = _number(request, "after"), _flag(request, "follow")
         sse = "text/event-stream" in request.headers.get("Accept", "")

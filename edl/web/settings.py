@@ -26,7 +26,7 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """Limits of one server on clients and requests."""
 
     body_bytes: int = 1024 * 1024

@@ -15,7 +15,7 @@ class RoundOver(BaseException):
     """Unwinds ``train`` when its round is over. Not an ``Exception``, so that scripts do not swallow it."""
 
 
-class Turn(enum.Enum):
+class BoundaryAction(enum.Enum):
     """The actions of a worker at a step boundary."""
 
     WAIT = "wait"
@@ -126,7 +126,7 @@ class Boundary:
         self._stopping = True
         self.leaving = reason or "ordered to stop"
 
-    def arrive(self, commit: int) -> Turn:
+    def arrive(self, commit: int) -> BoundaryAction:
         """The training thread has arrived at this boundary. Any answer but ``WAIT`` lets it pass (or leave).
 
         Raises ``StateError`` when this worker can no longer be in step with the others.
@@ -134,28 +134,28 @@ class Boundary:
         if self._late and not self._over:
             raise StateError(f"the order did not reach this worker in time: {self._late}")
         turn = self._look(commit)
-        if turn not in (Turn.PASS, Turn.SAVE):
+        if turn not in (BoundaryAction.PASS, BoundaryAction.SAVE):
             return turn
         before = self.settings
         while self._due and commit >= self._due[0][0]:
             self.settings = self._due.pop(0)[1]
-        return Turn.SET if turn is Turn.PASS and self.settings is not before else turn
+        return BoundaryAction.SET if turn is BoundaryAction.PASS and self.settings is not before else turn
 
-    def _look(self, commit: int) -> Turn:
+    def _look(self, commit: int) -> BoundaryAction:
         if self._over:
             self.left = True
-            return Turn.OVER
+            return BoundaryAction.OVER
         if self._stopping:
-            return self._leave(commit, Turn.STOP)
+            return self._leave(commit, BoundaryAction.STOP)
         if self._hold and not self.target:
-            return Turn.WAIT
+            return BoundaryAction.WAIT
         if self._hold and commit >= self.target:
             if self._purpose is not Purpose.SAVE:
                 written = self._purpose is Purpose.KILL or self._is_saved(commit)
-                return self._leave(commit, Turn.KILL if written else Turn.SWITCH)
+                return self._leave(commit, BoundaryAction.KILL if written else BoundaryAction.SWITCH)
             self._forget()
         self.passed = commit
-        return Turn.SAVE if self._is_saved(commit) else Turn.PASS
+        return BoundaryAction.SAVE if self._is_saved(commit) else BoundaryAction.PASS
 
     def _is_saved(self, commit: int) -> bool:
         """Whether a commit up to this one is to be written; such commits are done with then."""
@@ -175,7 +175,7 @@ class Boundary:
             return self._missed
         return self.target - 1 - self.passed
 
-    def _leave(self, commit: int, turn: Turn) -> Turn:
+    def _leave(self, commit: int, turn: BoundaryAction) -> BoundaryAction:
         self.passed = commit
         # From here on every boundary answers this, in case the script swallows the unwinding.
         self._over = self.left = True

@@ -20,7 +20,7 @@ from edl.wire import json_messages, local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import Purpose, Settings
-from edl.worker.boundary import Boundary, RoundOver, Turn
+from edl.worker.boundary import Boundary, BoundaryAction, RoundOver
 from edl.worker.framework import Group
 from edl.worker.touching import touch_ahead
 
@@ -261,15 +261,15 @@ class Link:
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
-    def arrive(self, commit: int) -> Turn:
+    def arrive(self, commit: int) -> BoundaryAction:
         """Wait at a boundary until it may be passed. Raises ``RoundOver``."""
 
-        def turn() -> Turn | None:
+        def turn() -> BoundaryAction | None:
             answer = self._boundary.arrive(commit)
-            return None if answer is Turn.WAIT else answer
+            return None if answer is BoundaryAction.WAIT else answer
 
         answer = self._wait(turn)
-        if answer is Turn.OVER:
+        if answer is BoundaryAction.OVER:
             raise RoundOver(self._why)
         return answer
 

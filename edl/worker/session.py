@@ -16,7 +16,7 @@ from edl.errors import ProtocolError, StateError, UsageError
 from edl.wire import local
 from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.messages import NO_SETTINGS, Settings
-from edl.worker.boundary import RoundOver, Turn
+from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.framework import Framework, Group
 from edl.worker.link import Link
 
@@ -145,10 +145,10 @@ class Session:
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
-    def arrive(self, commit: int) -> Turn:
+    def arrive(self, commit: int) -> BoundaryAction:
         """Wait at a boundary until it may be passed. Raises ``RoundOver``."""
         if self.link is None:
-            return Turn.PASS
+            return BoundaryAction.PASS
         turn = self.link.arrive(commit)
         self._take(self.link.settings)
         return turn

@@ -19,7 +19,7 @@ from edl.wire.snapshot import Meta, Snapshot, folder_name
 from edl.worker import alike, vote, write_through
 from edl.worker.accumulate import check_finished
 from edl.worker.agreement import Agreement
-from edl.worker.boundary import RoundOver, Turn
+from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
 from edl.worker.link import Memory
@@ -30,9 +30,9 @@ _SHARE_OF_MEMORY = 4
 """Workers of a node keep copies of their first state in at most this fraction of free memory (one fourth)."""
 _Word = local.Committed | local.WroteThrough
 """Messages to the agent about a commit."""
-_SAVING = (Turn.SAVE, Turn.KILL)
-_TOGETHER = (Turn.SWITCH, Turn.KILL)
-_LEAVING = (*_TOGETHER, Turn.STOP)
+_SAVING = (BoundaryAction.SAVE, BoundaryAction.KILL)
+_TOGETHER = (BoundaryAction.SWITCH, BoundaryAction.KILL)
+_LEAVING = (*_TOGETHER, BoundaryAction.STOP)
 
 
 class State(Contents):
@@ -161,7 +161,7 @@ class State(Contents):
         turn = session.arrive(commit)
         self._commits = commit
         save = save or turn in _SAVING
-        compared = turn is not Turn.STOP and not last and self._compare(session, commit, save, turn)
+        compared = turn is not BoundaryAction.STOP and not last and self._compare(session, commit, save, turn)
         if turn in _LEAVING and (self._sharded or self._unkept) and seat.checkpoint_dir:
             save = True  # in memory the shards fit only this world size, or nothing is in memory
         if session.link is None:
@@ -182,7 +182,7 @@ class State(Contents):
         session.passed()
         self._numbers.derive(seat.rank, commit)
 
-    def _compare(self, session: Session, commit: int, save: bool, turn: Turn) -> bool:
+    def _compare(self, session: Session, commit: int, save: bool, turn: BoundaryAction) -> bool:
         """Compare with the other ranks if that is due. All of them are at this boundary."""
         agreement = self._agreement
         if session.link is None or agreement is None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import pytest
 
 from edl.adapters.clock import SystemClock
-from edl.adapters.copies import Limits, TcpCopies
+from edl.adapters.copies import CopyLimits, TcpCopies
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.snapshot_pool import IncomingCopy, Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, PortInUse
@@ -31,7 +31,7 @@ from edl.wire.messages import Holding, Version
 A, B = NodeId("a"), NodeId("b")
 HOST = "127.0.0.1"
 TOKEN = "secret"
-LIMITS = Limits(connect_s=10, handshake_s=1.5, silence_s=1.5)  # a busy machine is no silent peer
+LIMITS = CopyLimits(connect_s=10, handshake_s=1.5, silence_s=1.5)  # a busy machine is no silent peer
 PATIENCE_S = 20.0
 SIZE = 1_000_000
 OLD, NEW = Holding(Version(1, 1)), Holding(Version(1, 2))
@@ -491,7 +491,7 @@ def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
     there, here = snapshot_pool(B), snapshot_pool(A)
     put_in(there, NEW, 7)
     port = node.start(there, HOST)
-    patience = Limits(handshake_s=PATIENCE_S, silence_s=PATIENCE_S)
+    patience = CopyLimits(handshake_s=PATIENCE_S, silence_s=PATIENCE_S)
     patient = TcpCopies(A, lambda: TOKEN, SystemClock(), patience)
     with socket.create_connection((HOST, port)):
         patient.get(HOST, port, NEW.version, 0, into(here))

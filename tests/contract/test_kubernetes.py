@@ -14,7 +14,7 @@ import pytest
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.kubernetes import open_scheduler
-from edl.schedulers.kubernetes.client import Target
+from edl.schedulers.kubernetes.client import ApiTarget
 from tests.contract.kubernetes_fixture import CASES, RULES, SET, TOKEN, Case, every_kind, run, setup
 from tests.kubernetes_fake import kinds
 from tests.kubernetes_fake.server import Fault, Server
@@ -61,7 +61,7 @@ def test_somebody_else_is_faster(case: Case, tmp_path: Path, monkeypatch: pytest
             client, tries = here.scheduler._client, 0
             patch = client.patch
 
-            async def late(target: Target, body: object, content_type: str) -> Json:
+            async def late(target: ApiTarget, body: object, content_type: str) -> Json:
                 nonlocal tries
                 tries += 1
                 if tries <= 2:

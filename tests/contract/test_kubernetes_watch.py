@@ -11,10 +11,10 @@ import pytest
 from edl.errors import SchedulerError
 from edl.schedulers.kubernetes import mirror
 from edl.schedulers.kubernetes import scheduler as adapter
-from edl.schedulers.kubernetes.client import Client, Target
+from edl.schedulers.kubernetes.client import ApiTarget, Client
 from edl.schedulers.kubernetes.mirror import Mirror
 from edl.schedulers.kubernetes.pods import of_host
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.tasks import end
 from tests.contract.kubernetes_fixture import CASES, POD, RULES, SET, TOKEN, run, setup, sizes, until, watching
 from tests.kubernetes_fake import kinds
@@ -25,7 +25,7 @@ from tests.kubernetes_fake.store import Json, at
 def test_a_watch_begins_with_what_is_and_follows(tmp_path: Path) -> None:
     async def story() -> None:
         async with setup(SET, tmp_path, controllers=True, poll="30") as here, watching(here.scheduler) as seen:
-            await until(lambda: Sized(Size(2, 2)) in seen)
+            await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
             for nodes in (4, 1):
                 entry = here.store.get(kinds.STATEFUL_SETS, "default", "train")
                 entry["spec"]["replicas"] = nodes
@@ -47,11 +47,11 @@ def test_pods_that_stay_pending_are_explained(tmp_path: Path) -> None:
             here.controllers.room = 2
             await here.scheduler.request(4, "test")
             words = "2 pods pending: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available"
-            await until(lambda: Sized(Size(4, 2, words)) in seen)
-            assert await here.scheduler.current() == Size(4, 2, words)
+            await until(lambda: Sized(SchedulerSize(4, 2, words)) in seen)
+            assert await here.scheduler.current() == SchedulerSize(4, 2, words)
             here.controllers.room = 4
             here.store.poke()
-            await until(lambda: seen[-1] == Sized(Size(4, 4)))
+            await until(lambda: seen[-1] == Sized(SchedulerSize(4, 4)))
 
     run(story())
 
@@ -59,7 +59,7 @@ def test_pods_that_stay_pending_are_explained(tmp_path: Path) -> None:
 def test_why_a_pod_goes(tmp_path: Path) -> None:
     async def story() -> None:
         async with setup(SET, tmp_path, controllers=True) as here, watching(here.scheduler) as seen:
-            await until(lambda: Sized(Size(2, 2)) in seen)
+            await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
             evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
             await until(lambda: Doomed("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
             delete_pod(here.store, "default", "train-0", 5)
@@ -75,7 +75,7 @@ def test_taints_of_hosts(tmp_path: Path) -> None:
             hosts = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
             here.server.accounts[TOKEN] = [*RULES, hosts]
             async with watching(here.scheduler) as seen:
-                await until(lambda: Sized(Size(2, 2)) in seen)
+                await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
                 host = here.store.get(kinds.NODES, "", "fake-host")
                 host["spec"]["taints"] = [{"key": "mine", "effect": "NoSchedule"}]
                 here.store.update(kinds.NODES, "", host)
@@ -93,7 +93,9 @@ def test_of_hosts_only_their_taints_are_kept_and_matter(tmp_path: Path) -> None:
         async with setup(SET, tmp_path, controllers=True) as here:
             here.server.accounts[TOKEN] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
             client = Client(here.scheduler._options)
-            hosts = Mirror(client, Target("/api/v1/nodes", "", "nodes", cluster=True), "", lambda host: True, of_host)
+            hosts = Mirror(
+                client, ApiTarget("/api/v1/nodes", "", "nodes", cluster=True), "", lambda host: True, of_host
+            )
             task = asyncio.ensure_future(hosts.run())
             try:
                 await until(lambda: hosts.complete)
@@ -126,7 +128,7 @@ def test_an_entry_that_nobody_expected_does_not_end_a_watch(tmp_path: Path) -> N
                     raise KeyError("metadata")
                 return True
 
-            pods = Mirror(client, Target("/api/v1/namespaces/default/pods", "", "pods"), "", mine)
+            pods = Mirror(client, ApiTarget("/api/v1/namespaces/default/pods", "", "pods"), "", mine)
             task = asyncio.ensure_future(pods.run())
             try:
                 await until(lambda: pods.complete)
@@ -155,7 +157,7 @@ def test_a_watch_from_a_forgotten_version_lists_again(as_status: bool, tmp_path:
                 await until(lambda: len(here.store.list(kinds.PODS)) == 3)
                 here.store.compact()
                 here.server.faults.clear()
-                await until(lambda: seen[-1:] == [Sized(Size(3, 3))])
+                await until(lambda: seen[-1:] == [Sized(SchedulerSize(3, 3))])
 
     run(story())
 
@@ -167,7 +169,7 @@ def test_a_watch_survives_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     async def story() -> None:
         async with setup(SET, tmp_path, controllers=True, timeout="1") as here, watching(here.scheduler) as seen:
-            await until(lambda: Sized(Size(2, 2)) in seen)
+            await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
             for status in (500, 429, 0):
                 here.server.faults.append(fault := Fault(status))
                 await until(lambda fault=fault: fault.hits >= 3)  # type: ignore[misc]
@@ -179,7 +181,7 @@ def test_a_watch_survives_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
             here.store.update(kinds.STATEFUL_SETS, "default", entry)
             await until(lambda: sizes(seen)[-1:] == [3])
             here.server.faults.clear()
-            await until(lambda: seen[-1] == Sized(Size(3, 3)))
+            await until(lambda: seen[-1] == Sized(SchedulerSize(3, 3)))
 
     run(story())
 
@@ -205,7 +207,7 @@ def test_pods_of_other_jobs_do_not_count(tmp_path: Path) -> None:
                 owner = [{"kind": "PaddleJob", "name": job, "uid": job}]
                 about = {"name": f"{job}-worker-0", "labels": {"paddle-res-type": "worker"}, "ownerReferences": owner}
                 here.store.create(kinds.PODS, "default", {"metadata": about, "spec": {**POD, "nodeName": "host"}})
-            await until(lambda: Sized(Size(2, 1, "1 pod not created yet")) in seen)
+            await until(lambda: Sized(SchedulerSize(2, 1, "1 pod not created yet")) in seen)
             for job in ("other", "train"):
                 delete_pod(here.store, "default", f"{job}-worker-0", 7)
             await until(lambda: Doomed("train-worker-0", "the pod is being deleted", 7.0) in seen)
@@ -222,7 +224,7 @@ def test_long_lists_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             await here.scheduler.request(10, "test")
             await until(lambda: all(at(pod, "spec.nodeName") for pod in here.store.list(kinds.PODS)))
             await until(lambda: len(here.store.list(kinds.PODS)) == 10)
-            assert await here.scheduler.current() == Size(10, 10)
+            assert await here.scheduler.current() == SchedulerSize(10, 10)
             assert len([verb for verb, _, _ in here.server.seen if verb == "list"]) == 4
 
     run(story())

@@ -26,7 +26,7 @@ from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice, SizeOwner
 from edl.schedulers import hook, kubernetes, process, slurm
 from edl.schedulers.order import Order
-from edl.schedulers.port import Doomed, Observation, Scheduler, Size, Sized
+from edl.schedulers.port import Doomed, Observation, Scheduler, SchedulerSize, Sized
 from edl.testing.clock import FakeClock
 from edl.testing.memory_scheduler import MemoryScheduler
 from edl.testing.memory_store import MemoryStore
@@ -350,7 +350,7 @@ class TestProcess:
         mine = {**told, "pid": os.getpid()}  # the number is that of another process by now: this one
         path.write_text(json.dumps(mine))
         one = process.make(setup._order)
-        assert run(one.current()) == Size(0, 0)
+        assert run(one.current()) == SchedulerSize(0, 0)
         run(one.release([told["node"]], 0, ""))  # were it taken for the launcher, this test would end here
         os.kill(told["pid"], signal.SIGKILL)
 
@@ -395,7 +395,7 @@ class TestProcess:
             one = setup.scheduler()
             await one.request(2, "")
             watch = one.watch()
-            assert await watch.__anext__() == Sized(Size(2, 0))
+            assert await watch.__anext__() == Sized(SchedulerSize(2, 0))
             setup.leave(setup.nodes()[0])
             assert (await watch.__anext__()).size.nodes == 1  # type: ignore[union-attr]
 
@@ -438,12 +438,12 @@ class TestExec:
     @pytest.mark.parametrize(
         ("text", "size"),
         [
-            ("echo 3", Size(3)),
-            ('echo \'{"nodes": 3, "there": 1, "detail": "no room"}\'', Size(3, 1, "no room")),
-            ("echo 0", Size(0)),
+            ("echo 3", SchedulerSize(3)),
+            ('echo \'{"nodes": 3, "there": 1, "detail": "no room"}\'', SchedulerSize(3, 1, "no room")),
+            ("echo 0", SchedulerSize(0)),
         ],
     )
-    def test_what_it_may_print(self, tmp_path: Path, text: str, size: Size) -> None:
+    def test_what_it_may_print(self, tmp_path: Path, text: str, size: SchedulerSize) -> None:
         assert run(script(tmp_path, text).current()) == size
 
     @pytest.mark.parametrize(
@@ -529,10 +529,10 @@ class TestDiscovery:
             return seen
 
         first, doomed, second = run(story())
-        assert first == Sized(Size(3))
+        assert first == Sized(SchedulerSize(3))
         assert isinstance(doomed, Doomed)
         assert doomed.node == "b"
-        assert second == Sized(Size(2))
+        assert second == Sized(SchedulerSize(2))
 
     def test_it_cannot_be_asked(self, tmp_path: Path) -> None:
         with pytest.raises(SchedulerError, match="only lists hosts and cannot provide nodes") as caught:

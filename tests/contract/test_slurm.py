@@ -17,7 +17,7 @@ import pytest
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.order import Order
-from edl.schedulers.port import Size, Sized
+from edl.schedulers.port import SchedulerSize, Sized
 from edl.schedulers.slurm import Slurm as Adapter
 from edl.schedulers.slurm import make
 from tests.contract.test_schedulers import eventually, order, run
@@ -57,24 +57,24 @@ class TestSize:
         running(adapter(told), 1)
         one = adapter(told, "--hold")
         run(one.request(3, ""))
-        assert run(one.current()) == Size(3, 1, "2 of 3 jobs wait in the queue (JobHeldUser)")
+        assert run(one.current()) == SchedulerSize(3, 1, "2 of 3 jobs wait in the queue (JobHeldUser)")
 
     def test_an_array_is_as_many_nodes_as_it_has_tasks(self, slurm: Slurm, told: Order) -> None:
         one = adapter(told)
         options = ("--job-name=edl-job", "--partition=low")
         slurm.submit(*options, "--array=1-2", command=SLEEPER)
-        until(lambda: run(one.current()) == Size(2, 2), "both run")
+        until(lambda: run(one.current()) == SchedulerSize(2, 2), "both run")
         waiting = slurm.submit(*options, "--hold", "--array=3-6", command=SLEEPER)
         assert run(one.current()).nodes == 6
         run(one.release([], 4, "4 are enough"))
         left = slurm.call("squeue", "--noheader", "--array", f"--jobs={waiting}", "--format=%K").split()
         assert len(left) == 2, "only some of the array are cancelled"
-        assert run(one.current()) == Size(4, 2, "2 of 4 jobs wait in the queue (JobHeldUser)")
+        assert run(one.current()) == SchedulerSize(4, 2, "2 of 4 jobs wait in the queue (JobHeldUser)")
 
     def test_other_jobs_do_not_count(self, slurm: Slurm, told: Order) -> None:
         for name in ("edl-job2", "edl", "edl-jo"):
             slurm.submit("--hold", f"--job-name={name}", command=SLEEPER)
-        assert run(adapter(told).current()) == Size(0, 0)
+        assert run(adapter(told).current()) == SchedulerSize(0, 0)
 
     def test_a_node_that_gives_way_is_asked_for_again(self, slurm: Slurm, told: Order) -> None:
         """Preempted: its job ends, and another one waits for its place."""
@@ -82,12 +82,12 @@ class TestSize:
         running(one, 2)
         high = slurm.submit("--partition=high", "--ntasks=8", command=SLEEPER)
         slurm.wait(high, "RUNNING")
-        assert run(one.current()) == Size(0, 0)
+        assert run(one.current()) == SchedulerSize(0, 0)
         run(one.request(2, "two are wanted"))
         until(lambda: "wait in the queue (" in run(one.current()).detail, "Slurm's reason")
         assert run(one.current()).there == 0
         slurm.call("scancel", str(high))
-        until(lambda: run(one.current()) == Size(2, 2), "they run")
+        until(lambda: run(one.current()) == SchedulerSize(2, 2), "they run")
 
 
 class TestRelease:
@@ -95,7 +95,7 @@ class TestRelease:
         one = adapter(told)
         running(one, 2)
         run(one.release([], 1, "1 is enough"))
-        assert run(one.current()) == Size(2, 2), "it joins, and is told to leave then"
+        assert run(one.current()) == SchedulerSize(2, 2), "it joins, and is told to leave then"
 
     def test_those_that_wait_are_cancelled_the_youngest_first(self, slurm: Slurm, told: Order) -> None:
         one = adapter(told, "--hold")
@@ -115,7 +115,7 @@ class TestRelease:
         run(one.release([f"slurm-{member}"], 0, "the job has ended"))
         until(lambda: slurm.task(late).state not in ("RUNNING", "COMPLETING"), "the late one is cancelled")
         assert slurm.task(member).state == slurm.task(by_hand).state == "RUNNING"
-        assert run(one.current()) == Size(2, 2)
+        assert run(one.current()) == SchedulerSize(2, 2)
 
 
 class TestSubmit:
@@ -129,7 +129,7 @@ class TestSubmit:
         assert not list(tmp_path.rglob("x"))
         (log,) = own.log_folder.iterdir()
         assert log.name == f"slurm-{slurm.tasks()[-1].number}.log"
-        until(lambda: run(one.current()) == Size(0, 0), "its end")
+        until(lambda: run(one.current()) == SchedulerSize(0, 0), "its end")
         held = adapter(own, "--hold", name=ODD)
         run(held.request(1, "a|b"))
         assert run(one.current()).nodes == 1, "found again by its name"
@@ -168,7 +168,7 @@ class TestSubmit:
         assert slurm.tasks()[-1].number == high, "nothing was submitted"
         slurm.call("scancel", str(high))
         slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
-        until(lambda: run(one.current()) == Size(1, 1), "it runs again")
+        until(lambda: run(one.current()) == SchedulerSize(1, 1), "it runs again")
         until(lambda: (tmp_path / "starts").read_text().split() == ["1"], "its second start")
 
 
@@ -191,9 +191,9 @@ class TestWatch:
 
         async def story() -> None:
             watch = one.watch()
-            assert await watch.__anext__() == Sized(Size(2, 2))
+            assert await watch.__anext__() == Sized(SchedulerSize(2, 2))
             slurm.call("scancel", str(slurm.tasks()[-1].number))
-            assert await watch.__anext__() == Sized(Size(1, 1))
+            assert await watch.__anext__() == Sized(SchedulerSize(1, 1))
             await watch.aclose()  # type: ignore[attr-defined]
 
         run(story())
@@ -236,7 +236,7 @@ class TestErrors:
             return [*seen, await following]
 
         first, second = run(story())
-        assert first == Sized(Size(1, 1))
+        assert first == Sized(SchedulerSize(1, 1))
         assert second.size.nodes == 2
 
     def test_one_that_does_not_answer_in_time(self, slurm: Slurm, told: Order) -> None:

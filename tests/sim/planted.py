@@ -21,7 +21,7 @@ from edl.exit_codes import ExitCode
 from edl.master import forming, machine, planning, resizing
 from edl.master.restoring import Unusable, choose
 from edl.master.state import NodeStatus, Phase
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.ports import CreatedAt, Guard
 from edl.testing.sim.node import SimProcesses
 from edl.testing.sim.schedules import Schedule, play
@@ -36,7 +36,7 @@ Plant = Callable[[], contextlib.AbstractContextManager[Any]]
 def joiner_wipes_the_world() -> contextlib.AbstractContextManager[Any]:
     """A node that joins after a world was formed throws it away (DLRover)."""
 
-    def consider(turn: Turn) -> None:
+    def consider(turn: MasterTurn) -> None:
         newcomers = [entry for entry in turn.ready() if turn.member(entry) is None]
         if newcomers:
             forming.stop_world(turn, "somebody joined")
@@ -66,10 +66,10 @@ def trimmed_below_minimum() -> contextlib.AbstractContextManager[Any]:
 
 def stale_master_address() -> contextlib.AbstractContextManager[Any]:
     """Ranks other than 0 keep the address they got first (torchrun with a shared store)."""
-    tell = Turn.tell
+    tell = MasterTurn.tell
     first: dict[tuple[Any, ...], Any] = {}
 
-    def stale_tell(self: Turn, entry: Any, message: Any) -> None:
+    def stale_tell(self: MasterTurn, entry: Any, message: Any) -> None:
         if isinstance(message, StartRound) and message.world.members[0].node != entry.info.node:
             leader = message.world.members[0]
             kept = first.setdefault((entry.info.incarnation, leader.node), leader)
@@ -77,7 +77,7 @@ def stale_master_address() -> contextlib.AbstractContextManager[Any]:
             message = StartRound(world, message.reason)
         tell(self, entry, message)
 
-    return mock.patch.object(Turn, "tell", stale_tell)
+    return mock.patch.object(MasterTurn, "tell", stale_tell)
 
 
 def writes_without_fence() -> contextlib.AbstractContextManager[Any]:
@@ -93,7 +93,7 @@ def collateral_is_charged() -> contextlib.AbstractContextManager[Any]:
 def exit_closes_the_job() -> contextlib.AbstractContextManager[Any]:
     """A node that leaves in good order ends the job for all (torchrun's closed rendezvous)."""
 
-    def leaving(turn: Turn, entry: Any, message: Any) -> None:
+    def leaving(turn: MasterTurn, entry: Any, message: Any) -> None:
         turn.update(entry, status=NodeStatus.LEAVING)
         if turn.record.phase is not Phase.ENDED:
             forming._end(turn, ExitCode.OK, "a node has left")
@@ -116,7 +116,7 @@ def stale_order_is_obeyed() -> Iterator[None]:
 
     catch_up = machine._catch_up
 
-    def forgetful(turn: Turn, entry: Any, attach: Any) -> None:
+    def forgetful(turn: MasterTurn, entry: Any, attach: Any) -> None:
         catch_up(turn, entry, dataclasses.replace(attach, seen_round=0))
 
     with mock.patch.object(rounds, "start", start), mock.patch.object(machine, "_catch_up", forgetful):
@@ -127,7 +127,7 @@ def target_has_been_passed() -> contextlib.AbstractContextManager[Any]:
     """Workers are to stop at the highest boundary that one of them has passed, not at the next."""
     settle = planning._settle
 
-    def early(turn: Turn, agreement: Any, commit: int) -> None:
+    def early(turn: MasterTurn, agreement: Any, commit: int) -> None:
         settle(turn, agreement, commit - 1)
 
     return mock.patch.object(planning, "_settle", early)
@@ -136,14 +136,14 @@ def target_has_been_passed() -> contextlib.AbstractContextManager[Any]:
 def era_begins_anew() -> contextlib.AbstractContextManager[Any]:
     """The era counts the worlds of this job, whatever lies in the checkpoint directory."""
 
-    def write(self: Turn, **changes: Any) -> None:
+    def write(self: MasterTurn, **changes: Any) -> None:
         world = changes.get("world")
         if world is not None and changes.get("phase") is Phase.RUNNING:
             changes["world"] = dataclasses.replace(world, era=self.record.era + 1)
             changes["era"] = self.record.era + 1
         self.record = dataclasses.replace(self.record, **changes)
 
-    return mock.patch.object(Turn, "write", write)
+    return mock.patch.object(MasterTurn, "write", write)
 
 
 def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:

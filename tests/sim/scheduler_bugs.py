@@ -11,14 +11,14 @@ import pytest
 from edl.errors import SchedulerError
 from edl.job_records import SizeOwner
 from edl.schedulers import reconcile, shell
-from edl.schedulers.plan import Job
+from edl.schedulers.plan import JobSummary
 from edl.schedulers.shell import Reconciler
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
 
 
-def _seen(patch: Patch, change: Callable[[Job], Job]) -> None:
+def _seen(patch: Patch, change: Callable[[JobSummary], JobSummary]) -> None:
     real = shell.job_of
     patch.setattr(shell, "job_of", lambda status: change(real(status)))
 
@@ -43,7 +43,7 @@ def a_failed_call_stays_under_way(patch: Patch) -> None:
 
     async def call(self: Any, work: Any) -> None:
         try:
-            self._events.put_nowait(reconcile.Answered(await work))
+            self._events.put_nowait(reconcile.CallSucceeded(await work))
         except SchedulerError:
             return
 
@@ -64,7 +64,7 @@ def ends_at_once(patch: Patch) -> None:
     """With the job, the reconciler ends without a last call."""
     real = reconcile._Turn._looked
 
-    def looked(self: Any, job: Job) -> None:
+    def looked(self: Any, job: JobSummary) -> None:
         real(self, job)
         if job.ended:
             self._set(finished=True)

@@ -11,7 +11,7 @@ import pytest
 from edl.agent.machine import independent, rounds
 from edl.agent.machine.events import FlushSaves
 from edl.agent.machine.state import Worker
-from edl.agent.machine.turn import Turn
+from edl.agent.machine.turn import AgentTurn
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
 from tests.sim.batches import play_all
@@ -40,7 +40,7 @@ def _stops_all() -> Any:
 def _starts_all() -> Any:
     """Living workers are started once more."""
 
-    def take(turn: Turn, world: Any, member: Any, local_rank: int) -> Any:
+    def take(turn: AgentTurn, world: Any, member: Any, local_rank: int) -> Any:
         return Worker(local_rank, Rank(member.first_rank + local_rank), born=world.round)
 
     return mock.patch.object(independent, "_take_place", take)
@@ -50,7 +50,7 @@ def _forgets_the_done() -> Any:
     """A node whose workers have all finished says so only in the world in which the last one did."""
     start = independent.start
 
-    def quiet(turn: Turn, world: Any, reason: str) -> None:
+    def quiet(turn: AgentTurn, world: Any, reason: str) -> None:
         do = turn.do
 
         def all_but_the_end(effect: Any) -> None:

@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 
 from edl.agent.machine import leaving, rounds
-from edl.agent.machine.turn import Turn as AgentTurn
+from edl.agent.machine.turn import AgentTurn as AgentTurn
 from edl.master import forming, machine, planning, resizing, shell, sizing
 from edl.master.events import Grant
-from edl.master.turn import Turn
+from edl.master.turn import MasterTurn
 from edl.testing.sim.faults import SIZES
 from edl.testing.sim.schedules import Schedule, play
 from edl.wire.scale_requests import Granted
@@ -81,13 +81,13 @@ def _repeated_requests_count_again() -> Any:
 
 def _cordoned_nodes_are_taken_in() -> Any:
     """Whoever stands ready has a part in the next world."""
-    return mock.patch.object(Turn, "excluded", lambda self, entry: False)
+    return mock.patch.object(MasterTurn, "excluded", lambda self, entry: False)
 
 
 def _suspended_jobs_form_worlds() -> Any:
     """The next world forms as soon as all have stopped."""
 
-    def rest(turn: Turn) -> None:
+    def rest(turn: MasterTurn) -> None:
         ready, world = turn.ready(), turn.record.world
         size = turn.next_size(len(ready))
         if size.nodes:
@@ -111,7 +111,7 @@ def _nothing_shrinks() -> Any:
     """A world that is larger than what is wanted goes on."""
     consider = resizing.consider_size
 
-    def only_up(turn: Turn) -> None:
+    def only_up(turn: MasterTurn) -> None:
         world = turn.record.world
         if world is not None and resizing.fit(turn).nodes >= len(world.members):
             consider(turn)
@@ -122,7 +122,7 @@ def _nothing_shrinks() -> Any:
 def _resizes_interrupt() -> Any:
     """Worlds are changed without waiting for a boundary."""
 
-    def change(turn: Turn, reason: str) -> None:
+    def change(turn: MasterTurn, reason: str) -> None:
         forming.stop_world(turn, reason)
         forming.try_to_form(turn)
 
@@ -142,11 +142,11 @@ def _those_that_leave_stay() -> Any:
     """Who has been sent away is not told again by the next Master, nor on the next stream."""
     depart = resizing.depart
 
-    def once(turn: Turn) -> None:
+    def once(turn: MasterTurn) -> None:
         gone = [entry for entry in turn.nodes.values() if turn.excluded(entry) and not entry.attached]
         for entry in gone:
             turn.update(entry, departing=True)
-        with mock.patch.object(Turn, "tell", lambda self, entry, message: None):
+        with mock.patch.object(MasterTurn, "tell", lambda self, entry, message: None):
             depart(turn)
 
     return mock.patch.object(resizing, "depart", once)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-from edl.agent.machine.turn import Turn as AgentTurn
-from edl.master.turn import Turn
+from edl.agent.machine.turn import AgentTurn as AgentTurn
+from edl.master.turn import MasterTurn
 from edl.testing.sim.schedules import Schedule, play
 
 Change = tuple[enum.Enum, enum.Enum]
@@ -26,17 +26,17 @@ DRAWS: tuple[Callable[[int], Schedule], ...] = (
 def recorded() -> Iterator[Counter[Change]]:
     """Counts changes as they are made, one by one: a decision may make several."""
     seen: Counter[Change] = Counter()
-    update, write, set_ = Turn.update, Turn.write, AgentTurn.set
+    update, write, set_ = MasterTurn.update, MasterTurn.write, AgentTurn.set
 
     def note(before: enum.Enum, after: enum.Enum | None) -> None:
         if after is not None and after is not before:
             seen[before, after] += 1
 
-    def updated(self: Turn, entry: Any, **changes: Any) -> Any:
+    def updated(self: MasterTurn, entry: Any, **changes: Any) -> Any:
         note(entry.status, changes.get("status"))
         return update(self, entry, **changes)
 
-    def written(self: Turn, **changes: Any) -> None:
+    def written(self: MasterTurn, **changes: Any) -> None:
         note(self.record.phase, changes.get("phase"))
         write(self, **changes)
 
@@ -45,8 +45,8 @@ def recorded() -> Iterator[Counter[Change]]:
         set_(self, **changes)
 
     with (
-        mock.patch.object(Turn, "update", updated),
-        mock.patch.object(Turn, "write", written),
+        mock.patch.object(MasterTurn, "update", updated),
+        mock.patch.object(MasterTurn, "write", written),
         mock.patch.object(AgentTurn, "set", changed),
     ):
         yield seen

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from edl.web.front import Web, WebDeps
-from edl.web.settings import HttpSettings, Limits
+from edl.web.settings import HttpLimits, HttpSettings
 from tests.support.fake_master import JOB, FakeMaster
 
 TOKEN = "the-token-of-the-job"
@@ -78,7 +78,7 @@ def head(method: str, path: str, *lines: str, token: str = TOKEN) -> bytes:
 def play(
     scenario: Callable[[Setup], Coroutine[None, None, None]],
     settings: HttpSettings | None = None,
-    limits: Limits | None = None,
+    limits: HttpLimits | None = None,
     *,
     rules: bool = True,
     tls: ssl.SSLContext | None = None,
@@ -93,7 +93,7 @@ def play(
         log: list[str] = []
         master = FakeMaster()
         deps = WebDeps(JOB, settings or HttpSettings(0), lambda: TOKEN, log.append, lambda: made[0].now_s)
-        deps.limits = limits or Limits(rate=1e6, burst=1e6)
+        deps.limits = limits or HttpLimits(rate=1e6, burst=1e6)
         web = Web(deps)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls if tls is not None else True)

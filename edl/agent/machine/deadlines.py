@@ -7,14 +7,14 @@ from collections.abc import Callable
 from edl.agent.machine import leaving, rounds
 from edl.agent.machine.events import SignalWorkers, WakeAt
 from edl.agent.machine.state import AgentPhase, Leave, Outcome, Worker
-from edl.agent.machine.turn import SIGKILL, SIGTERM, Turn
+from edl.agent.machine.turn import SIGKILL, SIGTERM, AgentTurn
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Leaving
 
 Deadline = tuple[float | None, Callable[[], None]]
 
 
-def watch_deadlines(turn: Turn) -> None:
+def watch_deadlines(turn: AgentTurn) -> None:
     """Act on expired deadlines and request a wake-up for the next ones. Runs after every event."""
     if turn.state.phase is AgentPhase.OVER:
         return
@@ -26,7 +26,7 @@ def watch_deadlines(turn: Turn) -> None:
             turn.do(WakeAt(deadline_s))
 
 
-def _deadlines(turn: Turn) -> list[Deadline]:
+def _deadlines(turn: AgentTurn) -> list[Deadline]:
     return [
         _kill(turn),
         _shed(turn),
@@ -40,7 +40,7 @@ def _deadlines(turn: Turn) -> list[Deadline]:
     ]
 
 
-def _kill(turn: Turn) -> Deadline:
+def _kill(turn: AgentTurn) -> Deadline:
     def act() -> None:
         turn.set(killed=True, kill_at_s=None)
         turn.log(f"workers still run {turn.state.timeouts.shutdown_s:g} s after the signal: killing them")
@@ -52,7 +52,7 @@ def _kill(turn: Turn) -> Deadline:
     return (turn.state.kill_at_s if stopping and turn.state.alive else None), act
 
 
-def _shed(turn: Turn) -> Deadline:
+def _shed(turn: AgentTurn) -> Deadline:
     def act() -> None:
         turn.set(shed_by_s=None)
         turn.do(SignalWorkers(SIGKILL, tuple(worker.slot for worker in turn.state.shed)))
@@ -60,7 +60,7 @@ def _shed(turn: Turn) -> Deadline:
     return (turn.state.shed_by_s if turn.state.shed else None), act
 
 
-def _park(turn: Turn) -> Deadline:
+def _park(turn: AgentTurn) -> Deadline:
     def act() -> None:
         turn.set(park_by_s=None)
         if turn.state.leave is Leave.AT_BOUNDARY:
@@ -77,7 +77,7 @@ def _park(turn: Turn) -> Deadline:
     return (turn.state.park_by_s if turn.state.phase is AgentPhase.STOPPING else None), act
 
 
-def _thaw(turn: Turn) -> list[Deadline]:
+def _thaw(turn: AgentTurn) -> list[Deadline]:
     if turn.state.phase is not AgentPhase.RUNNING and not turn.state.between:
         return []
     limit_s = turn.state.timeouts.lease_ttl_s
@@ -94,7 +94,7 @@ def _thaw(turn: Turn) -> list[Deadline]:
     return deadlines
 
 
-def _isolation(turn: Turn) -> Deadline:
+def _isolation(turn: AgentTurn) -> Deadline:
     limit_s = turn.state.timeouts.lease_ttl_s
 
     def act() -> None:
@@ -105,7 +105,7 @@ def _isolation(turn: Turn) -> Deadline:
     return (turn.state.contact_s + limit_s if isolated else None), act
 
 
-def _doubt(turn: Turn) -> Deadline:
+def _doubt(turn: AgentTurn) -> Deadline:
     def act() -> None:
         turn.log("no Master has announced the agreed step boundary: interrupting the round")
         rounds.break_off(turn)
@@ -113,7 +113,7 @@ def _doubt(turn: Turn) -> Deadline:
     return (turn.state.doubt_by_s if turn.state.unbroken else None), act
 
 
-def _surrender(turn: Turn) -> Deadline:
+def _surrender(turn: AgentTurn) -> Deadline:
     limit_s = turn.state.timeouts.recover_s
 
     def act() -> None:
@@ -125,7 +125,7 @@ def _surrender(turn: Turn) -> Deadline:
     return (turn.state.contact_s + limit_s if waiting else None), act
 
 
-def _drain(turn: Turn) -> Deadline:
+def _drain(turn: AgentTurn) -> Deadline:
     def act() -> None:
         if turn.state.draining is not None:
             turn.log("no world formed without this node in time: leaving anyway")

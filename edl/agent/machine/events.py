@@ -27,7 +27,7 @@ from edl.wire.messages import (
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class ForkServerReady:
     """The fork server is ready to start workers."""
 
 
@@ -42,7 +42,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MasterSaid:
     """A message from the Master."""
 
     message: MasterMessage
@@ -226,10 +226,10 @@ class Noticed:
 
 
 Event = (
-    Warmed
+    ForkServerReady
     | Connected
     | Disconnected
-    | Heard
+    | MasterSaid
     | LeaseRenewed
     | LeaseGone
     | Registered
@@ -307,14 +307,14 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SendCopies:
     """Send copies of commits to this peer from now on."""
 
     peer: KeepWith
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCheckpoint:
     """Load the newest usable commit from the checkpoint directory; answered by ``StateChanged``."""
 
 
@@ -345,7 +345,7 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Start the fork server; answered by ``Warmed`` or ``Fatal``."""
+    """Start the fork server; answered by ``ForkServerReady`` or ``Fatal``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,8 +377,8 @@ Effect = (
     | TellWorkers
     | SignalWorkers
     | DumpStacks
-    | Keep
-    | Load
+    | SendCopies
+    | LoadCheckpoint
     | FlushSaves
     | Write
     | Warm

@@ -13,7 +13,7 @@ import dataclasses
 from edl.agent.machine import rounds
 from edl.agent.machine.events import Start
 from edl.agent.machine.state import AgentPhase, Worker, WorkerStatus
-from edl.agent.machine.turn import Turn
+from edl.agent.machine.turn import AgentTurn
 from edl.types import Rank
 from edl.wire.messages import Member, StopRound, World
 
@@ -24,7 +24,7 @@ LIVED_S = 600.0
 """A worker that lived this long (seconds) resets the count of renewals."""
 
 
-def start(turn: Turn, world: World, reason: str) -> None:
+def start(turn: AgentTurn, world: World, reason: str) -> None:
     """Take part in a world, or stop the workers if this node is not in it."""
     state = turn.state
     if state.registered and world.member(state.info.node) is None and world.round > state.seen_round:
@@ -41,7 +41,7 @@ def start(turn: Turn, world: World, reason: str) -> None:
     rounds.look_whether_done(turn)
 
 
-def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Worker:
+def _take_place(turn: AgentTurn, world: World, member: Member, local_rank: int) -> Worker:
     slot, rank = member.used[local_rank], Rank(member.first_rank + local_rank)
     old = turn.worker(slot)
     if old is not None and old.status in (WorkerStatus.ALIVE, WorkerStatus.DONE):
@@ -55,7 +55,7 @@ def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Wo
     return anew
 
 
-def stop(turn: Turn, order: StopRound) -> None:
+def stop(turn: AgentTurn, order: StopRound) -> None:
     """The round is over, which does not stop independent workers."""
     state = turn.state
     if state.phase is AgentPhase.RUNNING and order.round >= state.running_round:
@@ -65,17 +65,17 @@ def stop(turn: Turn, order: StopRound) -> None:
         turn.announce()
 
 
-def may_renew(turn: Turn, worker: Worker) -> bool:
+def may_renew(turn: AgentTurn, worker: Worker) -> bool:
     """Whether a worker's request to be restarted is granted. A worker that keeps asking has failed."""
     return not worker.ending and _renewals(turn, worker) < MOST_RENEWALS
 
 
-def _renewals(turn: Turn, worker: Worker) -> int:
+def _renewals(turn: AgentTurn, worker: Worker) -> int:
     """Consecutive renewals up to this process."""
     return worker.renewals if turn.now_s - worker.renewed_s < LIVED_S else 0
 
 
-def renew(turn: Turn, worker: Worker) -> None:
+def renew(turn: AgentTurn, worker: Worker) -> None:
     """Restart a worker that asked for it, which is not a failure."""
     world, renewals = turn.state.world, _renewals(turn, worker) + 1
     turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=renewals)

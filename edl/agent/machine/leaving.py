@@ -12,7 +12,7 @@ import signal
 
 from edl.agent.machine.events import Exit, Interrupted, Noticed, SignalWorkers
 from edl.agent.machine.state import AgentPhase, Leave, Outcome
-from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, Turn
+from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, AgentTurn
 from edl.exit_codes import ExitCode
 from edl.rendezvous.parting import DRAIN_SHARE
 from edl.wire.messages import Depart, Dismissed, Leaving
@@ -22,7 +22,7 @@ ANSWER_S = 5.0
 """Maximum seconds that a node without workers waits for the Master's answer."""
 
 
-def interrupted(turn: Turn, event: Interrupted) -> None:
+def interrupted(turn: AgentTurn, event: Interrupted) -> None:
     """Handle a signal to leave."""
     name = signal.Signals(event.signal).name
     code = ExitCode.INTERRUPTED if event.signal == SIGINT else ExitCode.TERMINATED
@@ -35,12 +35,12 @@ def interrupted(turn: Turn, event: Interrupted) -> None:
     leave(turn, Outcome(int(code), f"left the job on {name}"), name, 0.0, event.signal)
 
 
-def noticed(turn: Turn, event: Noticed) -> None:
+def noticed(turn: AgentTurn, event: Noticed) -> None:
     """Handle a preemption notice."""
     leave(turn, Outcome(int(ExitCode.TERMINATED), f"left the job: {event.reason}"), event.reason, event.deadline_s)
 
 
-def depart(turn: Turn, order: Depart) -> None:
+def depart(turn: AgentTurn, order: Depart) -> None:
     """Leave on the Master's order."""
     outcome = Outcome(int(ExitCode.TERMINATED), f"left the job: {order.reason}", save=order.mode is not DrainMode.NO)
     if turn.state.draining is not None:
@@ -48,7 +48,7 @@ def depart(turn: Turn, order: Depart) -> None:
     leave(turn, outcome, order.reason, order.deadline_s)
 
 
-def leave(turn: Turn, outcome: Outcome, why: str, deadline_s: float, number: int = SIGTERM) -> None:
+def leave(turn: AgentTurn, outcome: Outcome, why: str, deadline_s: float, number: int = SIGTERM) -> None:
     """Leave gracefully. ``deadline_s``: seconds available, 0 for ``--shutdown-timeout``. ``number``: the signal for
     workers that cannot be held at a step boundary."""
     state = turn.state
@@ -77,7 +77,7 @@ def leave(turn: Turn, outcome: Outcome, why: str, deadline_s: float, number: int
     turn.leave(outcome, number)
 
 
-def _drain_s(turn: Turn, limit_s: float, number: int) -> float:
+def _drain_s(turn: AgentTurn, limit_s: float, number: int) -> float:
     """Seconds to wait for the others or for the Master's answer; 0: do not wait."""
     state = turn.state
     if not state.connected or not state.registered or limit_s <= 0:
@@ -92,7 +92,7 @@ def _drain_s(turn: Turn, limit_s: float, number: int) -> float:
     return limit_s * DRAIN_SHARE if state.rejoins and state.world is not None else min(limit_s * DRAIN_SHARE, ANSWER_S)
 
 
-def dismissed(turn: Turn, order: Dismissed) -> None:
+def dismissed(turn: AgentTurn, order: Dismissed) -> None:
     """Handle the Master's final answer to a leaving node."""
     state = turn.state
     if state.phase is AgentPhase.LEAVING:
@@ -106,13 +106,13 @@ def dismissed(turn: Turn, order: Dismissed) -> None:
     turn.leave(_closed(turn, outcome, order), SIGTERM)
 
 
-def unheard(turn: Turn) -> None:
+def unheard(turn: AgentTurn) -> None:
     """Stop waiting for the Master's answer: exit once the workers have ended."""
     turn.set(word_by_s=None)
     turn.exit_if_empty()
 
 
-def _closed(turn: Turn, outcome: Outcome, order: Dismissed) -> Outcome:
+def _closed(turn: AgentTurn, outcome: Outcome, order: Dismissed) -> Outcome:
     outcome = dataclasses.replace(outcome, save=outcome.save and order.save)
     if order.needed or outcome.exit_code != ExitCode.TERMINATED:
         return outcome

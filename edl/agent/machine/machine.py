@@ -22,24 +22,24 @@ from edl.agent.machine.events import (
     Event,
     Fatal,
     ForkServerGone,
-    Heard,
+    ForkServerReady,
     Interrupted,
-    Keep,
     KeepingChanged,
     LeaseGone,
     LeaseRenewed,
-    Load,
+    LoadCheckpoint,
     LoggingChanged,
+    MasterSaid,
     Noticed,
     Register,
     Registered,
     Report,
     SavesFlushed,
+    SendCopies,
     SignalWorkers,
     StateChanged,
     Tick,
     Warm,
-    Warmed,
     WorkerEnded,
     WorkerEntered,
     WorkerFroze,
@@ -52,7 +52,7 @@ from edl.agent.machine.events import (
     Write,
 )
 from edl.agent.machine.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
-from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, Turn
+from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, AgentTurn
 from edl.exit_codes import BEGIN_ANEW, ExitCode
 from edl.types import NodeId, Round
 from edl.wire.messages import (
@@ -88,8 +88,8 @@ def step(state: AgentState, event: Event, now_s: float) -> Decision:
     """Handle one event. After ``OVER``, events are ignored."""
     if state.phase is AgentPhase.OVER:
         return Decision(state, (), state.reason)
-    turn = Turn(state, now_s)
-    handler: Callable[[Turn, Any], None] = _HANDLERS[type(event)]
+    turn = AgentTurn(state, now_s)
+    handler: Callable[[AgentTurn, Any], None] = _HANDLERS[type(event)]
     handler(turn, event)
     watch_deadlines(turn)
     return turn.decision()
@@ -98,13 +98,13 @@ def step(state: AgentState, event: Event, now_s: float) -> Decision:
 # --- fork server, lease, Master ---------------------------------------------------------------------------------------
 
 
-def _warmed(turn: Turn, event: Warmed) -> None:
+def _warmed(turn: AgentTurn, event: ForkServerReady) -> None:
     turn.set(warm=True)
     if turn.state.phase is AgentPhase.WARMING:
         rounds.get_ready(turn)
 
 
-def _connected(turn: Turn, event: Connected) -> None:
+def _connected(turn: AgentTurn, event: Connected) -> None:
     turn.set(connected=True, contact_s=turn.now_s)
     if not turn.state.registered:
         return  # a stream belongs to one incarnation, and the new one is not registered yet
@@ -118,12 +118,12 @@ def _connected(turn: Turn, event: Connected) -> None:
     _tell_where(turn)
 
 
-def _wait_to_leave(turn: Turn) -> None:
+def _wait_to_leave(turn: AgentTurn) -> None:
     if turn.state.draining is not None and turn.state.drain_by_s is not None:
         turn.say(Leaving(turn.state.draining.reason, max(0.1, turn.state.drain_by_s - turn.now_s)))
 
 
-def _tell_where(turn: Turn) -> None:
+def _tell_where(turn: AgentTurn) -> None:
     """Tell a Master what ``Attach`` does not contain."""
     if turn.state.not_kept:
         turn.say(NotKept(turn.state.not_kept))
@@ -137,7 +137,7 @@ def _tell_where(turn: Turn) -> None:
         turn.say(Underway(turn.state.running_round, rounds.ways(turn)))
 
 
-def _disconnected(turn: Turn, event: Disconnected) -> None:
+def _disconnected(turn: AgentTurn, event: Disconnected) -> None:
     if turn.state.connected:
         turn.set(connected=False, contact_s=turn.now_s)
         rounds.lose_master(turn)
@@ -145,16 +145,16 @@ def _disconnected(turn: Turn, event: Disconnected) -> None:
             leaving.unheard(turn)
 
 
-def _lease_renewed(turn: Turn, event: LeaseRenewed) -> None:
+def _lease_renewed(turn: AgentTurn, event: LeaseRenewed) -> None:
     turn.set(contact_s=max(turn.state.contact_s, turn.now_s - event.age_s))
 
 
-def _lease_gone(turn: Turn, event: LeaseGone) -> None:
+def _lease_gone(turn: AgentTurn, event: LeaseGone) -> None:
     turn.set(contact_s=turn.now_s)  # this answer came from the store
     _become_stranger(turn, "the lease of this node has ended")
 
 
-def _registered(turn: Turn, event: Registered) -> None:
+def _registered(turn: AgentTurn, event: Registered) -> None:
     # A new incarnation starts from scratch: no Master will ask it about older rounds.
     turn.set(info=event.info, registered=True, contact_s=turn.now_s, seen_round=Round(0))
     turn.log(f"registered again as {event.info.node}")
@@ -164,7 +164,7 @@ def _registered(turn: Turn, event: Registered) -> None:
         _tell_where(turn)
 
 
-def _become_stranger(turn: Turn, why: str) -> None:
+def _become_stranger(turn: AgentTurn, why: str) -> None:
     """Leave the current incarnation: the job may continue without this node, so no worker may survive."""
     if turn.state.registered and turn.state.phase is not AgentPhase.LEAVING:
         turn.set(registered=False, connected=False)
@@ -176,7 +176,7 @@ def _become_stranger(turn: Turn, why: str) -> None:
 # --- the Master's word -----------------------------------------------------------------------------------------------
 
 
-def _heard(turn: Turn, event: Heard) -> None:
+def _heard(turn: AgentTurn, event: MasterSaid) -> None:
     turn.set(contact_s=turn.now_s)
     if turn.state.phase is AgentPhase.LEAVING and not isinstance(event.message, Dismissed):
         return
@@ -192,9 +192,9 @@ def _heard(turn: Turn, event: Heard) -> None:
         case Prestart():
             rounds.prestart(turn)
         case LoadState():
-            turn.do(Load())
+            turn.do(LoadCheckpoint())
         case KeepWith() as peer:
-            turn.do(Keep(peer))
+            turn.do(SendCopies(peer))
         case Idle(reason=reason, save=save):
             rounds.idle(turn)
             if save.commit:
@@ -205,7 +205,7 @@ def _heard(turn: Turn, event: Heard) -> None:
             _part(turn, event.message)
 
 
-def _part(turn: Turn, order: Depart | Dismissed | Expelled | Finish) -> None:
+def _part(turn: AgentTurn, order: Depart | Dismissed | Expelled | Finish) -> None:
     """Leave the job for good, or to come back as a newcomer."""
     match order:
         case Depart():
@@ -223,19 +223,19 @@ def _part(turn: Turn, order: Depart | Dismissed | Expelled | Finish) -> None:
 # --- workers ---------------------------------------------------------------------------------------------------------
 
 
-def _process(turn: Turn, round: Round, slot: int) -> Worker | None:
+def _process(turn: AgentTurn, round: Round, slot: int) -> Worker | None:
     """The worker that an event is about, if that process still fills the slot."""
     worker = turn.worker(slot)
     return worker if worker is not None and worker.born == round and worker in turn.state.alive else None
 
 
-def _worker(turn: Turn, round: Round, slot: int) -> Worker | None:
+def _worker(turn: AgentTurn, round: Round, slot: int) -> Worker | None:
     """Like ``_process``, but ignores a process that is being replaced."""
     worker = _process(turn, round, slot)
     return worker if worker is not None and not worker.anew else None
 
 
-def _ended(turn: Turn, event: WorkerEnded) -> None:
+def _ended(turn: AgentTurn, event: WorkerEnded) -> None:
     state, worker = turn.state, _process(turn, event.round, event.slot)
     if worker is None:
         return
@@ -305,75 +305,75 @@ def describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _froze(turn: Turn, event: WorkerFroze) -> None:
+def _froze(turn: AgentTurn, event: WorkerFroze) -> None:
     if _worker(turn, event.round, event.slot):
         turn.set_worker(event.slot, frozen_since_s=turn.now_s)
         if turn.state.phase in (AgentPhase.STOPPING, AgentPhase.LEAVING):
             turn.do(SignalWorkers(SIGKILL, (event.slot,)))
 
 
-def _thawed(turn: Turn, event: WorkerThawed) -> None:
+def _thawed(turn: AgentTurn, event: WorkerThawed) -> None:
     if _worker(turn, event.round, event.slot):
         turn.set_worker(event.slot, frozen_since_s=None)
 
 
-def _entered(turn: Turn, event: WorkerEntered) -> None:
+def _entered(turn: AgentTurn, event: WorkerEntered) -> None:
     worker = _worker(turn, event.round, event.slot)
     if worker is not None:
         rounds.entered(turn, worker, event.rejoins and not turn.state.independent, event.why_not)
 
 
-def _parked(turn: Turn, event: WorkerParked) -> None:
+def _parked(turn: AgentTurn, event: WorkerParked) -> None:
     worker = _worker(turn, event.round, event.slot)
     if worker is not None:
         rounds.parked(turn, worker, event.left)
 
 
-def _underway(turn: Turn, event: WorkerUnderway) -> None:
+def _underway(turn: AgentTurn, event: WorkerUnderway) -> None:
     worker = _worker(turn, event.round, event.slot)
     if worker is not None and not turn.state.independent:
         rounds.underway(turn, worker, event.joined)
 
 
-def _here(turn: Turn, event: WorkerHere) -> None:
+def _here(turn: AgentTurn, event: WorkerHere) -> None:
     worker = _worker(turn, event.round, event.slot)
     if worker is not None:
         rounds.here(turn, worker, event.hold, event.commit)
 
 
-def _gave_up(turn: Turn, event: WorkerGaveUp) -> None:
+def _gave_up(turn: AgentTurn, event: WorkerGaveUp) -> None:
     if _worker(turn, event.round, event.slot):
         turn.set_worker(event.slot, final=event.exit_code)
 
 
-def _state_changed(turn: Turn, event: StateChanged) -> None:
+def _state_changed(turn: AgentTurn, event: StateChanged) -> None:
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
 
 
-def _report(turn: Turn, event: Report) -> None:
+def _report(turn: AgentTurn, event: Report) -> None:
     turn.say(event.message)
 
 
-def _flushed(turn: Turn, event: SavesFlushed) -> None:
+def _flushed(turn: AgentTurn, event: SavesFlushed) -> None:
     if event.round == turn.state.running_round and turn.state.done:
         rounds.flushed(turn, event.pending, event.unsaved)
 
 
-def _keeping_changed(turn: Turn, event: KeepingChanged) -> None:
+def _keeping_changed(turn: AgentTurn, event: KeepingChanged) -> None:
     if event.why != turn.state.not_kept:
         turn.set(not_kept=event.why)
         turn.log(f"commits are not kept in memory: {event.why}" if event.why else "commits are kept in memory again")
         turn.say(NotKept(event.why))
 
 
-def _logging_changed(turn: Turn, event: LoggingChanged) -> None:
+def _logging_changed(turn: AgentTurn, event: LoggingChanged) -> None:
     if event.why != turn.state.not_logged:
         turn.set(not_logged=event.why)
         turn.say(NotLogged(event.why))
 
 
-def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
+def _workers_killed(turn: AgentTurn, event: WorkersKilled) -> None:
     """This node killed its workers: the others continue without it, and no restart is charged."""
     turn.log(event.reason)
     turn.set(stopped_itself=turn.state.unbroken)
@@ -381,7 +381,7 @@ def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
     turn.set(killed=True)
 
 
-def _fork_server_gone(turn: Turn, event: ForkServerGone) -> None:
+def _fork_server_gone(turn: AgentTurn, event: ForkServerGone) -> None:
     turn.set(warm=False)
     if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
         turn.set(phase=AgentPhase.WARMING)
@@ -392,20 +392,20 @@ def _fork_server_gone(turn: Turn, event: ForkServerGone) -> None:
 # --- leaving ---------------------------------------------------------------------------------------------------------
 
 
-def _fatal(turn: Turn, event: Fatal) -> None:
+def _fatal(turn: AgentTurn, event: Fatal) -> None:
     turn.say(Leaving(event.outcome.reason))
     turn.leave(event.outcome, SIGTERM)
 
 
-def _tick(turn: Turn, event: Tick) -> None:
+def _tick(turn: AgentTurn, event: Tick) -> None:
     """Only time has passed; ``watch_deadlines`` checks all deadlines."""
 
 
-_HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
-    Warmed: _warmed,
+_HANDLERS: dict[type, Callable[[AgentTurn, Any], None]] = {
+    ForkServerReady: _warmed,
     Connected: _connected,
     Disconnected: _disconnected,
-    Heard: _heard,
+    MasterSaid: _heard,
     LeaseRenewed: _lease_renewed,
     LeaseGone: _lease_gone,
     Registered: _registered,

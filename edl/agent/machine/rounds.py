@@ -12,7 +12,7 @@ import dataclasses
 
 from edl.agent.machine.events import DumpStacks, FlushSaves, GivePlace, SignalWorkers, Start, StartAhead, TellWorkers
 from edl.agent.machine.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
-from edl.agent.machine.turn import SIGKILL, SIGTERM, Turn
+from edl.agent.machine.turn import SIGKILL, SIGTERM, AgentTurn
 from edl.types import Rank, Round
 from edl.wire import local
 from edl.wire.messages import (
@@ -32,7 +32,7 @@ from edl.wire.messages import (
 IN_PROCESS = "in process"
 
 
-def start(turn: Turn, world: World, reason: str) -> None:
+def start(turn: AgentTurn, world: World, reason: str) -> None:
     """Take part in a world: give places to the waiting workers and start the others."""
     member = admitted(turn, world)
     if member is None:
@@ -43,7 +43,7 @@ def start(turn: Turn, world: World, reason: str) -> None:
     begin(turn, world, member, workers, waiting, reason)
 
 
-def admitted(turn: Turn, world: World) -> Member | None:
+def admitted(turn: AgentTurn, world: World) -> Member | None:
     """This node's member entry, if it can take part in the world now; else None."""
     state = turn.state
     member = world.member(state.info.node)
@@ -59,7 +59,7 @@ def admitted(turn: Turn, world: World) -> Member | None:
 
 
 def begin(
-    turn: Turn, world: World, member: Member, workers: tuple[Worker, ...], placed: tuple[int, ...], reason: str
+    turn: AgentTurn, world: World, member: Member, workers: tuple[Worker, ...], placed: tuple[int, ...], reason: str
 ) -> None:
     """Begin the world with these workers: those in ``placed`` live and get their places, those new in it are started.
     Workers in other slots are ended."""
@@ -79,7 +79,7 @@ def begin(
         turn.do(Start(world, missing))
 
 
-def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Worker:
+def _take_place(turn: AgentTurn, world: World, member: Member, local_rank: int) -> Worker:
     slot, rank = member.used[local_rank], Rank(member.first_rank + local_rank)
     old = turn.worker(slot)
     place = Worker(slot, rank, local_rank=local_rank, born=world.round, bound=local_rank)
@@ -94,18 +94,18 @@ def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Wo
     )
 
 
-def _is_elsewhere(turn: Turn, worker: Worker, local_rank: int) -> bool:
+def _is_elsewhere(turn: AgentTurn, worker: Worker, local_rank: int) -> bool:
     """Whether a process with this local rank would look for its device in the wrong place."""
     return turn.state.by_device and worker.bound != local_rank
 
 
-def look_whether_done(turn: Turn) -> None:
+def look_whether_done(turn: AgentTurn) -> None:
     """Once all workers here have succeeded, have their saves written and tell the Master."""
     if turn.state.done:
         turn.do(FlushSaves(turn.state.running_round))
 
 
-def flushed(turn: Turn, pending: bool, unsaved: str) -> None:
+def flushed(turn: AgentTurn, pending: bool, unsaved: str) -> None:
     """The workers' saves are written or lost, or writing takes a while (``pending``). Tells the Master."""
     if turn.state.flushed:
         return
@@ -115,7 +115,7 @@ def flushed(turn: Turn, pending: bool, unsaved: str) -> None:
     turn.say(WorkersDone(turn.state.running_round, pending, unsaved))
 
 
-def start_anew(turn: Turn, worker: Worker) -> None:
+def start_anew(turn: AgentTurn, worker: Worker) -> None:
     """Start a worker in a slot whose old process, which could not fill it, has ended."""
     state = turn.state
     if state.phase is AgentPhase.RUNNING and state.world is not None:
@@ -127,7 +127,7 @@ def start_anew(turn: Turn, worker: Worker) -> None:
     rest_if_free(turn)
 
 
-def shed(turn: Turn, workers: tuple[Worker, ...]) -> None:
+def shed(turn: AgentTurn, workers: tuple[Worker, ...]) -> None:
     """End workers in slots that are not used; they belong to no world from now on."""
     able = tuple(worker for worker in workers if not worker.ending)
     for worker in able:
@@ -139,7 +139,7 @@ def shed(turn: Turn, workers: tuple[Worker, ...]) -> None:
         turn.set(kill_at_s=kill_at_s, killed=killed, shed_by_s=turn.now_s + turn.state.timeouts.shutdown_s)
 
 
-def use_slots(turn: Turn, order: UseSlots) -> None:
+def use_slots(turn: AgentTurn, order: UseSlots) -> None:
     """Note the slots of the next world's workers, and let workers wait there only."""
     turn.set(use=() if order.slots == tuple(range(turn.state.info.slots)) else order.slots)
     if turn.state.phase is AgentPhase.IDLE or (turn.state.phase is AgentPhase.PREPARING and not _starting(turn)):
@@ -151,7 +151,7 @@ def restarted(old: Worker | None, how: str) -> str:
     return f"restarted ({old.gone})" if old is not None and old.gone else how
 
 
-def stop(turn: Turn, order: StopRound) -> None:
+def stop(turn: AgentTurn, order: StopRound) -> None:
     """Leave the round at once, even if it was to be left at a step boundary."""
     state = turn.state
     if state.phase is AgentPhase.IDLE:
@@ -165,7 +165,7 @@ def stop(turn: Turn, order: StopRound) -> None:
         break_off(turn)
 
 
-def break_off(turn: Turn) -> None:
+def break_off(turn: AgentTurn) -> None:
     """Interrupt the round: workers that can rejoin abort their communicator and park; others get SIGTERM, and SIGKILL
     after the grace period; frozen ones are killed at once."""
     state = turn.state
@@ -182,7 +182,7 @@ def break_off(turn: Turn) -> None:
     rest_if_free(turn)
 
 
-def rest_if_free(turn: Turn) -> None:
+def rest_if_free(turn: AgentTurn) -> None:
     """Once no worker is left in the world, report ready or exit."""
     turn.exit_if_empty()
     if turn.state.phase is AgentPhase.STOPPING and not turn.state.in_world:
@@ -190,7 +190,7 @@ def rest_if_free(turn: Turn) -> None:
         get_ready(turn)
 
 
-def get_ready(turn: Turn) -> None:
+def get_ready(turn: AgentTurn) -> None:
     """Report this node as ready, after filling the slots if this job's workers can wait for a world."""
     state = turn.state
     if not state.warm and not state.parked:
@@ -215,7 +215,7 @@ def get_ready(turn: Turn) -> None:
         turn.do(StartAhead(missing, state.seen_round))
 
 
-def _is_useless(turn: Turn, worker: Worker) -> bool:
+def _is_useless(turn: AgentTurn, worker: Worker) -> bool:
     """Whether a waiting worker could not be used in the next world."""
     if worker.status is WorkerStatus.ALIVE:
         return False
@@ -223,7 +223,7 @@ def _is_useless(turn: Turn, worker: Worker) -> bool:
     return worker.slot not in uses or _is_elsewhere(turn, worker, uses.index(worker.slot))
 
 
-def idle(turn: Turn) -> None:
+def idle(turn: AgentTurn) -> None:
     """No world will form for a while: end all waiting workers, including independent ones."""
     turn.set(idling=True)
     if turn.state.between and turn.state.in_world:
@@ -232,7 +232,7 @@ def idle(turn: Turn) -> None:
         get_ready(turn)
 
 
-def _rest(turn: Turn) -> None:
+def _rest(turn: AgentTurn) -> None:
     """Report ready once no worker is left."""
     left = turn.state.alive
     turn.set(phase=AgentPhase.PREPARING if left else AgentPhase.IDLE)
@@ -243,18 +243,18 @@ def _rest(turn: Turn) -> None:
         turn.announce()
 
 
-def say_preparing(turn: Turn) -> None:
+def say_preparing(turn: AgentTurn) -> None:
     """Tell the Master that this node is free but not ready yet."""
     reason = "starting workers ahead of the next world"
     turn.say(Preparing(turn.state.seen_round, reason, stopped_itself=turn.state.stopped_itself))
 
 
-def _starting(turn: Turn) -> bool:
+def _starting(turn: AgentTurn) -> bool:
     """Whether workers are still on their way to their waiting point."""
     return any(worker.status is WorkerStatus.STARTING and not worker.ending for worker in turn.state.workers)
 
 
-def _filled(turn: Turn, slot: int) -> Worker:
+def _filled(turn: AgentTurn, slot: int) -> Worker:
     old, state = turn.worker(slot), turn.state
     if old is not None and old.status in HAS_PROCESS:
         return old
@@ -262,14 +262,14 @@ def _filled(turn: Turn, slot: int) -> Worker:
     return Worker(slot, Rank(-1), WorkerStatus.STARTING, born=state.seen_round, bound=bound, how=how)
 
 
-def prestart(turn: Turn) -> None:
+def prestart(turn: AgentTurn) -> None:
     """The Master announces that this job's workers can wait for their world."""
     turn.set(rejoins=True, idling=False)
     if turn.state.phase is AgentPhase.IDLE:
         get_ready(turn)
 
 
-def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> None:
+def entered(turn: AgentTurn, worker: Worker, rejoins: bool, why_not: str = "") -> None:
     """A worker uses edl. ``why_not``: the reason why it must be restarted to join the next world."""
     if why_not and not worker.how.endswith(f"[{why_not}]"):
         turn.set_worker(worker.slot, how=f"{worker.how} [{why_not}]")
@@ -283,7 +283,7 @@ def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> Non
         parked(turn, worker, Round(0))  # it waits for the place that it was started for
 
 
-def parked(turn: Turn, worker: Worker, left: Round) -> None:
+def parked(turn: AgentTurn, worker: Worker, left: Round) -> None:
     """A worker has parked: it is in no world and waits for a place."""
     state = turn.state
     if worker.status is WorkerStatus.STARTING and left:
@@ -304,7 +304,7 @@ def parked(turn: Turn, worker: Worker, left: Round) -> None:
             get_ready(turn)  # another one may have died meanwhile
 
 
-def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
+def ended_outside(turn: AgentTurn, worker: Worker, what: str) -> None:
     """A worker outside of any world has ended: replace it once, then leave its slot to the next world."""
     if worker in turn.state.shed and not turn.state.idling:
         turn.set(workers=tuple(other for other in turn.state.workers if other.slot != worker.slot))
@@ -329,7 +329,7 @@ def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
 # --- step boundaries -------------------------------------------------------------------------------------------------
 
 
-def hold(turn: Turn, order: Hold) -> None:
+def hold(turn: AgentTurn, order: Hold) -> None:
     """Ask all workers for their newest commit, and keep them from passing their next step boundary."""
     if order.round != turn.state.running_round or not turn.state.underway:
         return  # the Master stops waiting after a while, and interrupts
@@ -340,7 +340,7 @@ def hold(turn: Turn, order: Hold) -> None:
     turn.do(TellWorkers(local.Hold(int(order.round), order.hold), ranks))
 
 
-def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
+def here(turn: AgentTurn, worker: Worker, number: int, commit: int) -> None:
     """Note a worker's answer to ``Hold``; after the last one, tell the Master."""
     state = turn.state
     if number != state.hold or worker.status is not WorkerStatus.ALIVE:
@@ -352,7 +352,7 @@ def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
         turn.say(Boundary(state.running_round, number, max(known)))
 
 
-def switch(turn: Turn, order: Switch) -> None:
+def switch(turn: AgentTurn, order: Switch) -> None:
     """The step boundary is agreed: let the workers train up to it. Commit 0 means that there is none."""
     state = turn.state
     if order.round != state.running_round or state.phase is not AgentPhase.RUNNING:
@@ -374,7 +374,7 @@ def switch(turn: Turn, order: Switch) -> None:
         turn.set(park_by_s=turn.now_s + state.timeouts.boundary_s)
 
 
-def _set(turn: Turn, order: Switch) -> None:
+def _set(turn: AgentTurn, order: Switch) -> None:
     """Tell the workers the commit from which new settings hold."""
     state = turn.state
     ranks = tuple(worker.slot for worker in state.in_world)
@@ -383,7 +383,7 @@ def _set(turn: Turn, order: Switch) -> None:
     turn.set(hold=0, doubt_by_s=None)
 
 
-def lose_master(turn: Turn) -> None:
+def lose_master(turn: AgentTurn) -> None:
     """The Master that held the workers is lost: release them, unless a boundary may already have been agreed."""
     if turn.state.in_doubt:
         turn.set(doubt_by_s=turn.now_s + turn.state.timeouts.boundary_s)
@@ -391,7 +391,7 @@ def lose_master(turn: Turn) -> None:
         release(turn)
 
 
-def release(turn: Turn) -> None:
+def release(turn: AgentTurn) -> None:
     """The agreement was abandoned: let the workers continue."""
     if turn.state.hold:
         turn.set(doubt_by_s=None)
@@ -400,7 +400,7 @@ def release(turn: Turn) -> None:
         turn.set(hold=0)
 
 
-def underway(turn: Turn, worker: Worker, joined: Round) -> None:
+def underway(turn: AgentTurn, worker: Worker, joined: Round) -> None:
     """A worker trains; after the last one, tell the Master how each came into the world."""
     if worker.status is not WorkerStatus.ALIVE or joined != turn.state.running_round:
         return
@@ -409,7 +409,7 @@ def underway(turn: Turn, worker: Worker, joined: Round) -> None:
         turn.say(Underway(joined, ways(turn)))
 
 
-def ways(turn: Turn) -> str:
+def ways(turn: AgentTurn) -> str:
     """How the workers here came into the world: ``in process``, or ``3 in process, 1 started ahead``."""
     counts: dict[str, int] = {}
     for worker in (one for one in turn.state.workers if one not in turn.state.shed):

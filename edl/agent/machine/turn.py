@@ -19,7 +19,7 @@ SIGTERM, SIGKILL, SIGINT, SIGABRT = (
 )
 
 
-class Turn:
+class AgentTurn:
     """Working copy of an ``AgentState`` during one step."""
 
     def __init__(self, state: AgentState, now_s: float) -> None:

@@ -22,7 +22,7 @@ LOOK_BYTES = MIB
 """Bytes written between two checks; a quarter of the reserve if that is less."""
 
 
-class Admission(Protocol):
+class LogAdmission(Protocol):
     """Decides whether a disk has room for logs."""
 
     shut: bool
@@ -95,7 +95,7 @@ class Roomy:
 class Bounds:
     """Limits of a file. Called on the event loop, except ``room``."""
 
-    room: Admission
+    room: LogAdmission
     part_bytes: int = 0
     """A file of this size in bytes is split off, and another is begun; 0: never."""
     took: Callable[[int], None] = lambda size: None

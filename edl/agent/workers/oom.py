@@ -11,7 +11,7 @@ COUNTERS = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ControlGroup:
     """Files of a control group, version 1 or 2."""
 
     events: Path
@@ -21,7 +21,7 @@ class Group:
 class OutOfMemory:
     """Two counters of the kernel: for this process's control group, and for the host."""
 
-    def __init__(self, group: Group | None = None, host: Path = COUNTERS) -> None:
+    def __init__(self, group: ControlGroup | None = None, host: Path = COUNTERS) -> None:
         self._group = group or own_group()
         self._host = host
         self._seen = self._counts()
@@ -48,16 +48,16 @@ class OutOfMemory:
         return _counter(self._group.events), _counter(self._host)
 
 
-def own_group(listed: str | None = None, root: Path = CGROUPS) -> Group:
+def own_group(listed: str | None = None, root: Path = CGROUPS) -> ControlGroup:
     """The control group that limits this process's memory. ``listed``: text like /proc/self/cgroup."""
     listed = _read(Path("/proc/self/cgroup")) if listed is None else listed
     old = re.search(r"^\d+:(?:\w+,)*memory(?:,\w+)*:(.*)$", listed, re.MULTILINE)
     if old is not None:
         folder = root / "memory" / old[1].lstrip("/")
-        return Group(folder / "memory.oom_control", folder / "memory.limit_in_bytes")
+        return ControlGroup(folder / "memory.oom_control", folder / "memory.limit_in_bytes")
     new = re.search(r"^0::(.*)$", listed, re.MULTILINE)
     folder = root / (new[1].lstrip("/") if new is not None else "")
-    return Group(folder / "memory.events", folder / "memory.max")
+    return ControlGroup(folder / "memory.events", folder / "memory.max")
 
 
 def _counter(file: Path) -> int:

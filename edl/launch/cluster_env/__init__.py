@@ -15,7 +15,7 @@ from edl.errors import SettingError
 from edl.launch.cluster_env import mpi, pods, slurm
 from edl.launch.cluster_env.findings import Findings, job_name, store_port
 from edl.launch.naming import checkpoint_folder, private_name
-from edl.launch.resolved_options import ResolvedOptions, Source
+from edl.launch.resolved_options import OptionSource, ResolvedOptions
 from edl.wire.address import address
 
 
@@ -62,7 +62,7 @@ def _open(resolved: ResolvedOptions) -> bool:
     if resolved.values["standalone"] or str(resolved.values["rdzv_endpoint"]).strip():
         return False
     # Without --nnodes these belong to a job of one node, as in the launchers that have them. Not so an operator's.
-    if any(resolved.values[name] and resolved.source(name) > Source.PET for name in ("master", "master_addr")):
+    if any(resolved.values[name] and resolved.source(name) > OptionSource.PET for name in ("master", "master_addr")):
         return False
     external = resolved.values["rdzv_backend"] in ("etcd", "etcd-v2")  # its address is missing, which is said later
     return not external and resolved.values["role"] not in ("reader", "pserver") and _most(resolved) != 1
@@ -131,20 +131,22 @@ def _take(resolved: ResolvedOptions, found: Findings, most: int, named: bool) ->
     """Make the offers, and say in one line what has come of them."""
     said = [f"{found.cluster}: {found.nnodes} nodes"]
     if not resolved.values["trainers"] and not resolved.offer(
-        "nnodes", str(found.nnodes), Source.CLUSTER, found.cluster
+        "nnodes", str(found.nnodes), OptionSource.CLUSTER, found.cluster
     ):
         said = [f"{found.cluster}: {found.nnodes} launchers, --nnodes={resolved.values['nnodes']}"]
-    if 0 <= found.node_rank < most and resolved.offer("node_rank", found.node_rank, Source.CLUSTER, found.cluster):
+    if 0 <= found.node_rank < most and resolved.offer(
+        "node_rank", found.node_rank, OptionSource.CLUSTER, found.cluster
+    ):
         said.append(f"this is node {found.node_rank}")
     job = found.job or job_name(found.host, str(found.port or ""))
     if not named and found.host:
         store = address(found.host, found.port or store_port(job))
-        if resolved.offer("rdzv_endpoint", store, Source.CLUSTER, found.origin):
+        if resolved.offer("rdzv_endpoint", store, OptionSource.CLUSTER, found.origin):
             said.append(f"store at {store} ({found.origin})")
     if not str(resolved.values["rdzv_id"]).strip():
         # As without a store's name: the same for each run that goes on from the same checkpoints.
         folder = checkpoint_folder(str(resolved.values["checkpoint_dir"]))
-        if resolved.offer("rdzv_id", private_name(folder) if folder else job, Source.CLUSTER, found.cluster):
+        if resolved.offer("rdzv_id", private_name(folder) if folder else job, OptionSource.CLUSTER, found.cluster):
             said.append(f"job {resolved.values['rdzv_id']}")
     resolved.remark(f"{', '.join(said)}; --cluster-env=none or --rdzv-endpoint to choose otherwise")
     if found.hint and not resolved.given("nproc_per_node"):

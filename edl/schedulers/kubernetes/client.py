@@ -35,7 +35,7 @@ WATCH_S = 60
 WATCH_SPARE_S = 15.0
 
 
-class Answered(SchedulerError):
+class ApiStatusError(SchedulerError):
     """The API server returned this HTTP error status."""
 
     def __init__(self, status: int, message: str, *, retry: bool) -> None:
@@ -44,7 +44,7 @@ class Answered(SchedulerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ApiTarget:
     """The object of a call: its path, and its name in a Role."""
 
     path: str
@@ -72,13 +72,13 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
         self._token, self._token_mark = "", (0, 0)
 
-    async def get(self, target: Target, query: Mapping[str, str] | None = None) -> Json:
+    async def get(self, target: ApiTarget, query: Mapping[str, str] | None = None) -> Json:
         """Read an object or a list. Raises ``SchedulerError``."""
         return await self._call("GET", target, dict(query or {}), None, "")
 
-    async def patch(self, target: Target, body: object, content_type: str) -> Json:
+    async def patch(self, target: ApiTarget, body: object, content_type: str) -> Json:
         """Change an object; returns the new one. Raises ``SchedulerError``; a conflict (409) is raised as
-        ``Answered``."""
+        ``ApiStatusError``."""
         return await self._call("PATCH", target, {"fieldManager": "edl"}, body, content_type)
 
     async def close(self) -> None:
@@ -87,7 +87,7 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def _call(self, method: str, target: Target, query: dict[str, str], body: object, kind: str) -> Json:
+    async def _call(self, method: str, target: ApiTarget, query: dict[str, str], body: object, kind: str) -> Json:
         await _load()
         loop = asyncio.get_running_loop()
         deadline_s, pause_s = loop.time() + self._options.timeout_s, FIRST_PAUSE_S
@@ -108,7 +108,7 @@ class Client:
             await asyncio.sleep(wait_s)
 
     async def _once(
-        self, method: str, target: Target, query: dict[str, str], body: object, kind: str, limit_s: float
+        self, method: str, target: ApiTarget, query: dict[str, str], body: object, kind: str, limit_s: float
     ) -> Json:
         import aiohttp
 
@@ -134,9 +134,9 @@ class Client:
             raise await self._broken(method, target, error) from error
         return self._parsed(raw, method, target)
 
-    async def events(self, target: Target, query: Mapping[str, str]) -> AsyncGenerator[Json, None]:
+    async def events(self, target: ApiTarget, query: Mapping[str, str]) -> AsyncGenerator[Json, None]:
         """The events of one watch, until the server ends it. Raises ``SchedulerError``; 410 is raised as
-        ``Answered``."""
+        ``ApiStatusError``."""
         await _load()
         import aiohttp
 
@@ -199,7 +199,7 @@ class Client:
                 raise SchedulerError(f"the token in {file} cannot be read: {error.strerror}", retry=True) from error
         return self._token
 
-    async def _broken(self, method: str, target: Target, error: Exception) -> _Passing:
+    async def _broken(self, method: str, target: ApiTarget, error: Exception) -> _Passing:
         """Handle a missing or broken connection. Certificates may have been replaced, so they are read again for the
         next try."""
         if isinstance(getattr(error, "certificate_error", error), ssl.SSLError):
@@ -207,7 +207,7 @@ class Client:
         words = str(error) or type(error).__name__
         return _Passing(SchedulerError(f"{self._where(method, target)}: {words}", retry=True))
 
-    def _refuse(self, status: int, headers: Mapping[str, str], raw: bytes, method: str, target: Target) -> None:
+    def _refuse(self, status: int, headers: Mapping[str, str], raw: bytes, method: str, target: ApiTarget) -> None:
         """Raise the error for a response that is not a success."""
         if 200 <= status < 300:
             return
@@ -221,12 +221,12 @@ class Client:
             text += f". The token in {file} is not accepted" if file else ". No token was given: token_file=…"
         elif status == 404:
             text += f". Check the name, and that the namespace is {self._options.namespace}"
-        failure = Answered(status, text, retry=status in (*PASSING, 401, 409, 410))
+        failure = ApiStatusError(status, text, retry=status in (*PASSING, 401, 409, 410))
         if status in PASSING:
             raise _Passing(failure, _after_s(headers))
         raise failure
 
-    def _parsed(self, raw: bytes, method: str, target: Target) -> Json:
+    def _parsed(self, raw: bytes, method: str, target: ApiTarget) -> Json:
         try:
             value = json.loads(raw)
         except ValueError as error:
@@ -235,7 +235,7 @@ class Client:
             raise SchedulerError(f"{self._where(method, target)}: the response is not an object", retry=True)
         return value
 
-    def _where(self, method: str, target: Target) -> str:
+    def _where(self, method: str, target: ApiTarget) -> str:
         return f"Kubernetes {method} {self._options.url}{target.path}"
 
 

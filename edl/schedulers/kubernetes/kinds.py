@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from edl.errors import SchedulerError, SettingError
 from edl.schedulers.kubernetes.access import Options
-from edl.schedulers.kubernetes.client import Json, Target
+from edl.schedulers.kubernetes.client import ApiTarget, Json
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -30,7 +30,7 @@ class Patch:
     content_type: str = MERGE_PATCH
 
 
-class Kind(Protocol):
+class Workload(Protocol):
     """One object whose size is the number of the job's nodes."""
 
     @property
@@ -39,7 +39,7 @@ class Kind(Protocol):
         ...
 
     @property
-    def target(self) -> Target:
+    def target(self) -> ApiTarget:
         """The API path at which the size is read and changed."""
         ...
 
@@ -84,7 +84,7 @@ class Scaled:
     """StatefulSet, or any resource with a scale subresource (autoscaling/v1 Scale)."""
 
     title: str
-    target: Target
+    target: ApiTarget
     name: str
     indexed: bool
     labels: str = ""
@@ -123,7 +123,7 @@ class IndexedJob:
     """batch/v1 Job with ``completionMode: Indexed``, which can be resized since Kubernetes 1.27."""
 
     title: str
-    target: Target
+    target: ApiTarget
     name: str
     labels: str = ""
     indexed: bool = True
@@ -171,7 +171,7 @@ class VolcanoJob:
     """batch.volcano.sh/v1alpha1 Job: the replicas of one task, and never fewer than ``minAvailable`` pods in total."""
 
     title: str
-    target: Target
+    target: ApiTarget
     name: str
     task: str = ""
     labels: str = ""
@@ -233,7 +233,7 @@ class PaddleJob:
     """batch.paddlepaddle.org/v1 PaddleJob of the Paddle operators: ``spec.worker.replicas``; it has no ``/scale``."""
 
     title: str
-    target: Target
+    target: ApiTarget
     name: str
     labels: str = ""
     indexed: bool = True
@@ -269,7 +269,7 @@ class PaddleJob:
         return _ordinal(f"{self.name}-worker", pod)
 
 
-def kind_from(wanted: str, options: Options) -> Kind:
+def kind_from(wanted: str, options: Options) -> Workload:
     """The object that ``--scheduler`` names. Raises ``SettingError``."""
     space = f"namespaces/{options.namespace}"
     if wanted.startswith("custom:"):
@@ -279,19 +279,19 @@ def kind_from(wanted: str, options: Options) -> Kind:
         raise SettingError("--scheduler", wanted, f"must be {FORMS}")
     match word:
         case "statefulset":
-            target = Target(f"/apis/apps/v1/{space}/statefulsets/{name}/scale", "apps", "statefulsets/scale")
+            target = ApiTarget(f"/apis/apps/v1/{space}/statefulsets/{name}/scale", "apps", "statefulsets/scale")
             return Scaled(wanted, target, name, True, options.selector)
         case "job":
-            target = Target(f"/apis/batch/v1/{space}/jobs/{name}", "batch", "jobs")
+            target = ApiTarget(f"/apis/batch/v1/{space}/jobs/{name}", "batch", "jobs")
             return IndexedJob(wanted, target, name, options.selector)
         case "volcano":
-            target = Target(f"/apis/batch.volcano.sh/v1alpha1/{space}/jobs/{name}", "batch.volcano.sh", "jobs")
+            target = ApiTarget(f"/apis/batch.volcano.sh/v1alpha1/{space}/jobs/{name}", "batch.volcano.sh", "jobs")
             return VolcanoJob(wanted, target, name, options.task, options.selector)
         case "paddlejob":
             group = "batch.paddlepaddle.org"
             return PaddleJob(
                 wanted,
-                Target(f"/apis/{group}/v1/{space}/paddlejobs/{name}", group, "paddlejobs"),
+                ApiTarget(f"/apis/{group}/v1/{space}/paddlejobs/{name}", group, "paddlejobs"),
                 name,
                 options.selector,
             )
@@ -303,7 +303,7 @@ def _custom(wanted: str, options: Options, space: str) -> Scaled:
     if len(parts) != 4 or not all(NAME.fullmatch(part) for part in parts):
         raise SettingError("--scheduler", wanted, "must be custom:GROUP/VERSION/PLURAL/NAME")
     group, version, plural, name = parts
-    target = Target(f"/apis/{group}/{version}/{space}/{plural}/{name}/scale", group, f"{plural}/scale")
+    target = ApiTarget(f"/apis/{group}/{version}/{space}/{plural}/{name}/scale", group, f"{plural}/scale")
     return Scaled(wanted, target, name, options.indexed, options.selector)
 
 

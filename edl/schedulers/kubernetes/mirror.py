@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from edl.errors import SchedulerError
-from edl.schedulers.kubernetes.client import Answered, Client, Json, Target
+from edl.schedulers.kubernetes.client import ApiStatusError, ApiTarget, Client, Json
 
 PAGE = 500
 """Objects requested per page."""
@@ -23,7 +23,7 @@ class Mirror:
     def __init__(
         self,
         client: Client,
-        target: Target,
+        target: ApiTarget,
         selector: str,
         mine: Callable[[Json], bool],
         kept: Callable[[Json], Json] = lambda entry: entry,
@@ -55,7 +55,7 @@ class Mirror:
                 # a pause, in case a server ends every watch at once
                 await asyncio.sleep(FIRST_PAUSE_S)
                 continue
-            except Answered as error:
+            except ApiStatusError as error:
                 if error.status == GONE:
                     # The server no longer has the changes after that version.
                     version = ""
@@ -120,12 +120,12 @@ class Mirror:
                     kind, entry = event.get("type"), event.get("object") or {}
                     if kind == "ERROR":
                         code, said = int(entry.get("code") or 0), entry.get("message", "")
-                        raise Answered(code, f"watch of {self._target.resource}: {said}", retry=True)
+                        raise ApiStatusError(code, f"watch of {self._target.resource}: {said}", retry=True)
                     self._works()
                     version = str((entry.get("metadata") or {}).get("resourceVersion") or version)
                     if kind != "BOOKMARK":
                         self._take(str(kind), entry)
-        except Answered:
+        except ApiStatusError:
             raise
         except SchedulerError as error:
             # connection lost: continue from here after a pause

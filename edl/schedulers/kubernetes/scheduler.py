@@ -14,10 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from edl.errors import SchedulerError
 from edl.schedulers.kubernetes import pods
 from edl.schedulers.kubernetes.access import Options
-from edl.schedulers.kubernetes.client import Answered, Client, Json, Target
-from edl.schedulers.kubernetes.kinds import Kind
+from edl.schedulers.kubernetes.client import ApiStatusError, ApiTarget, Client, Json
+from edl.schedulers.kubernetes.kinds import Workload
 from edl.schedulers.kubernetes.mirror import Mirror
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.tasks import end
 
 SHOWN = 5
@@ -34,7 +34,7 @@ READ_PODS = ("get", "list", "watch")
 class KubernetesScheduler:
     """Implements ``Scheduler``. A node's name is that of its pod (the launcher's ``--node-id``)."""
 
-    def __init__(self, kind: Kind, options: Options) -> None:
+    def __init__(self, kind: Workload, options: Options) -> None:
         self.name = f"{kind.title} in namespace {options.namespace}"
         self.indexed = kind.indexed
         self.ask_none_at_end = not kind.completes
@@ -44,7 +44,7 @@ class KubernetesScheduler:
         self._pods: Mirror | None = None
         """Set while a watch runs."""
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The size from the object, and what is pending from the pods, if they may be seen. Raises
         ``SchedulerError``."""
         found = await self._client.get(self._kind.target)
@@ -54,12 +54,12 @@ class KubernetesScheduler:
             return _size(nodes, mirror)
         selector = self._kind.selector(found)
         if not selector:
-            return Size(nodes)
+            return SchedulerSize(nodes)
         mirror = self._mirror(selector)
         try:
             await mirror.refresh()
         except SchedulerError as error:
-            return Size(nodes, detail=f"the pods cannot be seen: {error}")
+            return SchedulerSize(nodes, detail=f"the pods cannot be seen: {error}")
         return _size(nodes, mirror)
 
     async def request(self, nodes: int, reason: str) -> None:
@@ -91,7 +91,7 @@ class KubernetesScheduler:
             try:
                 await self._client.patch(self._kind.target, change.body, change.content_type)
                 return
-            except Answered as error:
+            except ApiStatusError as error:
                 if error.status != 409:
                     raise
         text = f"{self.name}: changed by others {CONFLICTS} times while edl tried to set it to {nodes} ({reason})"
@@ -105,7 +105,7 @@ class KubernetesScheduler:
         mirrors = [self._mirror(selector)] if selector else []
         self._pods = mirrors[0] if mirrors else None
         if mirrors and self._options.watch_nodes:
-            hosts = Target("/api/v1/nodes", "", "nodes", READ_PODS, cluster=True)
+            hosts = ApiTarget("/api/v1/nodes", "", "nodes", READ_PODS, cluster=True)
             mirrors.append(Mirror(self._client, hosts, "", lambda host: True, pods.of_host))
         tasks = [asyncio.ensure_future(mirror.run()) for mirror in mirrors]
         try:
@@ -118,7 +118,7 @@ class KubernetesScheduler:
                 await end(task)
 
     async def _follow(self, mirrors: Sequence[Mirror]) -> AsyncGenerator[Observation, None]:
-        said: Size | None = None
+        said: SchedulerSize | None = None
         told: dict[str, str] = {}
         pause_s = FIRST_PAUSE_S
         while True:
@@ -128,7 +128,7 @@ class KubernetesScheduler:
             try:
                 nodes = self._kind.nodes(await self._client.get(self._kind.target))
                 pause_s = FIRST_PAUSE_S
-                size = _size(nodes, mirrors[0]) if mirrors else Size(nodes)
+                size = _size(nodes, mirrors[0]) if mirrors else SchedulerSize(nodes)
                 if size != said:
                     said = size
                     yield Sized(size)
@@ -159,18 +159,18 @@ class KubernetesScheduler:
 
     def _mirror(self, selector: str) -> Mirror:
         where = f"/api/v1/namespaces/{self._options.namespace}/pods"
-        return Mirror(self._client, Target(where, "", "pods", READ_PODS), selector, self._kind.mine)
+        return Mirror(self._client, ApiTarget(where, "", "pods", READ_PODS), selector, self._kind.mine)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
 
 
-def _size(nodes: int, mirror: Mirror) -> Size:
+def _size(nodes: int, mirror: Mirror) -> SchedulerSize:
     if mirror.trouble or not mirror.complete:
-        return Size(nodes, detail=f"the pods cannot be seen: {mirror.trouble}" if mirror.trouble else "")
+        return SchedulerSize(nodes, detail=f"the pods cannot be seen: {mirror.trouble}" if mirror.trouble else "")
     here: list[Json] = list(mirror.found.values())
-    return Size(nodes, sum(map(pods.placed, here)), pods.held_up(here, nodes))
+    return SchedulerSize(nodes, sum(map(pods.placed, here)), pods.held_up(here, nodes))
 
 
 async def _any_change(mirrors: Sequence[Mirror], limit_s: float) -> None:

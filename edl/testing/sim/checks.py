@@ -317,9 +317,9 @@ class Checks:
             AgentPhase.OVER,
         )
         if leaves and before.draining is not None:
-            ordered = isinstance(event, ag.Heard) and isinstance(event.message, Dismissed | Finish | Expelled)
+            ordered = isinstance(event, ag.MasterSaid) and isinstance(event.message, Dismissed | Finish | Expelled)
             late = before.drain_by_s is not None and now_s >= before.drain_by_s
-            if isinstance(event, ag.Heard) and isinstance(event.message, Depart):
+            if isinstance(event, ag.MasterSaid) and isinstance(event.message, Depart):
                 late = late or not (event.message.deadline_s or before.timeouts.shutdown_s)  # has no time any more
             alone = after.outcome is not None and after.outcome.exit_code == ExitCode.STORE_UNREACHABLE
             if not (ordered or late or alone or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
@@ -343,7 +343,7 @@ class Checks:
 
     def _undisturbed(self, before: AgentState, event: ag.Event, decision: ag.Decision) -> None:
         """A change of the world signals no independent worker whose slot has a part in the next one."""
-        if not isinstance(event, ag.Heard) or before.phase not in (AgentPhase.RUNNING, AgentPhase.IDLE):
+        if not isinstance(event, ag.MasterSaid) or before.phase not in (AgentPhase.RUNNING, AgentPhase.IDLE):
             return
         member = event.message.world.member(before.info.node) if isinstance(event.message, StartRound) else None
         if member or isinstance(event.message, StopRound):

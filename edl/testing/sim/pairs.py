@@ -26,7 +26,7 @@ def master_pair(state: MasterState, event: ms.Event) -> Pair:
 
 def agent_pair(state: AgentState, event: ag.Event) -> Pair:
     """For an event of an agent's machine."""
-    name = type(event.message).__name__ if isinstance(event, ag.Heard) else type(event).__name__
+    name = type(event.message).__name__ if isinstance(event, ag.MasterSaid) else type(event).__name__
     return "agent", state.phase.value, name
 
 
@@ -39,7 +39,7 @@ def every_pair() -> Iterable[Pair]:
     """All that can be written down, possible or not."""
     for phase, name in itertools.product(Phase, _names(ms.Event, ms.NodeSaid, AgentMessage)):
         yield "master", phase.value, name
-    for state, name in itertools.product(AgentPhase, _names(ag.Event, ag.Heard, MasterMessage)):
+    for state, name in itertools.product(AgentPhase, _names(ag.Event, ag.MasterSaid, MasterMessage)):
         yield "agent", state.value, name
 
 

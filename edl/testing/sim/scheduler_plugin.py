@@ -17,7 +17,7 @@ from typing import Any
 from edl.job_records import SizeOwner
 from edl.master.state import Phase
 from edl.ports import Ruling
-from edl.schedulers.plan import Job
+from edl.schedulers.plan import JobSummary
 from edl.schedulers.shell import Reconciler, job_of
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.plugins import Plugin
@@ -58,7 +58,7 @@ class ObservedRuling:
 
     def __init__(self, plugin: SchedulerPlugin, launcher: Launcher, ruling: Ruling) -> None:
         self._plugin, self.launcher, self._ruling = plugin, launcher, ruling
-        self.job: Job | None = None
+        self.job: JobSummary | None = None
         """As it was shown last."""
         self.stale_since_s: float | None = None
         self._calls = self._requests = 0
@@ -199,7 +199,7 @@ class SchedulerPlugin(Plugin):
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
-    def called(self, job: Job, nodes: int, names: Sequence[str] | None) -> None:
+    def called(self, job: JobSummary, nodes: int, names: Sequence[str] | None) -> None:
         """A Master that saw this job calls the cluster for so many nodes; ``names``: it gives these back."""
         self.changes.append((nodes, tuple(names) if names is not None else None))
         if job.ended:
@@ -238,7 +238,7 @@ class SchedulerPlugin(Plugin):
         job = job_of(ruling.status())
         return job.suspended or (self.cluster.complete and self._fits(job) and not ruling.status().scale.waiting)
 
-    def _fits(self, job: Job) -> bool:
+    def _fits(self, job: JobSummary) -> bool:
         lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
         provided = self.cluster.replicas
         if self.owner is SizeOwner.EXTERNAL:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.errors import SchedulerError
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.world import SimWorld
 from edl.types import NodeId
@@ -180,7 +180,7 @@ class SimCluster:
             staying = [name for name in self.running() if name not in self._leaving]
             for name in staying[replicas:]:
                 self._take_by_surprise(name)
-        self._tell(Sized(Size(replicas)))
+        self._tell(Sized(SchedulerSize(replicas)))
         self.fill()
 
     def doom(self, pick: float) -> None:
@@ -218,7 +218,7 @@ class SimScheduler:
         self.indexed = cluster.traits.indexed
         self.ask_none_at_end = cluster.traits.ask_none_at_end
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         """The requested number of nodes."""
         return await self._call(lambda: None, None, None)
 
@@ -230,13 +230,13 @@ class SimScheduler:
         """Give nodes back."""
         await self._call(lambda: self._cluster.release(names, nodes), nodes, names)
 
-    async def _call(self, effect: Callable[[], None], nodes: int | None, names: Sequence[str] | None) -> Size:
+    async def _call(self, effect: Callable[[], None], nodes: int | None, names: Sequence[str] | None) -> SchedulerSize:
         cluster, traits = self._cluster, self._cluster.traits
         luck = cluster.rng.random() if cluster.troubled else 1.0
         failed = luck < traits.error_share
         lost = not failed and luck < traits.error_share + traits.lost_share
         refused = not failed and not lost and luck < traits.error_share + traits.lost_share + traits.final_share
-        answer: asyncio.Future[Size] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[SchedulerSize] = asyncio.get_running_loop().create_future()
         self._observer.begins(nodes, names)
 
         def give() -> None:
@@ -245,7 +245,7 @@ class SimScheduler:
             if failed or lost or refused:
                 answer.set_exception(SchedulerError("cluster: it does not answer", retry=not refused))
             else:
-                answer.set_result(Size(cluster.replicas, len(cluster.running())))
+                answer.set_result(SchedulerSize(cluster.replicas, len(cluster.running())))
 
         def arrive() -> None:
             if not failed and not refused:
@@ -270,7 +270,7 @@ class SimScheduler:
 
         cluster.watchers.append(hear)
         try:
-            yield Sized(Size(cluster.replicas))
+            yield Sized(SchedulerSize(cluster.replicas))
             while True:
                 if cluster.troubled and cluster.rng.random() < cluster.traits.error_share:
                     raise SchedulerError("cluster: the watch has ended", retry=True)

@@ -20,9 +20,9 @@ from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, Member, Purpose, Version, World
-from edl.worker.boundary import Boundary, Turn
+from edl.worker.boundary import Boundary, BoundaryAction
 
-_LEAVING = (Turn.SWITCH, Turn.KILL, Turn.STOP)
+_LEAVING = (BoundaryAction.SWITCH, BoundaryAction.KILL, BoundaryAction.STOP)
 
 LONGEST_PATIENCE_S = 12.0
 """Seconds that a worker which has lost a peer waits for its agent's message before it gives up."""
@@ -415,10 +415,10 @@ class SteppingJob(Job):
         except StateError as error:
             self.watcher.fail(f"{worker}: {error}")
             return
-        worker.standing = turn is Turn.WAIT
-        if turn is Turn.WAIT:
+        worker.standing = turn is BoundaryAction.WAIT
+        if turn is BoundaryAction.WAIT:
             return
-        if turn is Turn.OVER:
+        if turn is BoundaryAction.OVER:
             self._park(worker, crew)
             return
         self.watcher.passed(worker, crew.world, worker.computed)
@@ -436,10 +436,12 @@ class SteppingJob(Job):
         if worker.standing and worker.crew is not None:
             self.arrive(worker, worker.crew)
 
-    def _commit(self, worker: Stepper, world: World, turn: Turn) -> None:
+    def _commit(self, worker: Stepper, world: World, turn: BoundaryAction) -> None:
         script, commit = self.script, worker.computed
-        save = turn in (Turn.SAVE, Turn.KILL) or bool(script.save_every and commit % script.save_every == 0)
-        if (turn in (Turn.PASS, Turn.SET) and commit % script.copy_every and not save) or not (
+        save = turn in (BoundaryAction.SAVE, BoundaryAction.KILL) or bool(
+            script.save_every and commit % script.save_every == 0
+        )
+        if (turn in (BoundaryAction.PASS, BoundaryAction.SET) and commit % script.copy_every and not save) or not (
             script.sharded or _leads(worker, world)
         ):
             return

@@ -97,7 +97,7 @@ class SimServer:
 
 
 class SimConnection:
-    """An agent's stream to a Master. See ``edl.agent.deps.Stream``."""
+    """An agent's stream to a Master. See ``edl.agent.deps.MasterStream``."""
 
     def __init__(self, process: SimProcess, host: str, port: int, server_of: Callable[[SimProcess], SimServer]) -> None:
         self._process = process

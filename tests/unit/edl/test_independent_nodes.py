@@ -42,7 +42,7 @@ def trainers(shutdown_s: float = 10.0) -> Node:
     timeouts = Timeouts(shutdown_s=shutdown_s, lease_ttl_s=3.0)
     node.state = AgentState(INFO, timeouts, contact_s=50.0, independent=True)
     begin(node.state)
-    node.feed(ev.Connected(), ev.Warmed()).hear(StartRound(world(1), "2 nodes ready"))
+    node.feed(ev.Connected(), ev.ForkServerReady()).hear(StartRound(world(1), "2 nodes ready"))
     assert node.state.phase is AgentPhase.RUNNING
     return node
 
@@ -242,7 +242,7 @@ def test_when_the_fork_server_dies_the_trainers_are_started_with_the_next_world(
     node = trainers().hear(StopRound(Round(1), "node z lost"))
     node.feed(ev.ForkServerGone("killed"), ended(0, -SIGKILL), ended(1, -SIGKILL))
     assert node.state.phase is AgentPhase.WARMING
-    assert node.feed(ev.Warmed()).did(ev.Announce)
+    assert node.feed(ev.ForkServerReady()).did(ev.Announce)
     assert node.hear(StartRound(world(2), "again")).did(ev.Start) == [ev.Start(world(2), (0, 1))]
 
 
@@ -267,7 +267,7 @@ class Two:
         self.agents[node] = AgentState(info, Timeouts(), contact_s=self.now_s, independent=True)
         self.effects[node] = []
         self.say(ms.NodeRegistered(info))
-        for event in (ev.Warmed(), ev.Connected()):
+        for event in (ev.ForkServerReady(), ev.Connected()):
             self.feed(name, event)
 
     def feed(self, name: str, event: ev.Event) -> None:
@@ -301,7 +301,7 @@ class Two:
         for effect in decision.effects:
             match effect:
                 case ms.Tell(node, _, message) if node in self.agents:
-                    self.feed(node, ev.Heard(message))
+                    self.feed(node, ev.MasterSaid(message))
                 case ms.Note(_, text, _):
                     self.notes.append(text)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.agent.switches import Seen, Switches, asked, reason_in
+from edl.agent.switches import Switches, SwitchFile, asked, reason_in
 from edl.errors import CheckpointError, Killed
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Asked, Purpose
@@ -49,10 +49,10 @@ def test_reason(content: bytes, shown: str) -> None:
 
 
 def test_what_is_asked() -> None:
-    seen = Seen("1", "why not")
+    seen = SwitchFile("1", "why not")
     assert asked({}, PATHS) == frozenset()
-    assert asked({Purpose.SAVE: Seen("1", "")}, PATHS) == {Asked(Purpose.SAVE, "the file /d/SAVE")}
-    both = {Purpose.SAVE: Seen("1", ""), Purpose.KILL: seen}
+    assert asked({Purpose.SAVE: SwitchFile("1", "")}, PATHS) == {Asked(Purpose.SAVE, "the file /d/SAVE")}
+    both = {Purpose.SAVE: SwitchFile("1", ""), Purpose.KILL: seen}
     assert asked(both, PATHS) == {Asked(Purpose.KILL, "the file /d/KILL (why not)")}
 
 

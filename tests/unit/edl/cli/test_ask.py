@@ -17,7 +17,7 @@ from rich.console import Console
 from edl.adapters.transport import MasterClient, MasterServer
 from edl.cli import __main__ as cli
 from edl.cli import find
-from edl.cli.ask import Outcome, SaveReader, SetReader, StopReader, ask, checked
+from edl.cli.ask import RequestOutcome, SaveReader, SetReader, StopReader, ask, checked
 from edl.cli.show import show_status
 from edl.config import JobSpec, Timeouts
 from edl.errors import CheckpointError, UsageError
@@ -62,7 +62,7 @@ class Setup:
     def __init__(self, bench: Bench, shell: MasterShell, agent: Agent, port: int) -> None:
         self.bench, self.shell, self.agent, self.port = bench, shell, agent, port
         self.client = MasterClient("127.0.0.1", port, TOKEN)
-        self.asking: list[asyncio.Future[Outcome]] = []
+        self.asking: list[asyncio.Future[RequestOutcome]] = []
 
     async def heard(self, kind: type[MasterMessage]) -> MasterMessage:
         await until(lambda: self.agent.last() is kind)
@@ -72,7 +72,7 @@ class Setup:
         self.agent.say(Underway(Round(1), "in process"))
         await until(lambda: self.shell.status().nodes[0].underway)
 
-    def ask(self, purpose: Purpose, *, wait: bool = True, argument: str = "") -> asyncio.Future[Outcome]:
+    def ask(self, purpose: Purpose, *, wait: bool = True, argument: str = "") -> asyncio.Future[RequestOutcome]:
         self.asking.append(asyncio.ensure_future(ask(self.client, purpose, "edl test", wait=wait, argument=argument)))
         return self.asking[-1]
 
@@ -131,7 +131,7 @@ class TestCheckpoint:
             assert "edl test" in switch.reason
             job.keep(4)  # of a save before: was on its way
             job.keep(6)
-            assert await asked == Outcome(True, "commit 6 is complete in /ckpt/commit-6", 6, "/ckpt/commit-6")
+            assert await asked == RequestOutcome(True, "commit 6 is complete in /ckpt/commit-6", 6, "/ckpt/commit-6")
             status = job.shell.status()
             assert (status.saved, status.saved_in) == (Version(1, 6), "/ckpt/commit-6")
 
@@ -222,7 +222,7 @@ class TestCheckpoint:
     def test_need_not_be_waited_for(self) -> None:
         async def scenario(job: Setup) -> None:
             await job.underway()
-            assert await job.ask(Purpose.SAVE, wait=False) == Outcome(
+            assert await job.ask(Purpose.SAVE, wait=False) == RequestOutcome(
                 True, "a checkpoint is written at the next step boundary"
             )
             await job.heard(Hold)
@@ -289,7 +289,7 @@ class TestStop:
         assert reader.take(JournalEntry(1, 0.0, "state", "commit 6 could not be written: disk full")) is None
         assert reader.take(JournalEntry(2, 0.0, "job-ended", "kill switch: x")) is None
         outcome = reader.cut_off("the Master has gone")
-        assert outcome == Outcome(
+        assert outcome == RequestOutcome(
             False, "the job has ended (kill switch: x), but commit 6 could not be written: disk full"
         )
 

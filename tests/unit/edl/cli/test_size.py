@@ -67,7 +67,7 @@ class Told:
         self.pauses += 1
 
 
-def reach(goal: wi.Goal, *said: JobStatus | Exception) -> tuple[wi.Result, list[str]]:
+def reach(goal: wi.Goal, *said: JobStatus | Exception) -> tuple[wi.ScaleResult, list[str]]:
     lines: list[str] = []
     told = Told(*said)
     result = asyncio.run(wi.reach(told.connect, GRANTED, goal, lines.append, told.pause))
@@ -374,7 +374,7 @@ def test_no_longer_waiting_leaves_the_request(
         await asyncio.sleep(0)
 
     monkeypatch.setattr(wi, "a_moment", interrupted)
-    monkeypatch.setattr(wi, "size_is", lambda *_: lambda status: wi.Seen(False, "waits"))
+    monkeypatch.setattr(wi, "size_is", lambda *_: lambda status: wi.RequestProgress(False, "waits"))
     client, done = run("scale", "4")
     assert len(client.requests) == 1
     assert "the request is still valid" in done.stderr and done.stdout == ""

@@ -17,7 +17,7 @@ from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
 from edl.launch.options import value_options
 from edl.launch.paddle_table import OTHER_VARIABLES, PADDLE_ROWS, WEAK_VARIABLES
-from edl.launch.resolved_options import ResolvedOptions, Source
+from edl.launch.resolved_options import OptionSource, ResolvedOptions
 from edl.launch.settings import LaunchSettings
 from scripts import dropin_paddle
 from scripts.dropin_paddle import Theirs
@@ -159,7 +159,7 @@ def test_what_is_nothing_by_default_is_nothing_here() -> None:
             assert str(told.values[name]) in (row.default, str(bool(int(row.default))) if row.default == "0" else ""), (
                 row
             )
-        assert told.source(name) is Source.DEFAULT
+        assert told.source(name) is OptionSource.DEFAULT
 
 
 def test_wrong_types_are_refused_by_name() -> None:

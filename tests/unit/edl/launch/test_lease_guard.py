@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from edl.agent.entitlement import LEASE_SHARE
-from edl.launch.lease_guard import LeaseGuard, Seen, is_due
+from edl.launch.lease_guard import LeaseCheck, LeaseGuard, is_due
 
 TTL_S = 3.0
 SHORT_S, SEVERAL = 0.12, 3
@@ -17,14 +17,14 @@ SHORT_S, SEVERAL = 0.12, 3
 @pytest.mark.parametrize(
     ("seen", "due"),
     [
-        (Seen(11.6, 10.0, asked_s=None), False),  # the loop answers: it is the store that does not
-        (Seen(11.1, 10.0, asked_s=11.0), False),  # busy, and time enough left
-        (Seen(11.3, 10.0, asked_s=11.0), True),
-        (Seen(17.0, 15.5, asked_s=11.0), True),
-        (Seen(17.1, 15.5, asked_s=11.0), False),  # for two leases: the loop counts as dead
+        (LeaseCheck(11.6, 10.0, asked_s=None), False),  # the loop answers: it is the store that does not
+        (LeaseCheck(11.1, 10.0, asked_s=11.0), False),  # busy, and time enough left
+        (LeaseCheck(11.3, 10.0, asked_s=11.0), True),
+        (LeaseCheck(17.0, 15.5, asked_s=11.0), True),
+        (LeaseCheck(17.1, 15.5, asked_s=11.0), False),  # for two leases: the loop counts as dead
     ],
 )
-def test_when_it_renews(seen: Seen, due: bool) -> None:
+def test_when_it_renews(seen: LeaseCheck, due: bool) -> None:
     assert is_due(seen, TTL_S) is due
 
 

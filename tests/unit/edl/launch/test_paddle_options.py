@@ -14,7 +14,7 @@ from edl.exit_codes import ExitCode
 from edl.launch import paddle_devices, paddle_options
 from edl.launch.launcher import status_of_worker
 from edl.launch.options import value_options
-from edl.launch.resolved_options import Source
+from edl.launch.resolved_options import OptionSource
 from edl.launch.scale_options import launcher_again
 from edl.launch.settings import Backend
 from edl.ports import CommandKind
@@ -397,8 +397,8 @@ class TestVariables:
 
     def test_keep_the_strength_they_have(self) -> None:
         told = tell("--job_id=j", "--master=h:1", "--nnodes=2", env={"PADDLE_NNODES": "4"})
-        assert told.source("nnodes") is Source.PADDLE
-        assert told.source("rdzv_endpoint") is Source.COMMAND_LINE
+        assert told.source("nnodes") is OptionSource.PADDLE
+        assert told.source("rdzv_endpoint") is OptionSource.COMMAND_LINE
 
 
 def test_one_more_launcher_of_the_job_has_what_is_not_about_this_one() -> None:

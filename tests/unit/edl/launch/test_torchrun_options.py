@@ -19,7 +19,7 @@ from edl.launch import __main__ as program
 from edl.launch import torchrun_options
 from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
-from edl.launch.resolved_options import ResolvedOptions, Source
+from edl.launch.resolved_options import OptionSource, ResolvedOptions
 from edl.launch.settings import CONF_KEYS, Backend, LaunchSettings
 from edl.launch.torchrun_table import CONF_KEYS as THEIR_KEYS
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
@@ -88,7 +88,7 @@ def test_every_spelling_and_choice_is_accepted(theirs: dict[str, Theirs]) -> Non
                 given = [spelling] if one.is_flag else [spelling, value]
                 assert WRITTEN.keys() | ENDS >= theirs.keys()
                 context = program.run.make_context("edl-run", with_both_spellings([*given, "train.py"]))
-                assert ResolvedOptions.by(context).source(one.name) is Source.COMMAND_LINE, given
+                assert ResolvedOptions.by(context).source(one.name) is OptionSource.COMMAND_LINE, given
 
 
 ENDS = {"print_completion"}
@@ -285,7 +285,7 @@ def test_a_flag_can_be_said_no_to() -> None:
 
 def test_an_empty_variable_says_nothing() -> None:
     told = tell(env=dict.fromkeys((variable for row in TORCHRUN_ROWS for variable in row.variables), ""))
-    assert {told.source(row.name) for row in TORCHRUN_ROWS} == {Source.DEFAULT}
+    assert {told.source(row.name) for row in TORCHRUN_ROWS} == {OptionSource.DEFAULT}
     assert told.remarks == []
 
 

@@ -26,11 +26,11 @@ def ruled_by(ruler: el.Ruler | None, token: int) -> el.KeyChanged:
 
 
 LOST = el.CampaignEnded(False, Token(0))
-MASTER = (el.Registered(), won(5))
+MASTER = (el.LauncherRegistered(), won(5))
 
 
 def test_the_first_one_stands() -> None:
-    decision = after(el.Registered())
+    decision = after(el.LauncherRegistered())
     assert decision.effects == (el.Campaign(Token(0)),)
     assert decision.reason == "there is no Master"
 
@@ -49,20 +49,20 @@ def test_who_is_not_registered_does_not_stand() -> None:
 
 
 def test_a_loser_follows_whom_the_watch_shows() -> None:
-    decision = after(el.Registered(), LOST, ruled_by(OTHER, 4), LOST)
+    decision = after(el.LauncherRegistered(), LOST, ruled_by(OTHER, 4), LOST)
     assert decision.state.role is el.Role.FOLLOWER
     assert decision.reason == "another launcher was faster"
-    assert after(el.Registered(), ruled_by(OTHER, 4)).effects == (el.Follow(OTHER, Token(4)),)
+    assert after(el.LauncherRegistered(), ruled_by(OTHER, 4)).effects == (el.Follow(OTHER, Token(4)),)
 
 
 def test_a_loser_who_knows_of_nobody_asks_again() -> None:
-    decision = after(el.Registered(), LOST)
+    decision = after(el.LauncherRegistered(), LOST)
     assert decision.effects == (el.Campaign(Token(0)),)
     assert decision.reason == "no Master is known: trying again"
 
 
 def test_a_dead_ruler_is_deposed_before_its_lease_ends() -> None:
-    known = (ruled_by(OTHER, 4), el.Registered())
+    known = (ruled_by(OTHER, 4), el.LauncherRegistered())
     assert after(*known).effects == ()
     decision = after(*known, el.RulerRefused(Token(4)))
     assert decision.effects == (el.Campaign(Token(4)),)
@@ -81,28 +81,28 @@ def test_a_fenced_master_steps_down_and_stands_again() -> None:
 
 
 def test_a_watch_that_lags_behind_does_not_unseat_a_new_master() -> None:
-    decision = after(el.Registered(), ruled_by(OTHER, 3), won(5), ruled_by(None, 4))
+    decision = after(el.LauncherRegistered(), ruled_by(OTHER, 3), won(5), ruled_by(None, 4))
     assert (decision.effects, decision.reason) == ((), "old news")
     assert decision.state.role is el.Role.MASTER
-    assert after(el.Registered(), won(5), ruled_by(SELF, 5)).effects == (el.Follow(SELF, Token(5)),)
+    assert after(el.LauncherRegistered(), won(5), ruled_by(SELF, 5)).effects == (el.Follow(SELF, Token(5)),)
 
 
 def test_a_win_that_has_come_and_gone_is_none() -> None:
-    decision = after(el.Registered(), ruled_by(SELF, 5), ruled_by(None, 6), won(5))
+    decision = after(el.LauncherRegistered(), ruled_by(SELF, 5), ruled_by(None, 6), won(5))
     assert decision.state.role is el.Role.CANDIDATE
     assert decision.effects == (el.Campaign(Token(0)),)
 
 
 def test_a_lost_lease_ends_a_rule() -> None:
-    decision = after(*MASTER, el.Unregistered())
+    decision = after(*MASTER, el.LauncherUnregistered())
     assert decision.effects == (el.StepDown("this launcher's lease ended"),)
     assert not decision.state.registered
-    again = after(*MASTER, el.Unregistered(), ruled_by(None, 8), el.Registered())
+    again = after(*MASTER, el.LauncherUnregistered(), ruled_by(None, 8), el.LauncherRegistered())
     assert again.effects == (el.Campaign(Token(0)),)
 
 
 def test_a_campaign_whose_lease_ended_is_given_up() -> None:
-    decision = after(el.Registered(), el.Unregistered(), won(5))
+    decision = after(el.LauncherRegistered(), el.LauncherUnregistered(), won(5))
     assert (decision.effects, decision.reason) == ((), "the campaign was given up")
 
 
@@ -114,12 +114,12 @@ def test_a_master_that_lost_store_and_nodes_asks_for_its_place_again() -> None:
     assert back.effects == (el.Rule(Token(5)),)
     beaten = el.elect(el.elect(decision.state, ruled_by(OTHER, 9)).state, LOST)
     assert beaten.state.role is el.Role.FOLLOWER
-    assert after(el.Registered(), el.OutOfTouch()).reason == "no longer the Master"
+    assert after(el.LauncherRegistered(), el.OutOfTouch()).reason == "no longer the Master"
 
 
 def test_a_key_of_its_own_makes_it_master_whatever_its_last_campaign_says() -> None:
     """An earlier campaign has created the key, and the last one, which began before that was known, finds it taken."""
-    decision = after(el.Registered(), LOST, el.KeyChanged(SELF, Token(7), mine=True))
+    decision = after(el.LauncherRegistered(), LOST, el.KeyChanged(SELF, Token(7), mine=True))
     assert decision.state.role is el.Role.MASTER
     assert decision.effects == (el.Rule(Token(7)), el.Follow(SELF, Token(7)))
     for late in (LOST, won(7)):
@@ -129,6 +129,6 @@ def test_a_key_of_its_own_makes_it_master_whatever_its_last_campaign_says() -> N
 
 def test_the_watch_does_not_elect_a_master_twice() -> None:
     """A second term under one token would decide anew while writes of the first are on their way."""
-    elected = after(el.Registered(), won(5))
+    elected = after(el.LauncherRegistered(), won(5))
     shown = el.elect(elected.state, el.KeyChanged(SELF, Token(5), mine=True))
     assert (shown.state.role, shown.effects) == (el.Role.MASTER, (el.Follow(SELF, Token(5)),))

@@ -9,7 +9,18 @@ import pytest
 
 from edl.config import NodeRange
 from edl.errors import SettingError
-from edl.master.sizing import KEYS_KEPT, NO_SIZING, Cordoned, Facts, Judged, Seen, Sizing, judge, remember, within
+from edl.master.sizing import (
+    KEYS_KEPT,
+    NO_SIZING,
+    Cordoned,
+    Facts,
+    Judged,
+    SeenRequest,
+    Sizing,
+    judge,
+    remember,
+    within,
+)
 from edl.types import NodeId
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
@@ -135,7 +146,7 @@ def test_keys_are_remembered_with_their_answers_unless_refused() -> None:
     request = Resize(4, "me", key="k")
     found = judged(request)
     seen = remember((), request, found)
-    assert seen == (Seen("k", ACCEPTED, found.text),)
+    assert seen == (SeenRequest("k", ACCEPTED, found.text),)
     again = judged(Resize(2, "you", key="k"), found.sizing, seen=seen)
     assert (again.verdict, again.text, again.sizing) == (ACCEPTED, found.text, found.sizing)
     assert remember(seen, request, again) == seen

@@ -15,7 +15,7 @@ from edl.master.machine import MAX_FAILURES_KEPT, take_over
 from edl.master.policies import slots
 from edl.master.state import Phase
 from edl.master.view import job_status
-from edl.rendezvous.ranks import Candidate, order
+from edl.rendezvous.ranks import ReadyNode, order
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.messages import (
@@ -349,10 +349,10 @@ class TestByHand:
 
 def test_impaired_nodes_give_way_but_to_those_that_will_be_taken_away() -> None:
     a, b, c = (NodeId(name) for name in "abc")
-    survivors = (Candidate(a, 0, impaired=True), Candidate(b, 1))
-    assert order([a, b], [*survivors, Candidate(c, 2)], 2) == (c, b)
-    assert order([a, b], [*survivors, Candidate(c, 2, impaired=True)], 2) == (a, b)
-    assert order([a, b], [*survivors, Candidate(c, 2, index=5)], 2, wanted=2) == (a, b)
+    survivors = (ReadyNode(a, 0, impaired=True), ReadyNode(b, 1))
+    assert order([a, b], [*survivors, ReadyNode(c, 2)], 2) == (c, b)
+    assert order([a, b], [*survivors, ReadyNode(c, 2, impaired=True)], 2) == (a, b)
+    assert order([a, b], [*survivors, ReadyNode(c, 2, index=5)], 2, wanted=2) == (a, b)
 
 
 # --- on the node -----------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def agent(*, by_device: bool = False, independent: bool = False) -> Node:
     node = Node()
     node.state = AgentState(node_info(count=3, spare=1), Timeouts(shutdown_s=10.0), contact_s=50.0, by_device=by_device)
     node.state = dataclasses.replace(node.state, independent=independent)
-    node.feed(ag.Connected(), ag.Warmed())
+    node.feed(ag.Connected(), ag.ForkServerReady())
     return node.hear(StartRound(world_of(1, 0, 1, 2), "go"))
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edl.rendezvous.ranks import Candidate, order
+from edl.rendezvous.ranks import ReadyNode, order
 from edl.types import NodeId
 
 
@@ -14,12 +14,12 @@ def nodes(text: str) -> list[NodeId]:
     return [NodeId(name) for name in text.split()]
 
 
-def candidates(text: str) -> list[Candidate]:
+def candidates(text: str) -> list[ReadyNode]:
     """``"a b:0 c"``: in order of arrival, with the node rank asked for."""
     made = []
     for index, word in enumerate(text.split()):
         name, _, rank = word.partition(":")
-        made.append(Candidate(NodeId(name), index, int(rank) if rank else -1))
+        made.append(ReadyNode(NodeId(name), index, int(rank) if rank else -1))
     return made
 
 
@@ -56,7 +56,7 @@ def test_properties_hold_for_random_worlds() -> None:
     for _ in range(3000):
         names = [NodeId(f"n{index}") for index in range(8)]
         previous = rng.sample(names, rng.randint(0, 6))
-        ready = [Candidate(name, index) for index, name in enumerate(rng.sample(names, rng.randint(1, 8)))]
+        ready = [ReadyNode(name, index) for index, name in enumerate(rng.sample(names, rng.randint(1, 8)))]
         size = rng.randint(1, len(ready))
         placed = order(previous, ready, size)
         present = {candidate.node for candidate in ready}
@@ -72,7 +72,7 @@ def test_properties_hold_for_random_worlds() -> None:
 
 def test_a_scheduler_takes_the_highest_indexes_away() -> None:
     ready = [
-        Candidate(NodeId(name), joined, index=index)
+        ReadyNode(NodeId(name), joined, index=index)
         for joined, (name, index) in enumerate(zip("abcd", (3, 0, 1, 2), strict=True))
     ]
     assert order(nodes("a b c"), ready, 2, wanted=2) == tuple(nodes("b c"))

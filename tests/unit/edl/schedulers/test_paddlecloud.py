@@ -17,7 +17,7 @@ from edl.ports import Delete, Put
 from edl.schedulers import paddlecloud
 from edl.schedulers.order import Order
 from edl.schedulers.paddlecloud import PaddleCloud, check, key_of, make, read_nodes
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
 from edl.types import JobId
@@ -66,10 +66,10 @@ def test_numbers_of_nodes(text: str, nodes: int) -> None:
 
 def test_the_key_is_made_for_the_operators_guard_and_only_then() -> None:
     async def scenario(setup: Setup) -> None:
-        assert await setup.cloud.current() == Size(2)
+        assert await setup.cloud.current() == SchedulerSize(2)
         assert setup.value == b"2"
         setup.write(b"5")
-        assert await setup.cloud.current() == Size(5)
+        assert await setup.cloud.current() == SchedulerSize(5)
         assert setup.value == b"5"
 
     play(scenario)
@@ -79,13 +79,13 @@ def test_what_others_write_is_seen_and_junk_is_not() -> None:
     async def scenario(setup: Setup) -> None:
         setup.store.write_now([Put(KEY + "x", b"7")])
         watch = setup.cloud.watch()
-        assert await watch.__anext__() == Sized(Size(2))
+        assert await watch.__anext__() == Sized(SchedulerSize(2))
         for value in (b"three", b"\xff\xfe", b"0", b"2", b"3", b"9" * 1000, b"3", b"1"):
             setup.write(value)
-        assert [await watch.__anext__() for _ in range(2)] == [Sized(Size(3)), Sized(Size(1))]
+        assert [await watch.__anext__() for _ in range(2)] == [Sized(SchedulerSize(3)), Sized(SchedulerSize(1))]
         setup.write(b"four")
         setup.write(b"6")
-        assert await watch.__anext__() == Sized(Size(6))
+        assert await watch.__anext__() == Sized(SchedulerSize(6))
         await watch.aclose()  # type: ignore[attr-defined]
 
     setup = play(scenario)
@@ -100,7 +100,7 @@ def test_junk_is_told_of_as_long_as_it_stands_there() -> None:
         assert (size.nodes, size.detail) == (2, "the key holds '2:4', which is not a number of nodes")
         await setup.cloud.current()
         setup.write(b"4")
-        assert await setup.cloud.current() == Size(4)
+        assert await setup.cloud.current() == SchedulerSize(4)
 
     assert len(play(scenario).said) == 1
 
@@ -110,14 +110,14 @@ def test_a_key_that_is_deleted_is_made_again() -> None:
         watch = setup.cloud.watch()
         await watch.__anext__()
         setup.write(b"4")
-        assert await watch.__anext__() == Sized(Size(4))
+        assert await watch.__anext__() == Sized(SchedulerSize(4))
         setup.store.write_now([Delete(KEY)])
         seen = asyncio.ensure_future(watch.__anext__())
         for _ in range(100):
             await asyncio.sleep(0)
         assert setup.value == b"4"
         setup.write(b"5")
-        assert await seen == Sized(Size(5))
+        assert await seen == Sized(SchedulerSize(5))
         await watch.aclose()  # type: ignore[attr-defined]
 
     play(scenario)
@@ -134,7 +134,7 @@ class Pods:
         self.calls: list[object] = []
         self.observations: Sequence[Observation] = ()
 
-    async def current(self) -> Size:
+    async def current(self) -> SchedulerSize:
         raise AssertionError("the key says how many")
 
     async def request(self, nodes: int, reason: str) -> None:
@@ -154,7 +154,7 @@ class Pods:
 
 def test_the_master_writes_and_a_paddlejob_makes_the_pods() -> None:
     pods = Pods()
-    pods.observations = (Sized(Size(9)), Doomed("train-worker-1", "evicted"))
+    pods.observations = (Sized(SchedulerSize(9)), Doomed("train-worker-1", "evicted"))
 
     async def scenario(setup: Setup) -> None:
         await setup.cloud.request(3, "more")
@@ -171,7 +171,7 @@ def test_the_master_writes_and_a_paddlejob_makes_the_pods() -> None:
         assert setup.value == b"2"
         watch = setup.cloud.watch()
         seen = [await watch.__anext__() for _ in range(2)]
-        assert Doomed("train-worker-1", "evicted") in seen and Sized(Size(2)) in seen
+        assert Doomed("train-worker-1", "evicted") in seen and Sized(SchedulerSize(2)) in seen
         await watch.aclose()  # type: ignore[attr-defined]
         await setup.cloud.close()
 
@@ -192,7 +192,7 @@ def test_a_store_that_is_away_is_worth_another_try() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         setup.store.available = True
-        assert await first == Sized(Size(2))
+        assert await first == Sized(SchedulerSize(2))
         await watch.aclose()  # type: ignore[attr-defined]
 
     play(scenario)
@@ -235,15 +235,15 @@ def test_where_the_key_is_and_what_is_written_there(tmp_path: Path) -> None:
     told, opened = order(tmp_path, {})
     assert make(told).name == "PaddleCloud (/paddle/job/np)"
     assert opened == []
-    assert asyncio.run(make(told).current()) == Size(4), "the maximum, as if nobody had asked"
+    assert asyncio.run(make(told).current()) == SchedulerSize(4), "the maximum, as if nobody had asked"
     environment = {"PADDLE_ELASTIC_SERVER": "etcd://e1:2379, e2:2379/", "PADDLE_ELASTIC_JOB_ID": "ml-train"}
     told, opened = order(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "3"})
     made = make(told)
     assert made.name == f"PaddleCloud ({KEY})"
     assert opened == [("e1:2379", "e2:2379")]
-    assert asyncio.run(made.current()) == Size(3)
+    assert asyncio.run(made.current()) == SchedulerSize(3)
     told, opened = order(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "2:4"}, server="e3:1;[::1]:2")
-    assert asyncio.run(make(told).current()) == Size(4)
+    assert asyncio.run(make(told).current()) == SchedulerSize(4)
     assert opened == [("e3:1", "[::1]:2")]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from edl.job_records import SizeOwner
 from edl.schedulers import reconcile as rc
-from edl.schedulers.plan import Job, Node, release_plan, target_of
-from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.schedulers.plan import JobSummary, Node, release_plan, target_of
+from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.wire.scale_requests import Drain, Granted, Resize, Verdict
 
 
@@ -17,7 +17,7 @@ class Bench:
     """The machine, fed by hand."""
 
     def __init__(self, owner: SizeOwner = SizeOwner.MASTER, *, indexed: bool = False, at_end: bool = False) -> None:
-        self.state = rc.State(rc.About("it", owner, indexed, at_end))
+        self.state = rc.ReconcileState(rc.About("it", owner, indexed, at_end))
         self.now_s = 0.0
 
     def __call__(self, event: rc.Event, after_s: float = 0.0) -> list[rc.Effect]:
@@ -27,9 +27,9 @@ class Bench:
         return [effect for effect in decision.effects if not isinstance(effect, rc.WakeAt)]
 
 
-def job(*members: str, spares: tuple[str, ...] = (), desired: int = 3, **changes: object) -> Job:
+def job(*members: str, spares: tuple[str, ...] = (), desired: int = 3, **changes: object) -> JobSummary:
     nodes = [Node(name, member=True) for name in members] + [Node(name, spare=True) for name in spares]
-    made = Job(1, 6, 1, desired, asked=True, running=bool(members), nodes=tuple(nodes))
+    made = JobSummary(1, 6, 1, desired, asked=True, running=bool(members), nodes=tuple(nodes))
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -44,14 +44,14 @@ class TestCalls:
     def test_it_looks_before_it_asks(self) -> None:
         bench = Bench()
         assert bench(rc.Looked(job("a"))) == [rc.Current()]
-        note = rc.Note("asking it for 3 nodes: the job wants 3 nodes")
-        assert bench(rc.Answered(Size(1)))[:2] == [note, rc.Ask(3, "the job wants 3 nodes")]
+        note = rc.LogMessage("asking it for 3 nodes: the job wants 3 nodes")
+        assert bench(rc.CallSucceeded(SchedulerSize(1)))[:2] == [note, rc.Ask(3, "the job wants 3 nodes")]
 
     def test_errors_that_may_pass_are_said_once_and_retried_more_and_more_slowly(self) -> None:
         bench = Bench()
         bench(rc.Looked(job("a")))
-        said = bench(rc.Failed("it: 503", retry=True))
-        assert [type(effect) for effect in said] == [rc.Note, rc.Explain]
+        said = bench(rc.CallFailed("it: 503", retry=True))
+        assert [type(effect) for effect in said] == [rc.LogMessage, rc.Explain]
         pauses = []
         for _ in range(10):
             begun_s = bench.now_s
@@ -59,42 +59,45 @@ class TestCalls:
                 pass
             assert effects == [rc.Current()]
             pauses.append(bench.now_s - begun_s)
-            assert bench(rc.Failed("it: 503", retry=True)) == []
+            assert bench(rc.CallFailed("it: 503", retry=True)) == []
         assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
         assert max(pauses) == rc.LAST_RETRY_S
         bench(rc.Tick(), rc.LAST_RETRY_S)
-        assert bench(rc.Answered(Size(3))) == [rc.Note("it answers again"), rc.Explain("it: 1 of 3 nodes have come")]
+        assert bench(rc.CallSucceeded(SchedulerSize(3))) == [
+            rc.LogMessage("it answers again"),
+            rc.Explain("it: 1 of 3 nodes have come"),
+        ]
 
     def test_errors_that_will_not_pass_are_tried_again_after_a_minute(self) -> None:
         bench = Bench()
         bench(rc.Looked(job("a")))
-        bench(rc.Failed("it: 403 forbidden", retry=False))
+        bench(rc.CallFailed("it: 403 forbidden", retry=False))
         assert bench(rc.Tick(), 59.0) == []
         assert bench(rc.Tick(), 1.5) == [rc.Current()]
-        assert bench(rc.Failed("it: 403 forbidden", retry=False)) == []
+        assert bench(rc.CallFailed("it: 403 forbidden", retry=False)) == []
 
     def test_an_answer_that_was_lost_costs_one_look(self) -> None:
         bench = Bench()
         bench(rc.Looked(job("a")))
-        bench(rc.Answered(Size(1)))
-        bench(rc.Failed("it: no answer", retry=True))
-        bench(saw(Sized(Size(3))))
+        bench(rc.CallSucceeded(SchedulerSize(1)))
+        bench(rc.CallFailed("it: no answer", retry=True))
+        bench(saw(Sized(SchedulerSize(3))))
         assert not [effect for effect in bench(rc.Tick(), 1.0) if isinstance(effect, rc.Ask)]
         assert bench.state.trouble == ""
 
     def test_what_has_no_effect_is_asked_for_more_and_more_seldom(self) -> None:
         bench = Bench()
         bench(rc.Looked(job("a")))
-        effects = bench(rc.Answered(Size(1)))
+        effects = bench(rc.CallSucceeded(SchedulerSize(1)))
         times = []
         while bench.now_s < 600.0:
             for effect in effects:
                 if isinstance(effect, rc.Ask):
                     times.append(bench.now_s)
-                    effects = bench(rc.Answered())
+                    effects = bench(rc.CallSucceeded())
                     break
                 if isinstance(effect, rc.Current):
-                    effects = bench(rc.Answered(Size(1)))
+                    effects = bench(rc.CallSucceeded(SchedulerSize(1)))
                     break
             else:
                 effects = bench(rc.Tick(), 0.5)
@@ -104,33 +107,35 @@ class TestCalls:
     def test_two_owners_that_fight_are_told_of(self) -> None:
         bench = Bench()
         bench(rc.Looked(job("a", "b", "c")))
-        bench(rc.Answered(Size(1)))
-        bench(rc.Answered())
-        bench(rc.Answered(Size(3)))
-        assert rc.Note("it was changed by others to 5 nodes") in bench(saw(Sized(Size(5))))
+        bench(rc.CallSucceeded(SchedulerSize(1)))
+        bench(rc.CallSucceeded())
+        bench(rc.CallSucceeded(SchedulerSize(3)))
+        assert rc.LogMessage("it was changed by others to 5 nodes") in bench(saw(Sized(SchedulerSize(5))))
 
     def test_the_end_waits_for_a_few_tries_only(self) -> None:
         bench = Bench(at_end=True)
         bench(rc.Looked(job("a", "b", "c")))
-        bench(rc.Answered(Size(3)))
-        assert bench(rc.Looked(job("a", "b", "c", ended=True))) == [rc.Release(("a", "b", "c"), 0, "the job has ended")]
+        bench(rc.CallSucceeded(SchedulerSize(3)))
+        assert bench(rc.Looked(job("a", "b", "c", ended=True))) == [
+            rc.ReleaseNodes(("a", "b", "c"), 0, "the job has ended")
+        ]
         effects: list[rc.Effect] = []
         while rc.Finished() not in effects:
-            effects = bench(rc.Failed("it: 500", retry=True)) or bench(rc.Tick(), 0.5)
+            effects = bench(rc.CallFailed("it: 500", retry=True)) or bench(rc.Tick(), 0.5)
         assert bench.now_s < 5.0
 
     def test_at_the_end_there_is_no_time_to_wait_after_an_error_of_before(self) -> None:
         bench = Bench(at_end=True)
         bench(rc.Looked(job("a", "b", "c")))
-        bench(rc.Failed("it: 403", retry=False))
-        assert rc.Release(("a",), 0, "the job has ended") in bench(rc.Looked(job("a", ended=True)), 1.0)
+        bench(rc.CallFailed("it: 403", retry=False))
+        assert rc.ReleaseNodes(("a",), 0, "the job has ended") in bench(rc.Looked(job("a", ended=True)), 1.0)
 
 
 class TestShrinking:
     def bench(self, *members: str, spares: tuple[str, ...] = (), size: int = 4, desired: int = 2) -> Bench:
         bench = Bench()
         bench(rc.Looked(job("a", "b", "c", "d", desired=4)))
-        bench(rc.Answered(Size(size)))
+        bench(rc.CallSucceeded(SchedulerSize(size)))
         bench(rc.Looked(job(*members, spares=spares, desired=desired)))
         return bench
 
@@ -141,42 +146,42 @@ class TestShrinking:
     def test_surplus_nodes_are_told_to_leave_and_then_given_back(self) -> None:
         bench = self.bench("a", "b", "c", "d")
         (told,) = bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
-        assert isinstance(told, rc.Tell)
+        assert isinstance(told, rc.TellMaster)
         assert isinstance(told.request, Drain)
         assert told.request.nodes == ("c", "d")
         assert bench(rc.Tick(), 1.0) == []
-        note = rc.Note("giving nodes back to it (d, c), 2 are left: 2 nodes are wanted")
-        assert bench(rc.Replied(OK)) == [note, rc.Release(("d", "c"), 2, "2 nodes are wanted")]
+        note = rc.LogMessage("giving nodes back to it (d, c), 2 are left: 2 nodes are wanted")
+        assert bench(rc.Replied(OK)) == [note, rc.ReleaseNodes(("d", "c"), 2, "2 nodes are wanted")]
 
     def test_those_that_leave_quickly_are_named_all_the_same(self) -> None:
         bench = self.bench("a", "b", "c", "d")
         bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
-        assert rc.Release(("c", "d"), 2, "2 nodes are wanted") in bench(rc.Looked(job("a", "b", desired=2)))
+        assert rc.ReleaseNodes(("c", "d"), 2, "2 nodes are wanted") in bench(rc.Looked(job("a", "b", desired=2)))
         bench(rc.Replied(OK))
-        bench(rc.Failed("it: no answer", retry=True))
-        assert rc.Release(("c", "d"), 2, "2 nodes are wanted") in bench(rc.Tick(), 1.5), "until it has heard"
+        bench(rc.CallFailed("it: no answer", retry=True))
+        assert rc.ReleaseNodes(("c", "d"), 2, "2 nodes are wanted") in bench(rc.Tick(), 1.5), "until it has heard"
 
     def test_one_that_has_become_a_member_meanwhile_is_not_given_back(self) -> None:
         bench = self.bench("a", "b", "c", "d")
         bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
         bench(rc.Looked(job("a", "c", spares=("d",), desired=2)))  # b has died
         assert not [
-            effect for effect in bench(rc.Replied(OK)) if isinstance(effect, rc.Release) and "c" in effect.names
+            effect for effect in bench(rc.Replied(OK)) if isinstance(effect, rc.ReleaseNodes) and "c" in effect.names
         ]
 
     def test_a_refused_drain_is_said_once_and_gives_nothing_back(self) -> None:
         bench = self.bench("a", "b", "c", "d")
         bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
         no = Granted(Verdict.REFUSED, "not now")
-        assert bench(rc.Replied(no)) == [rc.Note("it: not now")]
+        assert bench(rc.Replied(no)) == [rc.LogMessage("it: not now")]
         assert bench(rc.Tick(), 5.0) == []
-        assert [type(effect) for effect in bench(rc.Tick(), 60.0)] == [rc.Tell, rc.Current]
+        assert [type(effect) for effect in bench(rc.Tick(), 60.0)] == [rc.TellMaster, rc.Current]
         assert bench(rc.Replied(no)) == []
 
     def test_those_that_have_not_come_go_first(self) -> None:
         bench = Bench()
         bench(rc.Looked(job("a", "b", desired=2)))
-        assert rc.Release((), 2, "2 nodes are wanted") in bench(rc.Answered(Size(5)))
+        assert rc.ReleaseNodes((), 2, "2 nodes are wanted") in bench(rc.CallSucceeded(SchedulerSize(5)))
 
 
 class TestDoomed:
@@ -186,14 +191,14 @@ class TestDoomed:
         (told,) = bench(saw(Doomed("a", "spot", 120.0)))
         bench(saw(Doomed("b", "spot", 90.0)))
         bench(saw(Doomed("c", "taint", 30.0)))
-        assert told == rc.Tell(Drain(("a",), "it", "spot", 120.0))
+        assert told == rc.TellMaster(Drain(("a",), "it", "spot", 120.0))
         (told,) = bench(rc.Replied(OK))
-        assert told == rc.Tell(Drain(("b", "c"), "it", "spot; taint", 30.0))
+        assert told == rc.TellMaster(Drain(("b", "c"), "it", "spot; taint", 30.0))
 
     def test_it_does_not_wait_for_a_silent_scheduler(self) -> None:
         bench = Bench()
         assert bench(rc.Looked(job("a", "b"))) == [rc.Current()]  # and no answer
-        assert [type(effect) for effect in bench(saw(Doomed("a", "spot")))] == [rc.Tell]
+        assert [type(effect) for effect in bench(saw(Doomed("a", "spot")))] == [rc.TellMaster]
 
     def test_the_same_news_again_and_unknown_nodes_say_nothing(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
@@ -208,24 +213,24 @@ class TestDoomed:
         nodes = (Node("h1-0a1b", host="10.0.0.1"), Node("h1", host="10.0.0.9"), Node("h12-0a1b", host="10.0.0.2"))
         bench(rc.Looked(job(nodes=nodes)))
         (told,) = bench(saw(Doomed("h1", "gone")))
-        assert isinstance(told, rc.Tell)
+        assert isinstance(told, rc.TellMaster)
         assert isinstance(told.request, Drain)
         assert told.request.nodes == ("h1", "h1-0a1b")
         bench(rc.Replied(OK))
         (told,) = bench(saw(Doomed("10.0.0.2", "gone")))
-        assert isinstance(told, rc.Tell)
+        assert isinstance(told, rc.TellMaster)
         assert isinstance(told.request, Drain)
         assert told.request.nodes == ("h12-0a1b",)
 
     def test_one_that_cannot_be_spared_yet_leaves_when_others_have_come(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", desired=2)))
-        bench(rc.Answered(Size(2)))
+        bench(rc.CallSucceeded(SchedulerSize(2)))
         told = bench(saw(Doomed("a", "spot")))
         no = Granted(Verdict.REFUSED, "leaves 1 node able to take part, at least 2 needed")
-        assert bench(rc.Replied(no)) == [rc.Note(f"it: {no.text}")]
-        resize = rc.Tell(Resize(3, "it", "it has 3 nodes", external=True))
-        assert bench(saw(Sized(Size(3))), 1.0) == [resize], "other requests do not wait for it"
+        assert bench(rc.Replied(no)) == [rc.LogMessage(f"it: {no.text}")]
+        resize = rc.TellMaster(Resize(3, "it", "it has 3 nodes", external=True))
+        assert bench(saw(Sized(SchedulerSize(3))), 1.0) == [resize], "other requests do not wait for it"
         bench(rc.Replied(OK))
         assert bench(rc.Looked(job("a", "b", spares=("c",))), 1.0) == []
         assert bench(rc.Tick(), rc.DOOMED_AGAIN_S) == [*told, rc.Current()]
@@ -239,16 +244,16 @@ class TestDoomed:
         bench(saw(Doomed("c", "spot")))
         bench(saw(Doomed("a", "spot")))
         bench(saw(Doomed("b", "spot")))
-        assert bench(rc.Replied(OK)) == [rc.Tell(Drain(("a", "b"), "it", "spot"))]
+        assert bench(rc.Replied(OK)) == [rc.TellMaster(Drain(("a", "b"), "it", "spot"))]
         bench(rc.Looked(job("b", "c")))
         assert bench(rc.Replied(Granted(Verdict.UNKNOWN, "no such node: a"))) == []
-        assert bench(rc.Tick(), rc.FIRST_RETRY_S) == [rc.Tell(Drain(("b",), "it", "spot"))]
+        assert bench(rc.Tick(), rc.FIRST_RETRY_S) == [rc.TellMaster(Drain(("b",), "it", "spot"))]
 
     def test_while_the_store_is_away_nothing_is_forgotten(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         told = bench(saw(Doomed("a", "spot")))
-        assert bench(rc.Unheard("no answer")) == [rc.Note("it: no answer")]
+        assert bench(rc.Unheard("no answer")) == [rc.LogMessage("it: no answer")]
         assert bench(rc.Tick(), rc.UNHEARD_S) == told
         assert bench(rc.Unheard("no answer")) == [], "said once"
 
@@ -257,16 +262,16 @@ class TestExternal:
     def test_a_size_outside_the_bounds_is_told_once(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", desired=6)))
-        told, _ = bench(rc.Answered(Size(9)))
-        assert told == rc.Tell(Resize(9, "it", "it has 9 nodes", external=True))
+        told, _ = bench(rc.CallSucceeded(SchedulerSize(9)))
+        assert told == rc.TellMaster(Resize(9, "it", "it has 9 nodes", external=True))
         bench(rc.Replied(Granted(Verdict.KNOWN, "")))
-        assert bench(saw(Sized(Size(9)))) == []
+        assert bench(saw(Sized(SchedulerSize(9)))) == []
         assert bench(rc.Looked(job("a", desired=6, maximum=10))) != [], "other bounds, another matter"
 
     def test_a_new_master_tells_nothing_new(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
-        assert bench(rc.Answered(Size(3))) == []
+        assert bench(rc.CallSucceeded(SchedulerSize(3))) == []
 
 
 class TestPlan:
@@ -275,7 +280,7 @@ class TestPlan:
         [(False, 6, 1, 2, 2), (False, 6, 1, 9, 6), (False, 6, 1, 0, 1), (True, 4, 1, 2, 4), (True, 5, 2, 2, 4)],
     )
     def test_target(self, asked: bool, desired: int, unit: int, size: int, target: int) -> None:
-        assert target_of(Job(1, 6, unit, desired, asked, True), size) == target
+        assert target_of(JobSummary(1, 6, unit, desired, asked, True), size) == target
 
     def test_a_node_without_an_index_blocks_and_is_named(self) -> None:
         plan = release_plan(job("a", spares=("b", "c"), desired=1), 3, indexed=True)

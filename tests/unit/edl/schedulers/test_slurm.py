@@ -17,7 +17,7 @@ from edl.exit_codes import ExitCode
 from edl.job_records import SchedulerChoice
 from edl.launch.options import launcher_options
 from edl.launch.scale_options import KINDS
-from edl.schedulers.port import Size
+from edl.schedulers.port import SchedulerSize
 from edl.schedulers.slurm import MARK, Queued, check, make, node_name, queue_from
 from tests.contract.test_schedulers import order, run
 from tests.unit.edl.launch.test_cli import folder, read
@@ -151,7 +151,7 @@ class TestAnswers:
         assert not caught.value.retry
 
     def test_an_empty_queue(self, programs: Path, tmp_path: Path) -> None:
-        assert run(make(order(tmp_path, SchedulerChoice("slurm"))).current()) == Size(0, 0)
+        assert run(make(order(tmp_path, SchedulerChoice("slurm"))).current()) == SchedulerSize(0, 0)
 
 
 def text_of(script: str) -> str:

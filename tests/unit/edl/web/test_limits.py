@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 
 from edl.web.access import RateLimit, peer_of
-from edl.web.settings import Limits
+from edl.web.settings import HttpLimits
 from tests.support.web_fixture import Setup, head, play
 
 LARGE = 100 * 1000 * 1000
@@ -84,7 +84,7 @@ def test_a_body_that_does_not_come() -> None:
         assert status_of(await reader.read()) == 408
         writer.close()
 
-    play(scenario, limits=Limits(body_s=0.02))
+    play(scenario, limits=HttpLimits(body_s=0.02))
 
 
 def test_a_body_that_breaks_off() -> None:
@@ -108,7 +108,7 @@ def test_heads_that_never_end_are_closed() -> None:
             assert answer.count(b"HTTP/1.1") == (b"Bearer" in sent)
             writer.close()
 
-    play(scenario, limits=Limits(idle_s=0.02))
+    play(scenario, limits=HttpLimits(idle_s=0.02))
 
 
 def test_only_so_many_connections_of_one_peer() -> None:
@@ -124,7 +124,7 @@ def test_only_so_many_connections_of_one_peer() -> None:
         for _, writer in kept:
             writer.close()
 
-    play(scenario, limits=Limits(connections_each=4))
+    play(scenario, limits=HttpLimits(connections_each=4))
 
 
 def test_only_so_many_streams() -> None:
@@ -141,7 +141,7 @@ def test_only_so_many_streams() -> None:
         await until(lambda: not on.master.followers)
         assert (await on.ask("GET", "JOB/events?follow=true")).code == 200, "who goes makes room at once"
 
-    play(scenario, limits=Limits(streams=2))
+    play(scenario, limits=HttpLimits(streams=2))
 
 
 def test_a_stream_that_nobody_reads_is_let_go() -> None:
@@ -160,7 +160,7 @@ def test_a_stream_that_nobody_reads_is_let_go() -> None:
         await until(lambda: not on.master.followers)
         writer.close()
 
-    play(scenario, limits=Limits(send_s=0.05))
+    play(scenario, limits=HttpLimits(send_s=0.05))
 
 
 def test_a_flood_is_answered_in_short() -> None:
@@ -177,7 +177,7 @@ def test_a_flood_is_answered_in_short() -> None:
         codes = [(await on.ask("GET", "JOB/scale")).code for _ in range(10)]
         assert codes == [200] * 5 + [429] * 5
 
-    play(scenario, limits=Limits(rate=10, burst=10))
+    play(scenario, limits=HttpLimits(rate=10, burst=10))
 
 
 def test_a_flood_of_pipelined_requests_takes_no_memory() -> None:
@@ -195,7 +195,7 @@ def test_a_flood_of_pipelined_requests_takes_no_memory() -> None:
         assert held < 20_000_000
         writer.transport.abort()
 
-    play(scenario, limits=Limits(rate=10, burst=10))
+    play(scenario, limits=HttpLimits(rate=10, burst=10))
 
 
 def test_the_count_of_peers_is_bounded() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from edl.errors import FencedOut
 from edl.web.routes import ROUTES, Route
-from edl.web.settings import Limits
+from edl.web.settings import HttpLimits
 from edl.wire.messages import Purpose
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
 from tests.support.fake_master import JOB
@@ -244,7 +244,7 @@ def test_a_request_that_the_store_does_not_take_is_left_to_its_fate() -> None:
         await asyncio.sleep(0)
         assert (await on.ask("GET", "JOB/scale")).json["spec"]["replicas"] == 2, "it is in the Master's hands"
 
-    play(scenario, limits=Limits(master_s=0.05))
+    play(scenario, limits=HttpLimits(master_s=0.05))
 
 
 def test_requests_do_not_heap_up_while_the_store_is_away() -> None:
@@ -257,7 +257,7 @@ def test_requests_do_not_heap_up_while_the_store_is_away() -> None:
         await asyncio.sleep(0.01)
         assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 3}})).code == 202
 
-    play(scenario, limits=Limits(master_s=0.05, asking=2))
+    play(scenario, limits=HttpLimits(master_s=0.05, asking=2))
 
 
 def test_the_master_is_replaced_meanwhile() -> None:
@@ -323,7 +323,7 @@ def test_the_history_as_it_happens() -> None:
             on.master.close()
             assert await stream.content.read() in (b"", b"\n"), "it ends with the Master"
 
-    play(scenario, limits=Limits(heartbeat_s=0.01))
+    play(scenario, limits=HttpLimits(heartbeat_s=0.01))
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.name}")

@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import StateError
 from edl.wire.messages import NO_SETTINGS, Purpose, Settings
-from edl.worker.boundary import Boundary, Turn
+from edl.worker.boundary import Boundary, BoundaryAction
 
 
 def begun(commit: int = 0) -> Boundary:
@@ -19,21 +19,25 @@ def begun(commit: int = 0) -> Boundary:
 
 def test_nobody_asked() -> None:
     boundary = begun(5)
-    assert [boundary.arrive(commit) for commit in (6, 7, 8)] == [Turn.PASS] * 3
+    assert [boundary.arrive(commit) for commit in (6, 7, 8)] == [BoundaryAction.PASS] * 3
     assert boundary.passed == 8
 
 
 def test_a_target_further_on() -> None:
     boundary = begun(5)
     assert boundary.hold(1) == 5
-    assert boundary.arrive(6) is Turn.WAIT
+    assert boundary.arrive(6) is BoundaryAction.WAIT
     assert boundary.passed == 5
     assert boundary.leaving == ""
     assert boundary.set_target(1, 8, Purpose.SWITCH, "node b joins")
     assert boundary.leaving == "node b joins"
-    assert [boundary.arrive(commit) for commit in (6, 7, 8)] == [Turn.PASS, Turn.PASS, Turn.SWITCH]
+    assert [boundary.arrive(commit) for commit in (6, 7, 8)] == [
+        BoundaryAction.PASS,
+        BoundaryAction.PASS,
+        BoundaryAction.SWITCH,
+    ]
     assert boundary.left
-    assert boundary.arrive(9) is Turn.OVER
+    assert boundary.arrive(9) is BoundaryAction.OVER
 
 
 def test_save_and_go_on() -> None:
@@ -41,18 +45,22 @@ def test_save_and_go_on() -> None:
     boundary.hold(1)
     boundary.set_target(1, 1, Purpose.SAVE, "asked for")
     assert boundary.leaving == ""
-    assert [boundary.arrive(commit) for commit in (1, 2)] == [Turn.SAVE, Turn.PASS]
+    assert [boundary.arrive(commit) for commit in (1, 2)] == [BoundaryAction.SAVE, BoundaryAction.PASS]
 
 
 def test_a_later_hold_does_not_cancel_a_save() -> None:
     boundary = begun()
     boundary.hold(1)
     boundary.set_target(1, 3, Purpose.SAVE, "asked for")
-    assert boundary.arrive(1) is Turn.PASS
+    assert boundary.arrive(1) is BoundaryAction.PASS
     boundary.hold(2)
-    assert boundary.arrive(2) is Turn.WAIT
+    assert boundary.arrive(2) is BoundaryAction.WAIT
     boundary.release(2)
-    assert [boundary.arrive(commit) for commit in (2, 3, 4)] == [Turn.PASS, Turn.SAVE, Turn.PASS]
+    assert [boundary.arrive(commit) for commit in (2, 3, 4)] == [
+        BoundaryAction.PASS,
+        BoundaryAction.SAVE,
+        BoundaryAction.PASS,
+    ]
 
 
 def test_a_save_is_not_due_in_the_next_round() -> None:
@@ -61,7 +69,7 @@ def test_a_save_is_not_due_in_the_next_round() -> None:
     boundary.set_target(1, 3, Purpose.SAVE, "asked for")
     boundary.end()
     boundary.begin(0)
-    assert [boundary.arrive(commit) for commit in (1, 2, 3)] == [Turn.PASS] * 3
+    assert [boundary.arrive(commit) for commit in (1, 2, 3)] == [BoundaryAction.PASS] * 3
 
 
 def test_a_commit_that_is_saved_and_left_at_is_written() -> None:
@@ -71,7 +79,7 @@ def test_a_commit_that_is_saved_and_left_at_is_written() -> None:
     boundary.arrive(1)
     boundary.hold(2)
     boundary.set_target(2, 2, Purpose.SWITCH, "node b joins")
-    assert boundary.arrive(2) is Turn.KILL
+    assert boundary.arrive(2) is BoundaryAction.KILL
     assert boundary.leaving == "node b joins"
 
 
@@ -80,24 +88,28 @@ def test_kill() -> None:
     boundary.hold(1)
     boundary.set_target(1, 1, Purpose.KILL, "")
     assert boundary.leaving == "kill"
-    assert boundary.arrive(1) is Turn.KILL
+    assert boundary.arrive(1) is BoundaryAction.KILL
 
 
 class TestSettings:
     def test_hold_from_the_agreed_commit_on(self) -> None:
         boundary = begun(5)
         boundary.hold(1)
-        assert boundary.arrive(6) is Turn.WAIT
+        assert boundary.arrive(6) is BoundaryAction.WAIT
         boundary.set_settings(1, 7, Settings(1))
         assert boundary.leaving == ""
-        assert [boundary.arrive(commit) for commit in (6, 7, 8)] == [Turn.PASS, Turn.SET, Turn.PASS]
+        assert [boundary.arrive(commit) for commit in (6, 7, 8)] == [
+            BoundaryAction.PASS,
+            BoundaryAction.SET,
+            BoundaryAction.PASS,
+        ]
         assert boundary.settings == Settings(1)
 
     def test_come_with_the_round(self) -> None:
         boundary = begun()
         boundary.set_settings(0, 3, Settings(1))
         boundary.begin(2, Settings(4))
-        assert [boundary.arrive(3), boundary.settings] == [Turn.PASS, Settings(4)]
+        assert [boundary.arrive(3), boundary.settings] == [BoundaryAction.PASS, Settings(4)]
 
     def test_are_not_forgotten_when_something_else_is_asked(self) -> None:
         boundary = begun(5)
@@ -108,20 +120,20 @@ class TestSettings:
         boundary.hold(3)
         assert boundary.set_target(3, 7, Purpose.SAVE, "asked for")
         assert [(boundary.arrive(commit), boundary.settings.number) for commit in (6, 7, 8)] == [
-            (Turn.PASS, 0),
-            (Turn.SAVE, 1),
-            (Turn.SET, 2),
+            (BoundaryAction.PASS, 0),
+            (BoundaryAction.SAVE, 1),
+            (BoundaryAction.SET, 2),
         ]
 
     def test_a_repeated_order_only_lets_go(self) -> None:
         boundary = begun(5)
         boundary.hold(1)
         boundary.set_settings(1, 6, Settings(1))
-        assert boundary.arrive(6) is Turn.SET
+        assert boundary.arrive(6) is BoundaryAction.SET
         boundary.hold(2)
-        assert boundary.arrive(7) is Turn.WAIT
+        assert boundary.arrive(7) is BoundaryAction.WAIT
         boundary.set_settings(2, 6, Settings(1))
-        assert boundary.arrive(7) is Turn.PASS
+        assert boundary.arrive(7) is BoundaryAction.PASS
 
     def test_who_has_missed_them_does_not_go_on(self) -> None:
         boundary = begun(5)
@@ -129,24 +141,24 @@ class TestSettings:
         with pytest.raises(StateError, match="not reach this worker in time: settings 1 apply from commit 5 on"):
             boundary.arrive(6)
         boundary.begin(5, Settings(1))
-        assert boundary.arrive(6) is Turn.PASS
+        assert boundary.arrive(6) is BoundaryAction.PASS
 
     def test_do_not_matter_any_more_once_the_round_is_over(self) -> None:
         boundary = begun(5)
         boundary.end()
         boundary.set_settings(0, 3, Settings(1))
-        assert boundary.arrive(6) is Turn.OVER
+        assert boundary.arrive(6) is BoundaryAction.OVER
         assert boundary.settings == NO_SETTINGS
 
 
 def test_release() -> None:
     boundary = begun()
     boundary.hold(1)
-    assert boundary.arrive(1) is Turn.WAIT
+    assert boundary.arrive(1) is BoundaryAction.WAIT
     assert not boundary.release(2)
-    assert boundary.arrive(1) is Turn.WAIT
+    assert boundary.arrive(1) is BoundaryAction.WAIT
     assert boundary.release(1)
-    assert boundary.arrive(1) is Turn.PASS
+    assert boundary.arrive(1) is BoundaryAction.PASS
 
 
 def test_release_of_what_was_settled() -> None:
@@ -155,7 +167,7 @@ def test_release_of_what_was_settled() -> None:
     boundary.set_target(1, 2, Purpose.SWITCH, "why")
     boundary.release(1)
     assert boundary.leaving == ""
-    assert [boundary.arrive(commit) for commit in (1, 2, 3)] == [Turn.PASS] * 3
+    assert [boundary.arrive(commit) for commit in (1, 2, 3)] == [BoundaryAction.PASS] * 3
 
 
 def test_a_new_hold_replaces_the_old_one() -> None:
@@ -163,10 +175,10 @@ def test_a_new_hold_replaces_the_old_one() -> None:
     boundary.hold(1)
     boundary.set_target(1, 3, Purpose.SWITCH, "why")
     boundary.hold(2)
-    assert boundary.arrive(1) is Turn.WAIT
+    assert boundary.arrive(1) is BoundaryAction.WAIT
     assert not boundary.set_target(1, 2, Purpose.SWITCH, "late")
     assert boundary.set_target(2, 2, Purpose.SAVE, "now")
-    assert [boundary.arrive(commit) for commit in (1, 2)] == [Turn.PASS, Turn.SAVE]
+    assert [boundary.arrive(commit) for commit in (1, 2)] == [BoundaryAction.PASS, BoundaryAction.SAVE]
 
 
 def test_a_target_that_comes_too_late_holds_nobody() -> None:
@@ -174,26 +186,26 @@ def test_a_target_that_comes_too_late_holds_nobody() -> None:
     boundary.arrive(1)
     boundary.hold(1)
     assert not boundary.set_target(1, 1, Purpose.SWITCH, "late")
-    assert boundary.arrive(2) is Turn.PASS
+    assert boundary.arrive(2) is BoundaryAction.PASS
 
 
 def test_a_target_nobody_asked_for() -> None:
     boundary = begun()
     assert not boundary.set_target(0, 1, Purpose.SWITCH, "why")
-    assert boundary.arrive(1) is Turn.PASS
+    assert boundary.arrive(1) is BoundaryAction.PASS
 
 
 def test_a_break_wakes_who_holds() -> None:
     boundary = begun()
     boundary.hold(1)
-    assert boundary.arrive(1) is Turn.WAIT
+    assert boundary.arrive(1) is BoundaryAction.WAIT
     boundary.set_target(1, 5, Purpose.SWITCH, "a node joins")
     boundary.end()
     assert boundary.leaving == ""
-    assert boundary.arrive(1) is Turn.OVER
+    assert boundary.arrive(1) is BoundaryAction.OVER
     assert boundary.passed == 0
     boundary.begin(4)
-    assert boundary.arrive(5) is Turn.PASS
+    assert boundary.arrive(5) is BoundaryAction.PASS
 
 
 def test_stop_is_at_the_next_boundary() -> None:
@@ -203,12 +215,12 @@ def test_stop_is_at_the_next_boundary() -> None:
     boundary.set_target(1, 5, Purpose.SWITCH, "other")
     boundary.release(1)
     assert boundary.leaving == "the launcher leaves"
-    assert boundary.arrive(1) is Turn.STOP
+    assert boundary.arrive(1) is BoundaryAction.STOP
     assert boundary.leaving == "the launcher leaves"
 
 
 def test_before_the_first_round_there_is_nothing_to_pass() -> None:
-    assert Boundary().arrive(1) is Turn.OVER
+    assert Boundary().arrive(1) is BoundaryAction.OVER
 
 
 def test_who_never_commits_is_found_out() -> None:
@@ -232,7 +244,7 @@ class Simulation:
         self.workers = [begun() for _ in range(self.random.randint(1, 4))]
         self.at = [1 for _ in self.workers]
         """The boundary before which each worker stands."""
-        self.turns: list[list[Turn]] = [[] for _ in self.workers]
+        self.turns: list[list[BoundaryAction]] = [[] for _ in self.workers]
         self.inbox: list[deque[tuple[Any, ...]]] = [deque() for _ in self.workers]
         self.hold = 0
         self.answers: dict[int, int] = {}
@@ -295,7 +307,7 @@ class Simulation:
         if worker.left or commit > min(self.at) + 1:
             return
         turn = worker.arrive(commit)
-        if turn is not Turn.WAIT:
+        if turn is not BoundaryAction.WAIT:
             self.turns[index].append(turn)
             self.held[index].append(worker.settings.number)
             self.at[index] += 1

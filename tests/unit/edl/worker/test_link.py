@@ -15,7 +15,7 @@ import pytest
 from edl.errors import CheckpointError, StateError
 from edl.wire import local
 from edl.wire.local import OWN, STATE
-from edl.worker.boundary import RoundOver, Turn
+from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.link import Link
 from tests.support.fake_agent import PATIENCE_S, Barriers, FakeGroup, Worker, a_seat, connected
 
@@ -140,12 +140,12 @@ def test_the_end_of_the_agent_is_the_end_of_the_worker(worker: Worker) -> None:
 
 def test_holds_between_two_boundaries(worker: Worker) -> None:
     seated(worker, 1, restore_commit=10)
-    assert worker.link.arrive(11) is Turn.PASS
+    assert worker.link.arrive(11) is BoundaryAction.PASS
     worker.agent.send(local.Hold(1, 5))
     assert worker.agent.expect(local.Here) == local.Here(5, 11)
     worker.start(lambda: [worker.link.arrive(12), worker.link.arrive(13)])
     worker.agent.send(local.Target(5, 13, "switch", "node b joins"))
-    assert worker.join() == [Turn.PASS, Turn.SWITCH]
+    assert worker.join() == [BoundaryAction.PASS, BoundaryAction.SWITCH]
     assert worker.link.leaving == "node b joins"
     assert worker.link.left
 
@@ -156,7 +156,7 @@ def test_released(worker: Worker) -> None:
     worker.agent.expect(local.Here)
     worker.start(lambda: worker.link.arrive(1))
     worker.agent.send(local.Release(5))
-    assert worker.join() is Turn.PASS
+    assert worker.join() is BoundaryAction.PASS
 
 
 def test_a_break_ends_the_waiting(worker: Worker) -> None:
@@ -181,7 +181,7 @@ def test_a_place_said_twice_changes_nothing(worker: Worker) -> None:
     worker.link.arrive(1)
     worker.agent.place(a_seat())
     heard(worker)
-    assert worker.link.arrive(2) is Turn.PASS
+    assert worker.link.arrive(2) is BoundaryAction.PASS
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_a_forked_child_lets_go(worker: Worker) -> None:
         said = pipe.read().decode()
     os.waitpid(pid, 0)
     assert said.startswith("True state is committed")
-    assert worker.link.arrive(1) is Turn.PASS
+    assert worker.link.arrive(1) is BoundaryAction.PASS
 
 
 def test_signals_interrupt_the_waiting(worker: Worker) -> None:

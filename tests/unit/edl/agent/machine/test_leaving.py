@@ -217,7 +217,9 @@ class TestIdle:
     def test_independent_workers_end(self) -> None:
         node = Node()
         node.state = dataclasses.replace(node.state, independent=True)
-        node.feed(ev.Connected(), ev.Warmed()).hear(StartRound(world(1), "go")).hear(StopRound(Round(1), "suspended"))
+        node.feed(ev.Connected(), ev.ForkServerReady()).hear(StartRound(world(1), "go")).hear(
+            StopRound(Round(1), "suspended")
+        )
         assert [worker.status for worker in node.state.workers] == [WorkerStatus.ALIVE] * 2
         node.hear(Idle("suspended by me"))
         assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]

@@ -64,7 +64,7 @@ class Node:
         return self
 
     def hear(self, message: MasterMessage) -> Node:
-        return self.feed(ev.Heard(message))
+        return self.feed(ev.MasterSaid(message))
 
     def wait(self, for_s: float) -> Node:
         self.now_s += for_s
@@ -78,11 +78,11 @@ class Node:
 
 
 def idle() -> Node:
-    return Node().feed(ev.Connected(), ev.Warmed())
+    return Node().feed(ev.Connected(), ev.ForkServerReady())
 
 
 def running(shutdown_s: float = 10.0) -> Node:
-    node = Node(shutdown_s).feed(ev.Connected(), ev.Warmed())
+    node = Node(shutdown_s).feed(ev.Connected(), ev.ForkServerReady())
     node.hear(StartRound(world(1), "2 nodes ready"))
     assert node.state.phase is AgentPhase.RUNNING
     return node
@@ -96,7 +96,7 @@ def test_says_who_it_is_and_is_ready_when_warm() -> None:
     node = Node().feed(ev.Connected())
     assert node.said() == [Attach(INFO, Round(0), Round(0), False)]
     assert not node.did(ev.Announce)
-    assert node.feed(ev.Warmed()).did(ev.Announce)
+    assert node.feed(ev.ForkServerReady()).did(ev.Announce)
 
 
 def test_starts_a_world_once() -> None:
@@ -118,7 +118,7 @@ def test_a_start_order_for_another_life_is_ignored() -> None:
 def test_an_order_it_cannot_follow_is_remembered_as_seen() -> None:
     node = idle().feed(ev.ForkServerGone("killed"))
     assert node.hear(StartRound(world(1), "why")).did(ev.Start) == []
-    assert node.feed(ev.Warmed()).did(ev.Announce)
+    assert node.feed(ev.ForkServerReady()).did(ev.Announce)
     assert node.state.seen_round == 1, "so that the Master learns that nothing runs here"
 
 
@@ -176,7 +176,7 @@ def test_workers_killed_for_the_nodes_sake_are_no_failure() -> None:
 
 
 def test_workers_killed_after_the_master_stopped_the_round_are_not_the_cause() -> None:
-    stop = ev.Heard(StopRound(Round(1), "a worker failed"))
+    stop = ev.MasterSaid(StopRound(Round(1), "a worker failed"))
     node = running().feed(stop, ev.WorkersKilled("the launcher was silent for 3.1 s"))
     assert not node.state.stopped_itself
 

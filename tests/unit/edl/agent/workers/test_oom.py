@@ -6,25 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.workers.oom import Group, OutOfMemory, own_group
+from edl.agent.workers.oom import ControlGroup, OutOfMemory, own_group
 
 SECOND = "12:pids:/\n4:memory:/jobs/a\n0::/\n"
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> tuple[Group, Path]:
-    group, host = Group(tmp_path / "memory.events", tmp_path / "memory.max"), tmp_path / "vmstat"
+def files(tmp_path: Path) -> tuple[ControlGroup, Path]:
+    group, host = ControlGroup(tmp_path / "memory.events", tmp_path / "memory.max"), tmp_path / "vmstat"
     group.events.write_text("low 0\nhigh 3\nmax 9\noom 1\noom_kill 1\n")
     group.limit.write_text(f"{2 << 30}\n")
     host.write_text("nr_free_pages 7\noom_kill 4\n")
     return group, host
 
 
-def test_what_was_before_counts_for_nothing(files: tuple[Group, Path]) -> None:
+def test_what_was_before_counts_for_nothing(files: tuple[ControlGroup, Path]) -> None:
     assert OutOfMemory(*files).look() == ""
 
 
-def test_a_container_at_its_limit_is_told_from_a_full_host(files: tuple[Group, Path]) -> None:
+def test_a_container_at_its_limit_is_told_from_a_full_host(files: tuple[ControlGroup, Path]) -> None:
     group, host = files
     memory = OutOfMemory(group, host)
     group.events.write_text("oom 2\noom_kill 2\n")
@@ -38,7 +38,7 @@ def test_a_container_at_its_limit_is_told_from_a_full_host(files: tuple[Group, P
 
 
 def test_a_kernel_that_does_not_count_is_silent(tmp_path: Path) -> None:
-    memory = OutOfMemory(Group(tmp_path / "none", tmp_path / "none"), tmp_path / "none")
+    memory = OutOfMemory(ControlGroup(tmp_path / "none", tmp_path / "none"), tmp_path / "none")
     assert memory.look() == ""
 
 
@@ -53,7 +53,7 @@ def test_a_kernel_that_does_not_count_is_silent(tmp_path: Path) -> None:
 )
 def test_the_group_of_this_process_is_found_in_either_version(listed: str, events: str, limit: str) -> None:
     root = Path("/cg")
-    assert own_group(listed, root) == Group(root / events, root / limit)
+    assert own_group(listed, root) == ControlGroup(root / events, root / limit)
 
 
 def test_a_real_one_is_there_or_says_nothing() -> None:

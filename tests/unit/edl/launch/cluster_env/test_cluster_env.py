@@ -21,7 +21,7 @@ from edl.launch import cluster_env
 from edl.launch.cluster_env import CLUSTER_ENVS
 from edl.launch.cluster_env.findings import LOOPBACK, store_port
 from edl.launch.naming import private_name
-from edl.launch.resolved_options import ResolvedOptions, Source
+from edl.launch.resolved_options import OptionSource, ResolvedOptions
 from edl.wire.address import address
 
 Env = dict[str, str]
@@ -122,7 +122,7 @@ def test_the_option_has_an_older_spelling(spelling: str, monkeypatch: pytest.Mon
     monkeypatch.setenv(spelling, "none")
     context = program.run.make_context("edl-run", ["train.py"], auto_envvar_prefix="EDL")
     told = ResolvedOptions.by(context, "train.py")
-    assert (told.values["cluster_env"], told.source("cluster_env")) == ("none", Source.EDL)
+    assert (told.values["cluster_env"], told.source("cluster_env")) == ("none", OptionSource.EDL)
 
 
 def place(told: ResolvedOptions) -> tuple[Any, ...]:
@@ -146,7 +146,9 @@ class TestSlurm:
         told = applied(SLURM)
         port = store_port("slurm-1234-0")
         assert place(told) == ("4", 2, f"n01:{port}", "slurm-1234-0")
-        assert {told.source(name) for name in ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")} == {Source.CLUSTER}
+        assert {told.source(name) for name in ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")} == {
+            OptionSource.CLUSTER
+        }
         assert told.remarks == [
             f"Slurm: 4 nodes, this is node 2, store at n01:{port} (SLURM_STEP_NODELIST), job slurm-1234-0; "
             "--cluster-env=none or --rdzv-endpoint to choose otherwise"
@@ -326,11 +328,11 @@ class TestKubeflow:
     def test_newer_operators_count_workers_in_world_size(self) -> None:
         newer = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1", "WORLD_SIZE": "12"}
         told = told_by()
-        told.offer("nnodes", "3", Source.PET, "PET_NNODES")
-        told.offer("node_rank", 1, Source.PET, "PET_NODE_RANK")
+        told.offer("nnodes", "3", OptionSource.PET, "PET_NNODES")
+        told.offer("node_rank", 1, OptionSource.PET, "PET_NODE_RANK")
         cluster_env.apply(told, {**PYTORCHJOB, **newer})
         assert place(told) == ("3", 1, "train-master-0:23456", "train")
-        assert told.source("nnodes") is Source.PET
+        assert told.source("nnodes") is OptionSource.PET
         assert applied({**PYTORCHJOB, **newer}).values["nnodes"] == "3"
 
     def test_early_operators_call_the_first_pod_localhost(self) -> None:
@@ -344,8 +346,8 @@ class TestKubeflow:
     def test_the_elastic_policy_needs_nothing(self) -> None:
         """PET_RDZV_ENDPOINT says it all."""
         told = told_by()
-        told.offer("rdzv_endpoint", "train-worker-0:23456", Source.PET, "PET_RDZV_ENDPOINT")
-        told.offer("nnodes", "1:3", Source.PET, "PET_NNODES")
+        told.offer("rdzv_endpoint", "train-worker-0:23456", OptionSource.PET, "PET_RDZV_ENDPOINT")
+        told.offer("nnodes", "1:3", OptionSource.PET, "PET_NNODES")
         cluster_env.apply(told, {**PYTORCHJOB, "PET_NNODES": "1:3"})
         assert place(told) == ("1:3", -1, "train-worker-0:23456", "") and told.remarks == []
 
