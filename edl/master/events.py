@@ -186,7 +186,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """The job has ended and all reachable nodes have been told; the Master may exit."""
+    """The job has ended and all reachable nodes have been notified; the Master may exit."""
 
 
 Effect = Tell | Probe | Revoke | WakeAt | Grant | Note | Conclude

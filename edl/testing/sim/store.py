@@ -1,4 +1,4 @@
-"""The job's store: the memory store, which has etcd's rules, behind a network that delays, cuts and loses answers."""
+"""The job's store: the memory store, which has etcd's rules, behind a network that delays, blocks and loses answers."""
 
 from __future__ import annotations
 
