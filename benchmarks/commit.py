@@ -169,7 +169,7 @@ class Worker:
         threading.Thread(target=self._listen, daemon=True).start()
         agent.send(encode(Want(STATE, self._plan().size)))
 
-    def _plan(self) -> snapshot.Plan:
+    def _plan(self) -> snapshot.SnapshotPlan:
         return self.layout.plan(snapshot.Meta(JOB, 1, self.commits, 1, 0, 1, self.kind.name), {"steps": self.commits})
 
     def _listen(self) -> None:

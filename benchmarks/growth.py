@@ -38,8 +38,8 @@ from edl.adapters.etcd import EtcdStore
 from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses
 from edl.agent.shell import LONGEST_RECONNECT_PAUSE_S, RECONNECT_PAUSE_S
 from edl.config import JobSpec, NodeRange, Timeouts
-from edl.master.candidate import Callbacks, Candidate
-from edl.master.election import Ruler
+from edl.master.candidate import Candidate, CandidateCallbacks
+from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Condition, Delete, Operation, Put
 from edl.tasks import Backoff
@@ -256,7 +256,6 @@ class Masters:
         self._store, self._server, self._port, self._spec = store, server, port, spec
         self._keeping: asyncio.Future[None] | None = None
         self._running: asyncio.Future[None] | None = None
-        self.lost_leases = -1
         self.deposed = 0
         self.shell: MasterShell | None = None
 
@@ -265,8 +264,8 @@ class Masters:
         deps = MasterDeps(
             *(self._store, SystemClock(), JobKeys(JOB), self._spec, MASTER, refuses, self._heard, wall_clock_s)
         )
-        callbacks = Callbacks(lambda ruler, token: None, self._rule, lambda outcome: None)
-        candidate = Candidate(deps, Ruler(MASTER, HOST, self._port, ""), callbacks)
+        callbacks = CandidateCallbacks(lambda master, token: None, self._elected, lambda outcome: None)
+        candidate = Candidate(deps, MasterInfo(MASTER, HOST, self._port, ""), callbacks)
         self._keeping = asyncio.ensure_future(self._keep(candidate))
         self._running = asyncio.ensure_future(candidate.run())
         await _until(lambda: self.shell is not None and self.shell.serving)
@@ -283,7 +282,7 @@ class Masters:
     def _heard(self, text: str) -> None:
         self.deposed += "no longer the Master" in text or "stepping down as Master" in text
 
-    def _rule(self, shell: MasterShell | None) -> None:
+    def _elected(self, shell: MasterShell | None) -> None:
         self.shell = shell
         self._server.serve(shell)
 
@@ -292,7 +291,6 @@ class Masters:
 
         while True:
             lease = Incarnation(await self._store.grant_lease(LEASE_S))
-            self.lost_leases += 1
             candidate.registered(lease)
             with contextlib.suppress(LeaseLost):
                 while True:
@@ -307,7 +305,6 @@ class Result:
 
     nodes: int
     phases: dict[str, Spent] = field(default_factory=dict)
-    last_start_s: float = 0.0
     status_s: float = 0.0
     idle_share: float = 0.0
     deposed: int = 0
@@ -406,9 +403,8 @@ async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
     async with _nodes_beside(infos, port) as ask:
         result.phases["attach"] = meter.spent(await ask("attached"))
         meter.begin()
-        first_s, last_s = await ask("started", Round(1))
+        _, last_s = await ask("started", Round(1))
         result.phases["form"] = meter.spent(last_s)
-        result.last_start_s = last_s - first_s
         await asyncio.sleep(SETTLE_S)
         meter.begin()
         victim.close()  # it is known to be dead as soon as its stream ends

@@ -310,10 +310,10 @@ def chosen(manifest: Manifest, numbers: Sequence[int]) -> Manifest:
     return builder.build()
 
 
-def pieces(manifest: Manifest, most: int = SEGMENT_FILES) -> Iterator[Manifest]:
-    """Split a manifest into manifests of at most ``most`` files."""
-    for begin in range(0, max(1, manifest.file_count), most):
-        yield chosen(manifest, range(begin, min(begin + most, manifest.file_count)))
+def pieces(manifest: Manifest) -> Iterator[Manifest]:
+    """Split a manifest into manifests of at most ``SEGMENT_FILES`` files."""
+    for begin in range(0, max(1, manifest.file_count), SEGMENT_FILES):
+        yield chosen(manifest, range(begin, min(begin + SEGMENT_FILES, manifest.file_count)))
 
 
 def with_files(position: str, files: FileList) -> str:

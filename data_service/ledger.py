@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from data_service.manifest import Manifest
@@ -42,9 +42,9 @@ class Ledger:
         """Records consumed in this epoch, in finished and begun shards."""
 
     @classmethod
-    def of(cls, manifest: Manifest, *, seed: int = 0, shuffle: bool = True, epoch: int = 0) -> Ledger:
-        """A position at the start of an epoch of this manifest."""
-        return cls(manifest.digest, len(manifest), seed=seed, shuffle=shuffle, epoch=epoch)
+    def of(cls, manifest: Manifest, *, seed: int = 0, shuffle: bool = True) -> Ledger:
+        """The position before the first record of this manifest."""
+        return cls(manifest.digest, len(manifest), seed=seed, shuffle=shuffle)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self._fields() == other._fields()
@@ -113,35 +113,6 @@ class Ledger:
         self.done = bytearray(len(self.done))
         self.partial = {}
         self.done_shards = self.records = 0
-
-    def open_shards(self) -> Iterator[int]:
-        """The unfinished shards in ascending order."""
-        for place, byte in enumerate(self.done):
-            if byte == 0xFF:
-                continue
-            first = place << 3
-            for bit in range(min(8, self.shards - first)):
-                if not byte >> bit & 1:
-                    yield first + bit
-
-    def merge(self, other: Ledger) -> None:
-        """Add what another position of the same epoch, with the same start, has consumed of other shards.
-
-        Raises ``DataError``, without any change, if they do not belong together or overlap.
-        """
-        self.belongs(other.digest, other.shards, other.seed, other.shuffle)
-        if other.epoch != self.epoch:
-            raise DataError(f"positions of epochs {self.epoch} and {other.epoch} cannot be merged")
-        both = bytes(mine & its for mine, its in zip(self.done, other.done, strict=True))
-        twice = [8 * place + bit for place, byte in enumerate(both) if byte for bit in range(8) if byte >> bit & 1]
-        twice += [shard for shard in other.partial if shard in self.partial or self.is_done(shard)]
-        twice += [shard for shard in self.partial if other.is_done(shard)]
-        if twice:
-            raise DataError(f"shards {sorted(twice)[:10]} of epoch {self.epoch} are in both positions")
-        self.done = bytearray(mine | its for mine, its in zip(self.done, other.done, strict=True))
-        self.partial.update(other.partial)
-        self.done_shards += other.done_shards
-        self.records += other.records
 
     def belongs(self, digest: str, shards: int, seed: int, shuffle: bool) -> None:
         """Raise ``DataError`` unless this is a position in a data set with this digest and order."""

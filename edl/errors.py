@@ -25,7 +25,7 @@
     └── ProtocolError       a peer violated the protocol; its stream is closed, this process continues
 
 Each class carries the launcher's exit status for the case that the error is not handled. ``definite`` says whether the
-failed action is known not to have happened; ``retry_helps`` whether trying again unchanged can succeed.
+failed action is known not to have happened.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class EdlError(Exception):
 
     exit_code: int = ExitCode.INTERNAL
     definite: ClassVar[bool] = True
-    retry_helps: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
         if type(self) is EdlError:
@@ -101,7 +100,6 @@ class StoreUnavailable(StoreError):
     """No endpoint answered in time. A write may have taken effect."""
 
     definite = False
-    retry_helps = True
 
 
 class StoreFull(StoreUnavailable):

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.types import NodeId, Token
+from edl.types import FencingToken, NodeId
 from edl.wire.messages import NO_STATE, Holding, Version
+from edl.wire.process_events import ProcessEvent
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import JobStatus
 
@@ -91,7 +92,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PrefixSnapshot:
     """All keys under a prefix at one revision, sorted by key."""
 
     entries: tuple[KeyValue, ...]
@@ -105,7 +106,7 @@ class Store(Protocol):
     ``StoreRefused`` when the store rejects the call (credentials). Writes are never retried automatically.
     """
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """All keys that begin with ``prefix``; the read is linearizable."""
         ...
 
@@ -147,7 +148,7 @@ class Guard:
     """The election key and the fencing token under which a Master may write."""
 
     key: str
-    token: Token
+    token: FencingToken
 
     def condition(self) -> Condition:
         """The condition that holds until this Master is replaced."""
@@ -193,7 +194,7 @@ class Lines(Protocol):
         ...
 
 
-class Ruling(Protocol):
+class ElectedMaster(Protocol):
     """The interface of the elected Master's shell for components that run beside it."""
 
     def status(self) -> JobStatus:
@@ -234,46 +235,6 @@ class WorkerCommand:
     kind: CommandKind
     target: str
     arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
-    """The process has ended and been reaped, and so has its whole process group."""
-
-    pid: int
-    code: int
-    """Exit status 0..255, or minus the number of the signal that ended it."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSuspended:
-    """The process was stopped by a signal (SIGSTOP, SIGTSTP, a debugger)."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerResumed:
-    """A stopped process has been continued."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForkServerLost:
-    """The helper process that creates workers has died, and all its workers with it. It must be started again."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersStopped:
-    """All workers have been killed, or are about to be, for a reason unrelated to them. Their exit events follow."""
-
-    reason: str
-
-
-ProcessEvent = WorkerExited | WorkerSuspended | WorkerResumed | WorkersStopped | ForkServerLost
 
 
 class Processes(Protocol):

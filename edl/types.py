@@ -22,5 +22,5 @@ Rank = NewType("Rank", int)
 Incarnation = NewType("Incarnation", int)
 """One life of a node: the id of the store lease that its key is attached to. A restarted node has another one."""
 
-Token = NewType("Token", int)
+FencingToken = NewType("FencingToken", int)
 """Fencing token of a Master: the revision at which its election key was created. Larger is newer."""

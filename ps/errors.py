@@ -10,7 +10,6 @@ class Unreachable(PsError):
     """The peer does not answer, or the connection broke. The request may or may not have been carried out."""
 
     definite = False
-    retry_helps = True
 
 
 class TimedOut(Unreachable):

@@ -19,7 +19,7 @@ from edl.arithmetic.permutation import Permutation, key
 from edl.wire.messages import NO_SETTINGS, Settings
 from edl.worker import feeding
 from edl.worker.feeding import Batches, Feed, Handing
-from edl.worker.sampler import CoreSampler, Place
+from edl.worker.sampler import CoreSampler, WorldPlace
 from edl.worker.steps import Share
 
 EPOCHS = 3
@@ -51,9 +51,9 @@ class Sampler(CoreSampler):
             **options,
         }
         super().__init__(range(length), None, None, **named)
-        self.at = Place(rank, world, 0)
+        self.at = WorldPlace(rank, world, 0)
 
-    def place(self) -> Place:
+    def place(self) -> WorldPlace:
         return self.at
 
     def _shuffled(self, length: int, epoch: int) -> Any:
@@ -163,7 +163,7 @@ class History:
                 sampler = Sampler(self.length, rank, size, base=base, **self.options)
                 ahead = self.draw.choice((0, 0, 2, 5))
                 self.workers.append(Worker(sampler, self.batch_size, self.whole, self.blocks, ahead))
-            self.workers[rank].sampler.at = Place(rank, size, 0)
+            self.workers[rank].sampler.at = WorldPlace(rank, size, 0)
             if self.state is None:
                 self.state = self.workers[0].sampler.state_dict()
             self.workers[rank].sampler.load_state_dict(self.state)

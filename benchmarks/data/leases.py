@@ -33,12 +33,12 @@ from data_service.protocol.messages import DataSetOptions, Lease, LeasesGranted,
 from edl.adapters.clock import SystemClock
 from edl.adapters.transport import Connection, MasterServer
 from edl.config import JobSpec, NodeRange, Timeouts
-from edl.master.election import Ruler
-from edl.master.service import Caller, Effect, Keep, Said, Tell, WorldBegan
+from edl.master.election import MasterInfo
+from edl.master.service import Caller, Effect, Keep, Said, TellWorker, WorldBegan
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Put
 from edl.testing.memory_store import MemoryStore
-from edl.types import Incarnation, JobId, NodeId, Rank, Round, Token
+from edl.types import FencingToken, Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import (
@@ -109,7 +109,7 @@ class Alone:
         for effect in effects:
             if isinstance(effect, Keep):
                 self.kept[effect.name] = effect.value
-            elif isinstance(effect, Tell):
+            elif isinstance(effect, TellWorker):
                 told = effect.body
         return told
 
@@ -175,7 +175,7 @@ async def serve(manifest_path: Path, nodes: int, processes: int, want: int, over
     store = MemoryStore(clock)
     keys = JobKeys(JobId("bench"))
     spec = JobSpec(JobId("bench"), NodeRange(nodes, nodes), timeouts=Timeouts(lease_ttl_s=30.0, join_grace_s=0))
-    revision = store.write_now([Put(keys.master, plain.dumps(Ruler(NodeId("n0"), "127.0.0.1", 1)))])
+    revision = store.write_now([Put(keys.master, plain.dumps(MasterInfo(NodeId("n0"), "127.0.0.1", 1)))])
     assert revision is not None
     infos = []
     for node in range(nodes):
@@ -194,7 +194,7 @@ async def serve(manifest_path: Path, nodes: int, processes: int, want: int, over
         "",
         lambda: (LeaseMachine(),),
     )
-    shell = MasterShell(deps, Token(revision))
+    shell = MasterShell(deps, FencingToken(revision))
     running = asyncio.ensure_future(shell.run())
     server = MasterServer(lambda: "secret", 30.0)
     port = await server.start("127.0.0.1")

@@ -126,7 +126,7 @@ class Crowd:
                     self.by_kind["kept"] += len(value)
                 case sv.WakeAt(at_s):
                     self.wake_s = min(at_s, self.wake_s or at_s)
-                case sv.Tell(_, body):
+                case sv.TellWorker(_, body):
                     self._told("trainers", body)
                 case sv.Send(name, body):
                     self._told("pservers", body)
@@ -149,7 +149,7 @@ class Crowd:
             word = orders_after(before, word)
         self._do(name, self._holdings[name].step(hd.OrdersCame(word)))
         if word.checkpoint is not None and word.checkpoint.phase == "find":
-            self.feed(sv.Heard(name, messages.encode(messages.FoundCheckpoints(word.checkpoint.number))))
+            self.feed(sv.HelperSaid(name, messages.encode(messages.FoundCheckpoints(word.checkpoint.number))))
 
     def _do(self, name: str, effects: Sequence[hd.Effect]) -> None:
         assert self._holdings is not None
@@ -157,7 +157,7 @@ class Crowd:
         for effect in effects:
             match effect:
                 case hd.SendToMaster(word):
-                    self.feed(sv.Heard(name, messages.encode(word)))
+                    self.feed(sv.HelperSaid(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._do(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.MarkStream(follower, number):

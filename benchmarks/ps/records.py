@@ -110,15 +110,15 @@ class Killing:
     def _kill_master(self) -> None:
         """Kill the Master's node, including its trainer or pserver."""
         self.job.wait(lambda: self.job.settled(2), "everything in place", every_s=0.5, limit_s=300)
-        name = self._ruling()
+        name = self._master()
         self.job.nodes[name].kill()
         self.job.nodes[name].wait()
-        self.job.wait(lambda: self._ruling() not in ("", name), "another Master", every_s=0.5)
+        self.job.wait(lambda: self._master() not in ("", name), "another Master", every_s=0.5)
         time.sleep(self.job.lease_ttl_s + 1)
         self.job.start(name)
         self.job.wait(lambda: self.job.settled(2), "everything in place", every_s=0.5, limit_s=300)
 
-    def _ruling(self) -> str:
+    def _master(self) -> str:
         status = self.job.status()
         if status is None:
             return ""

@@ -1,6 +1,6 @@
 """Commits a state of a given size in each step, and writes down how long each commit blocked.
 
-The size in GB is the content of ``<workdir>/gigabytes``; the state is a model of large layers with Adam's two moments.
+The size in GB is the content of ``<workdir>/gigabytes``; the state is a model of layers of 256 MiB.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,8 +34,8 @@ args = parser.parse_args()
 log = StepWriter(args.workdir)
 where = device()
 tensors = max(3, round(float((args.workdir / "gigabytes").read_text()) * 1e9 / LAYER_BYTES))
-values: dict[str, Any] = {f"t{n}": torch.zeros(LAYER_BYTES // 4, device=where) for n in range(tensors)}
-state = edl.State(step=0, **values)
+model = torch.nn.ParameterList(torch.zeros(LAYER_BYTES // 4, device=where) for _ in range(tensors))
+state = edl.State(model=model, step=0)
 
 
 def note(**line: object) -> None:
@@ -49,11 +48,12 @@ def note(**line: object) -> None:
 def train(state: edl.State) -> None:
     here = edl.context()
     log.group(here.rank, here.world_size, here.round)
-    wrong = [n for n in range(tensors) if float(getattr(state, f"t{n}").min()) != state.step]
+    wrong = [n for n, layer in enumerate(model) if float(layer.min()) != state.step]
     note(restored=state.step, wrong=wrong, peak=torch.cuda.max_memory_allocated() if where.type == "cuda" else 0)
     while state.step < args.steps:
-        for n in range(tensors):
-            getattr(state, f"t{n}").add_(1)
+        with torch.no_grad():
+            for layer in model:
+                layer.add_(1)
         state.step += 1
         synchronize()
         begun_s = time.monotonic()

@@ -16,7 +16,7 @@ from data_service.manifest import Manifest, counted
 from data_service.protocol.file_list_messages import NOW, AddFiles, Grow, Grown, Listed, ListFiles
 from data_service.protocol.messages import Answer, DataRefused, encode
 from edl.errors import DataError
-from edl.master.service import Effect, Keep, Tell
+from edl.master.service import Effect, Keep, TellWorker
 
 PART_BYTES = 512 << 10
 """Bytes of a list sent at once."""
@@ -71,7 +71,7 @@ def tell_orders(data: DataSet, turn: LeaseTurn) -> None:
         return
     data.lister = lister
     turn.effects += [
-        Tell(lister, encode(AddFiles(data.name, one.number, one.files, one.when))) for one in data.orders.values()
+        TellWorker(lister, encode(AddFiles(data.name, one.number, one.files, one.when))) for one in data.orders.values()
     ]
 
 

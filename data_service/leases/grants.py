@@ -26,7 +26,7 @@ from data_service.protocol.messages import (
     shards_of,
 )
 from edl.errors import DataError
-from edl.master.service import Caller, Fail, Flaw
+from edl.master.service import Caller, Fail, ReportFlaw
 
 REASON_LETTERS = 300
 """Most characters of a failure reason that are kept."""
@@ -206,7 +206,7 @@ def _quarantine(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, a
     turn.effects.append(flaw(data))
 
 
-def flaw(data: DataSet) -> Flaw:
+def flaw(data: DataSet) -> ReportFlaw:
     """The message about skipped shards at the end of the job."""
     listed = [
         f"{one.file} {one.begin}-{one.end}" + (f" after {counted(one.upto, 'record')}" if one.upto else "")
@@ -214,7 +214,7 @@ def flaw(data: DataSet) -> Flaw:
     ]
     reason = next(iter(data.quarantine.values())).reasons[0]
     text = f"data {data.name}: {named('skipped as unreadable', listed).replace('file', 'shard', 1)}. {reason}"
-    return Flaw(f"data/{data.name}", printable(text))
+    return ReportFlaw(f"data/{data.name}", printable(text))
 
 
 def encode_quarantine(quarantine: Mapping[int, QuarantinedShard]) -> bytes:

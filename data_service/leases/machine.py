@@ -44,7 +44,7 @@ from edl.master.service import (
     Ordered,
     Progress,
     Said,
-    Tell,
+    TellWorker,
     Tick,
     WakeAt,
     WorldBegan,
@@ -202,7 +202,7 @@ class LeaseMachine:
             text = f"{message.dataset}: {late}, but ids must increase. Send it with a higher one"
             turn.effects.append(_tell(event.caller, DataRefused(message.id, message.dataset, "old", text, client.last)))
         elif client.answer:
-            turn.effects.append(Tell(event.caller, client.answer))
+            turn.effects.append(TellWorker(event.caller, client.answer))
 
     def _request(self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, message: Request) -> None:
         client.last, client.answer, client.parked = message.id, "", None
@@ -372,5 +372,5 @@ def progress(data: DataSet, now_s: float) -> Progress:
     return Progress(data.name, ", ".join(parts), counts)
 
 
-def _tell(caller: Caller, answer: Answer) -> Tell:
-    return Tell(caller, encode(answer))
+def _tell(caller: Caller, answer: Answer) -> TellWorker:
+    return TellWorker(caller, encode(answer))

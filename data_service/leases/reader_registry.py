@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 
 from data_service.protocol.messages import ReaderList, encode
-from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Progress, Tell
+from edl.master.service import AddToHistory, Caller, Effect, KeyGone, KeyPut, Progress, TellWorker
 
 PREFIX = "readers/"
 _SHOWN = 8
@@ -53,7 +53,7 @@ class ReaderRegistry:
                 self._readers[name] = (name, host, port, secret)
             except (ValueError, TypeError, KeyError) as error:
                 self._readers.pop(name, None)
-                notes.append(Note(f"ignoring reader {name}: its key has no valid address ({error})"))
+                notes.append(AddToHistory(f"ignoring reader {name}: its key has no valid address ({error})"))
         if self._readers != before:
             self._informed.clear()
             self.due = True
@@ -80,4 +80,4 @@ class ReaderRegistry:
         if not missing:
             return []
         text = encode(ReaderList(tuple(self._readers[name] for name in sorted(self._readers)), self._authority))
-        return [Tell(caller, text) for caller in missing]
+        return [TellWorker(caller, text) for caller in missing]

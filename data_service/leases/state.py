@@ -14,7 +14,7 @@ from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.protocol.fields import Ranges
 from data_service.protocol.messages import INDEPENDENT, Answer, DataSetOptions, Open, Request, encode, ranges
-from edl.master.service import Caller, Effect, Note, Tell, WakeAt
+from edl.master.service import AddToHistory, Caller, Effect, TellWorker, WakeAt
 from edl.types import Rank
 from edl.wire.messages import World
 
@@ -250,11 +250,11 @@ class LeaseTurn:
         client.answer = answer if isinstance(answer, str) else encode(answer)
         client.parked = None
         data.parked.pop(caller, None)
-        self.effects.append(Tell(caller, client.answer))
+        self.effects.append(TellWorker(caller, client.answer))
 
     def note(self, text: str) -> None:
         """Add a line to the job's history."""
-        self.effects.append(Note(printable(text)))
+        self.effects.append(AddToHistory(printable(text)))
 
     def wake(self, at_s: float) -> None:
         """Request a ``Tick`` at that time."""

@@ -56,6 +56,7 @@ class IndependentLoader:
     def __init__(self, name: str, config: LoaderConfig, context: WorkerContext) -> None:
         self._name = name
         self._config = config
+        self._independent = config.independent
         self._context = context.independent() if config.independent else context
         self._place: RankAssignment | None = None
         """The last assignment with which the data set was opened."""

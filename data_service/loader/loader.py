@@ -12,7 +12,6 @@ from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.current_step import CurrentStep
 from data_service.loader.deps import PROCESS
-from data_service.loader.file_list_client import FileListClient
 from data_service.loader.growing_files import GrowingFiles
 from data_service.loader.independent import BatchWait, IndependentLoader, open_lasting
 from data_service.loader.lease_client import LeaseClient
@@ -283,7 +282,7 @@ class Loader(IndependentLoader):
             self._share = share
             self._meter.count(share.samples)
             if self._step.is_over:
-                self._end_step()
+                self._end_step(self._step.ready)
             yield batch, share
 
     def _begin_step(self) -> bool:
@@ -318,9 +317,10 @@ class Loader(IndependentLoader):
         made = self._padding.make(samples, prefetcher.step_sizes.sizes, self._reader, self._columns)
         return [(self._finish(part), count) for part, count in made]
 
-    def _end_step(self) -> None:
-        """The step's last micro-batch is returned: with the next commit all workers' records of it are consumed."""
-        ready, self._step = self._ready, None
+    def _end_step(self, ready: ReadyStep | None) -> None:
+        """The step's last micro-batch is returned: with the next commit all workers' records of it are consumed.
+        ``ready``: the step that it came from; None for padding."""
+        self._step = None
         self._position.consume()
         if self._independent and ready is not None:
             shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
@@ -485,21 +485,8 @@ class Loader(IndependentLoader):
         return self._source
 
     @property
-    def _independent(self) -> bool:
-        return self._config.independent
-
-    @property
     def _ledger(self) -> Ledger | None:
         return self._position.ledger
-
-    @property
-    def _file_list(self) -> FileListClient:
-        return self._files.client
-
-    @property
-    def _ready(self) -> ReadyStep | None:
-        """The step whose batches are being returned; None between steps, and for padding."""
-        return None if self._step is None else self._step.ready
 
     @property
     def _lasting(self) -> bool:

@@ -13,7 +13,7 @@ from data_service.leases.machine import LeaseMachine
 from data_service.protocol import messages
 from edl.adapters.clock import SystemClock
 from edl.errors import ProtocolError
-from edl.master.service import Caller, Effect, Event, Flaw, Said, Tell, WorldBegan
+from edl.master.service import Caller, Effect, Event, ReportFlaw, Said, TellWorker, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 from edl.worker.link import Link
@@ -128,7 +128,7 @@ class LocalTransport(Dispatcher):
             self._do(effect)
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, Tell):
+        if isinstance(effect, TellWorker):
             self.hear(effect.body)
-        elif isinstance(effect, Flaw) and effect.text:
+        elif isinstance(effect, ReportFlaw) and effect.text:
             sys.stderr.write(f"edl: {effect.text}\n")

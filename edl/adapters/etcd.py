@@ -25,8 +25,8 @@ from edl.ports import (
     CreatedAt,
     KeyValue,
     Operation,
+    PrefixSnapshot,
     Put,
-    Snapshot,
 )
 
 __all__ = ["EtcdStore", "EtcdTls"]
@@ -184,12 +184,12 @@ class EtcdStore:
         """Accept answers only from the cluster with this id."""
         self._connections.expect(cluster)
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """All keys with this prefix, by a linearizable read."""
         key, end = _range_of(prefix)
         request = rpc_pb2.RangeRequest(key=key, range_end=end)
         answer = await self._range(request)
-        return Snapshot(tuple(_to_entry(kv) for kv in answer.kvs), answer.header.revision)
+        return PrefixSnapshot(tuple(_to_entry(kv) for kv in answer.kvs), answer.header.revision)
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
         """Run one transaction; see ``Store.write``. etcd accepts at most 128 operations, and each key only once."""

@@ -30,6 +30,9 @@ from edl.wire.address import address
 IDENTIFY_S = 2.0
 """Seconds for finding out whether the program on a taken port is etcd; an etcd that is starting needs a moment."""
 
+READY_S = 10.0
+"""Seconds that a new member may take until it is ready."""
+
 _now_s = SystemClock().now_s
 
 
@@ -38,14 +41,13 @@ async def start_private_member(
     sockets: Path,
     *,
     token: str = "edl",  # noqa: S107 -- a name, not a secret
-    timeout_s: float = 10.0,
 ) -> EtcdMember:
     """Start a private store for one launcher; returns when it is ready. ``sockets``: the folder for its unix sockets.
     Raises ``StoreError``."""
     member = EtcdMember(SocketPlan(sockets), folder, token=token)
     member.start()
     try:
-        await member.wait_ready(timeout_s)
+        await member.wait_ready(READY_S)
     except (StoreError, asyncio.CancelledError):
         await member.stop(0)
         raise
@@ -57,7 +59,7 @@ async def start_local_member(
     folder: Path,
     *,
     token: str = "edl",  # noqa: S107 -- a name, not a secret
-    timeout_s: float = 10.0,
+    timeout_s: float = READY_S,
     identity: Identity | None = None,
 ) -> EtcdMember | None:
     """Start this launcher's member; None if no endpoint is for this host, so that the launcher only connects.

@@ -23,40 +23,35 @@ from edl.adapters import family
 from edl.adapters.stacks import stacks_of_program
 from edl.config import Standby
 from edl.errors import ProtocolError, StarterLost, WorkerStartError
-from edl.ports import (
-    CommandKind,
-    ForkServerLost,
-    ProcessEvent,
-    WorkerCommand,
-    WorkerExited,
-    WorkerResumed,
-    WorkersStopped,
-    WorkerSuspended,
-)
+from edl.ports import CommandKind, WorkerCommand
 from edl.wire.fork_server import (
     LARGEST_BYTES,
     Dump,
     Entitled,
-    Exited,
     Forward,
+    LogLine,
     Message,
-    Note,
-    Order,
-    Resumed,
     Signal,
     Spawn,
     Spawned,
     SpawnFailed,
-    Stopped,
-    Suspended,
     Warmed,
     WarmFailed,
+    WorkerOrder,
     decode,
     encode,
     helper_command,
     write_order,
 )
 from edl.wire.local import AGENT_VARIABLE
+from edl.wire.process_events import (
+    ForkServerLost,
+    ProcessEvent,
+    WorkerExited,
+    WorkerResumed,
+    WorkersStopped,
+    WorkerSuspended,
+)
 
 _MODULE = "edl.worker.fork_server"
 _FAREWELL_S = 12.0
@@ -173,7 +168,7 @@ class ForkServerProcesses:
         """Start a worker; see ``Processes.spawn``. The worker's events are queued after this call has its pid."""
         command = self._command
         arguments = with_macros(command.arguments, local_rank)
-        order = Order(command.kind.value, command.target, arguments, environment, cores=cores)
+        order = WorkerOrder(command.kind.value, command.target, arguments, environment, cores=cores)
         self._mark = environment.get(AGENT_VARIABLE, "")
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -330,17 +325,15 @@ class ForkServerProcesses:
                 answer = self._spawning.pop(number, None)
                 if answer is not None and not answer.done():
                     answer.set_exception(WorkerStartError(f"cannot start {shlex.quote(self._command.target)}: {error}"))
-            case Exited(pid, code):
+            case WorkerExited(pid):
                 self._alive.discard(pid)
-                self._publish(pid, WorkerExited(pid, code))
+                self._publish(message)
                 self._unwanted.discard(pid)
-            case Suspended(pid):
-                self._publish(pid, WorkerSuspended(pid))
-            case Resumed(pid):
-                self._publish(pid, WorkerResumed(pid))
-            case Stopped(reason):
-                self._events.put_nowait(WorkersStopped(reason))
-            case Note(text):
+            case WorkerSuspended() | WorkerResumed():
+                self._publish(message)
+            case WorkersStopped():
+                self._events.put_nowait(message)
+            case LogLine(text):
                 self._log(text)
 
     def _born(self, answer: asyncio.Future[int] | None, pid: int) -> None:
@@ -353,8 +346,8 @@ class ForkServerProcesses:
             with contextlib.suppress(OSError):
                 self._socket.send(encode(Signal(pid, signal.SIGKILL)))
 
-    def _publish(self, pid: int, event: ProcessEvent) -> None:
-        if pid not in self._unwanted:
+    def _publish(self, event: WorkerExited | WorkerSuspended | WorkerResumed) -> None:
+        if event.pid not in self._unwanted:
             self._events.put_nowait(event)
 
     def _import_advice(self, failure: WarmFailed) -> str:

@@ -171,7 +171,7 @@ class MasterServer:
         if self._server is not None:
             await self._server.stop(0.2)
 
-    async def _ruling(self, context: Any) -> MasterService:
+    async def _serving_master(self, context: Any) -> MasterService:
         service = self._service
         if service is None or not service.serving:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this launcher is not the Master")
@@ -179,21 +179,21 @@ class MasterServer:
         return service
 
     async def _join(self, requests: AsyncIterator[AgentMessage], context: Any) -> AsyncIterator[MasterMessage]:
-        service = await self._ruling(context)
+        service = await self._serving_master(context)
         await context.send_initial_metadata((_ACCEPTED,))
         async for message in service.join(requests):
             yield message
 
     async def _status(self, request: Question, context: Any) -> JobStatus:
-        return (await self._ruling(context)).status()
+        return (await self._serving_master(context)).status()
 
     async def _events(self, request: EventsRequest, context: Any) -> AsyncIterator[JournalEntry]:
-        service = await self._ruling(context)
+        service = await self._serving_master(context)
         async for entry in service.events(request):
             yield entry
 
     async def _ask(self, request: Asked, context: Any) -> Answer:
-        service = await self._ruling(context)
+        service = await self._serving_master(context)
         if request.purpose is not Purpose.DATA:
             return service.ask(request)
         try:
@@ -208,7 +208,7 @@ class MasterServer:
         )
 
     async def _submit(self, request: ScaleRequest, context: Any) -> Granted:
-        service = await self._ruling(context)
+        service = await self._serving_master(context)
         try:
             return await service.submit(request)
         except StoreError as error:

@@ -10,8 +10,8 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState
 from edl.agent.switch_watch import SwitchFiles
 from edl.agent.workers.hang import Watched
-from edl.ports import Activity, Clock, ProcessEvent
-from edl.types import Round, Token
+from edl.ports import Activity, Clock
+from edl.types import FencingToken, Round
 from edl.wire.local import Seat, ToWorker
 from edl.wire.messages import (
     AgentMessage,
@@ -24,6 +24,7 @@ from edl.wire.messages import (
     Version,
     World,
 )
+from edl.wire.process_events import ProcessEvent
 
 
 class WorkerStarter(Protocol):
@@ -245,7 +246,7 @@ class AgentDeps:
     refuses: Callable[[str, int], Awaitable[bool]]
     register: Callable[[], Awaitable[NodeInfo]]
     """Get a new lease and register under it."""
-    ruler_refused: Callable[[Token], None]
+    master_refused: Callable[[FencingToken], None]
     log: Callable[[str], None]
     activity: Callable[[Collection[int]], Mapping[int, Activity]]
     """What workers have used so far. Blocks."""

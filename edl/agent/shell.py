@@ -20,16 +20,8 @@ from edl.agent.workers import hang
 from edl.agent.workers.step_rate import Mark, tell_pace
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
-from edl.ports import (
-    ForkServerLost,
-    ProcessEvent,
-    WorkerExited,
-    WorkerResumed,
-    WorkersStopped,
-    WorkerSuspended,
-)
 from edl.tasks import BackgroundTasks, Backoff, Timer, end
-from edl.types import Round, Token
+from edl.types import FencingToken, Round
 from edl.wire.messages import (
     AgentMessage,
     Attach,
@@ -42,6 +34,7 @@ from edl.wire.messages import (
     Version,
     World,
 )
+from edl.wire.process_events import ProcessEvent, WorkerExited, WorkerResumed, WorkerSuspended
 
 RECONNECT_PAUSE_S = 0.05
 LONGEST_RECONNECT_PAUSE_S = 2.0
@@ -66,7 +59,7 @@ class AgentShell:
         self._ports = deps.ports
         self._ports_good_for: tuple[MasterStream | None, Round] | None = None
         self._stream: MasterStream | None = None
-        self._ruler: tuple[str, int, Token] | None = None
+        self._master: tuple[str, int, FencingToken] | None = None
         self._redial = asyncio.Event()
         self._background = BackgroundTasks(self._task_failed)
         self._introduced: MasterStream | None = None
@@ -247,9 +240,9 @@ class AgentShell:
         if self._stream is None:
             return
         self._stream.send(message)
-        if isinstance(message, Attach) and self._ruler is not None:
+        if isinstance(message, Attach) and self._master is not None:
             self._introduced = self._stream
-            self._worker_server.reattached(self._ruler[2])
+            self._worker_server.reattached(self._master[2])
 
     def _relay(self, said: ServiceSaid) -> None:
         """Pass a worker's message to a service of the Master if this node is attached. Otherwise drop it: the worker
@@ -308,9 +301,9 @@ class AgentShell:
 
     # --- what feeds it ---------------------------------------------------------------------------------------------
 
-    def follow(self, host: str, port: int, token: Token) -> None:
+    def follow(self, host: str, port: int, token: FencingToken) -> None:
         """Attach to this Master instead of the previous one."""
-        self._ruler = (host, port, token)
+        self._master = (host, port, token)
         self._dial()
 
     def _dial(self) -> None:
@@ -323,8 +316,8 @@ class AgentShell:
             await self._redial.wait()
             self._redial.clear()
             pauses = Backoff(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
-            while not self._redial.is_set() and self._ruler is not None:
-                call = asyncio.ensure_future(self._call(*self._ruler, pauses))
+            while not self._redial.is_set() and self._master is not None:
+                call = asyncio.ensure_future(self._call(*self._master, pauses))
                 hang_up = asyncio.ensure_future(self._redial.wait())
                 try:
                     await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -332,7 +325,7 @@ class AgentShell:
                     await end(call)
                     await end(hang_up)
 
-    async def _call(self, host: str, port: int, token: Token, pauses: Backoff) -> None:
+    async def _call(self, host: str, port: int, token: FencingToken, pauses: Backoff) -> None:
         """Attach to a Master until the stream ends, then check whether that Master is dead."""
         stream, now_s = self._deps.connect(host, port), self._deps.clock.now_s
         attached, opened_s = False, 0.0
@@ -352,7 +345,7 @@ class AgentShell:
         if attached and now_s() - opened_s >= LONGEST_RECONNECT_PAUSE_S:
             pauses.reset()
         if await self._deps.refuses(host, port):
-            self._deps.ruler_refused(token)
+            self._deps.master_refused(token)
         await asyncio.sleep(pauses.next())
 
     async def _hear(self, message: MasterMessage) -> None:
@@ -429,10 +422,6 @@ class AgentShell:
             case WorkerResumed(pid):
                 place = self._deps.workers.place(pid)
                 return None if place is None else ev.WorkerThawed(*place)
-            case WorkersStopped(reason):
-                return ev.WorkersKilled(reason)
-            case ForkServerLost(reason):
-                return ev.ForkServerGone(reason)
             case _:
                 return event
 

@@ -139,9 +139,11 @@ class WorkerServer:
         if line is None:
             return
         if len(message.body) <= LARGEST_BYTES // 4:
-            self._send(line, local.Told(message.service, message.body))
+            self._send(line, local.ServiceMessage(message.service, message.body))
         else:
-            self._send(line, local.Told(message.service, ""), write_memory("edl-service", message.body.encode()))
+            self._send(
+                line, local.ServiceMessage(message.service, ""), write_memory("edl-service", message.body.encode())
+            )
 
     def reattached(self, token: int) -> None:
         """Tell all workers that there is a Master again, so that they repeat unanswered messages to its services."""
@@ -246,7 +248,7 @@ class WorkerServer:
                 self._heard(ev.WorkerEntered(born, slot, rejoins, why_not))
             case local.Parked(round=left):
                 self._heard(ev.WorkerParked(born, slot, Round(left)))
-            case local.Underway(round=joined):
+            case local.TrainingStarted(round=joined):
                 self._checkpoints.restored(slot)
                 self._heard(ev.WorkerUnderway(born, slot, Round(joined)))
             case local.Here(hold=hold, commit=commit):

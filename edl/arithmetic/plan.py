@@ -80,7 +80,7 @@ class Micro:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class EpochPlan:
     """How one world consumes an epoch."""
 
     length: int

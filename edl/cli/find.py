@@ -18,7 +18,7 @@ from edl.adapters.identity import Identity, identity_of, secret_at
 from edl.adapters.secret_file import secret_from
 from edl.adapters.transport import MasterClient
 from edl.errors import SettingError, StoreUnavailable, UsageError
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.ports import Store
 from edl.types import JobId, NodeId
 from edl.wire import plain
@@ -60,16 +60,16 @@ class NoAnswer(StoreUnavailable):
 class JobClient(MasterClient):
     """Sends requests to the Master of a job, and knows how it was found."""
 
-    def __init__(self, job: JobId, ruler: Ruler, token: str, identity: Identity | None = None) -> None:
-        super().__init__(ruler.host, ruler.port, token, identity=identity)
-        self.node = ruler.node
-        self.place = address(ruler.host, ruler.port)
+    def __init__(self, job: JobId, master: MasterInfo, token: str, identity: Identity | None = None) -> None:
+        super().__init__(master.host, master.port, token, identity=identity)
+        self.node = master.node
+        self.place = address(master.host, master.port)
         self.door = ""
         """Who else can access the job, in one line."""
         self.job = job
         self.token = token
         """The job's own token."""
-        self.http = ruler.http
+        self.http = master.http
         """Address of the Master's HTTP server; empty: it has none."""
 
 
@@ -175,12 +175,12 @@ async def _only_job(store: Store) -> str:
 async def _client(store: Store, keys: JobKeys, secret: Secret | None, identity: Identity | None) -> JobClient:
     values = {entry.key: entry.value for entry in (await store.read(keys.prefix)).entries}
     if keys.master in values and keys.token in values:
-        ruler = plain.loads(Ruler, values[keys.master])
+        master = plain.loads(MasterInfo, values[keys.master])
         token = token_of(values[keys.token], secret, keys.job)
         if token is None:
             what = f"job {keys.job} has {described(values[keys.token])}, and this command has {own_words(secret)}"
             raise SettingError("--secret-file", "''", what, "Give the job's --secret-file, or EDL_SECRET")
-        return JobClient(keys.job, ruler, token, identity)
+        return JobClient(keys.job, master, token, identity)
     for entry in (entry for entry in (await store.read(keys.farewell)).entries if entry.key == keys.farewell):
         outcome = plain.loads(Finish, entry.value)
         raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)

@@ -44,6 +44,7 @@ from edl.launch.settings import (
     ReaderSettings,
     ReportSettings,
     StateSettings,
+    StoreSettings,
 )
 from edl.launch.sizes import Sizes, sizes_from
 from edl.launch.slot_options import with_spares
@@ -115,15 +116,20 @@ def _launch_settings(
             env.get("TORCHELASTIC_ERROR_FILE", ""), function.report_file, options["exit_code"] == "worker"
         ),
         arguments=arguments,
-        remarks=tuple(filter(None, (*resolved.remarks, here.remark, _cannot_grow(options, sizes.nodes, scheduler)))),
+        remarks=tuple(
+            filter(
+                None,
+                (*resolved.remarks, here.remark, _cannot_grow(store, sizes.nodes, scheduler, options["standalone"])),
+            )
+        ),
         # Last, because it creates a folder: nothing is created before everything has been checked.
         logs=log_plan(options, job, node, here.workers, command, env, servers=sizes.scripts.servers),
     )
 
 
-def _cannot_grow(options: Mapping[str, Any], nodes: NodeRange, scheduler: SchedulerChoice | None) -> str:
+def _cannot_grow(store: StoreSettings, nodes: NodeRange, scheduler: SchedulerChoice | None, standalone: bool) -> str:
     """A remark for a job that may grow although no other node can find it; a scheduler brings its nodes along."""
-    private = backend_from(options) is Backend.EMBEDDED and not endpoints_from(options) and not options["standalone"]
+    private = store.backend is Backend.EMBEDDED and not store.endpoints and not standalone
     if not private or nodes.highest == 1 or scheduler is not None:
         return ""
     return (

@@ -53,7 +53,7 @@ from edl.agent.machine.state import AgentState
 from edl.agent.shell import AgentShell
 from edl.agent.switches import Switches
 from edl.agent.worker_server import WorkerServer
-from edl.agent.workers.environment import Local, fork_server_environment
+from edl.agent.workers.environment import WorkerGroupDeps, fork_server_environment
 from edl.agent.workers.outputs import claim
 from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.workers import WorkerGroup
@@ -69,8 +69,8 @@ from edl.launch.accelerators import paddle_devices, slot_identities, visible_dev
 from edl.launch.addresses import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
-from edl.launch.helpers import HelperKind, HelpersBeside, Kit
-from edl.launch.launcher import Beside, Launcher, Parts, ended_before
+from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
+from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
@@ -80,12 +80,12 @@ from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import wire
 from edl.master.candidate import Candidate
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
-from edl.types import Incarnation, JobId, NodeId, Token
+from edl.types import FencingToken, Incarnation, JobId, NodeId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo
 
@@ -137,7 +137,7 @@ async def launch(settings: LaunchSettings) -> int:
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
         store, member, endpoints = await _open_store(settings, cleanup, log)
-        place = _Place(
+        deps = _NodeDeps(
             Registration(
                 *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log),
                 secret=settings.store.secret,
@@ -149,20 +149,20 @@ async def launch(settings: LaunchSettings) -> int:
             switches,
             reporter,
         )
-        place.web = _web(settings, place, log)
-        if place.web is not None:
-            cleanup.push_async_callback(place.web.leave)
+        deps.web = _web(settings, deps, log)
+        if deps.web is not None:
+            cleanup.push_async_callback(deps.web.leave)
         try:
-            place.members = len(settings.store.endpoints or endpoints) if member is not None else 0
-            await _take_place(settings, place, cleanup, log)
+            deps.members = len(settings.store.endpoints or endpoints) if member is not None else 0
+            await _join(settings, deps, cleanup, log)
         except JobEnded as error:
             return ended_before(error, log, worker_status=settings.report.worker_status)
-        cleanup.push_async_callback(place.server.stop)
-        for kind in _kinds(settings, place.registration.token):
-            helpers = HelpersBeside(_kit(settings, store, place.info.host, log), kind)
-            place.beside.append(helpers)
+        cleanup.push_async_callback(deps.server.stop)
+        for kind in _kinds(settings, deps.registration.token):
+            helpers = HelpersBeside(_helper_deps(settings, store, deps.info.host, log), kind)
+            deps.beside.append(helpers)
             cleanup.push_async_callback(helpers.leave)
-        return await _put_together(settings, store, member, place, processes, warming, log).run()
+        return await _put_together(settings, store, member, deps, processes, warming, log).run()
 
 
 async def _open_store(
@@ -293,7 +293,7 @@ async def _reach(
 
 
 @dataclass(slots=True)
-class _Place:
+class _NodeDeps:
     """The parts of a launcher that its place in the job consists of."""
 
     registration: Registration
@@ -320,22 +320,22 @@ class _Place:
     """Called when a part of another node's commit has arrived."""
 
 
-async def _take_place(
-    settings: LaunchSettings, place: _Place, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
+async def _join(
+    settings: LaunchSettings, deps: _NodeDeps, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> None:
     """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` if this node's previous launcher
     belonged to a job that has just ended."""
-    registration = place.registration
+    registration = deps.registration
     await _patiently(registration.agree, settings)
-    memory = await _memory_checkpoints(settings, place, log)
+    memory = await _memory_checkpoints(settings, deps, log)
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
-    place.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.local_addr or address_towards(place.endpoints[0])
-    port = await place.server.start(host)
+    deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
+    host = settings.local_addr or address_towards(deps.endpoints[0])
+    port = await deps.server.start(host)
     try:
-        if place.web is not None:
-            place.web.listen(host)
+        if deps.web is not None:
+            deps.web.listen(host)
         info = NodeInfo(
             NodeId(settings.node),
             Incarnation(0),
@@ -346,14 +346,14 @@ async def _take_place(
             state_port=memory.start(host),
             rack=settings.rack,
             index=settings.index,
-            members=place.members,
+            members=deps.members,
             spare_slots=settings.spare_slots,
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
             role=settings.workers.role,
         )
-        place.info = await _patiently(lambda: registration.join(info), settings)
+        deps.info = await _patiently(lambda: registration.join(info), settings)
     except EdlError:
-        await place.server.stop()
+        await deps.server.stop()
         raise
 
 
@@ -378,23 +378,25 @@ def _patience_s(settings: LaunchSettings) -> float:
     return settings.store.connect_timeout_s
 
 
-def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Web | None:
+def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Web | None:
     """The HTTP side, which does not listen yet; None without ``--http-port``."""
     if settings.http is None:
         return None
     from edl.web.front import Web, WebDeps
 
-    return Web(WebDeps(settings.spec.job, settings.http, lambda: place.registration.token, log, SystemClock().now_s))
+    return Web(WebDeps(settings.spec.job, settings.http, lambda: deps.registration.token, log, SystemClock().now_s))
 
 
-async def _memory_checkpoints(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> MemoryCheckpoints:
+async def _memory_checkpoints(
+    settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]
+) -> MemoryCheckpoints:
     """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
     wanted, checkpoint_storage = settings.state, None
-    if place.files is not None:
+    if deps.files is not None:
         checkpoint_storage = FileCheckpointStorage(
-            place.files,
+            deps.files,
             WriterIdentity(
-                settings.spec.job, run=hashlib.sha256(f"run {place.registration.token}".encode()).hexdigest()[:16]
+                settings.spec.job, run=hashlib.sha256(f"run {deps.registration.token}".encode()).hexdigest()[:16]
             ),
             Retention(wanted.keep_last, wanted.keep_every),
             wall_clock_s=wall_clock_s,
@@ -407,20 +409,20 @@ async def _memory_checkpoints(settings: LaunchSettings, place: _Place, log: Call
         node,
         settings.spec.job,
         limit_bytes=wanted.memory_bytes or available_bytes() // 2,
-        copies=TcpCopies(node, lambda: place.registration.token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
+        copies=TcpCopies(node, lambda: deps.registration.token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
         checkpoint_storage=checkpoint_storage,
-        on_kept=lambda version, where, error, took_s: place.kept(Kept(version, where, error, took_s)),
-        on_room=lambda why: place.room(why),
-        on_copy=lambda: place.copied(),
+        on_kept=lambda version, where, error, took_s: deps.kept(Kept(version, where, error, took_s)),
+        on_room=lambda why: deps.room(why),
+        on_copy=lambda: deps.copied(),
         copying=wanted.copying,
     )
-    place.checkpoint_manager = CheckpointManager(node, memory, checkpoint_storage, log)
+    deps.checkpoint_manager = CheckpointManager(node, memory, checkpoint_storage, log)
     return memory
 
 
-def _kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> Kit:
+def _helper_deps(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> HelperDeps:
     spec = settings.spec
-    return Kit(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
+    return HelperDeps(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
 
 
 def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
@@ -443,45 +445,45 @@ def _put_together(
     settings: LaunchSettings,
     store: Store,
     member: EtcdMember | None,
-    place: _Place,
+    deps: _NodeDeps,
     processes: ForkServerProcesses,
     warming: asyncio.Future[str],
     log: Callable[[str], None],
 ) -> Launcher:
     """Build the candidate, the agent and the launcher, which are connected only by callbacks."""
-    spec, clock, info = settings.spec, SystemClock(), place.info
+    spec, clock, info = settings.spec, SystemClock(), deps.info
     candidate, agent, launcher = wire(
         MasterDeps(
             *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
             checkpoint_dir=settings.state.checkpoint_dir,
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
-            companions=scaling.companions(settings, store, place.endpoints, log),
+            companions=scaling.companions(settings, store, deps.endpoints, log),
         ),
-        Ruler(info.node, info.host, info.port, place.web.url if place.web is not None else ""),
-        rule=lambda shell: _rule(place, shell),
-        make_agent=lambda candidate, register: _agent(settings, place, candidate, processes, warming, register, log),
-        make_parts=lambda candidate, agent: Parts(
+        MasterInfo(info.node, info.host, info.port, deps.web.url if deps.web is not None else ""),
+        elected=lambda shell: _elected(deps, shell),
+        make_agent=lambda candidate, register: _agent(settings, deps, candidate, processes, warming, register, log),
+        make_deps=lambda candidate, agent: LauncherDeps(
             job=spec.job,
             lease_ttl_s=spec.timeouts.lease_ttl_s,
             clock=clock,
             store=store,
             member=member,
-            server=place.server,
-            registration=place.registration,
+            server=deps.server,
+            registration=deps.registration,
             candidate=candidate,
             agent=agent,
             info=info,
-            note=HostNote(spec.job, info.node, place.endpoints, secret_file=settings.store.secret_file),
+            note=HostNote(spec.job, info.node, deps.endpoints, secret_file=settings.store.secret_file),
             log=log,
-            reporter=place.reporter,
-            beside=place.beside,
+            reporter=deps.reporter,
+            beside=deps.beside,
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(
                 spec.timeouts.lease_ttl_s,
-                etcd_leases(settings.store, place.endpoints),
+                etcd_leases(settings.store, deps.endpoints),
                 processes.entitle_aside,
                 renewed,
                 log,
@@ -489,22 +491,22 @@ def _put_together(
             kill_workers=processes.kill,
         ),
     )
-    place.kept, place.room, place.copied = agent.kept, agent.room, agent.copied
-    _begin_web(place, candidate)
+    deps.kept, deps.room, deps.copied = agent.kept, agent.room, agent.copied
+    _begin_web(deps, candidate)
     return launcher
 
 
-def _begin_web(place: _Place, candidate: Candidate) -> None:
-    if place.web is not None:
-        place.web.begin(lambda: candidate.ruler.http if candidate.ruler is not None else None)
-        place.beside.append(place.web)
+def _begin_web(deps: _NodeDeps, candidate: Candidate) -> None:
+    if deps.web is not None:
+        deps.web.begin(lambda: candidate.master.http if candidate.master is not None else None)
+        deps.beside.append(deps.web)
 
 
-def _rule(place: _Place, shell: MasterShell | None) -> None:
+def _elected(deps: _NodeDeps, shell: MasterShell | None) -> None:
     """Called when this launcher becomes the Master (``shell``), or stops being the Master (None)."""
-    place.server.serve(shell)
-    if place.web is not None:
-        place.web.rule(shell)
+    deps.server.serve(shell)
+    if deps.web is not None:
+        deps.web.use_master(shell)
 
 
 def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
@@ -519,7 +521,9 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     return (leases, PlacementMachine(spec.servers, limits=limits))
 
 
-def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:
+def _lines(
+    spec: JobSpec, node: NodeId, log: Callable[[str], None]
+) -> Callable[[FencingToken, LineListener], Lines] | None:
     """The factory of the Master's connections to pservers; None for a job without them."""
     if not spec.servers:
         return None
@@ -531,17 +535,17 @@ def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[
 
 def _agent(
     settings: LaunchSettings,
-    place: _Place,
+    deps: _NodeDeps,
     candidate: Candidate,
     processes: ForkServerProcesses,
     warming: asyncio.Future[str],
     register: Callable[[], Awaitable[NodeInfo]],
     log: Callable[[str], None],
 ) -> AgentShell:
-    spec, clock, node, registration = settings.spec, SystemClock(), place.info.node, place.registration
+    spec, clock, node, registration = settings.spec, SystemClock(), deps.info.node, deps.registration
     slots, devices = settings.slots + settings.spare_slots, visible_devices()
     kind, count = paddle_devices()
-    deps = Local(
+    workers_deps = WorkerGroupDeps(
         *(count, settings.state.checkpoint_dir, slots, devices, kind),
         virtual=settings.workers.virtual_local_rank,
         signals=settings.leave.handled,
@@ -550,8 +554,8 @@ def _agent(
     )
     own = changed(environment(), settings.workers.variables)
     base = {**own, **pservers.environment_of(settings.servers)}
-    workers = WorkerGroup(processes, spec, node, base, settings.logs, deps, log, wall_clock_s)
-    manager = place.checkpoint_manager
+    workers = WorkerGroup(processes, spec, node, base, settings.logs, workers_deps, log, wall_clock_s)
+    manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(
             clock=clock,
@@ -567,14 +571,14 @@ def _agent(
             ),
             refuses=refuses,
             register=register,
-            ruler_refused=candidate.ruler_refused,
+            master_refused=candidate.master_refused,
             log=log,
             activity=activity,
-            switches=place.switches,
+            switches=deps.switches,
             save_timeout_s=settings.state.save_timeout_s,
         ),
         AgentState(
-            place.info,
+            deps.info,
             spec.timeouts,
             contact_s=clock.now_s(),
             independent=spec.independent,

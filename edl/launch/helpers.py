@@ -72,7 +72,7 @@ class HelperKind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class HelperDeps:
     """What a group of helpers needs from its launcher."""
 
     store: Store
@@ -87,8 +87,8 @@ class Kit:
 class Helpers:
     """A group of helper processes, restarted when they die, and their keys."""
 
-    def __init__(self, kit: Kit, kind: HelperKind) -> None:
-        self._kit = kit
+    def __init__(self, deps: HelperDeps, kind: HelperKind) -> None:
+        self._deps = deps
         self._kind = kind
         self._clock = SystemClock()
         self._numbers: Iterator[int] | None = None
@@ -132,7 +132,7 @@ class Helpers:
         there is no other process to take over."""
         while self._running and self._drain_by_s is not None and self._clock.now_s() < self._drain_by_s:
             if self._alone:
-                self._kit.log(f"there is no other {self._kind.what} to take over from those here")
+                self._deps.log(f"there is no other {self._kind.what} to take over from those here")
                 return
             await asyncio.sleep(RETRY_S)
 
@@ -141,7 +141,7 @@ class Helpers:
         lease, self._lease = self._lease, 0
         if lease:
             with contextlib.suppress(StoreError):
-                await self._kit.store.revoke_lease(lease)
+                await self._deps.store.revoke_lease(lease)
         if self._running:
             await asyncio.sleep(self._kind.farewell_s)
             # A process ends by itself when its time is over; only one that hangs is killed.
@@ -167,21 +167,21 @@ class Helpers:
             except WorkerStartError as error:
                 if failures + 1 >= START_TRIES and not self._ever:
                     raise
-                self._kit.log(str(error))
+                self._deps.log(str(error))
             failures = 0 if self._clock.now_s() - started_s > LONGEST_PAUSE_S else failures + 1
             await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, failures - 1)))
         await asyncio.Event().wait()  # ends together with ``run``
 
     async def _live_one(self, index: int) -> None:
         """Run one process from its start to its end, with its key while it lives."""
-        kit, what = self._kit, self._kind.what
+        deps, what = self._deps, self._kind.what
         assert self._numbers is not None  # noqa: S101 - set before the event is
-        name = f"{kit.node}-{next(self._numbers)}"
-        process = await self._kind.start(index, name, kit.host)
+        name = f"{deps.node}-{next(self._numbers)}"
+        process = await self._kind.start(index, name, deps.host)
         self._ever = True
         self._running[name] = process
         self._changed.set()
-        kit.log(f"{what} {name} (pid {process.pid}) serves on port {process.ready['port']}")
+        deps.log(f"{what} {name} (pid {process.pid}) serves on port {process.ready['port']}")
         if self._drain_by_s is not None:
             process.ask_to_end()
         try:
@@ -191,7 +191,7 @@ class Helpers:
                 self._running.pop(name, None)
                 self._changed.set()
         more = "" if self._drain_by_s is not None else "; starting another one"
-        kit.log(f"{what} {name} (pid {process.pid}) {how}{more}")
+        deps.log(f"{what} {name} (pid {process.pid}) {how}{more}")
 
     # --- their keys ------------------------------------------------------------------------------------------------
 
@@ -202,10 +202,10 @@ class Helpers:
             self._changed.clear()
             try:
                 await self._bring_up_to_date()
-                pause_s = self._kit.lease_ttl_s / 3
+                pause_s = self._deps.lease_ttl_s / 3
                 if self._away:
                     self._away = False
-                    self._kit.log("the store answers again")
+                    self._deps.log("the store answers again")
             except LeaseLost:
                 self._lease, pause_s = 0, 0.0
                 self._fence("their lease has expired and others take over")
@@ -213,7 +213,7 @@ class Helpers:
                 pause_s = RETRY_S
                 if not self._away:
                     self._away = True
-                    self._kit.log(
+                    self._deps.log(
                         f"the store does not answer: {what}s continue; trainers learn of new ones when it answers"
                     )
                 self._look_around()
@@ -223,13 +223,13 @@ class Helpers:
     def _look_around(self) -> None:
         """Fence the processes if neither the store nor a Master was reachable for the duration of the lease: others may
         have taken over."""
-        late = self._clock.now_s() - self._renewed_s >= self._kit.lease_ttl_s
+        late = self._clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s
         if late and self._running and all(process.masterless for process in self._running.values()):
-            self._fence(f"neither the store nor a Master could be reached for {self._kit.lease_ttl_s:g} s")
+            self._fence(f"neither the store nor a Master could be reached for {self._deps.lease_ttl_s:g} s")
 
     def _fence(self, why: str) -> None:
         if self._kind.fenced and self._running:
-            self._kit.log(f"killing {len(self._running)} {self._kind.what}s: {why}")
+            self._deps.log(f"killing {len(self._running)} {self._kind.what}s: {why}")
             self.hurry()
             # Their keys must not come back, not even until their ends are noticed.
             self._running.clear()
@@ -237,15 +237,15 @@ class Helpers:
     async def _bring_up_to_date(self) -> None:
         """Renew the lease and correct the keys in the store. It reads the store each time, so a key that was removed
         comes back."""
-        kit, folder = self._kit, self._kind.folder
+        deps, folder = self._deps, self._kind.folder
         sent_s = self._clock.now_s()
         if self._lease:
-            await kit.store.renew_lease(self._lease)
+            await deps.store.renew_lease(self._lease)
         else:
-            self._lease = await kit.store.grant_lease(kit.lease_ttl_s)
+            self._lease = await deps.store.grant_lease(deps.lease_ttl_s)
         self._renewed_s = sent_s
-        here = kit.keys.helper(self._kind.service, f"{folder}/{kit.node}-")
-        snapshot = await kit.store.read(kit.keys.helper(self._kind.service, f"{folder}/"))
+        here = deps.keys.helper(self._kind.service, f"{folder}/{deps.node}-")
+        snapshot = await deps.store.read(deps.keys.helper(self._kind.service, f"{folder}/"))
         self._alone = all(entry.key.startswith(here) or _drains(entry.value) for entry in snapshot.entries)
         mine = [entry for entry in snapshot.entries if entry.key.startswith(here)]
         if self._numbers is None:
@@ -253,16 +253,17 @@ class Helpers:
             self._numbers = itertools.count(1 + max((_number(entry.key) for entry in mine), default=0))
             self._known.set()
         wanted = {
-            kit.keys.helper(self._kind.service, f"{folder}/{n}"): self._key_content(p) for n, p in self._running.items()
+            deps.keys.helper(self._kind.service, f"{folder}/{n}"): self._key_content(p)
+            for n, p in self._running.items()
         }
         there = {entry.key: entry.value for entry in mine if entry.lease == self._lease}
         operations: list[Operation] = [Delete(key) for key in there if key not in wanted]
         operations += [Put(key, value, self._lease) for key, value in wanted.items() if there.get(key) != value]
         for begin in range(0, len(operations), 100):  # etcd takes at most 128 in one transaction
-            await kit.store.write(operations[begin : begin + 100])
+            await deps.store.write(operations[begin : begin + 100])
 
     def _key_content(self, process: HelperProcess) -> bytes:
-        content = dict(self._kind.key_content(process, self._kit.host))
+        content = dict(self._kind.key_content(process, self._deps.host))
         if self._drain_by_s is not None:
             content["draining"] = True
         return json.dumps(content).encode()
@@ -284,10 +285,10 @@ def _drains(value: bytes) -> bool:
 class HelpersBeside:
     """Helpers of a launcher that also runs workers. If they cannot be started, it continues without them."""
 
-    def __init__(self, kit: Kit, kind: HelperKind) -> None:
-        self._helpers = Helpers(kit, kind)
+    def __init__(self, deps: HelperDeps, kind: HelperKind) -> None:
+        self._helpers = Helpers(deps, kind)
         self._what = kind.what
-        self._log = kit.log
+        self._log = deps.log
         self._signalled = False
         self._task = asyncio.ensure_future(self._run())
 
@@ -365,7 +366,7 @@ async def _take_part(
         return int(ExitCode.OK)
     spec, token = found
     host = settings.local_addr or address_towards(settings.store.endpoints[0])
-    helpers = Helpers(Kit(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
+    helpers = Helpers(HelperDeps(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
     party.append(helpers)
     running = asyncio.ensure_future(helpers.run())
     watching = asyncio.ensure_future(look.until_over(spec.timeouts.recover_s))

@@ -104,7 +104,7 @@ class LeaseRenewer(Protocol):
 
 
 @dataclass(slots=True)
-class Parts:
+class LauncherDeps:
     """The parts of a launcher, as built by ``edl.launch.compose``."""
 
     job: JobId
@@ -139,8 +139,8 @@ class Parts:
 class Launcher:
     """Runs the parts until the agent says how to end."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, deps: LauncherDeps) -> None:
+        self._deps = deps
         self._signals = 0
         """Number of signals received that ask this launcher to leave."""
         self._touched_s = 0.0
@@ -150,39 +150,39 @@ class Launcher:
 
     async def run(self) -> int:
         """Take part in the job; returns the exit status."""
-        parts = self._parts
+        deps = self._deps
         loop = asyncio.get_running_loop()
         # Under nohup SIGHUP is ignored, and must stay ignored.
         for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
             loop.add_signal_handler(number, self._interrupt, number)
-        for announced in set(parts.leave.signals) - set(SIGNALS):
+        for announced in set(deps.leave.signals) - set(SIGNALS):
             loop.add_signal_handler(announced, self._announced, announced)
-        for passed in parts.leave.passed:
+        for passed in deps.leave.passed:
             loop.add_signal_handler(passed, self._interrupt, passed)
-        for forwarded in parts.leave.forwarded:
-            loop.add_signal_handler(forwarded, parts.agent.forward, forwarded)
-        parts.note.write()
-        self._guard = parts.guard(parts.agent.leased)
-        election = asyncio.ensure_future(parts.candidate.run())
+        for forwarded in deps.leave.forwarded:
+            loop.add_signal_handler(forwarded, deps.agent.forward, forwarded)
+        deps.note.write()
+        self._guard = deps.guard(deps.agent.leased)
+        election = asyncio.ensure_future(deps.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
         stores = [asyncio.ensure_future(self._keep_member())]
-        if parts.member is not None:
-            stores.append(asyncio.ensure_future(keep_room(parts.member, parts.log)))
+        if deps.member is not None:
+            stores.append(asyncio.ensure_future(keep_room(deps.member, deps.log)))
         notices = asyncio.ensure_future(self._look_for_notices())
         try:
-            parts.candidate.registered(parts.registration.lease)
-            agent = asyncio.ensure_future(parts.agent.run())
+            deps.candidate.registered(deps.registration.lease)
+            agent = asyncio.ensure_future(deps.agent.run())
             await asyncio.wait({agent, election, lease}, return_when=asyncio.FIRST_COMPLETED)
             for helper in (election, lease):
                 if helper.done():
                     helper.result()
             outcome = await agent
-            status = status_of_worker(outcome.exit_code, outcome.failures) if parts.worker_status else outcome.exit_code
+            status = status_of_worker(outcome.exit_code, outcome.failures) if deps.worker_status else outcome.exit_code
             await self._report(status, outcome)
-            await self._let_master_finish(parts.candidate.shell)
+            await self._let_master_finish(deps.candidate.shell)
         finally:
             self._guard.end()
-            parts.note.remove()
+            deps.note.remove()
             for task in (notices, *stores, lease, election):
                 await end(task)
         left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
@@ -191,97 +191,97 @@ class Launcher:
 
     async def _report(self, status: int, outcome: Outcome) -> None:
         """Write the report in a thread, with a time limit: its disk may hang."""
-        parts, shell = self._parts, self._parts.candidate.shell
+        deps, shell = self._deps, self._deps.candidate.shell
         history = shell.journal.last(KEPT) if shell is not None and shell.ended else ()
-        keep = parts.reporter.keep
+        keep = deps.reporter.keep
         writing = asyncio.ensure_future(asyncio.to_thread(keep, status, outcome.reason, outcome.failures, history))
         await asyncio.wait({writing}, timeout=REPORT_S)
         if writing.done():
             writing.result()
         else:
-            parts.log(f"{parts.reporter.folder} does not respond: not waiting for the report to be written there")
+            deps.log(f"{deps.reporter.folder} does not respond: not waiting for the report to be written there")
 
     async def register_again(self) -> NodeInfo:
         """Register again under a new lease after the previous one was lost."""
-        parts = self._parts
-        parts.info = await parts.registration.rejoin(parts.info)
-        parts.candidate.registered(parts.registration.lease)
+        deps = self._deps
+        deps.info = await deps.registration.rejoin(deps.info)
+        deps.candidate.registered(deps.registration.lease)
         self._renewing.set()
-        return parts.info
+        return deps.info
 
     async def _keep_lease(self) -> None:
-        parts = self._parts
+        deps = self._deps
         while True:
-            self._touched_s = parts.clock.now_s()
-            self._guard.holds(parts.registration.lease, self._touched_s)
-            await parts.registration.keep(self._renewed, self._missed)
-            parts.registration.lease = Incarnation(0)
+            self._touched_s = deps.clock.now_s()
+            self._guard.holds(deps.registration.lease, self._touched_s)
+            await deps.registration.keep(self._renewed, self._missed)
+            deps.registration.lease = Incarnation(0)
             self._guard.holds(0, 0.0)
-            parts.candidate.unregistered()
+            deps.candidate.unregistered()
             self._renewing.clear()
-            parts.agent.post(LeaseGone())
+            deps.agent.post(LeaseGone())
             await self._renewing.wait()
 
     async def _keep_member(self) -> None:
         """Restart the store member with its data if its process dies. Training continues meanwhile."""
-        parts, pauses = self._parts, Backoff(MEMBER_PAUSE_S, LONGEST_MEMBER_PAUSE_S)
-        member, settled_s = parts.member, 0.0
+        deps, pauses = self._deps, Backoff(MEMBER_PAUSE_S, LONGEST_MEMBER_PAUSE_S)
+        member, settled_s = deps.member, 0.0
         while member is not None:
             code = await member.wait_exit()
-            if parts.clock.now_s() >= settled_s:
+            if deps.clock.now_s() >= settled_s:
                 pauses.reset()
-                parts.log(f"the embedded etcd has ended with status {code}: restarting it with its data")
+                deps.log(f"the embedded etcd has ended with status {code}: restarting it with its data")
             else:
-                parts.log(f"the embedded etcd keeps ending: {member.failure()}")
+                deps.log(f"the embedded etcd keeps ending: {member.failure()}")
             try:
                 member.start()
             except (StoreError, OSError) as error:
-                parts.log(f"cannot start the embedded etcd: {error}")
+                deps.log(f"cannot start the embedded etcd: {error}")
             await asyncio.sleep(pauses.next())
             # Counted from now: the member may have ended during the pause.
-            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
+            settled_s = deps.clock.now_s() + LONGEST_MEMBER_PAUSE_S
 
     def _renewed(self, asked_s: float) -> None:
         if self._store_away:
             self._store_away = False
-            self._parts.log("the store answers again")
-        self._touched_s = self._parts.clock.now_s()
-        self._guard.holds(self._parts.registration.lease, asked_s)
-        self._parts.agent.leased(asked_s)
+            self._deps.log("the store answers again")
+        self._touched_s = self._deps.clock.now_s()
+        self._guard.holds(self._deps.registration.lease, asked_s)
+        self._deps.agent.leased(asked_s)
 
     def _missed(self) -> None:
         if not self._store_away:
             self._store_away = True
-            self._parts.log("the store does not answer: training continues, changes of the world wait")
-        if self._parts.clock.now_s() - self._touched_s >= self._parts.lease_ttl_s:
-            self._parts.candidate.out_of_touch()
+            self._deps.log("the store does not answer: training continues, changes of the world wait")
+        if self._deps.clock.now_s() - self._touched_s >= self._deps.lease_ttl_s:
+            self._deps.candidate.out_of_touch()
 
     def _interrupt(self, number: int) -> None:
         self._signals += 1
         if self._signals >= AT_ONCE:
             self._drop_everything(number)
-        self._parts.agent.post(Interrupted(number, again=self._signals > 1))
-        for one in self._parts.beside:
+        self._deps.agent.post(Interrupted(number, again=self._signals > 1))
+        for one in self._deps.beside:
             one.interrupt()
 
     def _drop_everything(self, number: int) -> None:
         """Kill everything and exit at once, whatever this launcher is waiting for. Other launchers notice because its
         port refuses connections and its lease expires."""
-        parts = self._parts
+        deps = self._deps
         name = signal.Signals(number).name
-        parts.log(f"{name}, the third signal: killing everything and ending at once; nothing more is saved")
-        parts.kill_workers()
-        parts.note.remove()
-        parts.exit_now(128 + number)
+        deps.log(f"{name}, the third signal: killing everything and ending at once; nothing more is saved")
+        deps.kill_workers()
+        deps.note.remove()
+        deps.exit_now(128 + number)
 
     def _announced(self, number: int) -> None:
         """Handle a signal that announces the end, such as Slurm's before its time limit. A later SIGTERM counts as the
         first signal."""
-        self._parts.agent.post(Noticed(signal.Signals(number).name))
+        self._deps.agent.post(Noticed(signal.Signals(number).name))
 
     async def _look_for_notices(self) -> None:
-        if self._parts.notices is not None:
-            await self._parts.notices.run(lambda notice: self._parts.agent.post(Noticed(notice.reason, notice.lead_s)))
+        if self._deps.notices is not None:
+            await self._deps.notices.run(lambda notice: self._deps.agent.post(Noticed(notice.reason, notice.lead_s)))
 
     async def _let_master_finish(self, shell: MasterShell | None) -> None:
         """If the job has ended under this Master, stay until the other nodes have been informed."""
@@ -291,16 +291,16 @@ class Launcher:
 
     async def _say_farewell(self, *, ended: bool) -> None:
         """Give back the place in the job. The store member ends last, because others may still need it."""
-        parts = self._parts
-        await asyncio.gather(*(one.leave() for one in parts.beside))
+        deps = self._deps
+        await asyncio.gather(*(one.leave() for one in deps.beside))
         with contextlib.suppress(StoreError):
-            await parts.registration.leave()
-        await parts.server.stop()
-        if parts.member is not None and ended:
-            await _others_gone(parts.store, JobKeys(parts.job))
+            await deps.registration.leave()
+        await deps.server.stop()
+        if deps.member is not None and ended:
+            await _others_gone(deps.store, JobKeys(deps.job))
             # No grace: its data is deleted anyway, and without a majority a clean stop would take long.
-            await parts.member.stop(0)
-            parts.member.discard()
+            await deps.member.stop(0)
+            deps.member.discard()
 
 
 async def _others_gone(store: Store, keys: JobKeys) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from edl.errors import SettingError
 from edl.job_records import WITH_COLON, SchedulerChoice, SizeOwner
-from edl.schedulers.order import Order
+from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.port import Scheduler
 
 MOST_INDEX = 1_000_000
@@ -88,7 +88,7 @@ KINDS: dict[str, SchedulerKind] = {
     ),
     "slurm": SchedulerKind("slurm", "edl.schedulers.slurm", conf=_SLURM),
 }
-"""One entry per kind; ``edl.schedulers.order`` describes what its module must provide."""
+"""One entry per kind; ``edl.schedulers.deps`` describes what its module must provide."""
 
 
 def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
@@ -114,13 +114,13 @@ def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
     return wanted
 
 
-def make_scheduler(order: Order) -> Scheduler:
+def make_scheduler(deps: SchedulerDeps) -> Scheduler:
     """Make the adapter of the scheduler. Raises ``SettingError``, or ``SchedulerError`` if the scheduler cannot be
     reached."""
-    kind = KINDS.get(order.wanted.kind)
+    kind = KINDS.get(deps.wanted.kind)
     if kind is None:  # another version of edl wrote the job's specification
-        raise _unknown_kind(order.wanted.text)
-    made: Scheduler = _module(kind).make(order)
+        raise _unknown_kind(deps.wanted.text)
+    made: Scheduler = _module(kind).make(deps)
     return made
 
 

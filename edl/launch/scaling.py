@@ -17,10 +17,10 @@ from edl.launch.options import value_options
 from edl.launch.paddle_table import row_of
 from edl.launch.scale_options import launcher_again, make_scheduler
 from edl.launch.settings import LaunchSettings
-from edl.ports import Ruling, Store
-from edl.schedulers.order import Order
+from edl.ports import ElectedMaster, Store
+from edl.schedulers.deps import SchedulerDeps
 
-Companions = Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]]
+Companions = Callable[[ElectedMaster], Sequence[Coroutine[Any, Any, None]]]
 
 _THIS_NODE_ALONE = (
     *("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_STANDALONE", "EDL_HTTP_PORT", "PET_STANDALONE"),
@@ -40,27 +40,27 @@ def companions(
     """The companions for ``MasterDeps``: one that manages the scheduler, if the job has one."""
     wanted = settings.spec.scheduler
     if wanted is None:
-        return lambda ruling: ()
+        return lambda master: ()
     from edl.schedulers.shell import Reconciler  # imported late: only for jobs with a scheduler
 
-    deps = order(settings, wanted, store, endpoints, log)
-    return lambda ruling: (Reconciler(lambda: make_scheduler(deps), ruling, deps.clock, wanted.owner, log).run(),)
+    deps = scheduler_deps(settings, wanted, store, endpoints, log)
+    return lambda master: (Reconciler(lambda: make_scheduler(deps), master, deps.clock, wanted.owner, log).run(),)
 
 
-def order(
+def scheduler_deps(
     settings: LaunchSettings,
     wanted: SchedulerChoice,
     store: Store,
     endpoints: Sequence[str],
     log: Callable[[str], None],
-) -> Order:
+) -> SchedulerDeps:
     """Everything that an adapter of a scheduler may use."""
     spec, logs = settings.spec, Path(settings.logs.folder).parent if settings.logs.folder else runtime_folder()
     named = () if settings.store.endpoints else endpoints  # the address of a private store is not on the command line
     fixed = {"--rdzv-id": spec.job, "--log-dir": str(logs) if settings.logs.folder else os.devnull}
     elsewhere = wanted.kind != "process"
     left_out = (*_THIS_NODE_ALONE, *(_THIS_HOST_ALONE if elsewhere else ()))
-    return Order(
+    return SchedulerDeps(
         wanted=wanted,
         job=spec.job,
         nodes=spec.nodes,

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from edl.agent.machine.events import MasterSaid
 from edl.agent.shell import AgentShell
-from edl.launch.launcher import Launcher, Parts
-from edl.master.candidate import Callbacks, Candidate
-from edl.master.election import Ruler
+from edl.launch.launcher import Launcher, LauncherDeps
+from edl.master.candidate import Candidate, CandidateCallbacks
+from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.wire.messages import NodeInfo
 
@@ -27,26 +27,26 @@ class Wired(NamedTuple):
 
 def wire(
     master: MasterDeps,
-    ruler: Ruler,
+    own: MasterInfo,
     *,
-    rule: Callable[[MasterShell | None], None],
+    elected: Callable[[MasterShell | None], None],
     make_agent: Callable[[Candidate, Callable[[], Awaitable[NodeInfo]]], AgentShell],
-    make_parts: Callable[[Candidate, AgentShell], Parts],
+    make_deps: Callable[[Candidate, AgentShell], LauncherDeps],
 ) -> Wired:
     """Create the parts of a launcher in the order in which they need one another.
 
-    ``ruler``: the address under which this launcher would be the Master. ``rule``: called when it becomes the Master,
+    ``own``: the address under which this launcher would be the Master. ``elected``: called when it becomes the Master,
     and with None when it stops. ``make_agent``: receives the function that registers the node again.
     """
     candidate = Candidate(
         master,
-        ruler,
-        Callbacks(
-            follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token),
-            rule=rule,
+        own,
+        CandidateCallbacks(
+            follow=lambda found, token: agent.follow(found.host, found.port, token),
+            elected=elected,
             concluded=lambda outcome: agent.post(MasterSaid(outcome)),
         ),
     )
     agent = make_agent(candidate, lambda: launcher.register_again())
-    launcher = Launcher(make_parts(candidate, agent))
+    launcher = Launcher(make_deps(candidate, agent))
     return Wired(candidate, agent, launcher)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.master import planning, resizing
-from edl.master.policies.autoscale import Place, hear
+from edl.master.policies.autoscale import CurrentWorld, hear
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
@@ -44,12 +44,12 @@ def proposal(state: MasterState) -> tuple[int, str]:
     return memory.proposal, memory.reason
 
 
-def _place(turn: MasterTurn, world: World) -> Place:
+def _place(turn: MasterTurn, world: World) -> CurrentWorld:
     settings, bounds = turn.record.settings, turn.bounds
     staying = [entry for entry in turn.members() if not turn.excluded(entry) and not entry.draining]
     spares = [entry for entry in turn.ready() if turn.member(entry) is None]
     batch = settings.global_batch
-    return Place(
+    return CurrentWorld(
         round=world.round,
         slots={member.node: member.slots for member in world.members},
         lowest=bounds.lowest,

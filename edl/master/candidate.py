@@ -12,7 +12,7 @@ from edl.master import election as el
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import ChangeKind, CreatedAt, Delete, KeyValue, Put
 from edl.tasks import BackgroundTasks, Backoff, end
-from edl.types import Incarnation, NodeId, Token
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.messages import Finish
 
@@ -25,12 +25,12 @@ SETTLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Callbacks:
+class CandidateCallbacks:
     """Callbacks through which a candidate reports the election's outcome."""
 
-    follow: Callable[[el.Ruler, Token], None]
+    follow: Callable[[el.MasterInfo, FencingToken], None]
     """Called with the Master to attach to."""
-    rule: Callable[[MasterShell | None], None]
+    elected: Callable[[MasterShell | None], None]
     """Called with the shell when this launcher becomes Master, and with None when it no longer is."""
     concluded: Callable[[Finish], None]
     """Called when the job ends while this launcher is Master; its own agent may not have been attached."""
@@ -39,16 +39,16 @@ class Callbacks:
 class Candidate:
     """Takes part in elections while this launcher is registered."""
 
-    def __init__(self, deps: MasterDeps, ruler: el.Ruler, callbacks: Callbacks) -> None:
+    def __init__(self, deps: MasterDeps, own: el.MasterInfo, callbacks: CandidateCallbacks) -> None:
         self._deps = deps
-        self._ruler = ruler
+        self._own = own
         self._callbacks = callbacks
         self._events: asyncio.Queue[el.ElectionEvent] = asyncio.Queue()
         self._state = el.ElectionState()
         self._lease = Incarnation(0)
         self._before: NodeId | None = None
         """Node of the previous Master."""
-        self._rule: asyncio.Task[None] | None = None
+        self._term: asyncio.Task[None] | None = None
         self._campaigns = BackgroundTasks(self._failed)
         self._campaign = 0
         """Number of the current campaign; results of earlier ones are ignored."""
@@ -75,9 +75,9 @@ class Candidate:
         """Report that the lease is lost."""
         self._events.put_nowait(el.LauncherUnregistered())
 
-    def ruler_refused(self, token: Token) -> None:
+    def master_refused(self, token: FencingToken) -> None:
         """Report that the Master's host refuses connections."""
-        self._events.put_nowait(el.RulerRefused(token))
+        self._events.put_nowait(el.MasterRefused(token))
 
     def out_of_touch(self) -> None:
         """Report that the store was silent for a whole lease. A Master that misses nodes then steps down."""
@@ -85,9 +85,9 @@ class Candidate:
             self._events.put_nowait(el.OutOfTouch())
 
     @property
-    def ruler(self) -> el.Ruler | None:
+    def master(self) -> el.MasterInfo | None:
         """The current Master as far as this launcher knows; None if unknown."""
-        return None if self._state.role is el.Role.CANDIDATE else self._state.ruler
+        return None if self._state.role is el.Role.CANDIDATE else self._state.master
 
     async def run(self) -> None:
         """Take part in elections until cancelled. Raises an unexpected exception of the Master: the job can do without
@@ -112,27 +112,27 @@ class Candidate:
                 getter.cancel()
             watch.cancel()
             self._campaigns.drop()
-            await self._stop_ruling()
+            await self._end_term()
 
     async def _carry_out(self, effect: el.ElectionEffect) -> None:
         match effect:
             case el.Campaign(depose):
                 self._campaign += 1
                 self._campaigns.begin(self._stand(self._campaign, depose))
-            case el.Rule(token):
-                await self._stop_ruling()
+            case el.BecomeMaster(token):
+                await self._end_term()
                 self.shell = MasterShell(self._deps, token, self._before)
-                self._rule = asyncio.ensure_future(self._run_rule(self.shell, token))
+                self._term = asyncio.ensure_future(self._run_term(self.shell, token))
             case el.StepDown(reason):
                 self._deps.log(f"this node is no longer the Master: {reason}")
-                await self._stop_ruling()
-            case el.Follow(ruler, token):
-                self._before = ruler.node
-                self._callbacks.follow(ruler, token)
+                await self._end_term()
+            case el.Follow(master, token):
+                self._before = master.node
+                self._callbacks.follow(master, token)
 
-    async def _run_rule(self, shell: MasterShell, token: Token) -> None:
+    async def _run_term(self, shell: MasterShell, token: FencingToken) -> None:
         self._deps.log(f"this node is the Master (token {token})")
-        self._callbacks.rule(shell)
+        self._callbacks.elected(shell)
         began_s = self._deps.clock.now_s()
         try:
             self._callbacks.concluded(await shell.run())
@@ -157,13 +157,13 @@ class Candidate:
         if not self._broken.done():
             self._broken.set_exception(error)
 
-    async def _stop_ruling(self) -> None:
-        rule, self._rule, self.shell = self._rule, None, None
-        if rule is not None:
-            self._callbacks.rule(None)
-            await end(rule)
+    async def _end_term(self) -> None:
+        term, self._term, self.shell = self._term, None, None
+        if term is not None:
+            self._callbacks.elected(None)
+            await end(term)
 
-    async def _stand(self, number: int, depose: Token) -> None:
+    async def _stand(self, number: int, depose: FencingToken) -> None:
         """Campaign once. Another candidate may win between the two transactions; exactly one wins in any case."""
         rest_s, self._rest_s = self._rest_s, 0.0
         await asyncio.sleep(rest_s)
@@ -175,10 +175,10 @@ class Candidate:
         if number == self._campaign:
             self._events.put_nowait(el.CampaignEnded(bool(token), token))
 
-    async def _create(self, depose: Token) -> Token:
+    async def _create(self, depose: FencingToken) -> FencingToken:
         """Create the election key and return its token; 0 if the write failed or its outcome is unknown."""
         key, store = self._deps.keys.master, self._deps.store
-        put = Put(key, plain.dumps(self._ruler), self._lease)
+        put = Put(key, plain.dumps(self._own), self._lease)
         try:
             if depose:
                 await store.write([Delete(key)], [CreatedAt(key, depose)])
@@ -188,12 +188,12 @@ class Candidate:
             said, self._said = self._said, str(error) if error.definite else ""
             if self._said and self._said != said:
                 self._deps.log(f"cannot run for Master: {error}")
-            return Token(0)
+            return FencingToken(0)
         self._pauses.reset()
         self._said = ""
-        return Token(revision or 0)
+        return FencingToken(revision or 0)
 
-    async def _find_out(self) -> Token:
+    async def _find_out(self) -> FencingToken:
         """Read the key until the store answers, because a write without an answer may have created it."""
         while True:
             try:
@@ -202,17 +202,17 @@ class Candidate:
                 await asyncio.sleep(CAMPAIGN_PAUSE_S)
                 continue
             except StoreError:
-                return Token(0)
-            mine = (Token(entry.create_revision) for entry in snapshot.entries if self._is_mine(entry))
-            return next(mine, Token(0))
+                return FencingToken(0)
+            mine = (FencingToken(entry.create_revision) for entry in snapshot.entries if self._is_mine(entry))
+            return next(mine, FencingToken(0))
 
     def _is_mine(self, entry: KeyValue) -> bool:
-        return entry.lease == self._lease and self._ruler_in(entry) == self._ruler
+        return entry.lease == self._lease and self._master_in(entry) == self._own
 
-    def _ruler_in(self, entry: KeyValue) -> el.Ruler | None:
+    def _master_in(self, entry: KeyValue) -> el.MasterInfo | None:
         """None if the value was not written by edl; an operator has to delete it."""
         try:
-            return plain.loads(el.Ruler, entry.value)
+            return plain.loads(el.MasterInfo, entry.value)
         except ProtocolError as error:
             self._deps.log(f"ignoring {entry.key}: {error}; delete this key if edl did not write it")
             return None
@@ -225,12 +225,12 @@ class Candidate:
                 snapshot = await self._deps.store.read(key)
                 self._known = True
                 if not snapshot.entries:
-                    self._events.put_nowait(el.KeyChanged(None, Token(snapshot.revision)))
+                    self._events.put_nowait(el.KeyChanged(None, FencingToken(snapshot.revision)))
                 for entry in snapshot.entries:
                     self._show(entry)
                 async for change in self._deps.store.watch(key, snapshot.revision):
                     if change.kind is ChangeKind.DELETE:
-                        self._events.put_nowait(el.KeyChanged(None, Token(change.entry.mod_revision)))
+                        self._events.put_nowait(el.KeyChanged(None, FencingToken(change.entry.mod_revision)))
                     else:
                         self._show(change.entry)
             except StoreRefused:
@@ -241,6 +241,6 @@ class Candidate:
                 await asyncio.sleep(CAMPAIGN_PAUSE_S)
 
     def _show(self, entry: KeyValue) -> None:
-        ruler = self._ruler_in(entry)
-        if ruler is not None:
-            self._events.put_nowait(el.KeyChanged(ruler, Token(entry.create_revision), self._is_mine(entry)))
+        master = self._master_in(entry)
+        if master is not None:
+            self._events.put_nowait(el.KeyChanged(master, FencingToken(entry.create_revision), self._is_mine(entry)))

@@ -12,11 +12,11 @@ import dataclasses
 import enum
 from dataclasses import dataclass
 
-from edl.types import NodeId, Token
+from edl.types import FencingToken, NodeId
 
 
 @dataclass(frozen=True, slots=True)
-class Ruler:
+class MasterInfo:
     """Value of the election key: the Master's node and addresses."""
 
     node: NodeId
@@ -40,9 +40,9 @@ class ElectionState:
     """One launcher's knowledge of the election. ``token`` 0 means that no Master is known."""
 
     role: Role = Role.FOLLOWER
-    ruler: Ruler | None = None
-    token: Token = Token(0)
-    seen: Token = Token(0)
+    master: MasterInfo | None = None
+    token: FencingToken = FencingToken(0)
+    seen: FencingToken = FencingToken(0)
     """Newest known revision of the election key, of its creation or its deletion; anything older is outdated."""
     registered: bool = False
     """This launcher has a living lease, without which it cannot run for election."""
@@ -50,23 +50,23 @@ class ElectionState:
 
 @dataclass(frozen=True, slots=True)
 class KeyChanged:
-    """The election key as reported by the watch; ``ruler`` is None when it is gone.
+    """The election key as reported by the watch; ``master`` is None when it is gone.
 
     ``token`` is its create revision, or the revision of its deletion (0: unknown). A watch may lag behind this
     launcher's own writes, so the order of arrival means nothing.
     """
 
-    ruler: Ruler | None
-    token: Token
+    master: MasterInfo | None
+    token: FencingToken
     mine: bool = False
     """The key is attached to this launcher's lease."""
 
 
 @dataclass(frozen=True, slots=True)
-class RulerRefused:
+class MasterRefused:
     """The Master's host refuses connections on its port, so that Master is dead."""
 
-    token: Token
+    token: FencingToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class CampaignEnded:
     """The store answered a campaign. ``token`` is this launcher's if ``won``; 0 if the store was unreachable."""
 
     won: bool
-    token: Token
+    token: FencingToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class OutOfTouch:
 
 
 ElectionEvent = (
-    KeyChanged | RulerRefused | CampaignEnded | LauncherRegistered | LauncherUnregistered | FencedOff | OutOfTouch
+    KeyChanged | MasterRefused | CampaignEnded | LauncherRegistered | LauncherUnregistered | FencedOff | OutOfTouch
 )
 
 
@@ -107,14 +107,14 @@ ElectionEvent = (
 class Campaign:
     """Delete the key if its create revision is ``depose`` (unless 0), then create it if it does not exist."""
 
-    depose: Token
+    depose: FencingToken
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class BecomeMaster:
     """Become Master under this token."""
 
-    token: Token
+    token: FencingToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,11 @@ class StepDown:
 class Follow:
     """Attach to this Master, which may be in this launcher."""
 
-    ruler: Ruler
-    token: Token
+    master: MasterInfo
+    token: FencingToken
 
 
-ElectionEffect = Campaign | Rule | StepDown | Follow
+ElectionEffect = Campaign | BecomeMaster | StepDown | Follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
     match event:
         case KeyChanged():
             return _key_changed(state, event)
-        case RulerRefused(token):
+        case MasterRefused(token):
             if state.role is Role.FOLLOWER and token == state.token and state.registered:
                 return _stand(state, token, "the Master's host refuses connections: replacing it")
             return ElectionDecision(state, (), "an old hint")
@@ -158,12 +158,14 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
         case LauncherRegistered():
             registered = dataclasses.replace(state, registered=True)
             if state.role is Role.FOLLOWER and not state.token:
-                return _stand(registered, Token(0), "there is no Master")
+                return _stand(registered, FencingToken(0), "there is no Master")
             return ElectionDecision(registered, (), "registered")
         case LauncherUnregistered():
             return _resign(dataclasses.replace(state, registered=False), "this launcher's lease ended")
         case FencedOff():
-            lost = dataclasses.replace(state, ruler=None, token=Token(0)) if state.role is Role.MASTER else state
+            lost = (
+                dataclasses.replace(state, master=None, token=FencingToken(0)) if state.role is Role.MASTER else state
+            )
             return _resign(lost, "another Master has been elected")
         case OutOfTouch():
             return _retire(state)
@@ -173,27 +175,27 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
     if 0 < event.token < state.seen:
         return ElectionDecision(state, (), "stale notification")
     state = dataclasses.replace(state, seen=max(state.seen, event.token))
-    if event.ruler is None:
+    if event.master is None:
         if state.role is Role.MASTER:
-            return _resign(dataclasses.replace(state, ruler=None, token=Token(0)), "the election key is gone")
-        vacant = dataclasses.replace(state, ruler=None, token=Token(0))
+            return _resign(dataclasses.replace(state, master=None, token=FencingToken(0)), "the election key is gone")
+        vacant = dataclasses.replace(state, master=None, token=FencingToken(0))
         if state.role is Role.FOLLOWER and state.registered:
-            return _stand(vacant, Token(0), "the last Master is gone")
+            return _stand(vacant, FencingToken(0), "the last Master is gone")
         return ElectionDecision(vacant, (), "there is no Master")
     if state.role is Role.MASTER and event.token != state.token:
-        known = dataclasses.replace(state, ruler=event.ruler, token=event.token)
-        deposed = _resign(known, f"{event.ruler.node} rules now")
-        return ElectionDecision(deposed.state, (*deposed.effects, Follow(event.ruler, event.token)), deposed.reason)
-    if event.token == state.token and state.ruler == event.ruler:
+        known = dataclasses.replace(state, master=event.master, token=event.token)
+        deposed = _resign(known, f"{event.master.node} rules now")
+        return ElectionDecision(deposed.state, (*deposed.effects, Follow(event.master, event.token)), deposed.reason)
+    if event.token == state.token and state.master == event.master:
         return ElectionDecision(state, (), "known already")
-    followed = dataclasses.replace(state, ruler=event.ruler, token=event.token)
+    followed = dataclasses.replace(state, master=event.master, token=event.token)
     if event.mine and state.registered and state.role is not Role.MASTER:
         # A campaign has succeeded, be it one that seemed lost or was followed by another one. No other launcher will
         # take this place, and a later campaign finds it taken.
         master = dataclasses.replace(followed, role=Role.MASTER)
         reason = "elected: the store shows this launcher's key"
-        return ElectionDecision(master, (Rule(event.token), Follow(event.ruler, event.token)), reason)
-    return ElectionDecision(followed, (Follow(event.ruler, event.token),), f"{event.ruler.node} rules")
+        return ElectionDecision(master, (BecomeMaster(event.token), Follow(event.master, event.token)), reason)
+    return ElectionDecision(followed, (Follow(event.master, event.token),), f"{event.master.node} rules")
 
 
 def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecision:
@@ -201,16 +203,16 @@ def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecis
         return ElectionDecision(state, (), "the campaign was given up")
     if event.won and state.registered and event.token >= state.seen:
         master = dataclasses.replace(state, role=Role.MASTER, token=event.token, seen=event.token)
-        return ElectionDecision(master, (Rule(event.token),), "elected")
+        return ElectionDecision(master, (BecomeMaster(event.token),), "elected")
     follower = dataclasses.replace(state, role=Role.FOLLOWER)
     if not state.token and state.registered:
         # The store was unreachable, or the winner's key (possibly our own) has not been seen yet, or is already
         # deleted again: retry.
-        return _stand(follower, Token(0), "no Master is known: trying again")
+        return _stand(follower, FencingToken(0), "no Master is known: trying again")
     return ElectionDecision(follower, (), "another launcher was faster")
 
 
-def _stand(state: ElectionState, depose: Token, reason: str) -> ElectionDecision:
+def _stand(state: ElectionState, depose: FencingToken, reason: str) -> ElectionDecision:
     return ElectionDecision(dataclasses.replace(state, role=Role.CANDIDATE), (Campaign(depose),), reason)
 
 
@@ -228,5 +230,5 @@ def _resign(state: ElectionState, reason: str) -> ElectionDecision:
     follower = dataclasses.replace(state, role=Role.FOLLOWER)
     if follower.registered and not follower.token:
         candidate = dataclasses.replace(follower, role=Role.CANDIDATE)
-        return ElectionDecision(candidate, (*effects, Campaign(Token(0))), reason)
+        return ElectionDecision(candidate, (*effects, Campaign(FencingToken(0))), reason)
     return ElectionDecision(follower, effects, reason)

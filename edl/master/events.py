@@ -64,7 +64,7 @@ class NodeSaid:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OperatorRequest:
     """A request from the command line or the HTTP API, not through a node."""
 
     asked: Asked
@@ -113,7 +113,7 @@ Event = (
     | NodeAttached
     | NodeDetached
     | NodeSaid
-    | Told
+    | OperatorRequest
     | ScaleRequested
     | Unfit
     | Flawed
@@ -125,7 +125,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellNode:
     """Send a message to one incarnation of a node."""
 
     node: NodeId
@@ -176,7 +176,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class HistoryEntry:
     """One line of the job's history, stored in the same transaction as the record."""
 
     kind: Kind
@@ -189,7 +189,7 @@ class Conclude:
     """The job has ended and all reachable nodes have been notified; the Master may exit."""
 
 
-Effect = Tell | Probe | Revoke | WakeAt | Grant | Note | Conclude
+Effect = TellNode | Probe | Revoke | WakeAt | Grant | HistoryEntry | Conclude
 
 
 Decision = machine.Decision[MasterState, Effect]

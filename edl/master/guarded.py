@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from edl.errors import FencedOut, LeaseLost, StoreError, StoreFull, StoreUnavailable
-from edl.ports import Clock, Guard, Operation, Snapshot, Store
+from edl.ports import Clock, Guard, Operation, PrefixSnapshot, Store
 from edl.tasks import Backoff
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class GuardedStore:
         waited_s = self._clock.now_s() - self._since_s
         return f"world changes have waited {waited_s:.0f} s for the store; training continues. {self._why}"
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """``Store.read``, retried until it succeeds."""
         return await self._retrying(lambda: self._store.read(prefix))
 

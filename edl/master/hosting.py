@@ -27,10 +27,10 @@ class Hosted:
 class Gathered:
     """Collected effects of the services, in order."""
 
-    words: list[tuple[str, sv.Tell]] = field(default_factory=list)
+    words: list[tuple[str, sv.TellWorker]] = field(default_factory=list)
     kept: list[tuple[str, sv.Keep]] = field(default_factory=list)
-    notes: list[sv.Note] = field(default_factory=list)
-    flaws: list[sv.Flaw] = field(default_factory=list)
+    notes: list[sv.AddToHistory] = field(default_factory=list)
+    flaws: list[sv.ReportFlaw] = field(default_factory=list)
     sent: list[tuple[str, sv.Send]] = field(default_factory=list)
     failures: list[sv.Fail] = field(default_factory=list)
     answers: list[sv.Answered] = field(default_factory=list)
@@ -119,13 +119,13 @@ class Hosting:
         gathered = self._gathered
         for effect in effects:
             match effect:
-                case sv.Tell():
+                case sv.TellWorker():
                     gathered.words.append((name, effect))
                 case sv.Keep():
                     gathered.kept.append((name, effect))
-                case sv.Note():
+                case sv.AddToHistory():
                     gathered.notes.append(effect)
-                case sv.Flaw():
+                case sv.ReportFlaw():
                     gathered.flaws.append(effect)
                 case sv.Send():
                     gathered.sent.append((name, effect))

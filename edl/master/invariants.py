@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edl.config import NodeRange
-from edl.master.events import Decision, Tell
+from edl.master.events import Decision, TellNode
 from edl.master.policies.slots import Dropped
 from edl.master.state import MasterState, NodeStatus, Phase, Record
 from edl.wire.messages import Member, StartRound, World
@@ -102,7 +102,7 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
     if before.record.phase is Phase.ENDED and after.record != before.record:
         yield "the record changed after the job had ended"
     for effect in decision.effects:
-        if isinstance(effect, Tell) and isinstance(effect.message, StartRound):
+        if isinstance(effect, TellNode) and isinstance(effect.message, StartRound):
             # If several events are handled together, a later one may end the world that an earlier one announces: its
             # stop order follows.
             recorded = [one.world for one in (before.record, after.record) if one.phase is Phase.RUNNING]

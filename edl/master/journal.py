@@ -6,7 +6,7 @@ import asyncio
 import collections
 from collections.abc import AsyncIterator, Sequence
 
-from edl.master.events import Kind, Note
+from edl.master.events import HistoryEntry, Kind
 from edl.wire.status import JournalEntry
 
 KEPT = 500
@@ -19,11 +19,11 @@ thousand joining nodes do not push their cause out of the history."""
 _FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
 
 
-def folded(notes: Sequence[Note]) -> list[Note]:
+def folded(notes: Sequence[HistoryEntry]) -> list[HistoryEntry]:
     """The notes of one write, with many of a kind combined into one."""
     counts = collections.Counter(note.kind for note in notes)
     many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
-    found: list[Note] = []
+    found: list[HistoryEntry] = []
     for note in notes:
         if note.kind not in many:
             found.append(note)
@@ -31,7 +31,7 @@ def folded(notes: Sequence[Note]) -> list[Note]:
         named = [one.node for one in notes if one.kind is note.kind]
         if note.node == named[0]:
             some, more = ", ".join(named[:FOLDED]), len(named) - FOLDED
-            found.append(Note(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"))
+            found.append(HistoryEntry(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"))
     return found
 
 
@@ -50,7 +50,7 @@ class Journal:
         if self._entries:
             self._next = self._entries[-1].number + 1
 
-    def make(self, note: Note, number_of_round: int, at_s: float) -> JournalEntry:
+    def make(self, note: HistoryEntry, number_of_round: int, at_s: float) -> JournalEntry:
         """Number a note. It becomes visible through ``publish``."""
         entry = JournalEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round)
         self._next += 1

@@ -25,9 +25,9 @@ from edl.master.events import (
     NodeRefused,
     NodeRegistered,
     NodeSaid,
+    OperatorRequest,
     ScaleRequested,
     Tick,
-    Told,
     Unfit,
 )
 from edl.master.forming import (
@@ -497,7 +497,7 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
         _give_back_if_collateral(turn, entry, f"leaves: {reason}")
 
 
-def _request_received(turn: MasterTurn, event: Told) -> None:
+def _request_received(turn: MasterTurn, event: OperatorRequest) -> None:
     planning.asked(turn, event.asked)
 
 
@@ -532,7 +532,7 @@ _HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     NodeRefused: _refused,
     NodeExpired: _expired,
     NodeSaid: _said,
-    Told: _request_received,
+    OperatorRequest: _request_received,
     ScaleRequested: _scale_requested,
     Unfit: _unfit,
     Flawed: _flawed,

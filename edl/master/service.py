@@ -15,7 +15,7 @@ from typing import Protocol
 
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
-from edl.types import NodeId, Rank, Round
+from edl.types import NodeId, Round
 from edl.wire.messages import Settings, World
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class LineDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HelperSaid:
     """A helper process sent a message over its line."""
 
     name: str
@@ -114,13 +114,15 @@ class Ordered:
     body: str
 
 
-Event = WorldBegan | WorldEnded | Said | KeyPut | KeyGone | Tick | LineUp | LineDown | Heard | SettingsHold | Ordered
+Event = (
+    WorldBegan | WorldEnded | Said | KeyPut | KeyGone | Tick | LineUp | LineDown | HelperSaid | SettingsHold | Ordered
+)
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellWorker:
     """Send a message to a worker. It is lost if the worker, its node or the stream is gone."""
 
     caller: Caller
@@ -137,14 +139,14 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class AddToHistory:
     """Add a line to the job's history."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Flaw:
+class ReportFlaw:
     """Something to report at the end of the job: a job whose workers all succeed then ends with ``ExitCode.INCOMPLETE``
     and this text. A later text with the same name replaces it; an empty one withdraws it."""
 
@@ -176,7 +178,7 @@ class Answered:
     text: str
 
 
-Effect = Tell | Keep | WakeAt | Note | Flaw | Send | Fail | Answered
+Effect = TellWorker | Keep | WakeAt | AddToHistory | ReportFlaw | Send | Fail | Answered
 
 
 class Service(Protocol):
@@ -207,11 +209,3 @@ class Progress:
     """Text for people."""
     counts: Mapping[str, float]
     """Numbers for tools: names end in the unit (``_records``, ``_shards``, ``_s``, ``_per_s``), if any."""
-
-
-def rank_of(world: World, caller: Caller) -> Rank | None:
-    """The caller's rank in a world; None if it has none."""
-    member = world.member(caller.node)
-    if member is None or caller.slot not in member.used:
-        return None
-    return Rank(member.first_rank + member.used.index(caller.slot))

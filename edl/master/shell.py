@@ -42,17 +42,17 @@ from edl.ports import (
     ChangeKind,
     Clock,
     Condition,
+    ElectedMaster,
     Guard,
     LineListener,
     Lines,
     ModifiedAt,
     Operation,
     Put,
-    Ruling,
     Store,
 )
 from edl.tasks import BackgroundTasks, Timer
-from edl.types import Incarnation, NodeId, Token
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import (
@@ -104,10 +104,10 @@ class MasterDeps:
     """Empty: the job has none. None: not known on this node."""
     services: Callable[[], Sequence[Service]] = tuple
     """Creates the hosted services, once per term of office."""
-    lines: Callable[[Token, LineListener], Lines] | None = None
+    lines: Callable[[FencingToken, LineListener], Lines] | None = None
     """Creates the connections to helper processes for one term of office; None: the job's services need none."""
-    companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
-    """Coroutines that run while this Master is in office; see ``Ruling``."""
+    companions: Callable[[ElectedMaster], Sequence[Coroutine[Any, Any, None]]] = lambda master: ()
+    """Coroutines that run while this Master is in office; see ``ElectedMaster``."""
     decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda *step: None
     """Observes each decision before it is carried out, with its events; the take-over has none."""
 
@@ -115,7 +115,7 @@ class MasterDeps:
 class MasterShell:
     """One term of office, from election to stepping down. ``run`` ends with the job or the term."""
 
-    def __init__(self, deps: MasterDeps, token: Token, before: NodeId | None = None) -> None:
+    def __init__(self, deps: MasterDeps, token: FencingToken, before: NodeId | None = None) -> None:
         """``before``: the previous Master's node, as far as this launcher knows."""
         self._deps = deps
         self.token = token
@@ -261,7 +261,7 @@ class MasterShell:
         """Write what changed, then run the effects in order."""
         self._deps.decided(self._state, events, decision)
         record = decision.state.record
-        notes = folded([effect for effect in decision.effects if isinstance(effect, ev.Note)])
+        notes = folded([effect for effect in decision.effects if isinstance(effect, ev.HistoryEntry)])
         wall_s = self._deps.wall_clock_s()
         added = [self.journal.make(note, record.round, wall_s) for note in notes]
         if record != self._stored or added:
@@ -280,7 +280,7 @@ class MasterShell:
 
     async def _run(self, effect: ev.Effect, record: Record) -> None:
         match effect:
-            case ev.Tell(node, incarnation, message):
+            case ev.TellNode(node, incarnation, message):
                 stream = self._streams.get((node, incarnation))
                 if stream is not None:
                     stream.put_nowait(message)
@@ -292,7 +292,7 @@ class MasterShell:
                 if self._asking is not None:
                     self._asking.settle(Granted(verdict, text, self._scaled, record.sizing.generation))
                     self._asking = None
-            case ev.Note(text=text):
+            case ev.HistoryEntry(text=text):
                 self._deps.log(text)
             case ev.Conclude():
                 await self._conclude()
@@ -307,7 +307,7 @@ class MasterShell:
             await self._step(ev.Flawed(flaw.name, flaw.text))
         assert self._stored is not None  # noqa: S101 - as above
         wall_s, number = self._deps.wall_clock_s(), self._stored.round
-        notes = [ev.Note(ev.Kind.SERVICE, note.text) for note in gathered.notes]
+        notes = [ev.HistoryEntry(ev.Kind.SERVICE, note.text) for note in gathered.notes]
         added = [self.journal.make(note, number, wall_s) for note in notes]
         keys = self._deps.keys
         history = journal_operations(keys, self.journal, added)
@@ -498,11 +498,11 @@ class MasterShell:
         return await asking.answer
 
     async def changed(self) -> None:
-        """Wait for the next change; see ``Ruling``. Raises ``FencedOut`` if this Master has stepped down."""
+        """Wait for the next change; see ``ElectedMaster``. Raises ``FencedOut`` if this Master has stepped down."""
         await self._updates.changed()
 
     def explain(self, text: str) -> None:
-        """Set the explanation shown in the status; see ``Ruling``."""
+        """Set the explanation shown in the status; see ``ElectedMaster``."""
         self._explanation = text
 
     def ask(self, asked: Asked) -> Answer:
@@ -510,7 +510,7 @@ class MasterShell:
         assert self._state is not None  # noqa: S101 - as above
         answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.argument)
         if answer.ok:
-            self._events.put_nowait(ev.Told(asked))
+            self._events.put_nowait(ev.OperatorRequest(asked))
         return answer
 
     async def order(self, asked: Asked) -> Answer:
@@ -592,7 +592,7 @@ class _Listener:
     def heard(self, name: str, body: str) -> None:
         """Pass on a helper's message; see ``LineListener``."""
         service, _, key = name.partition("/")
-        self._events.put_nowait(Hosted(service, sv.Heard(key, body)))
+        self._events.put_nowait(Hosted(service, sv.HelperSaid(key, body)))
 
 
 def _below(prefix: str, values: Mapping[str, bytes]) -> dict[str, bytes]:

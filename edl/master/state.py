@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.config import HyperPolicy, JobSpec
-from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, Learnt, Memory
+from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, AutoscaleMemory, Learnt
 from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
@@ -248,7 +248,7 @@ class MasterState:
     """The newest checkpoint that could not be written, and why; empty once it or a later one is written."""
     save_s: float = 0.0
     """Seconds that writing the last checkpoint took; 0: none has been written."""
-    scaling: Memory = NO_MEMORY
+    scaling: AutoscaleMemory = NO_MEMORY
     """The autoscale policy's current measurement."""
     reason: str = ""
     """The reason of the last step; shown by ``edl status``."""

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from edl.config import NodeRange
-from edl.master.events import Conclude, Decision, Effect, Kind, Note, Probe, Revoke, Tell, WakeAt
+from edl.master.events import Conclude, Decision, Effect, HistoryEntry, Kind, Probe, Revoke, TellNode, WakeAt
 from edl.master.policies import slots
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
@@ -172,7 +172,7 @@ class MasterTurn:
     def tell(self, entry: NodeEntry, message: MasterMessage) -> None:
         """Send a message to a node if it is attached; otherwise attaching brings it up to date."""
         if entry.attached:
-            self.effects.append(Tell(entry.info.node, entry.info.incarnation, message))
+            self.effects.append(TellNode(entry.info.node, entry.info.incarnation, message))
 
     def probe(self, entry: NodeEntry) -> None:
         """Probe whether the agent still listens."""
@@ -189,7 +189,7 @@ class MasterTurn:
     def note(self, kind: Kind, text: str, node: str = "") -> None:
         """Add a line to the history; it is also the reason of this step."""
         self.reason = text
-        self.effects.append(Note(kind, text, node))
+        self.effects.append(HistoryEntry(kind, text, node))
 
     def conclude(self) -> None:
         """Let the Master exit."""

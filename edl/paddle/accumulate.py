@@ -39,12 +39,12 @@ def accumulate(
     logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
     ``StateError`` for a plain layer on several workers.
     """
-    trainee = PaddleTrainee(model)
+    trainee = PaddleModel(model)
     return begin(loader, trainee, lambda: LogicalModel(trainee.layer), noise, seed, first_step)
 
 
-class PaddleTrainee:
-    """Implements ``edl.worker.accumulate.Trainee`` for a layer, plain or in ``edl.paddle.Parallel``.
+class PaddleModel:
+    """Implements ``edl.worker.accumulate.DataParallelModel`` for a layer, plain or in ``edl.paddle.Parallel``.
 
     Gradients are averaged after the last backward pass; the passes themselves exchange nothing.
     """

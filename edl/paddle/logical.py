@@ -25,7 +25,7 @@ def buffers(layer: Any) -> list[Any]:
 
 
 class LogicalModel:
-    """Implements ``edl.worker.accumulate.LogicalTrainee``. Gradients are flattened and grouped by type in the host's
+    """Implements ``edl.worker.accumulate.LogicalRankModel``. Gradients are flattened and grouped by type in the host's
     memory."""
 
     def __init__(self, layer: Any) -> None:

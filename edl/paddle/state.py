@@ -23,7 +23,7 @@ _REFUSED = frozenset({
 })  # fmt: skip
 
 
-class State(core.State):
+class State(core.BaseState):
     """The state of a training script that must not be lost: ``State(model=model, optimizer=optimizer, epoch=0)``.
 
     It accepts layers, optimizers, LR schedulers, other objects with ``state_dict``, tensors, arrays and plain values.

@@ -10,10 +10,14 @@ def count(number: int, noun: str = "node") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(names: Sequence[str], limit: int = 5) -> str:
-    """The first ``limit`` names and the number of the others: ``a, b and 3 more``."""
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+LISTED = 5
+"""Most names in a message."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first ``LISTED`` names and the number of the others: ``a, b and 3 more``."""
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def one_line(text: str) -> str:

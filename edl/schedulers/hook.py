@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from edl.errors import SchedulerError, SettingError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
-from edl.schedulers.order import Order, seconds
+from edl.schedulers.deps import SchedulerDeps, seconds
 from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 
 TIMEOUT_S = 30.0
@@ -42,17 +42,17 @@ def check(wanted: SchedulerChoice) -> None:
         seconds(wanted.conf, key, TIMEOUT_S, least)
 
 
-def make(order: Order) -> ExecScheduler | DiscoveryScheduler:
+def make(deps: SchedulerDeps) -> ExecScheduler | DiscoveryScheduler:
     """Create the adapter for one Master's term."""
-    wanted = order.wanted
+    wanted = deps.wanted
     program = Program(
         tuple(_words(wanted)),
-        {**order.environment, "EDL_JOB_ID": order.job, "EDL_NODE_ID": order.node},
+        {**deps.environment, "EDL_JOB_ID": deps.job, "EDL_NODE_ID": deps.node},
         seconds(wanted.conf, "timeout", TIMEOUT_S, LEAST["timeout"]),
     )
     if wanted.kind == "exec":
         return ExecScheduler(program, wanted.text)
-    return DiscoveryScheduler(program, wanted.text, seconds(wanted.conf, "poll", POLL_S, LEAST["poll"]), order)
+    return DiscoveryScheduler(program, wanted.text, seconds(wanted.conf, "poll", POLL_S, LEAST["poll"]), deps)
 
 
 def _words(wanted: SchedulerChoice) -> list[str]:
@@ -139,10 +139,10 @@ class DiscoveryScheduler:
     indexed = False
     ask_none_at_end = False
 
-    def __init__(self, program: Program, name: str, poll_s: float, order: Order) -> None:
+    def __init__(self, program: Program, name: str, poll_s: float, deps: SchedulerDeps) -> None:
         self._program = program
         self._poll_s = poll_s
-        self._log = order.log
+        self._log = deps.log
         self.name = name
 
     async def current(self) -> SchedulerSize:

@@ -18,7 +18,7 @@ from edl.config import environment
 from edl.errors import SchedulerError, SettingError, StoreError, StoreRefused, StoreUnavailable
 from edl.job_records import SchedulerChoice
 from edl.ports import Change, ChangeKind, CreatedAt, KeyValue, ModifiedAt, Put, Store
-from edl.schedulers.order import Order
+from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.port import Doomed, Observation, Scheduler, SchedulerSize, Sized
 from edl.tasks import end
 
@@ -51,19 +51,19 @@ def check(wanted: SchedulerChoice) -> None:
         )
 
 
-def make(order: Order) -> PaddleCloud:
+def make(deps: SchedulerDeps) -> PaddleCloud:
     """Create the adapter for one Master's term."""
-    environment = order.environment
-    inner, endpoints = _paddlejob(order.wanted), _endpoints(order.wanted.conf, environment)
+    environment = deps.environment
+    inner, endpoints = _paddlejob(deps.wanted), _endpoints(deps.wanted.conf, environment)
     pods: Scheduler | None = None
     if inner is not None:
         from edl.schedulers import kubernetes
 
-        pods = kubernetes.make(dataclasses.replace(order, wanted=inner))
-    first = read_nodes(environment.get(NODES, "")) or order.nodes.maximum
-    store = order.open_store(endpoints) if endpoints else order.store
-    key = key_of(environment.get(JOB_ID, "") or order.job)
-    return PaddleCloud(store, key, first, order.log, pods, mine=bool(endpoints))
+        pods = kubernetes.make(dataclasses.replace(deps, wanted=inner))
+    first = read_nodes(environment.get(NODES, "")) or deps.nodes.maximum
+    store = deps.open_store(endpoints) if endpoints else deps.store
+    key = key_of(environment.get(JOB_ID, "") or deps.job)
+    return PaddleCloud(store, key, first, deps.log, pods, mine=bool(endpoints))
 
 
 def key_of(job: str) -> str:

@@ -18,7 +18,7 @@ class Node:
     spare: bool = False
     """It is ready and waiting."""
     cordoned: bool = False
-    rules: bool = False
+    is_master: bool = False
     """The Master runs in its launcher."""
     host: str = ""
     """Its address."""
@@ -86,7 +86,9 @@ def release_plan(job: JobSummary, size: int, indexed: bool) -> RemovalPlan | Non
     to_come = max(0, size - len(job.nodes))
     surplus = size - target
     # Newest first. The Master's node is last, since its removal requires a new election.
-    order = sorted(enumerate(others), key=lambda pair: (pair[1].rules, not pair[1].cordoned, -pair[1].index, -pair[0]))
+    order = sorted(
+        enumerate(others), key=lambda pair: (pair[1].is_master, not pair[1].cordoned, -pair[1].index, -pair[0])
+    )
     going = tuple(node.name for _, node in order[: max(0, surplus - to_come)])
     return RemovalPlan(size - min(surplus, to_come) - len(going), going, going, reason)
 

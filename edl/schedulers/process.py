@@ -22,7 +22,7 @@ from pathlib import Path
 
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
-from edl.schedulers.order import Order, with_options
+from edl.schedulers.deps import SchedulerDeps, with_options
 from edl.schedulers.port import Observation, SchedulerSize, Sized
 
 WATCH_S = 0.5
@@ -39,9 +39,9 @@ def check(wanted: SchedulerChoice) -> None:
     """Does nothing: there is nothing to check."""
 
 
-def make(order: Order) -> ProcessScheduler:
+def make(deps: SchedulerDeps) -> ProcessScheduler:
     """Create the adapter for one Master's term."""
-    return ProcessScheduler(order)
+    return ProcessScheduler(deps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class ProcessScheduler:
     indexed = False
     ask_none_at_end = False
 
-    def __init__(self, order: Order, start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> None:
-        self._order = order
+    def __init__(self, deps: SchedulerDeps, start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> None:
+        self._deps = deps
         self._start = start
         self._failed = ""
         self.name = f"processes on {socket.gethostname()}"
@@ -103,17 +103,17 @@ class ProcessScheduler:
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
         """Send SIGTERM to launchers that do not leave in time when asked, and to surplus ones that have not joined the
         job yet."""
-        deadline_s = self._order.clock.now_s() + BY_THEMSELVES_S
-        while self._order.clock.now_s() < deadline_s:
+        deadline_s = self._deps.clock.now_s() + BY_THEMSELVES_S
+        while self._deps.clock.now_s() < deadline_s:
             leaving = [one for one in self._started() if one.node in names]
             if not leaving:
                 break
             await asyncio.sleep(WATCH_S / 5)
-        registered = set(self._order.beside())
+        registered = set(self._deps.beside())
         yet_to_come = [one for one in self._started() if one.pid not in registered and one.node not in names]
         surplus = self._size().nodes - nodes
         for one in [one for one in self._started() if one.node in names]:
-            self._order.log(f"{one.node} has not left by itself: SIGTERM to its launcher (process {one.pid})")
+            self._deps.log(f"{one.node} has not left by itself: SIGTERM to its launcher (process {one.pid})")
             one.send(signal.SIGTERM)
             surplus -= 1
         for one in sorted(yet_to_come, key=lambda one: -one.index)[: max(0, surplus)]:
@@ -135,14 +135,14 @@ class ProcessScheduler:
     # --- processes -------------------------------------------------------------------------------------------------
 
     def _size(self) -> SchedulerSize:
-        ours, beside = self._started(), self._order.beside()
+        ours, beside = self._started(), self._deps.beside()
         pids = {one.pid for one in ours} | set(beside)
         return SchedulerSize(len(pids), len(beside), self._failed)
 
     def _started(self) -> list[Started]:
         """The running launchers; files of ended ones are removed."""
         found = []
-        for path in sorted(self._order.runtime_folder.glob("*.json")):
+        for path in sorted(self._deps.runtime_folder.glob("*.json")):
             one = _read(path)
             if one is not None and one.alive:
                 found.append(one)
@@ -152,20 +152,20 @@ class ProcessScheduler:
 
     def _launch(self) -> None:
         """Start one launcher, with the lowest free number above those of the launchers started by hand."""
-        order, ours = self._order, self._started()
-        by_hand = set(order.beside()) - {one.pid for one in ours}
+        deps, ours = self._deps, self._started()
+        by_hand = set(deps.beside()) - {one.pid for one in ours}
         index = next(n for n in range(len(by_hand), 1_000_000) if n not in {one.index for one in ours})
         node = f"{socket.gethostname()[:100]}-p{index}"
-        path = order.runtime_folder / f"{index}.json"
-        log = order.log_folder / f"{order.job}_{node}.launcher.log"
+        path = deps.runtime_folder / f"{index}.json"
+        log = deps.log_folder / f"{deps.job}_{node}.launcher.log"
         try:
-            order.runtime_folder.mkdir(parents=True, exist_ok=True)
-            order.log_folder.mkdir(parents=True, exist_ok=True)
+            deps.runtime_folder.mkdir(parents=True, exist_ok=True)
+            deps.log_folder.mkdir(parents=True, exist_ok=True)
             self._reserve(path, node, index)
             with log.open("ab") as file:
                 process = self._start(
-                    with_options(order.launcher, f"--node-id={node}", f"--node-index={index}"),
-                    env=dict(order.environment),
+                    with_options(deps.launcher, f"--node-id={node}", f"--node-index={index}"),
+                    env=dict(deps.environment),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -192,11 +192,11 @@ class ProcessScheduler:
             draft.unlink()
 
     def _reap(self, process: subprocess.Popen[bytes], node: str, log: Path) -> None:
-        begun_s = self._order.clock.now_s()
+        begun_s = self._deps.clock.now_s()
         code = process.wait()
         how = f"{node} exited with status {code}" if code >= 0 else f"{node} was killed by signal {-code}"
-        self._order.log(f"the launcher of {how}")
-        if code and self._order.clock.now_s() - begun_s < EARLY_S:
+        self._deps.log(f"the launcher of {how}")
+        if code and self._deps.clock.now_s() - begun_s < EARLY_S:
             self._failed = f"{how} soon after its start: see {log}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from edl.errors import EdlError, FencedOut, SchedulerError
 from edl.job_records import SizeOwner
-from edl.ports import Clock, Ruling
+from edl.ports import Clock, ElectedMaster
 from edl.rendezvous.phrases import one_line
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import JobSummary, Node
@@ -35,10 +35,15 @@ class Reconciler:
     """The reconciler for one Master's term. ``make`` creates the adapter."""
 
     def __init__(
-        self, make: Callable[[], Scheduler], ruling: Ruling, clock: Clock, owner: SizeOwner, log: Callable[[str], None]
+        self,
+        make: Callable[[], Scheduler],
+        master: ElectedMaster,
+        clock: Clock,
+        owner: SizeOwner,
+        log: Callable[[str], None],
     ) -> None:
         self._make = make
-        self._ruling = ruling
+        self._master = master
         self._clock = clock
         self._owner = owner
         self._log = log
@@ -82,7 +87,7 @@ class Reconciler:
                     case rc.TellMaster(request):
                         self._background.begin(self._tell(request))
                     case rc.Explain(text):
-                        self._ruling.explain(text)
+                        self._master.explain(text)
                     case rc.LogMessage(text):
                         self._log(text)
                     case rc.WakeAt(at_s):
@@ -107,7 +112,7 @@ class Reconciler:
 
     async def _tell(self, request: ScaleRequest) -> None:
         try:
-            granted = await asyncio.wait_for(self._ruling.submit(request), REQUEST_LIMIT_S)
+            granted = await asyncio.wait_for(self._master.submit(request), REQUEST_LIMIT_S)
         except FencedOut:
             return  # another Master has been elected, and this task ends
         except asyncio.TimeoutError:
@@ -125,11 +130,11 @@ class Reconciler:
     async def _look_at_job(self) -> None:
         with contextlib.suppress(FencedOut):  # another Master has been elected, and this task ends
             while True:
-                await self._ruling.changed()
+                await self._master.changed()
                 self._show()
 
     def _show(self) -> None:
-        job = job_of(self._ruling.status())
+        job = job_of(self._master.status())
         if job != self._shown:
             self._shown = job
             self._events.put_nowait(rc.Looked(job))
@@ -172,7 +177,7 @@ def job_of(status: JobStatus) -> JobSummary:
                 member=node.position >= 0,
                 spare=node.state == "spare",
                 cordoned=node.node in scale.cordoned,
-                rules=node.node == status.master,
+                is_master=node.node == status.master,
                 host=node.host,
             )
             for node in status.nodes

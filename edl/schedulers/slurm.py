@@ -20,7 +20,7 @@ from pathlib import Path
 from edl.errors import SchedulerError, SettingError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
-from edl.schedulers.order import Order, seconds
+from edl.schedulers.deps import SchedulerDeps, seconds
 from edl.schedulers.port import Observation, SchedulerSize, Sized
 
 PROGRAMS = ("sbatch", "squeue", "scancel")
@@ -59,9 +59,9 @@ def check(wanted: SchedulerChoice) -> None:
         raise SettingError("--scheduler-conf script", script, "no such file")
 
 
-def make(order: Order) -> Slurm:
+def make(deps: SchedulerDeps) -> Slurm:
     """Create the adapter for one Master's term."""
-    return Slurm(order)
+    return Slurm(deps)
 
 
 def node_name(environment: Mapping[str, str]) -> str:
@@ -102,15 +102,15 @@ class Slurm:
     indexed = False
     ask_none_at_end = True
 
-    def __init__(self, order: Order) -> None:
-        conf = order.wanted.conf
-        self._order = order
-        self._job_name = conf.get("name", "") or f"edl-{order.job}"
+    def __init__(self, deps: SchedulerDeps) -> None:
+        conf = deps.wanted.conf
+        self._deps = deps
+        self._job_name = conf.get("name", "") or f"edl-{deps.job}"
         self._timeout_s = seconds(conf, "timeout", TIMEOUT_S)
         self._poll_s = seconds(conf, "poll", POLL_S)
         self._script = conf.get("script", "")
-        self._options = _options(order.wanted)
-        self._environment = _of_another_job(order.environment)
+        self._options = _options(deps.wanted)
+        self._environment = _of_another_job(deps.environment)
         self.name = f"Slurm jobs named {self._job_name}"
 
     async def current(self) -> SchedulerSize:
@@ -121,7 +121,7 @@ class Slurm:
         """Submit as many jobs as are missing. Raises ``SchedulerError``."""
         for _ in range(nodes - len(await self._queue())):
             number = await self._submit(reason)
-            self._order.log(f"slurm: submitted job {number} for one more node ({reason})")
+            self._deps.log(f"slurm: submitted job {number} for one more node ({reason})")
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
         """Cancel jobs that are waiting for a host; running ones leave by themselves, as ordered. Raises
@@ -140,10 +140,10 @@ class Slurm:
         if tasks:
             await self._call("scancel", *tasks)  # with --state Slurm would cancel all waiting tasks of the array
         if going:
-            self._order.log(f"slurm: cancelled {len(going)} jobs that were waiting for a host ({reason})")
+            self._deps.log(f"slurm: cancelled {len(going)} jobs that were waiting for a host ({reason})")
         if late:
             await self._call("scancel", *(one.name for one in late))
-            self._order.log(f"slurm: cancelled {len(late)} jobs that had not joined the job yet ({reason})")
+            self._deps.log(f"slurm: cancelled {len(late)} jobs that had not joined the job yet ({reason})")
 
     async def watch(self) -> AsyncIterator[Observation]:
         """Yields the size whenever it changes. Polls, since Slurm sends no notifications. Raises ``SchedulerError``."""
@@ -177,12 +177,12 @@ class Slurm:
 
     def _output(self) -> str:
         """The output option; ``%`` begins a placeholder of Slurm and is escaped."""
-        self._order.log_folder.mkdir(parents=True, exist_ok=True)
-        return f"--output={str(self._order.log_folder).replace('%', '%%')}/{PREFIX}%j.log"
+        self._deps.log_folder.mkdir(parents=True, exist_ok=True)
+        return f"--output={str(self._deps.log_folder).replace('%', '%%')}/{PREFIX}%j.log"
 
     def _own_script(self) -> str:
         """The batch script. The launcher names itself after its job's number."""
-        return f"#!/bin/sh\nexec {SRUN} {shlex.join(self._order.launcher)}\n"
+        return f"#!/bin/sh\nexec {SRUN} {shlex.join(self._deps.launcher)}\n"
 
     async def _queue(self) -> list[Queued]:
         columns = "%i|%A|%T|%r|%k"

@@ -24,8 +24,8 @@ from edl.ports import (
     Delete,
     KeyValue,
     Operation,
+    PrefixSnapshot,
     Put,
-    Snapshot,
 )
 
 MAX_OPERATIONS = 128
@@ -101,11 +101,11 @@ class MemoryStore:
         """What lies under a prefix, without ending leases whose time is over."""
         return [entry for key, entry in self._entries.items() if key.startswith(prefix)]
 
-    def read_now(self, prefix: str) -> Snapshot:
+    def read_now(self, prefix: str) -> PrefixSnapshot:
         """``Store.read`` without waiting."""
         self._look()
         found = (entry for key, entry in self._entries.items() if key.startswith(prefix))
-        return Snapshot(tuple(sorted(found, key=lambda entry: _order(entry.key))), self._revision)
+        return PrefixSnapshot(tuple(sorted(found, key=lambda entry: _order(entry.key))), self._revision)
 
     def write_now(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
         """``Store.write`` without waiting."""
@@ -221,7 +221,7 @@ class MemoryStore:
 
     # --- Store -------------------------------------------------------------------------------------------------------
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """``Store.read``."""
         return self.read_now(prefix)
 

@@ -38,12 +38,12 @@ def accumulate(
     logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
     ``StateError`` for a model that is sharded, or plain on several workers.
     """
-    trainee = TorchTrainee(model)
+    trainee = TorchModel(model)
     return begin(loader, trainee, lambda: LogicalModel(plain(model)), noise, seed, first_step)
 
 
-class TorchTrainee:
-    """Implements ``edl.worker.accumulate.Trainee`` for a module, plain or in a ``DistributedDataParallel``."""
+class TorchModel:
+    """Implements ``edl.worker.accumulate.DataParallelModel`` for a module, plain or in ``DistributedDataParallel``."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         if hasattr(model, "set_requires_gradient_sync"):

@@ -79,15 +79,9 @@ class Addresses:
         if found is not None:
             self.others |= {found}
 
-    def connects(self, here: Endpoint, there: Endpoint | None) -> bool:
-        """Whether a connection with these ends belongs to the group; ``there`` is None when unknown.
-
-        An ``accepted`` connection counts only while its listener exists: afterwards the port may be reused by others.
-        """
-        return self.accepted(here) or self.called(here, there)
-
     def accepted(self, here: Endpoint) -> bool:
-        """Whether a peer opened this connection to this rank."""
+        """Whether a peer opened this connection to this rank. Valid only while the listener exists: afterwards others
+        may use its port."""
         return here in self.own or (self._serves and here[1] == self.store_port)
 
     def called(self, here: Endpoint, there: Endpoint | None) -> bool:

@@ -124,8 +124,8 @@ class Collectives:
             self._look(known)
 
     def settle(self) -> None:
-        """Wait for all open collectives; see ``edl.worker.framework.Group``. On an accelerator only the streams wait,
-        so later copies from the device come after the collectives."""
+        """Wait for all open collectives; see ``edl.worker.framework.Communicator``. On an accelerator only the streams
+        wait, so later copies from the device come after the collectives."""
         with self._lock:
             left = list(self._open)
         self._wait_for(left)

@@ -19,7 +19,17 @@ from torch.distributed import distributed_c10d as c10d
 from edl.torch import devices, nccl
 from edl.torch.addresses import Addresses, endpoint
 from edl.torch.collectives import Collectives, nccl_error
-from edl.torch.sockets import connections, deafen, hang_up, listeners, poke
+from edl.torch.sockets import (
+    Socket,
+    connections,
+    deafen,
+    hang_up,
+    listeners,
+    listeners_of_nccl,
+    poke,
+    shut,
+    sockets,
+)
 from edl.wire.local import Seat
 from edl.worker.patience import wait_until_open
 
@@ -60,6 +70,8 @@ class TorchGroup:
         self._groups: list[Any] = []
         self._held: list[Any] = []
         """torch's own store, the wrappers that gloo uses instead, and gloo's devices."""
+        self._before_nccl: frozenset[Socket] | None = None
+        """While NCCL's communicator is being set up: the sockets that were open before."""
         self.watch = Collectives(self)
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -76,7 +88,7 @@ class TorchGroup:
         return nccl_error(self._groups)
 
     def settle(self) -> None:
-        """Wait for all collectives that have been started; see ``edl.worker.framework.Group``."""
+        """Wait for all collectives that have been started; see ``edl.worker.framework.Communicator``."""
         self.watch.settle()
 
     def abort(self) -> None:
@@ -105,6 +117,9 @@ class TorchGroup:
             threading.Event().wait(pause_s)
             hang_up(deaf)
             deaf = self._disconnect()
+            # First it may find the closed connections of a dead peer by itself.
+            if (before := self._before_nccl) is not None and pause_s == _LONGEST_AGAIN_S:
+                shut(listeners_of_nccl(before))
             pause_s = min(pause_s * 1.5, _LONGEST_AGAIN_S)
         threading.Event().wait(_NOTICED_S)
         hang_up(deaf)
@@ -144,7 +159,11 @@ class TorchGroup:
 
     def _begin_nccl(self, formed: Any) -> None:
         if self.seat.world_size > 1:
-            nccl.form(formed, torch.device("cuda", torch.cuda.current_device()))
+            self._before_nccl = sockets()
+            try:
+                nccl.form(formed, torch.device("cuda", torch.cuda.current_device()))
+            finally:
+                self._before_nccl = None
         look = (lambda: list(self._groups), self._aborted, self.seat.round, nccl.end_process)
         _in_background(lambda: nccl.watch(*look))
 

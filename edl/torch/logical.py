@@ -16,7 +16,7 @@ _SMALL = (torch.float16, torch.bfloat16)
 
 
 class LogicalModel:
-    """Implements ``edl.worker.accumulate.LogicalTrainee``. Gradients are flattened and grouped by device and type."""
+    """Implements ``edl.worker.accumulate.LogicalRankModel``. Gradients are flattened and grouped by device and type."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""NCCL's communicators: created where ``abort`` reaches them, aborted together, and watched for hanging calls."""
+"""NCCL's communicators: created while a group is formed, aborted together, and watched for hanging calls."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def backends(groups: Iterable[Any]) -> list[Any]:
 
 def form(group: Any, device: Any) -> None:
     """Create the communicator now instead of at the first collective. A peer that dies meanwhile is then detected while
-    the group is formed, and ``abort`` knows the backend."""
+    the group is formed. ``abort`` does not reach a communicator that is being created (seen with torch 2.11 and NCCL
+    2.28); ``edl.torch.sockets.shut`` does."""
     for backend in backends([group]):
         if hasattr(backend, "eager_connect_single_device"):
             backend.eager_connect_single_device(device)

@@ -47,11 +47,11 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
         super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed,
                          tail=tail or (DROP if drop_last else PAD), order=order, base=base, counts=counts)  # fmt: skip
 
-    def place(self) -> core.Place:
+    def place(self) -> core.WorldPlace:
         """The worker's place in the job's world; without a launcher, in torch's default group."""
         alone = self._fixed is None and AGENT_VARIABLE not in os.environ  # noqa: TID251
         if alone and torch.distributed.is_available() and torch.distributed.is_initialized():
-            return core.Place(torch.distributed.get_rank(), torch.distributed.get_world_size(), 0)
+            return core.WorldPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), 0)
         return super().place()
 
     def _shuffled(self, length: int, epoch: int) -> Any:

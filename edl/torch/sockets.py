@@ -1,7 +1,8 @@
 """The sockets of a process group, and how to shut them down.
 
 gloo and torch's store offer no way to interrupt a call that waits for a peer. If edl shuts down the socket, they see it
-as closed by the peer, so every call on it fails at once.
+as closed by the peer, so every call on it fails at once. Nor can NCCL be interrupted while it sets up a communicator:
+it waits for peers on a listening socket and ignores callers that hang up, but gives up when ``accept`` fails.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ _CALLING = 2
 """TCP_SYN_SENT: an outgoing connection that has not been answered yet."""
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 _WORD = struct.Struct("=I")
+_SACKED = struct.Struct("=28xI")
+"""``tcpi_sacked`` of ``struct tcp_info``, which holds the length of the queue in the case of a listener."""
+_NCCL_QUEUE = 16384
+"""What NCCL passes to ``listen``; the kernel caps it."""
+_SOMAXCONN = "/proc/sys/net/core/somaxconn"
+_ANY = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
 
 
 def sockets() -> frozenset[Socket]:
@@ -77,6 +84,30 @@ def listeners(addresses: Addresses) -> frozenset[Socket]:
         if here is not None and addresses.listens(here) and _listens(opened):
             found.add(one)
     return frozenset(found)
+
+
+def listeners_of_nccl(before: frozenset[Socket]) -> frozenset[Socket]:
+    """The sockets on which NCCL waits for peers, among those that were not open before. It listens on the address of
+    one interface, with a longer queue than servers ask for."""
+    found = set()
+    queue = min(_NCCL_QUEUE, _longest_queue())
+    for one, opened in _each(sockets() - before):
+        here, _ = _ends(opened)
+        if here is not None and _listens(opened) and here[0] not in _ANY and _queue(opened) == queue:
+            found.add(one)
+    return frozenset(found)
+
+
+def _longest_queue() -> int:
+    with contextlib.suppress(OSError, ValueError), open(_SOMAXCONN) as file:
+        return int(file.read())
+    return _NCCL_QUEUE
+
+
+def _queue(listener: socket.socket) -> int:
+    """The most connections that the kernel holds for a listener until they are accepted."""
+    told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SACKED.size)
+    return int(_SACKED.unpack(told)[0]) if len(told) == _SACKED.size else 0
 
 
 def _ends(opened: socket.socket) -> tuple[Endpoint | None, Endpoint | None]:
@@ -153,6 +184,13 @@ def poke(chosen: Iterable[Socket], pairs: int) -> None:
                 caller.settimeout(_POKE_TIMEOUT_S)
                 caller.connect(name)
                 caller.sendall(struct.pack("=q", pair))
+
+
+def shut(chosen: Iterable[Socket]) -> None:
+    """Make ``accept`` fail on these listeners, now and later."""
+    for _, listener in _each(chosen):
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def _each(chosen: Iterable[Socket]) -> Iterator[tuple[Socket, socket.socket]]:

@@ -27,7 +27,7 @@ def connect() -> None:
     loop.connect(current(), "its model was built with the group of one world")
 
 
-class State(core.State):
+class State(core.BaseState):
     """The state of a training script that must not be lost: ``State(model=model, optimizer=optimizer, epoch=0)``.
 
     It accepts modules, optimizers, LR schedulers, other objects with ``state_dict``, tensors, arrays and plain values.

@@ -80,7 +80,7 @@ class WebDeps:
     log: Callable[[str], None]
     now_s: Callable[[], float]
     limits: HttpLimits = field(default_factory=HttpLimits)
-    ruler: Callable[[], str | None] = lambda: None
+    master_url: Callable[[], str | None] = lambda: None
     """URL of the Master's HTTP side; empty: it has none; None: no Master is known."""
 
 
@@ -115,9 +115,9 @@ class Web:
         self.url = f"{scheme}://{address(host if wanted in WILDCARDS else wanted, port)}"
         return self.url
 
-    def begin(self, ruler: Callable[[], str | None]) -> None:
-        """Begin to serve, as soon as the library is loaded. ``ruler``: see ``WebDeps``."""
-        self.deps.ruler = ruler
+    def begin(self, master_url: Callable[[], str | None]) -> None:
+        """Begin to serve, as soon as the library is loaded. ``master_url``: see ``WebDeps``."""
+        self.deps.master_url = master_url
         self._serving = asyncio.get_running_loop().create_task(self._begin())
 
     async def _begin(self) -> None:
@@ -159,7 +159,7 @@ class Web:
         if self.tls is not None:
             self.tls.refresh()
 
-    def rule(self, authority: Authority | None) -> None:
+    def use_master(self, authority: Authority | None) -> None:
         """Use this Master from now on; None: there is none here."""
         self.authority = authority
 

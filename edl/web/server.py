@@ -196,7 +196,7 @@ class HttpServer:
             self._check_names(request.match_info)
             if route.local:
                 return _json(openapi.document(self._front.deps.job))
-            authority = self._ruling(request)
+            authority = self._authority(request)
             body = await self._body(request, route.body, route) if route.body is not None else None
             return await self._handlers[route.name](AuthorizedCall(request, authority, body, request[REQUESTER].by))
 
@@ -212,7 +212,7 @@ class HttpServer:
                 raise Refusal(404, f"there is no such {what}")
 
     def _probe(self, route: Route) -> web.Response:
-        ready = route.name == "health" or self._front.authority is not None or bool(self._front.deps.ruler())
+        ready = route.name == "health" or self._front.authority is not None or bool(self._front.deps.master_url())
         if ready:
             return web.Response(text="ok\n")
         return web.Response(text="no Master\n", status=503, headers=_AGAIN)
@@ -244,12 +244,12 @@ class HttpServer:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self._front.refresh), self._limits.refresh_s)
 
-    def _ruling(self, request: web.BaseRequest) -> Authority:
+    def _authority(self, request: web.BaseRequest) -> Authority:
         """The Master, if it is in this launcher. Raises ``Refusal``: 307 to the launcher that has it, or 503."""
         authority = self._front.authority
         if authority is not None and authority.serving:
             return authority
-        url = self._front.deps.ruler()
+        url = self._front.deps.master_url()
         if url is None:
             raise Refusal(503, "the job has no Master at the moment; its launchers are electing one", _AGAIN)
         if url == self._front.url:  # it was here, or it serves on the loopback address of another host

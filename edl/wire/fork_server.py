@@ -16,8 +16,9 @@ import edl
 from edl.wire import json_messages
 from edl.wire.json_messages import TaggedUnion
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
+from edl.wire.process_events import WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
 
-__all__ = ["LARGEST_BYTES", "Order", "decode", "encode", "helper_command", "read_order", "write_order"]
+__all__ = ["LARGEST_BYTES", "WorkerOrder", "decode", "encode", "helper_command", "read_order", "write_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,14 @@ class Signal:
 @dataclass(frozen=True, slots=True)
 class Dump:
     """Make a worker dump the stacks of its threads to its stderr. Its children are spared, because the signal would
-    kill a process that is no worker. If it fails, a ``Note`` says why."""
+    kill a process that is no worker. If it fails, a ``LogLine`` says why."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Send a signal to a worker only, if it handles that signal; else a ``Note`` says why it was not sent."""
+    """Send a signal to a worker only, if it handles that signal; else a ``LogLine`` says why it was not sent."""
 
     pid: int
     number: int
@@ -61,13 +62,6 @@ class Entitled:
 @dataclass(frozen=True, slots=True)
 class Heard:
     """Answer to ``Entitled``: the fork server is alive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The entitlement expired, and the workers were killed. Their exits follow."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,41 +98,22 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """A worker was reaped and its group is gone. ``code`` is its exit status, or the negative signal number."""
-
-    pid: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Suspended:
-    """A worker was stopped by a signal."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """A stopped worker was continued."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
+class LogLine:
     """A sentence for the agent's log."""
 
     text: str
 
 
+FromWorkers = WorkerExited | WorkerSuspended | WorkerResumed | WorkersStopped
+"""Passed on to the agent as they are."""
 ToForkServer = Spawn | Signal | Dump | Forward | Entitled
-ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Heard | Stopped | Note
+ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Heard | LogLine | FromWorkers
 Message = ToForkServer | ToAgent
 
 _UNION: TaggedUnion[Message] = TaggedUnion(
     *(Spawn, Signal, Dump, Forward, Entitled),
-    *(Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Heard, Stopped, Note),
+    *(Warmed, WarmFailed, Spawned, SpawnFailed, Heard, LogLine),
+    *(WorkerExited, WorkerSuspended, WorkerResumed, WorkersStopped),
     tag="kind",
     what="a message between a launcher and its fork server",
 )
@@ -155,7 +130,7 @@ def decode(datagram: bytes) -> Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkerOrder:
     """Everything that a new worker needs to start."""
 
     kind: str
@@ -170,14 +145,14 @@ class Order:
     """CPU cores that the worker is bound to; empty: those of the fork server."""
 
 
-def write_order(order: Order) -> int:
+def write_order(order: WorkerOrder) -> int:
     """Write the order to a memory file; return its descriptor, which the caller closes."""
     return write_memory("edl-order", json_messages.encode(order))
 
 
-def read_order(descriptor: int) -> Order:
+def read_order(descriptor: int) -> WorkerOrder:
     """The inverse of ``write_order``; leaves the descriptor open. Raises ``ProtocolError``."""
-    return json_messages.decode(Order, read_memory(descriptor))
+    return json_messages.decode(WorkerOrder, read_memory(descriptor))
 
 
 # The search path is left as the interpreter would have it for a script, without the current directory that "-c"

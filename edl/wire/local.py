@@ -4,9 +4,9 @@ The agent listens on the abstract ``AF_UNIX`` ``SOCK_SEQPACKET`` address named b
 worker; the agent knows whose it is by the peer's session, because every worker leads its own. Large things travel as
 descriptors of memory files: a ``Place`` with its JSON text, buffers and pieces of state.
 
-A worker's life: ``Enter``; then, as often as worlds come and go, ``Place`` … ``Underway`` … ``Break`` or a boundary
-… ``Parked``. State: ``Want`` → ``Buffer`` (once for each size), copy into it, ``Committed`` → the next ``Buffer``;
-``Fetch`` → ``Piece``.
+A worker's life: ``Enter``; then, as often as worlds come and go, ``Place`` … ``TrainingStarted`` … ``Break`` or a
+boundary … ``Parked``. State: ``Want`` → ``Buffer`` (once for each size), copy into it, ``Committed`` → the next
+``Buffer``; ``Fetch`` → ``Piece``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class TrainingStarted:
     """The worker has its state and a communicator, and starts to train."""
 
     round: int
@@ -48,7 +48,7 @@ class Underway:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Answer to ``Hold``: the worker will not pass a boundary above ``commit + 1`` before the next message."""
+    """Answer to ``HoldAtBoundary``: the worker passes no boundary above ``commit + 1`` before the next message."""
 
     hold: int
     commit: int
@@ -136,7 +136,7 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldAtBoundary:
     """Answer with ``Here`` and wait at the next boundary for ``Target`` or ``Release``."""
 
     round: int
@@ -152,7 +152,7 @@ class Target:
     purpose: str
     reason: str
     settings: Settings = NO_SETTINGS
-    """With ``set``: the settings from there on. They apply even if another ``Hold`` arrives first."""
+    """With ``set``: the settings from there on. They apply even if another ``HoldAtBoundary`` arrives first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServiceMessage:
     """A message from a service. A long body comes as a memory file, with ``body`` empty."""
 
     service: str
@@ -217,16 +217,42 @@ class Reattached:
     token: int
 
 
-ToAgent = Enter | Parked | Underway | Here | Want | Committed | Fetch | WroteThrough | Call | GiveUp
-ToWorker = Place | Break | Hold | Target | Release | Buffer | NoBuffer | Piece | NoPiece | Stop | Told | Reattached
+ToAgent = Enter | Parked | TrainingStarted | Here | Want | Committed | Fetch | WroteThrough | Call | GiveUp
+ToWorker = (
+    Place
+    | Break
+    | HoldAtBoundary
+    | Target
+    | Release
+    | Buffer
+    | NoBuffer
+    | Piece
+    | NoPiece
+    | Stop
+    | ServiceMessage
+    | Reattached
+)
 
 _TO_AGENT: TaggedUnion[ToAgent] = TaggedUnion(
-    *(Enter, Parked, Underway, Here, Want, Committed, Fetch, WroteThrough, Call, GiveUp),
+    *(Enter, Parked, TrainingStarted, Here, Want, Committed, Fetch, WroteThrough, Call, GiveUp),
     tag="kind",
     what="what a worker says to its launcher",
 )
 _TO_WORKER: TaggedUnion[ToWorker] = TaggedUnion(
-    *(Place, Break, Hold, Target, Release, Buffer, NoBuffer, Piece, NoPiece, Stop, Told, Reattached),
+    *(
+        Place,
+        Break,
+        HoldAtBoundary,
+        Target,
+        Release,
+        Buffer,
+        NoBuffer,
+        Piece,
+        NoPiece,
+        Stop,
+        ServiceMessage,
+        Reattached,
+    ),
     tag="kind",
     what="what a launcher says to its worker",
 )

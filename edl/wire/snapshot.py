@@ -76,7 +76,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SnapshotPlan:
     """How to fill a buffer: ``header`` at its start, then each array at its offset."""
 
     header: bytes
@@ -91,7 +91,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SnapshotHeader:
     """Parsed header of a snapshot."""
 
     meta: Meta
@@ -129,7 +129,7 @@ class Layout:
         self._texts: dict[tuple[str, ...], tuple[bytes, str]] = {}
         """Last value and its JSON, by place in the structure."""
 
-    def plan(self, meta: Meta, tree: Any) -> Plan:
+    def plan(self, meta: Meta, tree: Any) -> SnapshotPlan:
         """The plan of one commit. ``tree``: JSON. Raises ``CheckpointError`` if the header would be too long."""
         about = _compact({"format": FORMAT, **asdict(meta)})
         ours = f'{about[:-1]},"tree":{self._text(tree)}}}'
@@ -144,7 +144,7 @@ class Layout:
         header = _LENGTH.pack(length - _LENGTH.size) + text.encode("ascii").ljust(length - _LENGTH.size)
         if self._placed[0] != length:
             self._placed = length, tuple((name, length + start, size) for name, start, size in self._leaves)
-        return Plan(header, self._placed[1], length + self.data_size)
+        return SnapshotPlan(header, self._placed[1], length + self.data_size)
 
     def _text(self, part: Any, *path: str) -> str:
         """JSON of the structure, most of which is unchanged since the last commit."""
@@ -159,7 +159,7 @@ class Layout:
         return text
 
 
-def plan(leaves: Iterable[tuple[str, str, tuple[int, ...], int]], meta: Meta, tree: Any) -> Plan:
+def plan(leaves: Iterable[tuple[str, str, tuple[int, ...], int]], meta: Meta, tree: Any) -> SnapshotPlan:
     """The plan for arrays given as ``(name, dtype, shape, size)``; keep a ``Layout`` to plan often."""
     return Layout([Leaf(*leaf) for leaf in leaves]).plan(meta, tree)
 
@@ -174,7 +174,7 @@ def header_bytes(start: bytes | memoryview) -> int:
     return _LENGTH.size + int(length)
 
 
-def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> Snapshot:
+def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> SnapshotHeader:
     """Read and check a whole snapshot, which fills the buffer exactly. Looks at the header only, not at the data.
 
     ``job``: the job to which it must belong; empty: any. Raises ``CheckpointError``.
@@ -189,7 +189,7 @@ def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> Snapshot:
         view.release()
 
 
-def parse_header(header: bytes, size: int, *, job: str = "") -> Snapshot:
+def parse_header(header: bytes, size: int, *, job: str = "") -> SnapshotHeader:
     """Like ``parse``, from the header (with its length prefix) and the total size only."""
     start = header_bytes(header)
     try:
@@ -201,7 +201,7 @@ def parse_header(header: bytes, size: int, *, job: str = "") -> Snapshot:
     meta, tree = _read_meta(ours, job)
     entries = {name: _read_entry(name, fields, start) for name, fields in table.items()}
     _check_coverage(entries, start, size)
-    return Snapshot(meta, tree, entries, size)
+    return SnapshotHeader(meta, tree, entries, size)
 
 
 def folder_name(era: int, commit: int) -> str:

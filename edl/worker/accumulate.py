@@ -19,7 +19,7 @@ from edl.worker.logical import Branches, Part, Streams
 from edl.worker.steps import Share, StepLoader
 
 
-class Trainee(Protocol):
+class DataParallelModel(Protocol):
     """A model and its data-parallel wrapper, as a framework implements them."""
 
     workers: int
@@ -82,7 +82,7 @@ class Trainee(Protocol):
         ...
 
 
-class LogicalTrainee(Protocol):
+class LogicalRankModel(Protocol):
     """The additional operations for logical ranks."""
 
     workers: int
@@ -157,7 +157,9 @@ class Way(Protocol):
 class Step:
     """One step: iterate over it to get this worker's micro-batches, and call ``backward`` once for each."""
 
-    def __init__(self, first: tuple[Any, Share], rest: Iterator[tuple[Any, Share]], way: Way, trainee: Trainee) -> None:
+    def __init__(
+        self, first: tuple[Any, Share], rest: Iterator[tuple[Any, Share]], way: Way, trainee: DataParallelModel
+    ) -> None:
         self.samples = first[1].total
         """Number of samples in the whole step, over all workers."""
         self.micros = first[1].micros
@@ -243,8 +245,8 @@ def check_finished() -> None:
 
 def begin(
     loader: StepLoader,
-    trainee: Trainee,
-    logical_trainee: Callable[[], LogicalTrainee],
+    trainee: DataParallelModel,
+    logical_trainee: Callable[[], LogicalRankModel],
     noise: AdaScale | None,
     seed: int,
     first_step: int,
@@ -262,7 +264,7 @@ def begin(
     return run_steps(loader, trainee, Averaged(trainee, measured))
 
 
-def run_steps(loader: StepLoader, trainee: Trainee, way: Way) -> Iterator[Step]:
+def run_steps(loader: StepLoader, trainee: DataParallelModel, way: Way) -> Iterator[Step]:
     """The rest of the loader's epoch, step by step."""
     global _current
     rest = iter(loader.shares())
@@ -285,7 +287,7 @@ def run_steps(loader: StepLoader, trainee: Trainee, way: Way) -> Iterator[Step]:
 class Averaged:
     """Gradients are averaged over the workers by the wrapper."""
 
-    def __init__(self, trainee: Trainee, noise: AdaScale | None) -> None:
+    def __init__(self, trainee: DataParallelModel, noise: AdaScale | None) -> None:
         self._trainee = trainee
         self._noise = noise
         self._inside = contextlib.ExitStack()
@@ -345,7 +347,9 @@ class Averaged:
 class Logical:
     """Each logical rank computes its own gradient, from the same buffers and with its own random numbers."""
 
-    def __init__(self, trainee: Trainee, model: LogicalTrainee, noise: AdaScale | None, streams: Streams) -> None:
+    def __init__(
+        self, trainee: DataParallelModel, model: LogicalRankModel, noise: AdaScale | None, streams: Streams
+    ) -> None:
         self._trainee, self._model = trainee, model
         self._noise = noise
         self._streams = streams

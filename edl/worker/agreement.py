@@ -35,7 +35,7 @@ class Comparable(Protocol):
         ...
 
 
-class Agreement:
+class StateComparison:
     """The comparisons of one worker."""
 
     def __init__(self, session: Session, state: Comparable) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import NoReturn
 
-from edl.wire.fork_server import Order
+from edl.wire.fork_server import WorkerOrder
 from edl.worker.frameworks import before_script
 from edl.worker.spawn import shown_command
 
@@ -41,14 +41,14 @@ _launcher_main = sys.modules.get("__main__")
 def main() -> None:
     """Start a cold worker: ``sys.argv`` holds kind, target and arguments; the environment is already the worker's."""
     kind, target, *arguments = sys.argv[1:]
-    order = Order(kind, target, tuple(arguments))
+    order = WorkerOrder(kind, target, tuple(arguments))
     from edl.worker.linux import set_title
 
     set_title(shown_command(order))
     run(order, dict(os.environ))
 
 
-def run(order: Order, imported_under: dict[str, str]) -> None:
+def run(order: WorkerOrder, imported_under: dict[str, str]) -> None:
     """Run the order's script or module as ``__main__``, or its function. Returns when it ends; ends the process when it
     fails.
 

@@ -35,7 +35,7 @@ class BoundaryAction(enum.Enum):
     """The round is over: park without a commit."""
 
 
-class Boundary:
+class StepBoundaries:
     """The step boundaries of successive rounds.
 
     Each worker reports the boundary that it has passed and holds at the next; the target is the highest reported number

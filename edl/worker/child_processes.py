@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from edl.adapters import family
-from edl.wire.fork_server import Exited, Resumed, Suspended
+from edl.wire.process_events import WorkerExited, WorkerResumed, WorkerSuspended
 from edl.worker import linux
 
 GROUP_PATIENCE_S = 5.0
@@ -20,7 +20,7 @@ GROUP_PATIENCE_S = 5.0
 _FAREWELL_S = 10.0
 _WAKES_THE_STOPPED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
-Happening = Exited | Suspended | Resumed
+Happening = WorkerExited | WorkerSuspended | WorkerResumed
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class ChildProcesses:
                 changed = suspended != self._suspended[pid]
                 self._suspended[pid] = suspended
                 if changed:
-                    return [Suspended(pid) if suspended else Resumed(pid)]
+                    return [WorkerSuspended(pid) if suspended else WorkerResumed(pid)]
         return []
 
     def _bury(self, pid: int, code: int) -> None:
@@ -113,7 +113,7 @@ class ChildProcesses:
         for pid, ending in list(self._ending.items()):
             if time.monotonic() >= ending.deadline_s or not _group_is_left(pid):
                 del self._ending[pid]
-                gone.append(Exited(pid, ending.code))
+                gone.append(WorkerExited(pid, ending.code))
         return gone
 
     def signal(self, pid: int, number: int) -> None:

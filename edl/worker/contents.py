@@ -11,10 +11,10 @@ from typing import Any
 from edl.errors import CheckpointError, StateError
 from edl.wire import snapshot
 from edl.wire.local import OWN, STATE
-from edl.wire.snapshot import Layout, Leaf, Meta, Plan, Snapshot
+from edl.wire.snapshot import Layout, Leaf, Meta, SnapshotHeader, SnapshotPlan
 from edl.worker import tree
 from edl.worker.framework import ArrayInfo, Framework
-from edl.worker.numbers import SEED, Numbers, is_generators
+from edl.worker.numbers import SEED, RandomNumbers, is_generators
 from edl.worker.session import note
 from edl.worker.verify import Held
 
@@ -38,7 +38,7 @@ class Contents:
         self._sharded = sharded
         self._objects: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
-        self._numbers = Numbers()
+        self._numbers = RandomNumbers()
         self._layouts: dict[str, tuple[tuple[list[str], list[ArrayInfo]], Layout]] = {}
         self._noted: set[str] = set()
         for name, value in values.items():
@@ -135,7 +135,7 @@ class Contents:
                 leaves += found
         return parts, paths, leaves
 
-    def _fill(self, plan: Plan, leaves: list[Any], view: memoryview) -> None:
+    def _fill(self, plan: SnapshotPlan, leaves: list[Any], view: memoryview) -> None:
         plan.write_header(view)
         # Created lazily: many objects at once trigger Python's garbage collector.
         buffers = (view[offset : offset + size] for _, offset, size in plan.leaves)
@@ -164,7 +164,7 @@ class Contents:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _load(
-        self, found: Snapshot, data: memoryview, objects: frozenset[str], own: Mapping[str, Any] | None = None
+        self, found: SnapshotHeader, data: memoryview, objects: frozenset[str], own: Mapping[str, Any] | None = None
     ) -> None:
         """Load a snapshot into these objects, and into the values that it contains. ``own``: arrays that it refers to
         but does not contain."""
@@ -308,7 +308,7 @@ def is_own(obj: Any) -> bool:
     return bool(getattr(obj, "edl_per_rank", False))
 
 
-def _parts(found: Snapshot) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parts(found: SnapshotHeader) -> tuple[dict[str, Any], dict[str, Any]]:
     parts = found.tree if isinstance(found.tree, dict) else {}
     objects, values = parts.get("objects"), parts.get("values")
     if not isinstance(objects, dict) or not isinstance(values, dict):

@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Any
 
 from edl.arithmetic.hyper import step_plan
-from edl.arithmetic.plan import Course, Micro
+from edl.arithmetic.plan import EpochPlan, Micro
 from edl.errors import StateError
 from edl.wire.messages import Settings
 from edl.worker import hyper
 from edl.worker.numbers import key
-from edl.worker.sampler import CoreSampler, Order, Place, Position, Walk, check_tail, fetches_ahead
+from edl.worker.sampler import CoreSampler, EpochOrder, Position, Walk, WorldPlace, check_tail, fetches_ahead
 from edl.worker.steps import Share
 
 Open = Callable[[], Iterator[Any]]
@@ -46,8 +46,8 @@ def check_batch_size(batch_size: Any) -> None:
 
 
 def course_of(
-    place: Place, length: int, batch_size: int, *, tail: str, whole: bool, blocks: bool, grouped: bool = False
-) -> Course:
+    place: WorldPlace, length: int, batch_size: int, *, tail: str, whole: bool, blocks: bool, grouped: bool = False
+) -> EpochPlan:
     """Order in which this world consumes an epoch, as the job prescribes. Groups vary in size, so each worker takes
     ``batch_size`` groups. Raises ``StateError`` when that is impossible."""
     now = settings()
@@ -55,10 +55,10 @@ def course_of(
         now = replace(now, global_batch=0, local_batch=0)
     plan = step_plan(now, batch_size, place.world)
     most = now.local_batch or batch_size
-    return Course(length, plan.global_batch, most, place.world, tail, whole, plan.logical_ranks, blocks)
+    return EpochPlan(length, plan.global_batch, most, place.world, tail, whole, plan.logical_ranks, blocks)
 
 
-def endless(place: Place, batch_size: int, *, tail: str, whole: bool, blocks: bool) -> Course:
+def endless(place: WorldPlace, batch_size: int, *, tail: str, whole: bool, blocks: bool) -> EpochPlan:
     """Like ``course_of``, for a stream whose end is found by reaching it."""
     return course_of(place, _ENDLESS, batch_size, tail=tail, whole=whole, blocks=blocks)
 
@@ -73,7 +73,7 @@ class Batches:
         self._whole = whole
         self._blocks = blocks
 
-    def course(self, place: Place) -> Course:
+    def course(self, place: WorldPlace) -> EpochPlan:
         """Order in which the current world consumes the epoch."""
         sampler = self.sampler
         grouped = sampler.base is not None and sampler.grouped
@@ -137,7 +137,7 @@ class Feed:
         self.queue: deque[tuple[Micro, int, int]] = deque()
         """Batches taken but not delivered yet: micro-batch, its samples, samples of its step."""
         self._next: Callable[[], Iterator[Micro]] | None = None
-        self._order: Order | None = None
+        self._order: EpochOrder | None = None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -163,7 +163,7 @@ class Feed:
         return (data, *self.queue.popleft())
 
 
-def _lists(order: Order, micros: Iterator[Micro], queue: deque[tuple[Micro, int, int]],
+def _lists(order: EpochOrder, micros: Iterator[Micro], queue: deque[tuple[Micro, int, int]],
            mark: Callable[[int, list[int]], list[int]]) -> Iterator[list[int]]:  # fmt: skip
     for micro in micros:
         found = order.take(micro.places)
@@ -273,7 +273,7 @@ class CoreStream(Position):
         self.dataset = dataset
         self.tail = tail
         self.transform = transform
-        self._armed: tuple[Course, int, int] | None = None
+        self._armed: tuple[EpochPlan, int, int] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the number of samples consumed in it; the same on all ranks."""
@@ -292,7 +292,7 @@ class CoreStream(Position):
     def _length(self) -> int | None:
         return None
 
-    def arm(self, course: Course | None, rank: int = 0, seed: int = 0) -> None:
+    def arm(self, course: EpochPlan | None, rank: int = 0, seed: int = 0) -> None:
         """Prepare the next iteration for a loader of edl, which gets whole micro-batches; None: for another loader."""
         self._armed = None if course is None else (course, rank, seed)
 
@@ -318,7 +318,7 @@ class CoreStream(Position):
     def _made(self, item: Any) -> Any:
         return item if self.transform is None else self.transform(item)
 
-    def _micros(self, course: Course, rank: int, seed: int, worker: int, workers: int,
+    def _micros(self, course: EpochPlan, rank: int, seed: int, worker: int, workers: int,
                 reseed: Callable[[bytes], None]) -> Iterator[tuple[list[int], list[Any]]]:  # fmt: skip
         """Every ``workers``-th micro-batch of a rank: the loader takes them from its processes in turn."""
         rest, begin, number = self._rest(), self._position, 0

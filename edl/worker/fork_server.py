@@ -26,21 +26,21 @@ from edl.wire.fork_server import (
     Entitled,
     Forward,
     Heard,
-    Note,
-    Order,
+    LogLine,
     Signal,
     Spawn,
     Spawned,
     SpawnFailed,
-    Stopped,
     ToAgent,
     Warmed,
     WarmFailed,
+    WorkerOrder,
     decode,
     encode,
     helper_command,
     read_order,
 )
+from edl.wire.process_events import WorkersStopped
 from edl.worker import bootstrap, linux
 from edl.worker.child_processes import ChildProcesses
 from edl.worker.frameworks import why_unsafe
@@ -50,7 +50,7 @@ from edl.worker.warm import Image, ImportFailed, warm
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ForkServerArguments:
     """The fork server's command line, in this order."""
 
     agent: int
@@ -65,7 +65,7 @@ class Settings:
     arguments: tuple[str, ...]
 
     @classmethod
-    def from_arguments(cls, arguments: list[str]) -> Settings:
+    def from_arguments(cls, arguments: list[str]) -> ForkServerArguments:
         """Parse the command line."""
         agent, standby, slots, preload, remark, kind, target, *rest = arguments
         modules = tuple(filter(None, preload.split(",")))
@@ -79,7 +79,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Standby:
     """A spawned standby."""
 
     pid: int
@@ -92,17 +92,17 @@ class _Waiting:
 class _Born:
     """In a forked child: its order and output descriptors."""
 
-    order: Order
+    order: WorkerOrder
     streams: tuple[int, int]
 
 
 @dataclass(slots=True)
 class _ForkServer:
-    settings: Settings
+    settings: ForkServerArguments
     agent: socket.socket
     child_processes: ChildProcesses = field(default_factory=ChildProcesses)
     poller: select.poll = field(default_factory=select.poll)
-    standbys: dict[int, _Waiting] = field(default_factory=dict)
+    standbys: dict[int, _Standby] = field(default_factory=dict)
     """By the descriptor of their sockets."""
     image: Image | None = None
     warmed: bool = False
@@ -155,7 +155,7 @@ class _ForkServer:
         if now_s < self.until_s or not self.child_processes.has_workers:
             return
         silent = f"the launcher was silent for {now_s - self.heard_s:.1f} s"
-        self._tell(Stopped(f"{silent}, others may continue without this node: its workers have been killed"))
+        self._tell(WorkersStopped(f"{silent}, others may continue without this node: its workers have been killed"))
         self.child_processes.kill_workers()
 
     def _warm(self) -> bool:
@@ -214,11 +214,11 @@ class _ForkServer:
         elif isinstance(message, Dump):
             problem = self.child_processes.dump(message.pid, bootstrap.DUMP_SIGNAL)
             if problem:
-                self._tell(Note(problem))
+                self._tell(LogLine(problem))
         elif isinstance(message, Forward):
             if not self.child_processes.forward(message.pid, message.number):
                 name = signal.Signals(message.number).name
-                self._tell(Note(f"{name} is not passed to process {message.pid}: it has no handler, and would die"))
+                self._tell(LogLine(f"{name} is not passed to process {message.pid}: it has no handler, and would die"))
         elif isinstance(message, Spawn):
             return self._spawn(message, descriptors)
         return None
@@ -258,22 +258,22 @@ class _ForkServer:
                 pid = start(command, os.environ, keep=(theirs.fileno(),))
             except OSError as error:
                 self.refilling = False
-                self._tell(Note(f"no standby could be started, so workers are started cold: {error}"))
+                self._tell(LogLine(f"no standby could be started, so workers are started cold: {error}"))
                 return
             finally:
                 theirs.close()
             self.child_processes.add_helper(pid)
-            self.standbys[ours.fileno()] = _Waiting(pid, ours)
+            self.standbys[ours.fileno()] = _Standby(pid, ours)
             self.poller.register(ours, select.POLLIN)
 
-    def _hear_standby(self, waiting: _Waiting) -> bool:
+    def _hear_standby(self, waiting: _Standby) -> bool:
         """Handle a message of a standby: it is ready, or it failed. False when that ends the fork server."""
         try:
             data = waiting.socket.recv(LARGEST_BYTES)
         except OSError:
             data = b""
         message = decode(data) if data else WarmFailed(self.settings.target, "the process ended during its imports", "")
-        if isinstance(message, Note):
+        if isinstance(message, LogLine):
             waiting.ready = message.text
             if not self.warmed and all(other.ready for other in self.standbys.values()):
                 self._warmed(f"{len(self.standbys)} spawned processes wait: {message.text}")
@@ -287,10 +287,10 @@ class _ForkServer:
         if not waiting.ready:
             # An immediate retry would most likely fail again, endlessly.
             self.refilling = False
-            self._tell(Note("a standby failed, so workers are started cold from now on"))
+            self._tell(LogLine("a standby failed, so workers are started cold from now on"))
         return True
 
-    def _forget(self, waiting: _Waiting) -> None:
+    def _forget(self, waiting: _Standby) -> None:
         self.poller.unregister(waiting.socket)
         del self.standbys[waiting.socket.fileno()]
 
@@ -312,8 +312,8 @@ def _take_signals() -> None:
 
 
 def main() -> None:
-    """Run a fork server; arguments as in ``Settings``. Returns, in a forked child, when the user's script has ended."""
-    settings = Settings.from_arguments(sys.argv[1:])
+    """Run a fork server; see ``ForkServerArguments``. Returns, in a forked child, when the user's script has ended."""
+    settings = ForkServerArguments.from_arguments(sys.argv[1:])
     linux.adopt_orphans()
     linux.set_title([sys.executable, "-m", "edl.worker.fork_server"])
     fork_server = _ForkServer(settings, socket.socket(fileno=settings.agent))

@@ -57,7 +57,7 @@ class Arrays(Protocol):
         ...
 
 
-class Group(Protocol):
+class Communicator(Protocol):
     """The communicator of one round."""
 
     def failure(self) -> str:
@@ -94,7 +94,7 @@ class Framework(Protocol):
         """Why a worker with this build or device cannot rejoin in process; empty when it can."""
         ...
 
-    def prepare(self, seat: Seat) -> Group:
+    def prepare(self, seat: Seat) -> Communicator:
         """A group for this place, not connected yet; ``abort`` works from here on."""
         ...
 

@@ -20,8 +20,8 @@ from edl.wire import json_messages, local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import Purpose, Settings
-from edl.worker.boundary import Boundary, BoundaryAction, RoundOver
-from edl.worker.framework import Group
+from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
+from edl.worker.framework import Communicator
 from edl.worker.touching import touch_ahead
 
 _LONGEST_WAIT_S = 1.0
@@ -36,7 +36,7 @@ _SMALL_BYTES = 256 * 1024
 _Answer = TypeVar("_Answer")
 
 
-class Memory:
+class MappedMemory:
     """A mapped memory file: either shared and writable, or a private copy-on-write view."""
 
     def __init__(self, descriptor: int, size: int, *, private: bool) -> None:
@@ -61,7 +61,7 @@ class Memory:
 class _Stream:
     """The buffers of one stream."""
 
-    maps: dict[int, Memory]
+    maps: dict[int, MappedMemory]
     """By buffer number."""
     ready: tuple[int, int] | None = None
     """Number and size of the buffer to write next."""
@@ -77,7 +77,7 @@ class _Stream:
     unknown: int = 0
     """Number of consecutive buffers that came without a descriptor."""
 
-    def map(self, number: int, memory: Memory) -> None:
+    def map(self, number: int, memory: MappedMemory) -> None:
         """Add a buffer, and unmap those that the agent will not offer again: they do not fit the current snapshot, or
         exceed the maximum number."""
         self.drop(number)
@@ -121,15 +121,15 @@ class Link:
         self._gone = gone
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._boundary = Boundary()
+        self._boundary = StepBoundaries()
         self._place: Seat | None = None
         self._round = 0
         self._broken = 0
         self._why = ""
         self._stop: str | None = None
-        self._group: tuple[int, Group] | None = None
+        self._group: tuple[int, Communicator] | None = None
         self._streams = {name: _Stream({}) for name in (local.STATE, local.OWN)}
-        self._pieces: dict[str, Memory | str] = {}
+        self._pieces: dict[str, MappedMemory | str] = {}
         self._listeners: dict[str, Callable[[str | None], None]] = {}
         self._follower: Callable[[Seat], None] | None = None
         self._thread = threading.Thread(target=self._read, name="edl-link", daemon=True)
@@ -251,7 +251,7 @@ class Link:
         with self._changed:
             return self._boundary.missed
 
-    def register(self, number: int, group: Group) -> None:
+    def register(self, number: int, group: Communicator) -> None:
         """Abort this group when the round is interrupted, at once if it already is."""
         with self._changed:
             self._group = (number, group)
@@ -344,14 +344,14 @@ class Link:
         self._streams[stream].due += 1
         self.send(local.Want(stream, size))
 
-    def piece(self, stream: str, fits: Callable[[memoryview], _Answer | None]) -> tuple[Memory, _Answer] | str:
+    def piece(self, stream: str, fits: Callable[[memoryview], _Answer | None]) -> tuple[MappedMemory, _Answer] | str:
         """The requested piece of state, and what ``fits`` returns for it; or the reason why there is none.
 
         ``fits`` returns None for a piece that answers an earlier request. The caller closes the memory. Raises
         ``RoundOver``.
         """
         while True:
-            found: Memory | str = self._wait(lambda: self._take_piece(stream))
+            found: MappedMemory | str = self._wait(lambda: self._take_piece(stream))
             if isinstance(found, str):
                 return found
             try:
@@ -363,7 +363,7 @@ class Link:
                 return found, answer
             found.close()
 
-    def _take_piece(self, stream: str) -> Memory | str | None:
+    def _take_piece(self, stream: str) -> MappedMemory | str | None:
         if self._broken >= self._round:
             raise RoundOver(self._why)
         return self._pieces.pop(stream, None)
@@ -429,7 +429,7 @@ class Link:
                 break
             try:
                 message = local.decode_to_worker(data)
-                if isinstance(message, (local.Told, local.Reattached)):
+                if isinstance(message, (local.ServiceMessage, local.Reattached)):
                     self._pass_on(message, descriptors)
                 else:
                     self._take(message, descriptors)
@@ -451,7 +451,7 @@ class Link:
                 case local.Stop(reason):
                     self._stop = reason
                     self._boundary.stop(reason)
-                case local.Hold(number, hold):
+                case local.HoldAtBoundary(number, hold):
                     if number == self._round:
                         # Under the lock, so that no boundary is passed between checking and answering.
                         self.send(local.Here(hold, self._boundary.hold(hold)))
@@ -477,7 +477,7 @@ class Link:
         if seat is not None and self._follower is not None:
             _tell(self._follower, seat)
 
-    def _pass_on(self, message: local.Told | local.Reattached, descriptors: list[int]) -> None:
+    def _pass_on(self, message: local.ServiceMessage | local.Reattached, descriptors: list[int]) -> None:
         if isinstance(message, local.Reattached):
             self.remind()
             return
@@ -504,7 +504,7 @@ class Link:
         self._drop_pieces()
         return seat
 
-    def _break(self, message: local.Break) -> Group | None:
+    def _break(self, message: local.Break) -> Communicator | None:
         """Mark the round as interrupted; returns the group to abort."""
         if message.round <= self._broken:
             return None
@@ -518,7 +518,7 @@ class Link:
     def _take_buffer(self, message: local.Buffer, descriptors: list[int]) -> None:
         stream, number, size = self._streams[message.stream], message.buffer, message.size
         memory = _mapped(descriptors[0], size, private=False) if descriptors else None
-        if isinstance(memory, Memory):
+        if isinstance(memory, MappedMemory):
             stream.map(number, memory)
             touch_ahead(memory.view)
         stream.due = max(0, stream.due - 1)
@@ -537,20 +537,20 @@ class Link:
         else:
             stream.refused = f"buffer {number} of {size} bytes came without its descriptor"
 
-    def _keep_piece(self, stream: str, piece: Memory | str) -> None:
+    def _keep_piece(self, stream: str, piece: MappedMemory | str) -> None:
         old = self._pieces.pop(stream, None)
-        if isinstance(old, Memory):
+        if isinstance(old, MappedMemory):
             old.close()
         self._pieces[stream] = piece
 
     def _drop_pieces(self) -> None:
         for piece in self._pieces.values():
-            if isinstance(piece, Memory):
+            if isinstance(piece, MappedMemory):
                 piece.close()
         self._pieces.clear()
 
 
-def _abort(group: Group) -> None:
+def _abort(group: Communicator) -> None:
     try:
         group.abort()
     except Exception as error:  # noqa: BLE001 - the side thread must survive to receive the next world
@@ -564,10 +564,10 @@ def _tell(heard: Callable[[_Answer], None], word: _Answer) -> None:
         sys.stderr.write(f"edl: handling a message from the agent failed: {type(error).__name__}: {error}\n")
 
 
-def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:
+def _mapped(descriptor: int, size: int, *, private: bool) -> MappedMemory | str:
     """The mapped memory, or the reason why it failed, since a caller waits for the answer."""
     try:
-        return Memory(descriptor, size, private=private)
+        return MappedMemory(descriptor, size, private=private)
     except (OSError, ValueError) as error:
         return f"{size} bytes of shared memory could not be mapped: {error}"
 

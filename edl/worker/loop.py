@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from edl.errors import StateError
-from edl.wire.local import Underway
+from edl.wire.local import TrainingStarted
 from edl.worker import session as sessions
 from edl.worker.boundary import RoundOver
 from edl.worker.framework import Framework
 from edl.worker.session import Session
-from edl.worker.state import State
+from edl.worker.state import BaseState
 
 LOST_PATIENCE_S = 10.0
 """Seconds that the Master may take after a failed collective to end the round; after that it is the script's own
@@ -34,7 +34,7 @@ def make_run(framework: Framework, session: Callable[[], Session] = sessions.cur
 
     def run(train: Train) -> Train:
         @functools.wraps(train)
-        def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(state: BaseState, *args: Any, **kwargs: Any) -> Any:
             return _drive(session(), framework, state, lambda: train(state, *args, **kwargs))
 
         return cast(Train, wrapper)
@@ -52,7 +52,7 @@ def connect(framework: Framework, why_not: str = "") -> None:
     session.connect()
 
 
-def _drive(session: Session, framework: Framework, state: State, train: Callable[[], Any]) -> Any:
+def _drive(session: Session, framework: Framework, state: BaseState, train: Callable[[], Any]) -> Any:
     _check(session, state)
     session.state = state
     session.enter(framework, "its state is sharded" if state._sharded else "")
@@ -90,8 +90,8 @@ def _drive(session: Session, framework: Framework, state: State, train: Callable
         session.leave()
 
 
-def _check(session: Session, state: State) -> None:
-    if not isinstance(state, State):
+def _check(session: Session, state: BaseState) -> None:
+    if not isinstance(state, BaseState):
         raise StateError(f"a function decorated with run takes a State first, not a {type(state).__name__}")
     if session.environment.get("EDL_PS"):
         raise StateError(
@@ -103,7 +103,7 @@ def _check(session: Session, state: State) -> None:
         raise StateError("only one State per process is supported: run was called with another one before")
 
 
-def _join(session: Session, state: State) -> None:
+def _join(session: Session, state: BaseState) -> None:
     """Prepare communicator and state of the current round, unless an earlier ``run`` in it has done so."""
     if session.underway:
         return
@@ -115,7 +115,7 @@ def _join(session: Session, state: State) -> None:
     state._begin(session, seat)
     session.underway = True
     if session.link is not None:
-        session.link.send(Underway(seat.round))
+        session.link.send(TrainingStarted(seat.round))
 
 
 def _left(session: Session) -> bool:

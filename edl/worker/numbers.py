@@ -43,7 +43,7 @@ def key(*words: object) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
-class Numbers:
+class RandomNumbers:
     """The random numbers of one ``State``."""
 
     def __init__(self) -> None:

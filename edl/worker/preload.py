@@ -92,19 +92,19 @@ MOST_CHARACTERS = 512_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModuleSource:
     """Text of a module, and the package for its relative imports (empty for a script)."""
 
     text: str
     package: str
 
 
-SourceOf = Callable[[str], Source | None]
+SourceOf = Callable[[str], ModuleSource | None]
 """The source of one of the user's own modules by dotted name; None for other modules."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ImportPlan:
     """Names to import, in order. A missing ``required`` one makes every worker fail; the others may be absent."""
 
     required: tuple[str, ...]
@@ -118,7 +118,7 @@ class _Import:
     """It runs whenever the module does: not inside a function, ``if`` or ``try``."""
 
 
-def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Plan:
+def plan(entry: ModuleSource, source_of: SourceOf, extra: tuple[str, ...] = ()) -> ImportPlan:
     """The modules to import for a script with source ``entry``. ``extra``: modules that the user named."""
     imports = _all_imports(entry, source_of)
     required: dict[str, None] = {}
@@ -134,10 +134,10 @@ def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Pla
     optional.update(dict.fromkeys(name for name in imports if _is_safe(name)))
     optional.update(dict.fromkeys(part for name in imports for part in BEHIND.get(name, ())))
     required.update(dict.fromkeys(extra))
-    return Plan(tuple(required), tuple(name for name in optional if name not in required))
+    return ImportPlan(tuple(required), tuple(name for name in optional if name not in required))
 
 
-def imported(entry: Source, source_of: SourceOf) -> frozenset[str]:
+def imported(entry: ModuleSource, source_of: SourceOf) -> frozenset[str]:
     """External names imported by the script and by the user's modules that it uses."""
     return frozenset(_all_imports(entry, source_of))
 
@@ -161,10 +161,10 @@ def _is_safe(name: str) -> bool:
     return any(".".join(parts[:length]) in SAFE for length in range(1, len(parts) + 1))
 
 
-def _all_imports(entry: Source, source_of: SourceOf) -> dict[str, bool]:
+def _all_imports(entry: ModuleSource, source_of: SourceOf) -> dict[str, bool]:
     """External names imported by the entry and by the user's modules that it uses, and whether unconditionally."""
     found: dict[str, bool] = {}
-    waiting: list[tuple[Source, bool]] = [(entry, True)]
+    waiting: list[tuple[ModuleSource, bool]] = [(entry, True)]
     seen: set[str] = set()
     characters = files = 0
     while waiting:
@@ -180,7 +180,7 @@ def _all_imports(entry: Source, source_of: SourceOf) -> dict[str, bool]:
     return found
 
 
-def _own_modules(name: str, source_of: SourceOf, seen: set[str]) -> list[Source]:
+def _own_modules(name: str, source_of: SourceOf, seen: set[str]) -> list[ModuleSource]:
     """The user's modules that run when ``name`` is imported: its packages and itself, unless already read."""
     result = []
     parts = name.split(".")
@@ -201,7 +201,7 @@ def _belongs(name: str, own: set[str]) -> bool:
     return any(".".join(parts[:length]) in own for length in range(1, len(parts) + 1))
 
 
-def _imports(source: Source) -> list[_Import]:
+def _imports(source: ModuleSource) -> list[_Import]:
     """All import statements of a text; none when it does not compile (the worker reports that better)."""
     try:
         tree = ast.parse(source.text)

@@ -8,7 +8,6 @@ different operations. All ranks get the same bits.
 
 from __future__ import annotations
 
-import json
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from edl.worker.ring_links import LONGEST_CONNECT_S, Incoming, Links, OutOfStep,
 __all__ = ["OPERATIONS", "OutOfStep", "PeerLost", "Ring"]
 
 OPERATIONS = ("sum", "mean", "max", "min", "prod")
-_CALLS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "all_gather_bytes", "broadcast_bytes")
+_CALLS = ("all_reduce", "broadcast", "all_gather", "barrier", "all_gather_bytes", "broadcast_bytes")
 _KINDS = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -105,24 +104,6 @@ class Ring:
             self._reduce(dense, operation, kind)
             array[...] = dense
 
-    def reduce_scatter(self, array: Any, operation: str = "sum") -> Any:
-        """Combine the arrays of all ranks; each gets its own part of the result, of equal parts. The array's other
-        contents are lost."""
-        kind = _kind(array, operation, False)
-        flat = array.reshape(-1)
-        if kind in _IN_FLOAT32 or not array.flags.c_contiguous or flat.size % self.world_size:
-            raise TypeError("reduce_scatter needs a dense array of 32-bit or wider values, divisible by the world size")
-        if self.world_size == 1:
-            self._links.check()
-            return flat
-        parts = _parts(flat, self.world_size)
-        # One position to the left of an all-reduce, in which each rank ends with the part of its successor.
-        order = [parts[(self.rank - 1 - step) % self.world_size] for step in range(self.world_size)]
-        incoming = self._reducing(order[1:], operation)
-        outgoing = [_bytes(part) for part in order[:-1]]
-        self._pass("reduce_scatter", kind, operation, 0, flat.size, outgoing, 1, incoming)
-        return parts[self.rank]
-
     def broadcast(self, array: Any, root: int = 0) -> None:
         """Copy the root's array to every rank."""
         self._check_root(root)
@@ -176,14 +157,6 @@ class Ring:
         buffer = bytearray(data) if self.rank == root else bytearray(int.from_bytes(size, "big"))
         self._spread("broadcast_bytes", "uint8", root, memoryview(buffer), len(buffer))
         return bytes(buffer)
-
-    def all_gather_object(self, value: object) -> list[Any]:
-        """The JSON-serialisable values of all ranks."""
-        return [json.loads(data) for data in self.all_gather_bytes(json.dumps(value).encode())]
-
-    def broadcast_object(self, value: object, root: int = 0) -> Any:
-        """The root's JSON-serialisable value."""
-        return json.loads(self.broadcast_bytes(json.dumps(value).encode() if self.rank == root else b"null", root))
 
     # --- how ---------------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ _PAST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorldPlace:
     """The receiver of samples."""
 
     rank: int
@@ -43,19 +43,19 @@ class Place:
     """0 when it is independent of rounds."""
 
 
-def current_place() -> Place:
+def current_place() -> WorldPlace:
     """The current place of this process. For a script that does not take part in rounds, and for processes that load
     data, it is read from the environment."""
     session = sessions.opened()
     if session is None or session.seat is None:
         ahead = AGENT_VARIABLE in os.environ and "EDL_ROUND" not in os.environ
         if not ahead or sessions.is_helper(os.environ):
-            return Place(_number("RANK", 0), _number("WORLD_SIZE", 1), _number("EDL_ROUND", 0))
+            return WorldPlace(_number("RANK", 0), _number("WORLD_SIZE", 1), _number("EDL_ROUND", 0))
         context()  # a process that was started before its world waits for it
         session = sessions.current()
     seat = session.seat
     assert seat is not None, "context() waits for it"  # noqa: S101
-    return Place(seat.rank, seat.world_size, seat.round if session.link is not None else 0)
+    return WorldPlace(seat.rank, seat.world_size, seat.round if session.link is not None else 0)
 
 
 def _number(name: str, default: int) -> int:
@@ -71,7 +71,7 @@ class Walk:
 
     __slots__ = ("begin", "ended", "place")
 
-    def __init__(self, place: Place, begin: int) -> None:
+    def __init__(self, place: WorldPlace, begin: int) -> None:
         self.place = place
         self.begin = begin
         """The position at which it began."""
@@ -89,7 +89,7 @@ class Position:
             raise StateError(f"num_replicas={num_replicas}, rank={rank}: give both, or neither to follow the job")
         if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
             raise StateError(f"rank={rank}: it must be at least 0 and less than num_replicas={num_replicas}")
-        self._fixed = Place(rank, num_replicas, 0) if rank is not None and num_replicas is not None else None
+        self._fixed = WorldPlace(rank, num_replicas, 0) if rank is not None and num_replicas is not None else None
         self._epoch = 0
         self._position = 0
         self._restored: tuple[int, int] | None = None
@@ -148,7 +148,7 @@ class Position:
         if end is not None and self._position >= end and self._walk is not None and self._walk.ended:
             self._go(self._epoch + 1)
 
-    def place(self) -> Place:
+    def place(self) -> WorldPlace:
         """The receiver of samples: the given one, or this worker's place in the current world."""
         return self._fixed or current_place()
 
@@ -243,7 +243,7 @@ class Position:
 # --- orders ----------------------------------------------------------------------------------------------------------
 
 
-class Order(Protocol):
+class EpochOrder(Protocol):
     """The content of each place of an epoch. Places beyond its end wrap around to 0."""
 
     def __len__(self) -> int:
@@ -360,7 +360,7 @@ class CoreSampler(Position):
         self.tail = tail
         self.base = base
         self._computed = order == "computed"
-        self._known: tuple[int, Order] | None = None
+        self._known: tuple[int, EpochOrder] | None = None
         self._expected: tuple[int, int, int] | None = None
         """Epoch, places and checksum of the order that the restored position belongs to."""
 
@@ -377,7 +377,7 @@ class CoreSampler(Position):
             self.uncounted(ahead)
         return self._indices(walk, order)
 
-    def _indices(self, walk: Walk, order: Order) -> Iterator[Any]:
+    def _indices(self, walk: Walk, order: EpochOrder) -> Iterator[Any]:
         world = walk.place.world
         places = stream(len(order), walk.begin, walk.place.rank, world, self.tail)
         end = min(len(order), tail_end(len(order), walk.begin, world, self.tail))
@@ -393,7 +393,7 @@ class CoreSampler(Position):
         self.check(walk)
         self.ended(walk)
 
-    def order(self) -> Order:
+    def order(self) -> EpochOrder:
         """The order of the current epoch. Raises ``DataError`` if a restored position belongs to a different order."""
         if self._known is None or self._known[0] != self._epoch:
             self._known = None  # two orders may not fit into memory
@@ -447,7 +447,7 @@ class CoreSampler(Position):
             return "as given"
         return "computed" if self._computed else self.framework
 
-    def _make(self) -> Order:
+    def _make(self) -> EpochOrder:
         if self.base is not None:
             return self._from_base()
         length = len(self.dataset)
@@ -457,7 +457,7 @@ class CoreSampler(Position):
             return Computed(Permutation(length, key("sampler", self.seed, self._epoch)))
         return Stored(self._shuffled(length, self._epoch))
 
-    def _from_base(self) -> Order:
+    def _from_base(self) -> EpochOrder:
         """The order of the base sampler, made to depend on seed and epoch only."""
         if hasattr(self.base, "set_epoch"):
             self.base.set_epoch(self._epoch)
@@ -470,7 +470,7 @@ class CoreSampler(Position):
                 return Groups(_chained(first, found))
             return Stored(array("q", map(int, _chained(first, found))))
 
-    def _fingerprint(self, order: Order) -> int:
+    def _fingerprint(self, order: EpochOrder) -> int:
         """Checksum that distinguishes orders; 0 for computed ones."""
         if not isinstance(order, (Stored, Groups)):
             return 0
@@ -480,7 +480,7 @@ class CoreSampler(Position):
             order.check = zlib.crc32(some.tobytes())
         return order.check
 
-    def _compare(self, order: Order, epoch: int, places: int, check: int) -> None:
+    def _compare(self, order: EpochOrder, epoch: int, places: int, check: int) -> None:
         if (len(order), self._fingerprint(order)) != (places, check):
             what = f"base sampler {type(self.base).__name__}" if self.base is not None else f"{self.framework} shuffle"
             raise DataError(

@@ -17,7 +17,7 @@ from edl.wire import local
 from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.messages import NO_SETTINGS, Settings
 from edl.worker.boundary import BoundaryAction, RoundOver
-from edl.worker.framework import Framework, Group
+from edl.worker.framework import Communicator, Framework
 from edl.worker.link import Link
 
 WORKER_VARIABLE = "EDL_WORKER_PID"
@@ -55,9 +55,9 @@ class Session:
         self._entered: bool | None = None
         self._left = True
         """``seat`` must be replaced."""
-        self._group: Group | None = None
+        self._group: Communicator | None = None
         self._connected = False
-        self._retiring: list[Group] = []
+        self._retiring: list[Communicator] = []
 
     @property
     def training(self) -> bool:

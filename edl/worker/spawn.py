@@ -10,18 +10,18 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 
-from edl.wire.fork_server import Order, helper_command
+from edl.wire.fork_server import WorkerOrder, helper_command
 from edl.worker import linux
 
 
-def command_line(order: Order) -> list[str]:
+def command_line(order: WorkerOrder) -> list[str]:
     """The command that starts a cold worker."""
     if order.kind == "program":
         return [order.target, *order.arguments]
     return helper_command(sys.executable, "edl.worker.bootstrap", order.kind, order.target, *order.arguments)
 
 
-def shown_command(order: Order) -> list[str]:
+def shown_command(order: WorkerOrder) -> list[str]:
     """The command line that a worker shows in ``ps``: what a person would have typed."""
     if order.kind == "call":
         return [sys.executable, "-u", order.target]
@@ -84,7 +84,7 @@ def take_streams(stdout: int, stderr: int) -> None:
     os.dup2(stderr, 2)
 
 
-def become(order: Order, streams: tuple[int, int], keep: Collection[int] = ()) -> None:
+def become(order: WorkerOrder, streams: tuple[int, int], keep: Collection[int] = ()) -> None:
     """Give this warm process the streams, environment and directory of its order, as if by exec.
 
     ``keep``: descriptors that imported libraries have opened.

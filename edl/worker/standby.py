@@ -6,7 +6,7 @@ import contextlib
 import socket
 import sys
 
-from edl.wire.fork_server import LARGEST_BYTES, Note, ToAgent, WarmFailed, encode, read_order
+from edl.wire.fork_server import LARGEST_BYTES, LogLine, ToAgent, WarmFailed, encode, read_order
 from edl.worker import bootstrap
 from edl.worker.linux import set_title
 from edl.worker.spawn import become
@@ -24,7 +24,7 @@ def main() -> None:
     except ImportFailed as failure:
         _tell(fork_server, failed(failure))
         sys.exit(1)
-    _tell(fork_server, Note(image.text))
+    _tell(fork_server, LogLine(image.text))
     _, descriptors, _, _ = socket.recv_fds(fork_server, LARGEST_BYTES, 3)
     if len(descriptors) != 3:
         # The fork server is gone or no longer needs this process.

@@ -15,14 +15,14 @@ from edl.errors import CheckpointError, StateError
 from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE, Seat
 from edl.wire.messages import NO_STATE, Version
-from edl.wire.snapshot import Meta, Snapshot, folder_name
+from edl.wire.snapshot import Meta, SnapshotHeader, folder_name
 from edl.worker import alike, vote, write_through
 from edl.worker.accumulate import check_finished
-from edl.worker.agreement import Agreement
+from edl.worker.agreement import StateComparison
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
-from edl.worker.link import Memory
+from edl.worker.link import MappedMemory
 from edl.worker.numbers import SEED
 from edl.worker.session import PeersLost, Session
 
@@ -35,7 +35,7 @@ _TOGETHER = (BoundaryAction.SWITCH, BoundaryAction.KILL)
 _LEAVING = (*_TOGETHER, BoundaryAction.STOP)
 
 
-class State(Contents):
+class BaseState(Contents):
     """Named objects and values that are committed at step boundaries and restored in every new world.
 
     Objects have ``state_dict()`` and ``load_state_dict()`` and are changed in place. Values may be anything that a
@@ -62,7 +62,7 @@ class State(Contents):
         self._session: Session | None = None
         self._trained = False
         self._first: _Kept | None = None
-        self._agreement: Agreement | None = None
+        self._agreement: StateComparison | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._again = self._passing = self._votes = False
         self._last: Version = NO_STATE
@@ -303,7 +303,7 @@ class State(Contents):
             self._begin_anew(session, seat)
         self._again = self._trained
         self._trained = True
-        self._agreement = Agreement(session, self)
+        self._agreement = StateComparison(session, self)
         if seat.restore_commit > 0:
             self._restore(session, seat)
             self._agreement.restored(seat.restore_commit)
@@ -367,7 +367,7 @@ class State(Contents):
         assert link is not None, "there is nothing to restore without an agent"  # noqa: S101
         wanted = (seat.restore_era, seat.restore_commit)
 
-        def fits(view: memoryview) -> Snapshot | None:
+        def fits(view: memoryview) -> SnapshotHeader | None:
             found = snapshot.parse(view, job=job)
             return found if (found.meta.era, found.meta.commit) == wanted else None
 
@@ -406,7 +406,7 @@ class _Kept:
         self.parsed = snapshot.parse(self.view)
 
 
-def _closed_after_collecting(memory: Memory) -> bool:
+def _closed_after_collecting(memory: MappedMemory) -> bool:
     """Close the memory after a garbage collection: views may be kept alive by reference cycles, such as those of caught
     exceptions."""
     gc.collect()

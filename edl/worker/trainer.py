@@ -6,15 +6,11 @@ its own and takes no part in step boundaries. Signals are left to the script.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from edl.errors import StateError
 from edl.wire.local import Seat
 from edl.worker import session as sessions
 from edl.worker.link import Link
 from edl.worker.session import Session
-
-Heard = Callable[[Seat], None]
 
 
 class Trainer:
@@ -23,7 +19,6 @@ class Trainer:
     def __init__(self, session: Session) -> None:
         """Wait for this worker's first place. Raises ``SystemExit(0)`` when it receives a stop request instead."""
         self._session = session
-        self._heard: Heard = _nothing
         session.enter_alone()
         self._seat = session.place()
         if session.link is not None:
@@ -54,19 +49,9 @@ class Trainer:
         slot = self._seat.slot if self._seat.slot >= 0 else self._seat.local_rank
         return f"{self._seat.node}/{slot}"
 
-    def on_seat(self, heard: Heard) -> None:
-        """Set a callback for each later place, called on the link's side thread. A later call replaces it."""
-        self._heard = heard
-
     def _sit(self, seat: Seat) -> None:
-        if self._session.take_seat(seat):
-            if self.link is not None:
-                self.link.remind()  # services identify workers by their worlds
-            self._heard(seat)
-
-
-def _nothing(seat: Seat) -> None:
-    """The default callback: does nothing."""
+        if self._session.take_seat(seat) and self.link is not None:
+            self.link.remind()  # services identify workers by their worlds
 
 
 _attached: Trainer | None = None

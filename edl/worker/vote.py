@@ -10,7 +10,7 @@ from edl.errors import CheckpointError
 from edl.wire import local
 from edl.wire.local import Seat
 from edl.wire.messages import NO_STATE, Version
-from edl.worker.numbers import Numbers
+from edl.worker.numbers import RandomNumbers
 from edl.worker.session import Session
 
 
@@ -22,7 +22,7 @@ class Voter(Protocol):
     _first: Any
     _unkept: bool
     _objects: dict[str, Any]
-    _numbers: Numbers
+    _numbers: RandomNumbers
 
     def _copies(self, seat: Seat) -> bool: ...
     def _exchange(self, session: Session, data: bytes) -> list[bytes]: ...
@@ -80,4 +80,4 @@ def _take_back(state: Voter, session: Session, there: Seat) -> None:
     state._ask(session, there)
     state._restore(session, there)
     if session.link is not None:
-        session.link.send(local.Underway(0))  # of no round: only reports that what the agent lent is read
+        session.link.send(local.TrainingStarted(0))  # of no round: only reports that what the agent lent is read

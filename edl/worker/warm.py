@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
 from edl.worker import linux
-from edl.worker.preload import FRAMEWORKS, Plan, Source, imported, is_library, plan
+from edl.worker.preload import FRAMEWORKS, ImportPlan, ModuleSource, imported, is_library, plan
 from edl.worker.search_path import added_folders
 
 
@@ -41,12 +41,12 @@ class Image:
     """Descriptors that the imported libraries keep open."""
 
 
-def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
+def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> ImportPlan:
     """The modules to import for this command. Raises ``ImportFailed`` when the script or module does not exist."""
     if kind == "program":
-        return Plan(extra, ())
+        return ImportPlan(extra, ())
     if kind == "call" and not os.path.exists(target):
-        return plan(Source("", ""), lambda _: None, extra)
+        return plan(ModuleSource("", ""), lambda _: None, extra)
     found = _find_module(target) if kind == "module" else _find_script(target)
     return _without_namesakes(plan(found.entry, found.source_of, extra), found.folders, extra)
 
@@ -64,8 +64,8 @@ def imported_by(kind: str, target: str) -> frozenset[str]:
 class _Found:
     """A script or module, and the user's modules that it may import."""
 
-    entry: Source
-    source_of: Callable[[str], Source | None]
+    entry: ModuleSource
+    source_of: Callable[[str], ModuleSource | None]
     folders: list[str]
     """Folders in which the user's modules are found before libraries of the same name."""
 
@@ -79,7 +79,7 @@ def _find_script(target: str) -> _Found:
     entry = _read(entry_path, "")
     if entry is None and not os.path.exists(path):
         raise ImportFailed(target, f"there is no file {path}", "")
-    return _found(entry or Source("", ""), entry_path, _Folder(folder), folder)
+    return _found(entry or ModuleSource("", ""), entry_path, _Folder(folder), folder)
 
 
 def _find_module(target: str) -> _Found:
@@ -97,18 +97,18 @@ def _find_module(target: str) -> _Found:
         search = places
     package = target if search else ".".join(parts[:-1])
     path = os.path.join(search[0], "__main__.py") if search else origin
-    entry = _read(path, package) or Source("", "")
+    entry = _read(path, package) or ModuleSource("", "")
     # Beside an installed package are other packages; only the package itself counts as the user's.
     only = "" if root == os.getcwd() else parts[0]
     return _found(entry, path, _Folder(root, only), root if not only else os.getcwd())
 
 
-def _found(entry: Source, path: str, own: _Folder, folder: str) -> _Found:
+def _found(entry: ModuleSource, path: str, own: _Folder, folder: str) -> _Found:
     """``path``: that of the entry, which may add folders in which its modules are found."""
     added = added_folders(entry.text, path, os.getcwd())
     beside = [_Folder(one.folder) for one in added]
 
-    def source_of(name: str) -> Source | None:
+    def source_of(name: str) -> ModuleSource | None:
         source = own(name)
         # A known library is one, even if the script adds a folder that contains it.
         if source is None and not is_library(name):
@@ -118,7 +118,7 @@ def _found(entry: Source, path: str, own: _Folder, folder: str) -> _Found:
     return _Found(entry, source_of, [folder, *(one.folder for one in added if one.first)])
 
 
-def _without_namesakes(found: Plan, folders: list[str], extra: tuple[str, ...]) -> Plan:
+def _without_namesakes(found: ImportPlan, folders: list[str], extra: tuple[str, ...]) -> ImportPlan:
     """Leave out modules that the user's folders have their own version of."""
 
     def is_kept(name: str) -> bool:
@@ -129,7 +129,7 @@ def _without_namesakes(found: Plan, folders: list[str], extra: tuple[str, ...]) 
         library = PathFinder.find_spec(root)
         return library is not None and library.origin == spec.origin  # the folder is that of the libraries
 
-    return Plan(tuple(filter(is_kept, found.required)), tuple(filter(is_kept, found.optional)))
+    return ImportPlan(tuple(filter(is_kept, found.required)), tuple(filter(is_kept, found.optional)))
 
 
 class _Folder:
@@ -139,7 +139,7 @@ class _Folder:
         self._folder = folder
         self._only = only
 
-    def __call__(self, name: str) -> Source | None:
+    def __call__(self, name: str) -> ModuleSource | None:
         parts = name.split(".")
         if parts[0] == "edl" or (self._only and parts[0] != self._only):
             return None
@@ -147,10 +147,10 @@ class _Folder:
         return _read(os.path.join(base, "__init__.py"), name) or _read(base + ".py", ".".join(parts[:-1]))
 
 
-def _read(path: str, package: str) -> Source | None:
+def _read(path: str, package: str) -> ModuleSource | None:
     try:
         with tokenize.open(path) as file:
-            return Source(file.read(), package)
+            return ModuleSource(file.read(), package)
     except (OSError, SyntaxError, ValueError):
         return None
 
@@ -202,7 +202,7 @@ def _import_optional(name: str) -> None:
         importlib.import_module(name)
 
 
-def _summary(found: Plan, took_s: float) -> str:
+def _summary(found: ImportPlan, took_s: float) -> str:
     loaded = [name for name in FRAMEWORKS if name in sys.modules]
     shown = [f"{name} {getattr(sys.modules[name], '__version__', '')}".strip() for name in loaded]
     if not shown:

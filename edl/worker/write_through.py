@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from edl.wire import local
 from edl.wire.snapshot import FILE_NAME, folder_name
-from edl.worker.link import Memory
+from edl.worker.link import MappedMemory
 
 if TYPE_CHECKING:
     from edl.ports import Files
@@ -48,14 +48,14 @@ def write(where: str, era: int, commit: int, fill: Fill) -> local.WroteThrough:
     return local.WroteThrough(era, commit, size, crc32)
 
 
-def mapped(where: str, era: int, commit: int) -> Memory:
+def mapped(where: str, era: int, commit: int) -> MappedMemory:
     """The state file of a checkpoint, mapped privately: changes are not written back. Raises ``OSError``."""
     files = _files(where)
     name = f"{folder_name(era, commit)}/{FILE_NAME}"
     if not files.remote:
         descriptor = os.open(files.path(name), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return Memory(descriptor, os.fstat(descriptor).st_size, private=True)
+            return MappedMemory(descriptor, os.fstat(descriptor).st_size, private=True)
         finally:
             os.close(descriptor)
     size = next(entry.size for entry in files.entries(folder_name(era, commit)) if entry.name == FILE_NAME)
@@ -65,7 +65,7 @@ def mapped(where: str, era: int, commit: int) -> Memory:
             for start in range(0, size, CHUNK_BYTES):
                 with memoryview(target) as view, view[start : start + CHUNK_BYTES] as piece:
                     files.read_into(name, start, piece)
-        return Memory(copy.fileno(), size, private=True)
+        return MappedMemory(copy.fileno(), size, private=True)
 
 
 def _files(where: str) -> Files:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edl.checkpoint.directory.failures import why
 from edl.errors import CheckpointError
 from edl.ports import Files
-from edl.wire.snapshot import Snapshot, header_bytes, parse_header
+from edl.wire.snapshot import SnapshotHeader, header_bytes, parse_header
 from ps.checkpoint.manifest import BLOCK_BYTES, CheckpointManifest, CheckpointPart, Sums, flat
 from ps.checkpoint.writer import COLUMNS, DTYPES, SHARD_BUCKETS
 from ps.hashing import buckets_of
@@ -127,7 +127,7 @@ class RowsIn:
         length = header_bytes(bytes(blocks.read(path, sums, 0, min(8, sums.bytes))))
         if length > sums.bytes:
             raise CheckpointError(f"{path} is truncated: its header ends at byte {length} of {sums.bytes}")
-        self.snapshot: Snapshot = parse_header(bytes(blocks.read(path, sums, 0, length)), sums.bytes)
+        self.snapshot: SnapshotHeader = parse_header(bytes(blocks.read(path, sums, 0, length)), sums.bytes)
         self.tables = sorted({name.rpartition("/")[0] for name in self.snapshot.entries})
         self._index: dict[str, Array] = {}
         for table in self.tables:

@@ -95,7 +95,7 @@ class PlacementMachine:
         match event:
             case sv.Said(caller, _, body):
                 self.trainers.said(turn, caller, body)
-            case sv.Heard(name, body) if name.startswith(PREFIX):
+            case sv.HelperSaid(name, body) if name.startswith(PREFIX):
                 self._heard(turn, name, body)
             case sv.KeyPut(name, value) if name.startswith(PREFIX):
                 self.servers.key_put(turn, name, value)
@@ -198,7 +198,7 @@ class PlacementMachine:
 
     @staticmethod
     def _notes(turn: PlacementTurn) -> list[Effect]:
-        return [effect for effect in turn.effects if isinstance(effect, sv.Note)]
+        return [effect for effect in turn.effects if isinstance(effect, sv.AddToHistory)]
 
     def _keep(self, turn: PlacementTurn) -> list[Keep]:
         keeps = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.job_records import Replication, Training
-from edl.master.service import Caller, Effect, Note, Tell, WakeAt
+from edl.master.service import AddToHistory, Caller, Effect, TellWorker, WakeAt
 from ps.coordinator.membership import Membership
 from ps.coordinator.placement import Grid, Site
 from ps.protocol import messages
@@ -80,11 +80,11 @@ class PlacementTurn:
 
     def send(self, caller: Caller, message: Any) -> None:
         """Send a message to a trainer."""
-        self.effects.append(Tell(caller, messages.encode(message)))
+        self.effects.append(TellWorker(caller, messages.encode(message)))
 
     def note(self, text: str) -> None:
         """Add a line to the job's history."""
-        self.effects.append(Note(text))
+        self.effects.append(AddToHistory(text))
 
     def wake(self, at_s: float) -> None:
         """Request a tick at that time."""

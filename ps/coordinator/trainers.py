@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from edl.errors import ProtocolError
-from edl.master.service import Caller, Tell
+from edl.master.service import Caller, TellWorker
 from edl.wire.messages import Settings, World
 from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.membership import TrainerEntry
@@ -274,7 +274,7 @@ class TrainerRegistry:
         if updates:
             for one in state.people.trainers.values():
                 if one.caller not in ready and one.caller not in self._waiting:
-                    turn.effects += [Tell(one.caller, body) for body in updates]
+                    turn.effects += [TellWorker(one.caller, body) for body in updates]
         for caller, trainer in ready.items():
             turn.send(caller, self._joined(trainer, placement))
         asked, self._asked = self._asked, set()

@@ -20,7 +20,7 @@ from typing import Protocol
 from edl.adapters.transport import refuses
 from edl.errors import ProtocolError
 from edl.ports import LineListener
-from edl.types import Token
+from edl.types import FencingToken
 from edl.wire.address import address
 from ps.errors import Denied
 from ps.protocol.frames import HEADER_BYTES, UNASKED, Frame, FrameOp, hash_of, pack, unpack, unpack_head
@@ -117,7 +117,7 @@ class _Reported(enum.Enum):
 class HelperLines:
     """``Lines`` to pservers."""
 
-    def __init__(self, deps: MasterLinesDeps, token: Token, listener: LineListener) -> None:
+    def __init__(self, deps: MasterLinesDeps, token: FencingToken, listener: LineListener) -> None:
         self._deps = deps
         self._hello = CallerHello(MASTER, name=deps.name, token=int(token))
         self._listener = listener

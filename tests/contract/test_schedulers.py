@@ -25,7 +25,7 @@ from edl.config import NodeRange
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice, SizeOwner
 from edl.schedulers import hook, kubernetes, process, slurm
-from edl.schedulers.order import Order
+from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.port import Doomed, Observation, Scheduler, SchedulerSize, Sized
 from edl.testing.clock import FakeClock
 from edl.testing.memory_scheduler import MemoryScheduler
@@ -57,9 +57,9 @@ class Setup(Protocol):
         ...
 
 
-def order(folder: Path, wanted: SchedulerChoice, **changes: Any) -> Order:
+def deps(folder: Path, wanted: SchedulerChoice, **changes: Any) -> SchedulerDeps:
     """For adapters on this host."""
-    made = Order(
+    made = SchedulerDeps(
         wanted=wanted,
         job=JobId("job"),
         nodes=NodeRange(1, 8),
@@ -100,14 +100,14 @@ class ProcessSetup:
 
     def __init__(self, folder: Path) -> None:
         sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
-        self._order = order(folder, SchedulerChoice("process"), launcher=sleeper)
+        self._deps = deps(folder, SchedulerChoice("process"), launcher=sleeper)
 
     def scheduler(self) -> Scheduler:
-        return process.make(self._order)
+        return process.make(self._deps)
 
     def _files(self) -> dict[str, int]:
         found = {}
-        for path in self._order.runtime_folder.glob("*.json"):
+        for path in self._deps.runtime_folder.glob("*.json"):
             told = json.loads(path.read_text())
             if process.started_at(told["pid"]):
                 found[told["node"]] = told["pid"]
@@ -149,10 +149,10 @@ class ExecSetup:
         self._script.write_text(CLUSTER)
         wanted = SchedulerChoice("exec", f"{sys.executable} {self._script}")
         hook.check(wanted)
-        self._order = order(folder, wanted)
+        self._deps = deps(folder, wanted)
 
     def scheduler(self) -> Scheduler:
-        return hook.make(self._order)
+        return hook.make(self._deps)
 
     def nodes(self) -> Sequence[str]:
         file = self._script.with_suffix(".json")
@@ -187,10 +187,10 @@ class KubernetesSetup:
             conf["ca"] = str(self._cluster.ca)
         wanted = SchedulerChoice("statefulset", "train", conf)
         kubernetes.check(wanted)
-        self._order = order(folder, wanted)
+        self._deps = deps(folder, wanted)
 
     def scheduler(self) -> Scheduler:
-        return kubernetes.make(self._order)
+        return kubernetes.make(self._deps)
 
     def nodes(self) -> Sequence[str]:
         return sorted(self._cluster.pods())
@@ -209,10 +209,10 @@ class SlurmSetup:
         self._cluster = cluster
         wanted = SchedulerChoice("slurm", conf={"options": f"--partition=low --mem={MEMORY_MB}", "poll": "0.2"})
         sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
-        self.order = order(folder, wanted, launcher=sleeper, environment=cluster.environment)
+        self.deps = deps(folder, wanted, launcher=sleeper, environment=cluster.environment)
 
     def scheduler(self) -> Scheduler:
-        return slurm.make(self.order)
+        return slurm.make(self.deps)
 
     def nodes(self) -> Sequence[str]:
         return [f"slurm-{task.number}" for task in self._cluster.tasks() if task.state == "RUNNING"]
@@ -349,7 +349,7 @@ class TestProcess:
         told = json.loads(path.read_text())
         mine = {**told, "pid": os.getpid()}  # the number is that of another process by now: this one
         path.write_text(json.dumps(mine))
-        one = process.make(setup._order)
+        one = process.make(setup._deps)
         assert run(one.current()) == SchedulerSize(0, 0)
         run(one.release([told["node"]], 0, ""))  # were it taken for the launcher, this test would end here
         os.kill(told["pid"], signal.SIGKILL)
@@ -366,7 +366,7 @@ class TestProcess:
         by_hand = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         try:
             made = process.make(
-                dataclasses.replace(ProcessSetup(tmp_path)._order, beside=lambda: {by_hand.pid: "by-hand"})
+                dataclasses.replace(ProcessSetup(tmp_path)._deps, beside=lambda: {by_hand.pid: "by-hand"})
             )
             run(made.request(2, ""))
             assert run(made.current()).nodes == 2
@@ -405,7 +405,7 @@ class TestProcess:
             setup.close()
 
     def test_one_that_fails_at_once_is_told_of(self, tmp_path: Path) -> None:
-        failing = dataclasses.replace(ProcessSetup(tmp_path)._order, launcher=(sys.executable, "-c", "exit(3)"))
+        failing = dataclasses.replace(ProcessSetup(tmp_path)._deps, launcher=(sys.executable, "-c", "exit(3)"))
         one = process.make(failing)
 
         async def story() -> str:
@@ -418,7 +418,7 @@ class TestProcess:
         assert "exited with status 3 soon after its start: see" in run(story())
 
     def test_no_program_is_a_matter_for_another_try(self, tmp_path: Path) -> None:
-        one = process.make(dataclasses.replace(ProcessSetup(tmp_path)._order, launcher=("/no/such/python",)))
+        one = process.make(dataclasses.replace(ProcessSetup(tmp_path)._deps, launcher=("/no/such/python",)))
         with pytest.raises(SchedulerError, match="cannot start a launcher on this host") as caught:
             run(one.request(1, ""))
         assert caught.value.retry
@@ -431,7 +431,7 @@ def script(folder: Path, text: str, kind: str = "exec", **conf: str) -> Any:
     path.chmod(0o755)
     wanted = SchedulerChoice(kind, str(path), conf, SizeOwner.EXTERNAL if kind == "discovery" else SizeOwner.MASTER)
     hook.check(wanted)
-    return hook.make(order(folder, wanted))
+    return hook.make(deps(folder, wanted))
 
 
 class TestExec:

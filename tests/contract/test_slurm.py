@@ -16,11 +16,11 @@ import pytest
 
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
-from edl.schedulers.order import Order
+from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.port import SchedulerSize, Sized
 from edl.schedulers.slurm import Slurm as Adapter
 from edl.schedulers.slurm import make
-from tests.contract.test_schedulers import eventually, order, run
+from tests.contract.test_schedulers import deps, eventually, run
 from tests.process.harness import ROOT, until
 from tests.process.slurm_fixture import MEMORY_MB, Slurm
 
@@ -32,13 +32,13 @@ ODD = 'a b\'s $(touch x) "q" #1 %j ;&'
 
 
 @pytest.fixture
-def told(tmp_path: Path, slurm: Slurm) -> Order:
+def told(tmp_path: Path, slurm: Slurm) -> SchedulerDeps:
     """For an adapter whose launchers sleep."""
     wanted = SchedulerChoice("slurm", conf={"options": f"--partition=low --mem={MEMORY_MB}", "poll": "0.1"})
-    return order(tmp_path, wanted, launcher=SLEEPER, environment=slurm.environment)
+    return deps(tmp_path, wanted, launcher=SLEEPER, environment=slurm.environment)
 
 
-def adapter(told: Order, options: str = "", **conf: str) -> Adapter:
+def adapter(told: SchedulerDeps, options: str = "", **conf: str) -> Adapter:
     """With further options of ``sbatch``, and other settings."""
     conf = {**told.wanted.conf, **conf, "options": f"{told.wanted.conf['options']} {options}"}
     return make(dataclasses.replace(told, wanted=SchedulerChoice("slurm", conf=conf)))
@@ -53,13 +53,13 @@ def running(one: Adapter, nodes: int) -> None:
 
 
 class TestSize:
-    def test_those_that_wait_are_counted_and_their_reason_is_given(self, told: Order) -> None:
+    def test_those_that_wait_are_counted_and_their_reason_is_given(self, told: SchedulerDeps) -> None:
         running(adapter(told), 1)
         one = adapter(told, "--hold")
         run(one.request(3, ""))
         assert run(one.current()) == SchedulerSize(3, 1, "2 of 3 jobs wait in the queue (JobHeldUser)")
 
-    def test_an_array_is_as_many_nodes_as_it_has_tasks(self, slurm: Slurm, told: Order) -> None:
+    def test_an_array_is_as_many_nodes_as_it_has_tasks(self, slurm: Slurm, told: SchedulerDeps) -> None:
         one = adapter(told)
         options = ("--job-name=edl-job", "--partition=low")
         slurm.submit(*options, "--array=1-2", command=SLEEPER)
@@ -71,12 +71,12 @@ class TestSize:
         assert len(left) == 2, "only some of the array are cancelled"
         assert run(one.current()) == SchedulerSize(4, 2, "2 of 4 jobs wait in the queue (JobHeldUser)")
 
-    def test_other_jobs_do_not_count(self, slurm: Slurm, told: Order) -> None:
+    def test_other_jobs_do_not_count(self, slurm: Slurm, told: SchedulerDeps) -> None:
         for name in ("edl-job2", "edl", "edl-jo"):
             slurm.submit("--hold", f"--job-name={name}", command=SLEEPER)
         assert run(adapter(told).current()) == SchedulerSize(0, 0)
 
-    def test_a_node_that_gives_way_is_asked_for_again(self, slurm: Slurm, told: Order) -> None:
+    def test_a_node_that_gives_way_is_asked_for_again(self, slurm: Slurm, told: SchedulerDeps) -> None:
         """Preempted: its job ends, and another one waits for its place."""
         one = adapter(told)
         running(one, 2)
@@ -91,20 +91,20 @@ class TestSize:
 
 
 class TestRelease:
-    def test_one_that_has_begun_meanwhile_is_spared(self, told: Order) -> None:
+    def test_one_that_has_begun_meanwhile_is_spared(self, told: SchedulerDeps) -> None:
         one = adapter(told)
         running(one, 2)
         run(one.release([], 1, "1 is enough"))
         assert run(one.current()) == SchedulerSize(2, 2), "it joins, and is told to leave then"
 
-    def test_those_that_wait_are_cancelled_the_youngest_first(self, slurm: Slurm, told: Order) -> None:
+    def test_those_that_wait_are_cancelled_the_youngest_first(self, slurm: Slurm, told: SchedulerDeps) -> None:
         one = adapter(told, "--hold")
         run(one.request(3, ""))
         run(one.release([], 1, "1 is enough"))
         oldest = min(task.number for task in slurm.tasks()[-3:])
         until(lambda: [task.number for task in slurm.tasks() if task.state == "PENDING"] == [oldest], "the oldest")
 
-    def test_when_the_job_has_ended_nobody_begins_it_anew(self, slurm: Slurm, told: Order) -> None:
+    def test_when_the_job_has_ended_nobody_begins_it_anew(self, slurm: Slurm, told: SchedulerDeps) -> None:
         """Jobs that have not come yet are cancelled, running or not. A person's own, and nodes of the job, are not."""
         one = adapter(told)
         running(one, 2)
@@ -119,7 +119,9 @@ class TestRelease:
 
 
 class TestSubmit:
-    def test_whatever_is_in_names_reasons_and_arguments(self, slurm: Slurm, told: Order, tmp_path: Path) -> None:
+    def test_whatever_is_in_names_reasons_and_arguments(
+        self, slurm: Slurm, told: SchedulerDeps, tmp_path: Path
+    ) -> None:
         launcher = (sys.executable, "-c", TELLER, str(tmp_path / "seen.json"), "a b", "$HOME", "it's", '"', "\\", "*")
         own = dataclasses.replace(told, launcher=launcher, log_folder=tmp_path / "50% of%j logs")
         one = adapter(own, name=ODD)
@@ -134,7 +136,7 @@ class TestSubmit:
         run(held.request(1, "a|b"))
         assert run(one.current()).nodes == 1, "found again by its name"
 
-    def test_the_masters_own_job_is_not_the_nodes(self, slurm: Slurm, told: Order, tmp_path: Path) -> None:
+    def test_the_masters_own_job_is_not_the_nodes(self, slurm: Slurm, told: SchedulerDeps, tmp_path: Path) -> None:
         """Its environment is passed on, but for what Slurm has put in for the job that the Master runs in."""
         inherited = {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "99999999", "SLURMD_NODENAME": "x", "SBATCH_QOS": "y"}
         inherited |= {"CUDA_VISIBLE_DEVICES": "3", "EDL_NNODES": "1:8", "SLURM_NTASKS": "64", "PMI_RANK": "4"}
@@ -149,7 +151,9 @@ class TestSubmit:
         assert (seen["SLURM_MEM_PER_NODE"], seen["SLURMD_NODENAME"]) == (str(MEMORY_MB), "edl0")
 
     @pytest.mark.soak
-    def test_a_script_of_the_users_own_that_is_requeued(self, slurm: Slurm, told: Order, tmp_path: Path) -> None:
+    def test_a_script_of_the_users_own_that_is_requeued(
+        self, slurm: Slurm, told: SchedulerDeps, tmp_path: Path
+    ) -> None:
         """One that does not end by itself when it is preempted waits in the queue again: no second one is needed."""
         script = tmp_path / "node.sbatch"
         script.write_text(
@@ -185,7 +189,7 @@ class TestScripts:
 
 
 class TestWatch:
-    def test_somebody_cancels_a_node(self, slurm: Slurm, told: Order) -> None:
+    def test_somebody_cancels_a_node(self, slurm: Slurm, told: SchedulerDeps) -> None:
         one = adapter(told)
         running(one, 2)
 
@@ -209,12 +213,12 @@ class TestErrors:
             ("--no-such-option", "unrecognized option"),
         ],
     )
-    def test_what_will_not_pass_by_itself(self, told: Order, options: str, said: str) -> None:
+    def test_what_will_not_pass_by_itself(self, told: SchedulerDeps, options: str, said: str) -> None:
         with pytest.raises(SchedulerError, match=f"(?i)sbatch exited with status .*{said}") as caught:
             run(adapter(told, options).request(1, ""))
         assert not caught.value.retry
 
-    def test_the_controller_goes_and_comes_back(self, slurm: Slurm, told: Order, tmp_path: Path) -> None:
+    def test_the_controller_goes_and_comes_back(self, slurm: Slurm, told: SchedulerDeps, tmp_path: Path) -> None:
         impatient = tmp_path / "slurm.conf"  # a client of its own gives up after a second, not after ten
         impatient.write_text(slurm.conf.read_text() + "MessageTimeout=1\n")
         one = adapter(dataclasses.replace(told, environment={**slurm.environment, "SLURM_CONF": str(impatient)}))
@@ -239,7 +243,7 @@ class TestErrors:
         assert first == Sized(SchedulerSize(1, 1))
         assert second.size.nodes == 2
 
-    def test_one_that_does_not_answer_in_time(self, slurm: Slurm, told: Order) -> None:
+    def test_one_that_does_not_answer_in_time(self, slurm: Slurm, told: SchedulerDeps) -> None:
         with away(slurm), pytest.raises(SchedulerError, match=r"squeue took longer than 0.5 s") as caught:
             run(adapter(told, timeout="0.5").current())
         assert caught.value.retry

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from edl.adapters.processes import ForkServerProcesses
 from edl.config import Standby
-from edl.ports import CommandKind, ProcessEvent, WorkerCommand, WorkerExited
+from edl.ports import CommandKind, WorkerCommand
+from edl.wire.process_events import ProcessEvent, WorkerExited
 
 ROOT = str(Path(__file__).resolve().parents[2])
 DEADLINE_S = 120.0

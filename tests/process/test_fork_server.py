@@ -17,15 +17,8 @@ import pytest
 from edl.adapters.processes import ForkServerProcesses
 from edl.config import Standby
 from edl.errors import StarterLost, WorkerStartError
-from edl.ports import (
-    CommandKind,
-    ForkServerLost,
-    WorkerCommand,
-    WorkerExited,
-    WorkerResumed,
-    WorkersStopped,
-    WorkerSuspended,
-)
+from edl.ports import CommandKind, WorkerCommand
+from edl.wire.process_events import ForkServerLost, WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
 from tests.process.fork_server_fixture import (
     DEADLINE_S,
     ROOT,

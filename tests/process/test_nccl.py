@@ -118,7 +118,9 @@ def test_a_restored_state_takes_no_second_copy_of_the_devices_memory(etcd: Outsi
         finish(running)
         restored = [note for note in notes(running, "restored") if note["step"] > 0]
         assert restored
-        assert max(note["peak"] for note in restored if note["pid"] not in first.pids.values()) < 1.2 * whole
+        fresh = [note for note in restored if note["pid"] not in first.pids.values()]
+        assert fresh
+        assert max(note["peak"] for note in fresh) < 1.5 * whole
 
 
 def test_a_sum_that_hangs_without_a_death_ends_the_worker_that_waits(etcd: OutsideEtcd, tmp_path: Path) -> None:

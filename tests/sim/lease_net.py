@@ -9,7 +9,7 @@ from data_service.leases.lease_table import BACK, DONE, LEASED, QUARANTINED, Lea
 from data_service.leases.machine import LeaseMachine
 from data_service.leases.shard_order import FRESH
 from data_service.manifest import Manifest, ManifestBuilder
-from edl.master.service import Caller, Event, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan
+from edl.master.service import AddToHistory, Caller, Event, Keep, ReportFlaw, Said, TellWorker, Tick, WakeAt, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 
@@ -141,12 +141,12 @@ class Shell:
                         self.store[name] = value
                     else:
                         self.store.pop(name, None)
-                case Note(text):
+                case AddToHistory(text):
                     self.notes.append(text)
-                case Flaw(name, text):
+                case ReportFlaw(name, text):
                     self.flaws[name] = text
                 case WakeAt(at_s):
                     self.wake_s = at_s if self.wake_s is None else min(self.wake_s, at_s)
         for effect in effects:
-            if isinstance(effect, Tell) and tell:
+            if isinstance(effect, TellWorker) and tell:
                 self._deliver(effect.caller, effect.body)

@@ -27,7 +27,7 @@ from edl.testing.sim.node import SimProcesses
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
 from edl.wire.messages import StartRound
-from edl.worker.boundary import Boundary
+from edl.worker.boundary import StepBoundaries
 from tests.sim import refusals
 
 Plant = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -158,13 +158,13 @@ def agreed_settings_are_let_go() -> contextlib.AbstractContextManager[Any]:
 
 def settings_end_with_the_next_hold() -> contextlib.AbstractContextManager[Any]:
     """Whoever has not come to the agreed commit when something else is asked forgets the settings."""
-    hold = Boundary.hold
+    hold = StepBoundaries.hold
 
-    def forgetful(self: Boundary, number: int) -> int:
+    def forgetful(self: StepBoundaries, number: int) -> int:
         self._due.clear()
         return hold(self, number)
 
-    return mock.patch.object(Boundary, "hold", forgetful)
+    return mock.patch.object(StepBoundaries, "hold", forgetful)
 
 
 def one_refusal_ends_the_job() -> contextlib.AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from edl.master import service as sv
 from edl.master.hosting import Hosted, Hosting
 from edl.testing.sim.process import BareProcess
 from edl.testing.sim.sockets import SimStreams
-from edl.types import Incarnation, NodeId, Rank, Round, Token
+from edl.types import FencingToken, Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 from ps.coordinator.invariants import violations
 from ps.coordinator.machine import PlacementMachine
@@ -38,7 +38,7 @@ class Life:
         deps = MasterLinesDeps(
             LEASE_S, lambda text: None, HOST, refuses=self.streams.refuses, connect=self.streams.connect
         )
-        self.lines = HelperLines(deps, Token(master.life), self)
+        self.lines = HelperLines(deps, FencingToken(master.life), self)
         self._events: asyncio.Queue[Hosted] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
         self._task = process.loop.create_task(self._run())
@@ -57,7 +57,7 @@ class Life:
 
     def heard(self, name: str, body: str) -> None:
         """See ``LineListener``."""
-        self.put(sv.Heard(name.removeprefix("ps/"), body))
+        self.put(sv.HelperSaid(name.removeprefix("ps/"), body))
 
     async def _run(self) -> None:
         master = self.master

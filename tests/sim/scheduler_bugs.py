@@ -54,7 +54,7 @@ def sees_the_job_once(patch: Patch) -> None:
     """Changes of the job do not reach the machine, unless it asks the Master for something."""
 
     async def once(self: Any) -> None:
-        await self._ruling.changed()
+        await self._master.changed()
         self._show()
 
     patch.setattr(Reconciler, "_look_at_job", once)

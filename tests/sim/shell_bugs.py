@@ -33,7 +33,7 @@ def sends_before_it_writes() -> contextlib.AbstractContextManager[Any]:
 
     async def hasty(self: Any, caused: Any, decision: events.Decision) -> None:
         for effect in decision.effects:
-            if isinstance(effect, events.Tell):
+            if isinstance(effect, events.TellNode):
                 await self._run(effect, decision.state.record)
         await carry_out(self, caused, decision)
 
@@ -47,8 +47,8 @@ def wakes_nobody_for_a_new_master() -> contextlib.AbstractContextManager[Any]:
         while True:
             await self._redial.wait()
             pauses = tasks.Backoff(agent_shell.RECONNECT_PAUSE_S, agent_shell.LONGEST_RECONNECT_PAUSE_S)
-            while self._ruler is not None:
-                await self._call(*self._ruler, pauses)
+            while self._master is not None:
+                await self._call(*self._master, pauses)
                 if self._redial.is_set():
                     break
             await asyncio.sleep(0.3)
@@ -186,11 +186,11 @@ def old_lease_is_renewed() -> contextlib.AbstractContextManager[Any]:
     """After the lease was lost the launcher goes on without a new one."""
 
     async def deaf(self: Any) -> None:
-        parts = self._parts
+        deps = self._deps
         while True:
             with contextlib.suppress(LeaseLost):
-                await parts.registration.keep(self._renewed, self._missed)
-            parts.registration.lease = Incarnation(0)
+                await deps.registration.keep(self._renewed, self._missed)
+            deps.registration.lease = Incarnation(0)
             await asyncio.sleep(3600.0)
 
     return mock.patch.object(launcher.Launcher, "_keep_lease", deaf)

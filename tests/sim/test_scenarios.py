@@ -11,7 +11,7 @@ from edl.exit_codes import ExitCode
 from edl.master.state import Phase, Record
 from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.stepping import Script, Stepper
-from edl.testing.sim.workers import Group
+from edl.testing.sim.workers import RoundWorkers
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId, NodeId, Round
 from edl.wire.messages import NO_STATE, Purpose, Version, World
@@ -72,7 +72,7 @@ class Story:
         return self.world.timeline.now_s - before_s
 
     @property
-    def group(self) -> Group:
+    def group(self) -> RoundWorkers:
         """The workers of the running round."""
         group = self.world.training.group(self.record.round)
         assert group is not None

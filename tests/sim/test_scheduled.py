@@ -84,14 +84,14 @@ class Story:
     def serving(self) -> bool:
         """Whether a Master rules."""
         master = self.world.master
-        return master is not None and master.ruling is not None and master.ruling.serving
+        return master is not None and master.master_shell is not None and master.master_shell.serving
 
     @property
     def waiting(self) -> str:
         """Why the size has not been reached."""
         master = self.world.master
-        assert master is not None and master.ruling is not None
-        return master.ruling.status().scale.waiting
+        assert master is not None and master.master_shell is not None
+        return master.master_shell.status().scale.waiting
 
     @property
     def calls(self) -> list[tuple[int, tuple[str, ...] | None]]:

@@ -18,7 +18,19 @@ from data_service.loader.loader import Loader
 from data_service.loader.transport import Dispatcher, MasterTransport
 from data_service.loader.worker_context import RankAssignment
 from edl.arithmetic.hyper import StepPlan, step_plan
-from edl.master.service import Caller, Effect, Event, Fail, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
+from edl.master.service import (
+    AddToHistory,
+    Caller,
+    Effect,
+    Event,
+    Fail,
+    Keep,
+    ReportFlaw,
+    Said,
+    TellWorker,
+    WorldBegan,
+    WorldEnded,
+)
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import NO_SETTINGS, Member, Settings, World
 from edl.worker.boundary import RoundOver
@@ -108,12 +120,12 @@ class Bench:
             match effect:
                 case Keep(name, value):
                     self.kept[name] = value
-                case Tell(caller, body):
+                case TellWorker(caller, body):
                     if not self.lose():
                         self.boards[caller.slot].hear(body)
-                case Note(text):
+                case AddToHistory(text):
                     self.notes.append(text)
-                case Flaw(name, text):
+                case ReportFlaw(name, text):
                     self.flaws[name] = text
                 case Fail(text):
                     self.failed(text)

@@ -423,8 +423,8 @@ class Worker:
 
     def settle(self) -> None:
         """The agent has dealt with everything said so far; to be called when nothing else is on its way to it."""
-        self.link.send(local.Underway(0))
-        self.agent.expect(local.Underway)
+        self.link.send(local.TrainingStarted(0))
+        self.agent.expect(local.TrainingStarted)
 
     def close(self) -> None:
         self.link.close()

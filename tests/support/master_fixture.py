@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.errors import StoreError, StoreUnavailable
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import Record
 from edl.master.stored import record_in
 from edl.ports import Change, Condition, Delete, Operation, Put
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
-from edl.types import Incarnation, JobId, NodeId, Round, Token
+from edl.types import FencingToken, Incarnation, JobId, NodeId, Round
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import (
@@ -90,12 +90,12 @@ class Bench:
             self.store, self.clock, KEYS, spec, NodeId(node), refuses, self.said.append, lambda: 1_760_000_000.0
         )
 
-    def crown(self) -> Token:
+    def crown(self) -> FencingToken:
         """Replace the election key; returns its token."""
         self.store.write_now([Delete(KEYS.master)])
-        revision = self.store.write_now([Put(KEYS.master, plain.dumps(Ruler(NodeId("a"), "h", 1)))])
+        revision = self.store.write_now([Put(KEYS.master, plain.dumps(MasterInfo(NodeId("a"), "h", 1)))])
         assert revision is not None
-        return Token(revision)
+        return FencingToken(revision)
 
     def register(self, name: str, port: int = 5000) -> NodeInfo:
         lease = Incarnation(self.store.grant_now(TTL_S))

@@ -88,7 +88,7 @@ class Cluster:
 
     def say(self, name: str, word: Any) -> None:
         """Deliver a message of a pserver to the Master."""
-        self.feed(sv.Heard(f"servers/{name}", messages.encode(word)))
+        self.feed(sv.HelperSaid(f"servers/{name}", messages.encode(word)))
 
     def _effects(self, name: str, effects: tuple[hd.Effect, ...]) -> None:
         """Copies are made and marks acknowledged at once."""
@@ -96,7 +96,7 @@ class Cluster:
         for effect in effects:
             match effect:
                 case hd.SendToMaster(word):
-                    self.feed(sv.Heard(name, messages.encode(word)))
+                    self.feed(sv.HelperSaid(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._effects(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.MarkStream(follower, number):
@@ -107,7 +107,7 @@ class Cluster:
                             self._effects(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
                 case hd.RestoreBuckets(checkpoint, _) if checkpoint.run in self.bad:
                     told = messages.CheckpointPhaseDone(checkpoint.number, "restore", "damaged", lasting=self.lasting)
-                    self.feed(sv.Heard(name, messages.encode(told)))
+                    self.feed(sv.HelperSaid(name, messages.encode(told)))
                 case hd.RestoreBuckets(checkpoint, buckets):
                     self._effects(name, bucket_machine.step(hd.Restored(checkpoint.number, buckets)))
 
@@ -135,11 +135,11 @@ class Cluster:
         if checkpoint is None or (before is not None and before.checkpoint == checkpoint):
             return
         if checkpoint.phase == "find":
-            self.feed(sv.Heard(name, messages.encode(self.found)))
+            self.feed(sv.HelperSaid(name, messages.encode(self.found)))
         elif checkpoint.phase != "restore" and self.checkpoints:
             told = json.dumps({"run": f"checkpoint-{checkpoint.number}"}) if checkpoint.phase == "complete" else name
             self.feed(
-                sv.Heard(
+                sv.HelperSaid(
                     name, messages.encode(messages.CheckpointPhaseDone(checkpoint.number, checkpoint.phase, "", told))
                 )
             )
@@ -195,9 +195,9 @@ class Cluster:
             match effect:
                 case sv.Keep(name, value):
                     self.store[name] = value
-                case sv.Note(text):
+                case sv.AddToHistory(text):
                     self.notes.append(text)
-                case sv.Tell(caller, body):
+                case sv.TellWorker(caller, body):
                     self.told.append((caller, messages.decode(body)))
                 case sv.WakeAt(at_s):
                     self.wake_s = min(at_s, self.wake_s or at_s)

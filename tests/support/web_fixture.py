@@ -102,7 +102,7 @@ def play(
             web.listen(HOST)
             web.begin(lambda: made[0].url)
             if rules:
-                web.rule(master)
+                web.use_master(master)
             try:
                 await asyncio.wait_for(scenario(made[0]), limit_s)
             finally:

@@ -12,7 +12,7 @@ import pytest
 import edl.paddle
 import edl.torch
 from edl.agent.switches import NAMES
-from edl.agent.workers.environment import Local, LocalPaths, worker_environment
+from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, worker_environment
 from edl.agent.workers.paddle_environment import KINDS, ScriptPlaces, shortened
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, OWNER_FILE
 from edl.config import JobSpec, LrRule, NodeRange, ScriptServers, VerifyRules
@@ -138,11 +138,11 @@ def worker_variables() -> set[str]:
     found = set(environment_of(ServerSettings(listed=("h:1",))))
     for gpus in (0, 2):
         for kind in KINDS:
-            around = Local(gpus, paddle=kind)
+            around = WorkerGroupDeps(gpus, paddle=kind)
             found |= set(worker_environment({}, spec, world, NodeId("a"), 0, LocalPaths("error.json", "logs"), around))
     script = JobSpec(JobId("job"), NodeRange(1, 1), script_servers=ScriptServers(1))
     for local_rank in range(2):
-        around = Local(scripts=ScriptPlaces(1))
+        around = WorkerGroupDeps(scripts=ScriptPlaces(1))
         found |= set(worker_environment({}, script, world, NodeId("a"), local_rank, LocalPaths("e", "l"), around))
     return found | set(shortened({}, "backup_env.json"))
 

@@ -6,14 +6,12 @@ import ast
 import collections
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.unit.test_house_rules import CODE_FOLDERS, ROOT, code_files
 
 PRODUCT = ("edl", "ps", "data_service")
-SHARED = Path(__file__).parent / "shared_names.txt"
 TWINS = ("edl/torch/", "edl/paddle/")
 """The same thing for two frameworks has the same name."""
 REPLACED = {
@@ -42,18 +40,14 @@ def class_names() -> dict[str, tuple[str, ...]]:
 
 
 def shared_in(names: dict[str, tuple[str, ...]]) -> set[str]:
-    """Those that more than one file defines."""
+    """Names that more than one file defines."""
     return {name for name, files in names.items() if len(files) > 1}
 
 
-def test_no_class_name_means_two_things() -> None:
-    """But for those listed, which are still to be told apart: the list only becomes shorter."""
+def test_no_class_name_is_used_twice() -> None:
     names = class_names()
-    listed = set(SHARED.read_text().split())
-    shared = shared_in(names)
-    new = {name: names[name] for name in shared - listed}
-    assert not new, f"names that are taken: {new}. Give the new class one that says more"
-    assert not listed - shared, f"no longer shared: take them off {SHARED.name}"
+    shared = {name: names[name] for name in shared_in(names)}
+    assert not shared, f"one class name in several files: {shared}. Rename the newer class after what it is"
 
 
 def test_a_taken_name_is_found() -> None:

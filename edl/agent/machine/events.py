@@ -22,6 +22,7 @@ from edl.wire.messages import (
     Version,
     World,
 )
+from edl.wire.process_events import ForkServerLost, WorkersStopped
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -187,20 +188,6 @@ class WorkerThawed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersKilled:
-    """All workers have been killed for a reason outside of them; a ``WorkerEnded`` follows for each."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForkServerGone:
-    """The fork server has died, and its workers with it; a ``WorkerEnded`` follows for each."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Fatal:
     """The launcher cannot continue (the fork server cannot warm up, name conflict, store refused)."""
 
@@ -246,8 +233,8 @@ Event = (
     | LoggingChanged
     | WorkerFroze
     | WorkerThawed
-    | WorkersKilled
-    | ForkServerGone
+    | WorkersStopped
+    | ForkServerLost
     | Fatal
     | Interrupted
     | Noticed

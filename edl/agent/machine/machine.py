@@ -21,7 +21,6 @@ from edl.agent.machine.events import (
     Disconnected,
     Event,
     Fatal,
-    ForkServerGone,
     ForkServerReady,
     Interrupted,
     KeepingChanged,
@@ -46,7 +45,6 @@ from edl.agent.machine.events import (
     WorkerGaveUp,
     WorkerHere,
     WorkerParked,
-    WorkersKilled,
     WorkerThawed,
     WorkerUnderway,
     Write,
@@ -77,6 +75,7 @@ from edl.wire.messages import (
     WorkerFailed,
     World,
 )
+from edl.wire.process_events import ForkServerLost, WorkersStopped
 
 
 def begin(state: AgentState) -> Decision:
@@ -373,7 +372,7 @@ def _logging_changed(turn: AgentTurn, event: LoggingChanged) -> None:
         turn.say(NotLogged(event.why))
 
 
-def _workers_killed(turn: AgentTurn, event: WorkersKilled) -> None:
+def _workers_stopped(turn: AgentTurn, event: WorkersStopped) -> None:
     """This node killed its workers: the others continue without it, and no restart is charged."""
     turn.log(event.reason)
     turn.set(stopped_itself=turn.state.unbroken)
@@ -381,7 +380,7 @@ def _workers_killed(turn: AgentTurn, event: WorkersKilled) -> None:
     turn.set(killed=True)
 
 
-def _fork_server_gone(turn: AgentTurn, event: ForkServerGone) -> None:
+def _fork_server_lost(turn: AgentTurn, event: ForkServerLost) -> None:
     turn.set(warm=False)
     if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
         turn.set(phase=AgentPhase.WARMING)
@@ -422,8 +421,8 @@ _HANDLERS: dict[type, Callable[[AgentTurn, Any], None]] = {
     LoggingChanged: _logging_changed,
     WorkerFroze: _froze,
     WorkerThawed: _thawed,
-    WorkersKilled: _workers_killed,
-    ForkServerGone: _fork_server_gone,
+    WorkersStopped: _workers_stopped,
+    ForkServerLost: _fork_server_lost,
     Fatal: _fatal,
     Interrupted: leaving.interrupted,
     Noticed: leaving.noticed,

@@ -337,11 +337,11 @@ def hold(turn: AgentTurn, order: Hold) -> None:
     for worker in turn.state.in_world:
         turn.set_worker(worker.slot, here=None)
     ranks = tuple(worker.slot for worker in turn.state.in_world)
-    turn.do(TellWorkers(local.Hold(int(order.round), order.hold), ranks))
+    turn.do(TellWorkers(local.HoldAtBoundary(int(order.round), order.hold), ranks))
 
 
 def here(turn: AgentTurn, worker: Worker, number: int, commit: int) -> None:
-    """Note a worker's answer to ``Hold``; after the last one, tell the Master."""
+    """Note a worker's answer to ``HoldAtBoundary``; after the last one, tell the Master."""
     state = turn.state
     if number != state.hold or worker.status is not WorkerStatus.ALIVE:
         return

@@ -32,7 +32,7 @@ class LocalPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class WorkerGroupDeps:
     """Settings that all workers of one launcher share."""
 
     gpus: int = 0
@@ -70,7 +70,7 @@ def worker_environment(
     node: NodeId,
     local_rank: int,
     paths: LocalPaths,
-    deps: Local,
+    deps: WorkerGroupDeps,
 ) -> dict[str, str]:
     """The complete environment of one worker: the launcher's, plus the variables for its place in the world."""
     position = world.position(node)
@@ -88,7 +88,9 @@ def worker_environment(
     return environment
 
 
-def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, deps: Local) -> dict[str, str]:
+def _everywhere(
+    base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, deps: WorkerGroupDeps
+) -> dict[str, str]:
     """Variables that do not depend on the world."""
     environment = {
         "TORCHELASTIC_RUN_ID": str(spec.job),
@@ -117,7 +119,7 @@ def ahead_environment(
     uses: tuple[int, ...],
     slot: int,
     paths: LocalPaths,
-    deps: Local,
+    deps: WorkerGroupDeps,
 ) -> dict[str, str]:
     """The environment of a worker that is started before its world is known: no rank, no size, no addresses. ``uses``:
     all slots of this node that the next world is likely to use."""
@@ -129,7 +131,7 @@ def ahead_environment(
     return environment
 
 
-def _in_slot(deps: Local, used: Sequence[int], slot: int) -> dict[str, str]:
+def _in_slot(deps: WorkerGroupDeps, used: Sequence[int], slot: int) -> dict[str, str]:
     """Variables that depend on the worker's slot: its number, and the devices of the used slots."""
     environment = {"EDL_SLOT": str(slot), **visible(deps.devices, deps.slots or len(used), used)}
     if deps.virtual:
@@ -138,7 +140,7 @@ def _in_slot(deps: Local, used: Sequence[int], slot: int) -> dict[str, str]:
     return environment
 
 
-def _gpus(deps: Local, used: Sequence[int]) -> int:
+def _gpus(deps: WorkerGroupDeps, used: Sequence[int]) -> int:
     """Number of accelerators that Paddle may use in these slots."""
     narrowed = visible(deps.devices, deps.slots or len(used), used).get(deps.paddle.variable)
     return len(narrowed.split(",")) if narrowed and deps.gpus else deps.gpus
@@ -151,7 +153,7 @@ def _paddle(
     node: NodeId,
     member: Member,
     local_rank: int,
-    deps: Local,
+    deps: WorkerGroupDeps,
 ) -> dict[str, str]:
     if spec.script_servers:
         places = (spec.script_servers, deps.scripts, world, node, member, _endpoints(world), local_rank)
@@ -160,7 +162,9 @@ def _paddle(
     return paddle_environment.place(base, world, node, member, _endpoints(world), local_rank, devices)
 
 
-def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str], deps: Local, secret: str) -> Seat:
+def seat(
+    world: World, node: NodeId, local_rank: int, environment: dict[str, str], deps: WorkerGroupDeps, secret: str
+) -> Seat:
     """A worker's place in a world, as sent through the worker server."""
     position = world.position(node)
     member = world.members[position]

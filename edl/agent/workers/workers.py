@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edl.agent.machine.diagnosis import last_words
 from edl.agent.machine.events import WorkerEnded
-from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, seat, worker_environment
+from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, ahead_environment, seat, worker_environment
 from edl.agent.workers.hang import Watched
 from edl.agent.workers.log_paths import Attempt, WorkerFiles
 from edl.agent.workers.oom import OutOfMemory
@@ -59,7 +59,7 @@ class WorkerGroup:
         node: NodeId,
         environment: Mapping[str, str],
         logs: LogPlan,
-        deps: Local,
+        deps: WorkerGroupDeps,
         log: Callable[[str], None],
         wall_clock_s: Callable[[], float] = lambda: 0.0,
     ) -> None:

@@ -16,13 +16,13 @@ from edl.errors import CheckpointError
 from edl.worker import tree
 from edl.worker.contents import NUMPY_KINDS
 from edl.worker.framework import ArrayInfo, Arrays
-from edl.worker.state import State
+from edl.worker.state import BaseState
 
 
 def load_checkpoint(
     path: str | os.PathLike[str],
     arrays: Arrays,
-    state: Callable[..., State],
+    state: Callable[..., BaseState],
     into: Mapping[str, Any] | None,
     worker: int | None,
 ) -> dict[str, Any]:
@@ -55,7 +55,9 @@ def _folders(path: str) -> list[str]:
     return [folder for folder in found if os.path.exists(os.path.join(folder, MANIFEST_FILE))]
 
 
-def _given(found: dict[str, Any], folder: str, state: Callable[..., State], into: Mapping[str, Any]) -> dict[str, Any]:
+def _given(
+    found: dict[str, Any], folder: str, state: Callable[..., BaseState], into: Mapping[str, Any]
+) -> dict[str, Any]:
     unknown = sorted(into.keys() - found.keys())
     if unknown:
         raise CheckpointError(f"{folder} holds nothing of {', '.join(unknown)}; it has {', '.join(sorted(found))}")

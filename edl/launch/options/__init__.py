@@ -7,6 +7,7 @@ in docs/launcher.md (``python -m edl.launch.options --write``), the comparison o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -71,9 +72,10 @@ def fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {option.setting.name: option.value(values[option.name]) for option in of_record(kind) if option.setting}
 
 
-def of_record(kind: type) -> list[Option]:
+@functools.cache
+def of_record(kind: type) -> tuple[Option, ...]:
     """The options that fill fields of a settings record."""
-    return [option for option in OPTIONS if option.setting is not None and option.setting.record is kind]
+    return tuple(option for option in OPTIONS if option.setting is not None and option.setting.record is kind)
 
 
 class SectionedCommand(click.Command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
@@ -36,10 +37,16 @@ class Setting:
     @property
     def default(self) -> Any:
         """The field's default. Raises ``KeyError`` where it has none."""
-        found = {one.name: one.default for one in dataclasses.fields(self.record)}[self.name]
+        found = _defaults(self.record)[self.name]
         if found is dataclasses.MISSING:
             raise KeyError(f"{self.record.__name__}.{self.name} has no default")
         return found
+
+
+@functools.cache
+def _defaults(record: type) -> dict[str, Any]:
+    """The defaults of a settings record by field."""
+    return {one.name: one.default for one in dataclasses.fields(record)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +144,17 @@ class Option:
     def click_option(self) -> Callable[[Any], Any]:
         """The option for a click command."""
         more: dict[str, Any] = {}
+        default = self.default
         if self.flag_only:
             more["is_flag"] = True
         elif self.callback is not None:
             more |= {"default": None, "expose_value": False, "is_eager": True, "callback": self.callback}
         elif not self.repeated:
-            more["default"] = self.default
+            more["default"] = default
         if self.old_variables:
             more["envvar"] = [self.own_variable, *self.old_variables]
         if not self.flag_only:
-            more["type"] = click.Choice(self.allowed) if self.allowed else self.type or _type_of(self.default)
+            more["type"] = click.Choice(self.allowed) if self.allowed else self.type or _type_of(default)
         names = [self.flag, *self.others, *([self.parameter] if self.parameter else [])]
         return click.option(
             *names,

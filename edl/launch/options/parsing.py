@@ -57,11 +57,6 @@ def names(option: str, text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def stripped(option: str, text: str) -> str:
-    """A text without blanks around it."""
-    return text.strip()
-
-
 def between(least: int, most: int) -> Check:
     """A number from ``least`` to ``most``."""
     return lambda value: "" if least <= value <= most else f"must be from {least} to {most}"

@@ -83,7 +83,7 @@ NOTHING_LEARNT = Learnt()
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class AutoscaleMemory:
     """State that each Master collects itself: the current measurement, and times in seconds of its clock."""
 
     round: int = 0
@@ -110,11 +110,11 @@ class Memory:
     reason: str = ""
 
 
-NO_MEMORY = Memory()
+NO_MEMORY = AutoscaleMemory()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CurrentWorld:
     """The current world."""
 
     round: int
@@ -141,7 +141,7 @@ class Place:
 class Look:
     """Result of one report."""
 
-    memory: Memory
+    memory: AutoscaleMemory
     learnt: Learnt
     size: int = 0
     """Size to request now; 0: none."""
@@ -154,7 +154,13 @@ class _Choice:
 
 
 def hear(
-    memory: Memory, learnt: Learnt, place: Place, node: str, step_s: float, rules: AutoscaleRules, now_s: float
+    memory: AutoscaleMemory,
+    learnt: Learnt,
+    place: CurrentWorld,
+    node: str,
+    step_s: float,
+    rules: AutoscaleRules,
+    now_s: float,
 ) -> Look:
     """Handle a node's report of its step time."""
     memory, learnt = _at(memory, learnt, place, now_s)
@@ -178,7 +184,7 @@ def hear(
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _at(memory: Memory, learnt: Learnt, place: Place, now_s: float) -> tuple[Memory, Learnt]:
+def _at(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, now_s: float) -> tuple[AutoscaleMemory, Learnt]:
     """Start over in each new world, and when the measure changes."""
     if learnt.measure != place.measure:
         learnt = Learnt(place.measure)
@@ -186,7 +192,7 @@ def _at(memory: Memory, learnt: Learnt, place: Place, now_s: float) -> tuple[Mem
     if memory.round == place.round:
         return memory, learnt
     nodes = len(place.slots)
-    new = Memory(
+    new = AutoscaleMemory(
         round=place.round,
         nodes=nodes,
         since_s=now_s,
@@ -197,7 +203,7 @@ def _at(memory: Memory, learnt: Learnt, place: Place, now_s: float) -> tuple[Mem
     return new, learnt
 
 
-def _measured(memory: Memory, place: Place) -> Memory:
+def _measured(memory: AutoscaleMemory, place: CurrentWorld) -> AutoscaleMemory:
     """Add one measurement of the world to mean and variance (exponential after the first ones)."""
     reported = {node: step_s for node, step_s in memory.reported.items() if node in place.slots}
     rate = place.share * sum(place.slots[node] / step_s for node, step_s in reported.items())
@@ -209,7 +215,7 @@ def _measured(memory: Memory, place: Place) -> Memory:
     return dataclasses.replace(memory, reported={}, count=count, mean=mean, spread=spread)
 
 
-def _certain(memory: Memory, place: Place) -> bool:
+def _certain(memory: AutoscaleMemory, place: CurrentWorld) -> bool:
     """Whether the mean is certain enough to judge a step: the larger the world, the less a step changes it."""
     if memory.count < FEWEST or memory.count >= MOST:
         return memory.count >= MOST
@@ -220,7 +226,9 @@ def _certain(memory: Memory, place: Place) -> bool:
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
-def _learn(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules, now_s: float) -> tuple[Memory, Learnt]:
+def _learn(
+    memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, rules: AutoscaleRules, now_s: float
+) -> tuple[AutoscaleMemory, Learnt]:
     """Record the throughput of this size, once per world, and judge the step that led to it."""
     nodes, old = memory.nodes, learnt.rung(memory.nodes)
     trial = not memory.complete and learnt.last == nodes - place.unit and old.found is not Found.GOOD
@@ -238,7 +246,9 @@ def _learn(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules, 
     return dataclasses.replace(memory, complete=True), learnt
 
 
-def _judge(memory: Memory, learnt: Learnt, before: int, rules: AutoscaleRules, now_s: float) -> tuple[Memory, Learnt]:
+def _judge(
+    memory: AutoscaleMemory, learnt: Learnt, before: int, rules: AutoscaleRules, now_s: float
+) -> tuple[AutoscaleMemory, Learnt]:
     """Judge the step between two sizes measured in succession by the contribution of its nodes."""
     low, high = learnt.rung(min(before, memory.nodes)), learnt.rung(max(before, memory.nodes))
     down = memory.nodes == low.nodes
@@ -260,7 +270,7 @@ def _retry_s(rung: Rung) -> float:
 # --- proposing -------------------------------------------------------------------------------------------------------
 
 
-def _propose(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules, now_s: float) -> Look:
+def _propose(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, rules: AutoscaleRules, now_s: float) -> Look:
     """Choose the best size, and request it once it has held for a while and the last change is long enough ago."""
     nodes, facts = memory.nodes, _facts(memory, learnt, place)
     if place.lacking:
@@ -284,7 +294,9 @@ def _propose(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules
     return Look(dataclasses.replace(memory, changed_s=now_s, lean=0), learnt, choice.nodes)
 
 
-def _choose(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules, now_s: float) -> _Choice:
+def _choose(
+    memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, rules: AutoscaleRules, now_s: float
+) -> _Choice:
     nodes, unit = memory.nodes, place.unit
     here, above = learnt.rung(nodes), learnt.rung(nodes + unit)
     last = "the last one" if unit == 1 else f"one of the last {unit}"
@@ -310,11 +322,11 @@ def _choose(memory: Memory, learnt: Learnt, place: Place, rules: AutoscaleRules,
     return _Choice(nodes, f"{more} would be tried: none is there")
 
 
-def _show(memory: Memory, proposal: int, reason: str) -> Memory:
+def _show(memory: AutoscaleMemory, proposal: int, reason: str) -> AutoscaleMemory:
     return dataclasses.replace(memory, proposal=proposal, reason=reason)
 
 
-def _facts(memory: Memory, learnt: Learnt, place: Place) -> str:
+def _facts(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld) -> str:
     """Text such as ``4 nodes: 412 samples/s, 3.1x of one (78 % a node)``."""
     text = f"{_count(memory.nodes)}: {memory.mean:.4g} {place.noun}"
     first = next((rung for rung in learnt.rungs if rung.rate and rung.nodes < memory.nodes), None)

@@ -11,10 +11,10 @@ import importlib.util
 
 from edl.errors import SettingError
 from edl.job_records import SchedulerChoice
+from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.kubernetes.access import CONF_KEYS, options_from
 from edl.schedulers.kubernetes.kinds import kind_from
 from edl.schedulers.kubernetes.scheduler import KubernetesScheduler
-from edl.schedulers.order import Order
 from edl.schedulers.port import Scheduler
 
 __all__ = ["CONF_KEYS", "KubernetesScheduler", "check", "make", "open_scheduler"]
@@ -31,9 +31,9 @@ def check(wanted: SchedulerChoice) -> None:
         raise SettingError("--scheduler", wanted.text, "needs the package aiohttp", "Install it: pip install aiohttp")
 
 
-def make(order: Order) -> Scheduler:
+def make(deps: SchedulerDeps) -> Scheduler:
     """Create the adapter for one Master's term. Raises ``SettingError``."""
-    return open_scheduler(order.wanted)
+    return open_scheduler(deps.wanted)
 
 
 def open_scheduler(wanted: SchedulerChoice) -> KubernetesScheduler:

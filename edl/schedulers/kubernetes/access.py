@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from edl.config import environment
 from edl.errors import SettingError
-from edl.schedulers.order import seconds
+from edl.schedulers.deps import seconds
 
 SETTING = "--scheduler-conf"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

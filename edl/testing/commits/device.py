@@ -112,7 +112,7 @@ class PeerGone(RuntimeError):
 
 
 class AsynchronousGroup:
-    """``edl.worker.framework.Group``. ``come``: whether all peers have come to the collectives of this step."""
+    """``edl.worker.framework.Communicator``. ``come``: whether all peers have come to the collectives of this step."""
 
     def __init__(self, seat: Seat, device: Device, come: Callable[[int], bool]) -> None:
         self.seat = seat
@@ -124,7 +124,7 @@ class AsynchronousGroup:
         self.failed = ""
 
     def failure(self) -> str:
-        """See ``Group``."""
+        """See ``Communicator``."""
         return self.failed or ("the group was aborted" if self.aborted else "")
 
     def settle(self) -> None:

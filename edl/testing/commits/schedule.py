@@ -19,7 +19,7 @@ from edl.errors import StateError
 from edl.testing.commits.agent import Agent, Key, Stuck
 from edl.testing.commits.device import AsynchronousFramework, Device, PeerGone
 from edl.testing.commits.moments import moments
-from edl.testing.commits.trainee import PlainFramework, PlainTrainee, Trainee, step
+from edl.testing.commits.trainee import FrameworkModel, PlainFramework, PlainModel, step
 from edl.wire import local
 from edl.wire.local import OWN, STATE, Seat
 from edl.wire.messages import Purpose
@@ -28,7 +28,7 @@ from edl.worker.framework import Framework
 from edl.worker.link import Link
 from edl.worker.loop import make_run
 from edl.worker.session import Session
-from edl.worker.state import State
+from edl.worker.state import BaseState
 
 STEPS = 4
 _WATCHED = ("edl/worker/", "edl/wire/snapshot", "edl/testing/commits/schedule")
@@ -40,7 +40,7 @@ _JOB = "job"
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SurvivorSchedule:
     """What happens to one survivor, in moments since its faulty step began."""
 
     rank: int
@@ -59,7 +59,7 @@ class Schedule:
     seed: int = 0
 
     @classmethod
-    def draw(cls, rng: random.Random, rank: int, world_size: int, kind: str, fault_step: int) -> Schedule:
+    def draw(cls, rng: random.Random, rank: int, world_size: int, kind: str, fault_step: int) -> SurvivorSchedule:
         """One survivor's."""
         return cls(
             rank,
@@ -76,7 +76,7 @@ class Schedule:
 
 
 @dataclass
-class Outcome:
+class SurvivorResult:
     """What one survivor left behind."""
 
     kept: dict[Key, bytes] = field(default_factory=dict)
@@ -111,8 +111,8 @@ class Survivor:
 
     def __init__(
         self,
-        schedule: Schedule,
-        make: Callable[[], Trainee],
+        schedule: SurvivorSchedule,
+        make: Callable[[], FrameworkModel],
         real: Framework,
         length: int,
         right: Callable[[int], bytes],
@@ -126,7 +126,7 @@ class Survivor:
         self.device = Device(self._blocked)
         self.framework = AsynchronousFramework(real, lambda: self.device, self._come)
         self.session = Session(self.agent.link, {"EDL_JOB_ID": _JOB})
-        self.state: State = self.trainee.state(self.framework, step=0, own=Own())
+        self.state: BaseState = self.trainee.state(self.framework, step=0, own=Own())
         self.moment = 0
         self.event_at = int(schedule.broken_at * length) if schedule.kind != "none" else sys.maxsize
         self.works_at = self._next_work()
@@ -134,9 +134,9 @@ class Survivor:
         self.refuses = schedule.votes and schedule.seed % 2 == 0
         self.events = list(_EVENTS[schedule.kind])
 
-    def play(self) -> Outcome:
+    def play(self) -> SurvivorResult:
         """All of it, until the worker parks or ends."""
-        outcome = Outcome()
+        outcome = SurvivorResult()
         self.agent.place(a_seat(1, self.schedule.rank, self.schedule.world_size))
         run: Any = make_run(self.framework, lambda: self.session)
         try:
@@ -153,7 +153,7 @@ class Survivor:
 
     # --- the script --------------------------------------------------------------------------------------------------
 
-    def _train(self, state: State) -> bytes:
+    def _train(self, state: BaseState) -> bytes:
         schedule = self.schedule
         while state.step < STEPS:
             self._count(sys._getframe(), state.step == schedule.fault_step)
@@ -192,7 +192,7 @@ class Survivor:
         self.device.do(lambda: trainee.apply(there[0]))
 
     def _plan(self, commits: int) -> None:
-        self.agent.tell(local.Hold(1, 1))
+        self.agent.tell(local.HoldAtBoundary(1, 1))
         self.agent.tell(local.Target(1, commits + 1, Purpose(self.schedule.planned).value, "planned"))
 
     # --- what happens to it ------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Player:
     """Plays schedules with one kind of trainee."""
 
     def __init__(
-        self, make: Callable[[], Trainee] = PlainTrainee, real: Callable[[], Framework] = PlainFramework
+        self, make: Callable[[], FrameworkModel] = PlainModel, real: Callable[[], Framework] = PlainFramework
     ) -> None:
         self.make, self.real = make, real
         self._expected: dict[tuple[int, int], bytes] = {}
@@ -298,14 +298,14 @@ class Player:
         length = self._length(world_size)
         moments = 0
         for rank in rng.sample(range(world_size), min(2, world_size - 1)):
-            schedule = Schedule.draw(rng, rank, world_size, kind, fault_step)
+            schedule = SurvivorSchedule.draw(rng, rank, world_size, kind, fault_step)
             try:
                 moments += self._survive(schedule, length)
             except Wrong as error:
                 raise Wrong(f"seed {seed}: {error}: {schedule}") from None
         return moments
 
-    def _survive(self, schedule: Schedule, length: int) -> int:
+    def _survive(self, schedule: SurvivorSchedule, length: int) -> int:
         world_size = schedule.world_size
         outcome = self._play(schedule, length)
         if outcome.result is not None and outcome.result != self._after(STEPS, world_size):
@@ -321,11 +321,11 @@ class Player:
             self._restore(schedule, outcome.kept, commit)
         return outcome.moments
 
-    def _play(self, schedule: Schedule, length: int) -> Outcome:
+    def _play(self, schedule: SurvivorSchedule, length: int) -> SurvivorResult:
         world_size = schedule.world_size
         return Survivor(schedule, self.make, self.real(), length, lambda steps: self._after(steps, world_size)).play()
 
-    def _restore(self, schedule: Schedule, kept: dict[Key, bytes], commit: int) -> None:
+    def _restore(self, schedule: SurvivorSchedule, kept: dict[Key, bytes], commit: int) -> None:
         """Begin another world from a commit, in a new process."""
         agent, device, trainee = Agent(lambda: False), Device(lambda: None), self.make()
         try:
@@ -357,7 +357,7 @@ class Player:
         """Instructions of a step without a fault."""
         known = self._lengths.get(world_size)
         if known is None:
-            nothing = Schedule(0, world_size, "none", 1, 0.0, completes=True, pace=0.0)
+            nothing = SurvivorSchedule(0, world_size, "none", 1, 0.0, completes=True, pace=0.0)
             outcome = self._play(nothing, 0)
             if outcome.result != self._after(STEPS, world_size):
                 raise Wrong("training without any fault ends with wrong numbers")

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from edl.wire.local import Seat
 from edl.worker.framework import ArrayInfo, Arrays, Framework
-from edl.worker.state import State
+from edl.worker.state import BaseState
 
 _PRIME = 2_147_483_647
 
 
-class Trainee(Protocol):
+class FrameworkModel(Protocol):
     """A model with its optimizer in one framework. Everything is computed at once, on the host."""
 
     def gradient(self, step: int, rank: int) -> Any:
@@ -33,17 +33,17 @@ class Trainee(Protocol):
         """All that may not be wrong by a bit."""
         ...
 
-    def state(self, framework: Framework, **values: Any) -> State:
+    def state(self, framework: Framework, **values: Any) -> BaseState:
         """A state that keeps it, and these values."""
         ...
 
 
-def step(trainee: Trainee, number: int, world_size: int) -> None:
+def step(trainee: FrameworkModel, number: int, world_size: int) -> None:
     """A whole step, as it should be."""
     trainee.apply(trainee.combine([trainee.gradient(number, rank) for rank in range(world_size)]))
 
 
-class Numbers:
+class PlainTensor:
     """The tensor of the plain framework."""
 
     def __init__(self, values: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class PlainArrays:
 
     def is_array(self, value: object) -> bool:
         """Only its own."""
-        return isinstance(value, Numbers)
+        return isinstance(value, PlainTensor)
 
     def info(self, value: Any) -> ArrayInfo:
         """64-bit integers in a row."""
@@ -66,15 +66,15 @@ class PlainArrays:
         for value, buffer in zip(values, buffers, strict=True):
             buffer[:] = value.data.tobytes()
 
-    def view(self, info: ArrayInfo, data: memoryview) -> Numbers:
+    def view(self, info: ArrayInfo, data: memoryview) -> PlainTensor:
         """A copy: simpler, and allowed."""
-        found = Numbers(())
+        found = PlainTensor(())
         found.data.frombytes(bytes(data))
         return found
 
-    def copy(self, value: Any) -> Numbers:
+    def copy(self, value: Any) -> PlainTensor:
         """Its own."""
-        return Numbers(value.data)
+        return PlainTensor(value.data)
 
     def digest(self, values: Sequence[Any]) -> int:
         """Of 32 bits."""
@@ -122,28 +122,28 @@ class PlainFramework:
         raise NotImplementedError
 
 
-class PlainTrainee:
+class PlainModel:
     """Weights that mix all gradients so far."""
 
     def __init__(self) -> None:
-        self.weights = Numbers(range(8))
+        self.weights = PlainTensor(range(8))
 
     def gradient(self, step: int, rank: int) -> list[int]:
-        """See ``Trainee``."""
+        """See ``FrameworkModel``."""
         return [(1 + step) * (7 + rank) * (place + 3) for place in range(len(self.weights.data))]
 
     def combine(self, gradients: Sequence[Any]) -> list[int]:
-        """See ``Trainee``."""
+        """See ``FrameworkModel``."""
         return [sum(parts) for parts in zip(*gradients, strict=True)]
 
     def apply(self, gradient: Any) -> None:
-        """See ``Trainee``."""
+        """See ``FrameworkModel``."""
         data = self.weights.data
         for place, part in enumerate(gradient):
             data[place] = (data[place] * 31 + part) % _PRIME
 
     def content(self) -> bytes:
-        """See ``Trainee``."""
+        """See ``FrameworkModel``."""
         return self.weights.data.tobytes()
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,6 +154,6 @@ class PlainTrainee:
         """For ``State``."""
         self.weights.data[:] = plain["weights"].data
 
-    def state(self, framework: Framework, **values: Any) -> State:
-        """See ``Trainee``."""
-        return State(framework, {"model": self, **values})
+    def state(self, framework: Framework, **values: Any) -> BaseState:
+        """See ``FrameworkModel``."""
+        return BaseState(framework, {"model": self, **values})

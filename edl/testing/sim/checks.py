@@ -18,8 +18,8 @@ from edl.testing.sim.asking import Promises
 from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
 from edl.testing.sim.timeline import Timeline
-from edl.testing.sim.workers import Job, Parent, Worker
-from edl.types import Round, Token
+from edl.testing.sim.workers import Job, Parent, SimWorker
+from edl.types import FencingToken, Round
 from edl.wire.local import Target
 from edl.wire.messages import (
     NO_SETTINGS,
@@ -68,7 +68,7 @@ def succession_violations(before: World, after: World, spec: JobSpec, sizing: Si
 
 
 @dataclass(slots=True)
-class Course:
+class RoundProgress:
     """How far a round has come."""
 
     reached: int
@@ -98,7 +98,7 @@ class Checks:
         """What the store holds."""
         self.worlds: dict[Round, World] = {}
         """Every world ever recorded."""
-        self.courses: dict[Round, Course] = {}
+        self.courses: dict[Round, RoundProgress] = {}
         self.worker_failures = 0
         """Worker failures caused by the fault plan."""
         self.trouble_until_s = 0.0
@@ -182,7 +182,9 @@ class Checks:
         if self._token and (self.record is None or self.record.outcome is None):
             self.fail(f"{where} founds the job again, and it has not ended")
 
-    def record_written(self, state: MasterState, decided_s: float, token: Token, real: Token, revision: int) -> None:
+    def record_written(
+        self, state: MasterState, decided_s: float, token: FencingToken, real: FencingToken, revision: int
+    ) -> None:
         """The store has taken a record."""
         if token != real:
             self.fail(f"a Master of token {token} wrote although {real} rules")
@@ -355,7 +357,7 @@ class Checks:
             if any(not set(effect.slots) or set(effect.slots) - others for effect in done):
                 self.fail(f"{before.info.node} disturbs its workers on {event.message}: {done}")
 
-    def worker_started(self, worker: Worker, world: World | None) -> None:
+    def worker_started(self, worker: SimWorker, world: World | None) -> None:
         """An agent has created a worker process."""
         if world is not None:
             self.placed(worker, world)
@@ -375,7 +377,7 @@ class Checks:
         elif not course.target:
             course.target, course.agreed_s = order.commit, self.timeline.now_s
 
-    def placed(self, worker: Worker, world: World) -> None:
+    def placed(self, worker: SimWorker, world: World) -> None:
         """A worker has been given a place."""
         if self.worlds.get(world.round) != world:
             self.fail(f"{worker} was given a place in a world of round {world.round} that nobody recorded")
@@ -384,13 +386,13 @@ class Checks:
             self.fail(f"{worker} was given a place in round {world.round} after {self._placed[slot]}")
         self._placed[slot] = world.round
 
-    def restored(self, worker: Worker, world: World, version: Version) -> None:
+    def restored(self, worker: SimWorker, world: World, version: Version) -> None:
         """A worker has its state."""
         if version != self.worlds[world.round].restore:
             self.fail(f"{worker} begins round {world.round} from {version}, not {self.worlds[world.round].restore}")
-        self.courses.setdefault(world.round, Course(version.commit, set()))
+        self.courses.setdefault(world.round, RoundProgress(version.commit, set()))
 
-    def passed(self, worker: Worker, world: World, commit: int) -> None:
+    def passed(self, worker: SimWorker, world: World, commit: int) -> None:
         """A worker has passed a step boundary."""
         course = self.courses[world.round]
         course.reached = max(course.reached, commit)
@@ -398,7 +400,7 @@ class Checks:
         if course.target and commit > course.target:
             self.fail(f"{worker} passes commit {commit} although round {world.round} ends at {course.target}")
 
-    def holds(self, worker: Worker, world: World, commit: int, settings: Settings) -> None:
+    def holds(self, worker: SimWorker, world: World, commit: int, settings: Settings) -> None:
         """Under these settings a worker takes the step after a commit."""
         if self.settings.get(settings.number) != settings:
             self.fail(f"{worker} takes a step under settings that nobody recorded: {settings}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.timeline import ScheduledCall, Timeline
-from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
+from edl.testing.sim.workers import SIGKILL, Job, Parent, RoundWorkers, SimWorker, Watcher
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
 from edl.wire.messages import Member, World
@@ -51,7 +51,7 @@ class IndependentJob(Job):
         """Time that a slot needs from the beginning."""
         return self._total_s + SHORTEST_S
 
-    def group(self, number: Round) -> Group | None:
+    def group(self, number: Round) -> RoundWorkers | None:
         """There are none."""
         return None
 
@@ -65,12 +65,14 @@ class IndependentJob(Job):
         for worker in self.alive():
             self._go_on(worker)
 
-    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:
         """Create a node's workers."""
         workers = []
         for slot in slots:
             rank = Rank(member.first_rank + member.used.index(slot))
-            worker = Worker(parent, member.node, member.incarnation, world.round, slot, self.deaf(), world.round, rank)
+            worker = SimWorker(
+                parent, member.node, member.incarnation, world.round, slot, self.deaf(), world.round, rank
+            )
             self.watcher.worker_started(worker, world)
             self._left_s.setdefault((member.node, slot), self._total_s)
             self.timeline.after(self.rng.uniform(0.02, 0.4), self._comes_up, worker)
@@ -78,33 +80,33 @@ class IndependentJob(Job):
         self.processes += workers
         return workers
 
-    def _comes_up(self, worker: Worker) -> None:
+    def _comes_up(self, worker: SimWorker) -> None:
         worker.up = True
         self._go_on(worker)
 
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
         """Nobody waits for a world here."""
         self.watcher.fail(f"{owner[0]} starts a worker ahead although workers are independent")
         raise AssertionError("unreachable")
 
-    def give_place(self, worker: Worker, world: World) -> None:
+    def give_place(self, worker: SimWorker, world: World) -> None:
         """The world changes around it."""
         member = world.member(worker.node)
         assert member is not None  # noqa: S101 - the agent has looked
         worker.round, worker.rank = world.round, Rank(member.first_rank + member.used.index(worker.slot))
         self.watcher.placed(worker, world)
 
-    def hear(self, worker: Worker, message: ToWorker) -> None:
+    def hear(self, worker: SimWorker, message: ToWorker) -> None:
         """Nobody is interrupted here."""
         self.watcher.fail(f"{worker} gets {message} although workers are independent")
 
-    def _go_on(self, worker: Worker) -> None:
+    def _go_on(self, worker: SimWorker) -> None:
         if worker.alive and worker.up and not worker.frozen and id(worker) not in self._ends:
             self._since_s[id(worker)] = self.timeline.now_s
             left_s = max(SHORTEST_S, self._left_s[worker.node, worker.slot])
             self._ends[id(worker)] = self.timeline.after(left_s, self._complete, worker)
 
-    def _stand_still(self, worker: Worker) -> None:
+    def _stand_still(self, worker: SimWorker) -> None:
         end = self._ends.pop(id(worker), None)
         if end is not None:
             end.cancel()
@@ -112,13 +114,13 @@ class IndependentJob(Job):
             slot = worker.node, worker.slot
             self._left_s[slot] = max(0.0, self._left_s[slot] - done_s)
 
-    def _complete(self, worker: Worker) -> None:
+    def _complete(self, worker: SimWorker) -> None:
         del self._ends[id(worker)], self._since_s[id(worker)]
         self._left_s[worker.node, worker.slot] = 0.0
         worker.done = True
         self.end(worker, 0)
 
-    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+    def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""
         if not worker.alive or (worker.frozen and code != -SIGKILL):
             return
@@ -126,12 +128,12 @@ class IndependentJob(Job):
         worker.alive = False
         worker.parent.worker_ended(worker, code, peer_loss)
 
-    def freeze(self, worker: Worker) -> None:
+    def freeze(self, worker: SimWorker) -> None:
         """SIGSTOP."""
         self._stand_still(worker)
         worker.frozen = True
 
-    def thaw(self, worker: Worker) -> None:
+    def thaw(self, worker: SimWorker) -> None:
         """SIGCONT."""
         worker.frozen = False
         self._go_on(worker)

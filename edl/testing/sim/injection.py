@@ -10,10 +10,10 @@ from edl.exit_codes import ExitCode
 from edl.master import events as ms
 from edl.master.policies.slots import slots_of
 from edl.testing.sim.faults import SIZES, SLOTS, Fault, FaultKind, FaultPlan
-from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.launcher import SimLauncher
 from edl.testing.sim.network import STORE
 from edl.testing.sim.stepping import Stepper
-from edl.testing.sim.workers import Worker
+from edl.testing.sim.workers import SimWorker
 from edl.testing.sim.world import SimWorld
 from edl.wire.messages import Purpose
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
@@ -43,7 +43,7 @@ def _choose(options: Sequence[T], pick: float) -> T | None:
     return options[min(int(pick * len(options)), len(options) - 1)] if options else None
 
 
-def _launcher(world: SimWorld, fault: Fault) -> Launcher | None:
+def _launcher(world: SimWorld, fault: Fault) -> SimLauncher | None:
     return _choose(world.alive(), fault.pick)
 
 
@@ -75,7 +75,7 @@ def _new_node(world: SimWorld, fault: Fault) -> None:
         world.start(f"x{len(world.launchers)}", slots=1 + int(fault.pick * 2))
 
 
-def _worker(world: SimWorld, fault: Fault) -> Worker | None:
+def _worker(world: SimWorld, fault: Fault) -> SimWorker | None:
     return _choose([worker for worker in world.training.alive() if worker.round and not worker.done], fault.pick)
 
 
@@ -154,7 +154,7 @@ def _pause_master(world: SimWorld, fault: Fault) -> None:
     _stop(world, fault, world.master)
 
 
-def _stop(world: SimWorld, fault: Fault, victim: Launcher | None) -> None:
+def _stop(world: SimWorld, fault: Fault, victim: SimLauncher | None) -> None:
     if victim is not None and not victim.paused:
         victim.pause()
         world.timeline.after(fault.for_s, victim.resume)
@@ -256,7 +256,7 @@ def _cordon(world: SimWorld, fault: Fault) -> None:
         world.timeline.after(fault.for_s, world.ask_for, Cordon(node, False, _WHO))
 
 
-def _slot(world: SimWorld, fault: Fault) -> tuple[Launcher, int] | None:
+def _slot(world: SimWorld, fault: Fault) -> tuple[SimLauncher, int] | None:
     """Some slot of some node."""
     found = _choose(world.usable(), fault.pick)
     if found is None:
@@ -284,10 +284,10 @@ def _drop_slot(world: SimWorld, fault: Fault) -> None:
 
 def _unfit(world: SimWorld, fault: Fault) -> None:
     found, master = _slot(world, fault), world.master
-    if found is not None and master is not None and master.ruling is not None:
+    if found is not None and master is not None and master.master_shell is not None:
         launcher, slot = found
         event = ms.Unfit(launcher.node, launcher.info.incarnation, slot, "does not pass its check")
-        master.run(master.ruling._events.put_nowait, event)  # no part of edl checks cards yet
+        master.run(master.master_shell._events.put_nowait, event)  # no part of edl checks cards yet
 
 
 def _notice(world: SimWorld, fault: Fault) -> None:
@@ -331,8 +331,8 @@ def _service_fails(world: SimWorld, fault: Fault) -> None:
 
 def _report(world: SimWorld, event: ms.Event) -> None:
     master = world.master
-    if master is not None and master.ruling is not None:
-        master.run(master.ruling._events.put_nowait, event)  # the simulated jobs have no services
+    if master is not None and master.master_shell is not None:
+        master.run(master.master_shell._events.put_nowait, event)  # the simulated jobs have no services
 
 
 def _suspend(world: SimWorld, fault: Fault) -> None:

@@ -19,7 +19,7 @@ from edl.launch.registration import JobEnded, Registration
 from edl.launch.wiring import wire
 from edl.master import events as ev
 from edl.master.candidate import Candidate
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
 from edl.master.stored import record_in
@@ -29,8 +29,8 @@ from edl.testing.sim.node import SimCheckpoints, SimPorts, SimProcesses, SimSwit
 from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
-from edl.testing.sim.workers import Worker
-from edl.types import NodeId, Token
+from edl.testing.sim.workers import SimWorker
+from edl.types import FencingToken, NodeId
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
 from edl.wire.status import JournalEntry
 
@@ -39,14 +39,14 @@ RETRY_S = 0.1
 MISTAKE = "a mistake in edl"
 
 
-class Launcher(SimProcess):
+class SimLauncher(SimProcess):
     """A launcher process on one node, from its start to its exit or crash."""
 
     def __init__(self, deps: SimDeps, info: NodeInfo, warm_s: float) -> None:
         super().__init__(deps, info.host, info.port)
         self.info = info
         self.memory = SimMemory(self, deps.states)
-        self.workers: list[Worker] = []
+        self.workers: list[SimWorker] = []
         self.lost = 0
         self.outcome: Outcome | None = None
         """What it has decided to exit with."""
@@ -66,7 +66,7 @@ class Launcher(SimProcess):
         self._decision: ev.Decision | None = None
         """The last one of the Master here, and when it was made."""
         self._decided_s = 0.0
-        self._token = Token(0)
+        self._token = FencingToken(0)
         """Of the Master that decided it: a write may take effect after that Master, or this process, is gone."""
         self._main = self.loop.create_task(self._run())
         self._main.add_done_callback(self._returned)
@@ -107,13 +107,13 @@ class Launcher(SimProcess):
                 *(self.store, clock, deps.keys, spec, info.node, self._refuses, self.log, lambda: deps.timeline.now_s),
                 checkpoint_dir="directory",
                 services=deps.plugin.services,
-                companions=lambda ruling: deps.plugin.companions(self, ruling),
+                companions=lambda master: deps.plugin.companions(self, master),
                 decided=self._master_decided,
             ),
-            Ruler(info.node, info.host, info.port),
-            rule=self.server.serve,
+            MasterInfo(info.node, info.host, info.port),
+            elected=self.server.serve,
             make_agent=lambda candidate, register: self._agent(clock, candidate, register),
-            make_parts=lambda candidate, agent: real.Parts(
+            make_deps=lambda candidate, agent: real.LauncherDeps(
                 job=spec.job,
                 lease_ttl_s=spec.timeouts.lease_ttl_s,
                 clock=clock,
@@ -151,7 +151,7 @@ class Launcher(SimProcess):
                 connect=self._connect,
                 refuses=self._refuses,
                 register=register,
-                ruler_refused=candidate.ruler_refused,
+                master_refused=candidate.master_refused,
                 log=self.log,
                 activity=lambda pids: {},
                 switches=SimSwitchFiles(deps.states.directory),
@@ -210,9 +210,9 @@ class Launcher(SimProcess):
         if record != decision.state.record:
             deps.checks.fail(f"{self.node} decides {decision.state.record}, and the store holds {record}")
         changed = deps.checks.record != record
-        ruling = deps.store.created(keys.master)
+        elected = deps.store.created(keys.master)
         revision = deps.store.modified(keys.scale)
-        deps.checks.record_written(decision.state, self._decided_s, self._token, ruling, revision)
+        deps.checks.record_written(decision.state, self._decided_s, self._token, elected, revision)
         if deps.kill_on_write and changed:
             deps.kill_on_write = False
             self.after(0.0, self.crash)
@@ -257,7 +257,7 @@ class Launcher(SimProcess):
         return self.shell.state if self.shell is not None else None
 
     @property
-    def ruling(self) -> MasterShell | None:
+    def master_shell(self) -> MasterShell | None:
         """The Master that rules here, as far as this launcher knows."""
         return self.candidate.shell if self.candidate is not None and self.alive else None
 
@@ -272,7 +272,7 @@ class Launcher(SimProcess):
         if self.shell is not None:
             self.shell.post(event)
 
-    def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
+    def worker_ended(self, worker: SimWorker, code: int, peer_loss: bool) -> None:
         """A worker process is gone."""
         self.group.worker_ended(worker, code, peer_loss)
 
@@ -330,12 +330,12 @@ class Launcher(SimProcess):
 
 
 def _server_of(process: SimProcess) -> SimServer:
-    assert isinstance(process, Launcher)  # noqa: S101 - no others listen
+    assert isinstance(process, SimLauncher)  # noqa: S101 - no others listen
     return process.server
 
 
 def _tells(decision: ev.Decision, kind: type) -> bool:
-    return any(isinstance(effect, ev.Tell) and isinstance(effect.message, kind) for effect in decision.effects)
+    return any(isinstance(effect, ev.TellNode) and isinstance(effect.message, kind) for effect in decision.effects)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,13 +12,20 @@ from typing import Protocol
 
 from edl.agent.machine import events as ag
 from edl.agent.workers.hang import Watched
-from edl.ports import ForkServerLost, ProcessEvent, WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
 from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.process import SimDeps, SimProcess
-from edl.testing.sim.workers import SIGKILL, Parent, Worker
+from edl.testing.sim.workers import SIGKILL, Parent, SimWorker
 from edl.types import Round
 from edl.wire import local
 from edl.wire.messages import Asked, Holding, KeepWith, NodeInfo, Purpose, ServiceTold, Version, World
+from edl.wire.process_events import (
+    ForkServerLost,
+    ProcessEvent,
+    WorkerExited,
+    WorkerResumed,
+    WorkersStopped,
+    WorkerSuspended,
+)
 
 REPORT_S = 0.001
 """From the end of a worker until its launcher hears of it."""
@@ -31,7 +38,7 @@ class WorkerParent(Parent, Protocol):
 
     deps: SimDeps
     info: NodeInfo
-    workers: list[Worker]
+    workers: list[SimWorker]
     lost: int
     """How often its fork server was lost."""
 
@@ -43,7 +50,7 @@ class WorkerParent(Parent, Protocol):
 class SimProcesses:
     """``edl.agent.deps.WorkerStarter``: a fork server that lives beside the launcher, and does not freeze with it."""
 
-    def __init__(self, process: SimProcess, warm_s: float, workers: Callable[[], Iterable[Worker]]) -> None:
+    def __init__(self, process: SimProcess, warm_s: float, workers: Callable[[], Iterable[SimWorker]]) -> None:
         self._process = process
         self._warm_s = warm_s
         self._workers = workers
@@ -99,7 +106,7 @@ class SimWorkers:
         self._parent = parent
         self._processes = processes
         self._pids = itertools.count(1000)
-        self._running: dict[int, Worker] = {}
+        self._running: dict[int, SimWorker] = {}
         self._losses: set[int] = set()
         """Processes that ended because they had lost a peer."""
         self.warn: Callable[[str], None] = lambda why: None
@@ -143,7 +150,7 @@ class SimWorkers:
         self._parent.deps.checks.worker_failures += len(slots)
         return [ag.WorkerEnded(born, slot, -SIGKILL) for slot in slots]
 
-    def _add(self, workers: list[Worker]) -> None:
+    def _add(self, workers: list[SimWorker]) -> None:
         taken = [worker.slot for worker in self._running.values() if worker.alive]
         for worker in workers:
             if worker.slot in taken:
@@ -215,25 +222,25 @@ class SimWorkers:
 
     # --- what the simulated processes tell -----------------------------------------------------------------------
 
-    def _pid(self, worker: Worker) -> int:
+    def _pid(self, worker: SimWorker) -> int:
         return next(pid for pid, one in self._running.items() if one is worker)
 
-    def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
+    def worker_ended(self, worker: SimWorker, code: int, peer_loss: bool) -> None:
         """The kernel tells the fork server."""
         pid = self._pid(worker)
         if peer_loss:
             self._losses.add(pid)
         self._processes.report(WorkerExited(pid, code))
 
-    def froze(self, worker: Worker) -> None:
+    def froze(self, worker: SimWorker) -> None:
         """A worker was stopped."""
         self._processes.report(WorkerSuspended(self._pid(worker)))
 
-    def thawed(self, worker: Worker) -> None:
+    def thawed(self, worker: SimWorker) -> None:
         """A stopped worker goes on."""
         self._processes.report(WorkerResumed(self._pid(worker)))
 
-    def alive(self, slots: tuple[int, ...] = ()) -> list[Worker]:
+    def alive(self, slots: tuple[int, ...] = ()) -> list[SimWorker]:
         """Those that live, in these slots or in any."""
         return [one for one in self._running.values() if one.alive and (not slots or one.slot in slots)]
 

@@ -7,10 +7,10 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edl.master.service import Service
-from edl.ports import Ruling
+from edl.ports import ElectedMaster
 
 if TYPE_CHECKING:
-    from edl.testing.sim.launcher import Launcher
+    from edl.testing.sim.launcher import SimLauncher
     from edl.testing.sim.stepping import Script
     from edl.testing.sim.workers import Job
     from edl.testing.sim.world import SimWorld
@@ -38,7 +38,7 @@ class Plugin:
         """Services for a new Master."""
         return ()
 
-    def companions(self, launcher: Launcher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
+    def companions(self, launcher: SimLauncher, master: ElectedMaster) -> Sequence[Coroutine[Any, Any, None]]:
         """What runs beside a new Master, on the loop of its launcher."""
         return ()
 
@@ -94,9 +94,9 @@ class Plugins(Plugin):
         """The services of all parts."""
         return [service for part in self.parts for service in part.services()]
 
-    def companions(self, launcher: Launcher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
+    def companions(self, launcher: SimLauncher, master: ElectedMaster) -> Sequence[Coroutine[Any, Any, None]]:
         """The companions of all parts."""
-        return [one for part in self.parts for one in part.companions(launcher, ruling)]
+        return [one for part in self.parts for one in part.companions(launcher, master)]
 
     def heal(self) -> None:
         """All parts heal."""

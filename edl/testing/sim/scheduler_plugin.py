@@ -16,10 +16,10 @@ from typing import Any
 
 from edl.job_records import SizeOwner
 from edl.master.state import Phase
-from edl.ports import Ruling
+from edl.ports import ElectedMaster
 from edl.schedulers.plan import JobSummary
 from edl.schedulers.shell import Reconciler, job_of
-from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.launcher import SimLauncher
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.simulated_cluster import ClusterTraits, SimCluster, SimScheduler
 from edl.testing.sim.world import LOOK_EVERY_S, SimWorld
@@ -53,21 +53,21 @@ class SchedulerFault:
     pick: float = 0.0
 
 
-class ObservedRuling:
+class ObservedMaster:
     """The Master's shell as one reconciler sees it. Checks the reconciler's requests and calls."""
 
-    def __init__(self, plugin: SchedulerPlugin, launcher: Launcher, ruling: Ruling) -> None:
-        self._plugin, self.launcher, self._ruling = plugin, launcher, ruling
+    def __init__(self, plugin: SchedulerPlugin, launcher: SimLauncher, master: ElectedMaster) -> None:
+        self._plugin, self.launcher, self._master = plugin, launcher, master
         self.job: JobSummary | None = None
         """As it was shown last."""
         self.stale_since_s: float | None = None
         self._calls = self._requests = 0
 
-    # --- edl.ports.Ruling --------------------------------------------------------------------------------------------
+    # --- edl.ports.ElectedMaster -------------------------------------------------------------------------------------
 
     def status(self) -> JobStatus:
         """The current status, which the reconciler sees now."""
-        status = self._ruling.status()
+        status = self._master.status()
         self.job, self.stale_since_s = job_of(status), None
         return status
 
@@ -78,17 +78,17 @@ class ObservedRuling:
             self._plugin.fail(f"two requests to the Master are under way: {request}")
         self._plugin.acted()
         try:
-            return await self._ruling.submit(request)
+            return await self._master.submit(request)
         finally:
             self._requests -= 1
 
     async def changed(self) -> None:
         """Wait for the next change."""
-        await self._ruling.changed()
+        await self._master.changed()
 
     def explain(self, text: str) -> None:
         """Set the reason why the size is not reached."""
-        self._ruling.explain(text)
+        self._master.explain(text)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class ObservedRuling:
 
     def look(self, now_s: float) -> None:
         """Whether the reconciler sees the job as it is."""
-        fresh = job_of(self._ruling.status()) == self.job
+        fresh = job_of(self._master.status()) == self.job
         self.stale_since_s = None if fresh else (self.stale_since_s or now_s)
         if self.stale_since_s is not None and now_s - self.stale_since_s > STALE_S:
             self._plugin.fail(f"the reconciler on {self.launcher.node} has not seen the job as it is for {STALE_S:g} s")
@@ -135,7 +135,7 @@ class SchedulerPlugin(Plugin):
         self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 1, 3, 6)))) if faults is None else tuple(faults)
         self._replicas = replicas
         self._acted_s = 0.0
-        self._terms: list[ObservedRuling] = []
+        self._terms: list[ObservedMaster] = []
         self._healed_running = False
         self.changes: list[tuple[int, tuple[str, ...] | None]] = []
         """Calls other than queries: the number of nodes, and the names of those given back (None: a request)."""
@@ -171,9 +171,9 @@ class SchedulerPlugin(Plugin):
             world.checks.trouble(0.0)
             self.cluster.doom(fault.pick)
 
-    def companions(self, launcher: Launcher, ruling: Ruling) -> Sequence[Coroutine[Any, Any, None]]:
+    def companions(self, launcher: SimLauncher, master: ElectedMaster) -> Sequence[Coroutine[Any, Any, None]]:
         """The reconciler of a new Master."""
-        observed = ObservedRuling(self, launcher, ruling)
+        observed = ObservedMaster(self, launcher, master)
         self._terms.append(observed)
         reconciler = Reconciler(
             lambda: SimScheduler(self.cluster, launcher, observed), observed, launcher, self.owner, launcher.log
@@ -192,8 +192,8 @@ class SchedulerPlugin(Plugin):
         """Compare what the Master's reconciler has seen with the job."""
         master = self._world.master
         for term in self._terms:
-            ruling = term.launcher.ruling
-            serving = ruling is not None and ruling.serving and not ruling.ended and not term.launcher.paused
+            shell = term.launcher.master_shell
+            serving = shell is not None and shell.serving and not shell.ended and not term.launcher.paused
             if term.launcher is master and serving and term is self._terms[-1] and term.job is not None:
                 term.look(self._world.timeline.now_s)
 
@@ -230,13 +230,13 @@ class SchedulerPlugin(Plugin):
         world, master = self._world, self._world.master
         if world.ended():
             return True
-        ruling = master.ruling if master is not None else None
-        if ruling is None or not ruling.serving or ruling.state is None:
+        shell = master.master_shell if master is not None else None
+        if shell is None or not shell.serving or shell.state is None:
             return False
         if world.timeline.now_s - self._acted_s < REST_S:
             return False
-        job = job_of(ruling.status())
-        return job.suspended or (self.cluster.complete and self._fits(job) and not ruling.status().scale.waiting)
+        job = job_of(shell.status())
+        return job.suspended or (self.cluster.complete and self._fits(job) and not shell.status().scale.waiting)
 
     def _fits(self, job: JobSummary) -> bool:
         lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit

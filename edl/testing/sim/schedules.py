@@ -303,21 +303,6 @@ def play_seed(seed: int, kind: str = "plain") -> Result:
     return play(KINDS[kind](seed))
 
 
-def play_resized(seed: int) -> Result:
-    """Run the schedule of a seed in which people ask for other sizes."""
-    return play(Schedule.resized(seed))
-
-
-def play_bursting(seed: int) -> Result:
-    """Run the schedule of a seed with bursts of faults."""
-    return play(Schedule.bursting(seed))
-
-
-def play_slotted(seed: int) -> Result:
-    """Run the schedule of a seed in which slots fail, are dropped and come back."""
-    return play(Schedule.slotted(seed))
-
-
 def shrink(schedule: Schedule) -> Schedule:
     """Leave out one fault after the other as long as the run still fails."""
     index = 0

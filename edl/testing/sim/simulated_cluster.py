@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edl.errors import SchedulerError
 from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
-from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.launcher import SimLauncher
 from edl.testing.sim.world import SimWorld
 from edl.types import NodeId
 
@@ -149,7 +149,7 @@ class SimCluster:
         self._take(name)
 
     @staticmethod
-    def _kill(launcher: Launcher) -> None:
+    def _kill(launcher: SimLauncher) -> None:
         if launcher.alive:
             launcher.crash()
 
@@ -213,7 +213,7 @@ class SimScheduler:
 
     name = "cluster"
 
-    def __init__(self, cluster: SimCluster, launcher: Launcher, observer: CallObserver) -> None:
+    def __init__(self, cluster: SimCluster, launcher: SimLauncher, observer: CallObserver) -> None:
         self._cluster, self._launcher, self._observer = cluster, launcher, observer
         self.indexed = cluster.traits.indexed
         self.ask_none_at_end = cluster.traits.ask_none_at_end

@@ -16,11 +16,11 @@ from edl.agent.machine import events as ag
 from edl.errors import StateError
 from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.timeline import ScheduledCall, Timeline
-from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
+from edl.testing.sim.workers import SIGKILL, Job, Parent, RoundWorkers, SimWorker, Watcher
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, Member, Purpose, Version, World
-from edl.worker.boundary import Boundary, BoundaryAction
+from edl.worker.boundary import BoundaryAction, StepBoundaries
 
 _LEAVING = (BoundaryAction.SWITCH, BoundaryAction.KILL, BoundaryAction.STOP)
 
@@ -46,13 +46,13 @@ IN_ROUND = (Stage.FORMING, Stage.RESTORING, Stage.TRAINING)
 
 
 @dataclass(slots=True, eq=False)
-class Stepper(Worker):
+class Stepper(SimWorker):
     """One process."""
 
     stage: Stage = Stage.BOOTING
     crew: Crew | None = None
     """Its round, while it is in one."""
-    boundary: Boundary = field(default_factory=Boundary)
+    boundary: StepBoundaries = field(default_factory=StepBoundaries)
     computed: int = 0
     """Last step whose collectives are complete."""
     standing: bool = False
@@ -81,7 +81,7 @@ class Script:
     """Chance that a worker does not notice the end of its round."""
 
 
-class Crew(Group):
+class Crew(RoundWorkers):
     """All workers of one round: a step is complete for all or for none."""
 
     def __init__(self, job: SteppingJob, world: World) -> None:
@@ -156,7 +156,7 @@ class Crew(Group):
             self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.job.notice, peer, self)
 
 
-def _leads(worker: Worker, world: World) -> bool:
+def _leads(worker: SimWorker, world: World) -> bool:
     """Whether it is the first worker of its node, who commits for all of them."""
     member = world.member(worker.node)
     return member is not None and worker.rank == member.first_rank
@@ -234,18 +234,18 @@ class SteppingJob(Job):
 
     # --- births ------------------------------------------------------------------------------------------------------
 
-    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:
         """Create some of a node's workers."""
         owner = member.node, member.incarnation
         return [self._born(parent, owner, world.round, slot, world) for slot in slots]
 
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
         """Create a worker that waits for its world."""
         return self._born(parent, owner, born, slot, None)
 
     def _born(
         self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int, world: World | None
-    ) -> Worker:
+    ) -> SimWorker:
         worker = Stepper(parent, *owner, born, slot, self.deaf())
         self.watcher.worker_started(worker, world)
         self.processes.append(worker)
@@ -270,12 +270,12 @@ class SteppingJob(Job):
 
     # --- what the agent says -----------------------------------------------------------------------------------------
 
-    def give_place(self, worker: Worker, world: World) -> None:
+    def give_place(self, worker: SimWorker, world: World) -> None:
         """Tell a worker its place."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         self.timeline.after(0.0003, self._hears, worker, world)
 
-    def hear(self, worker: Worker, message: local.ToWorker) -> None:
+    def hear(self, worker: SimWorker, message: local.ToWorker) -> None:
         """A message from the agent reaches a worker."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         if worker.stage is not Stage.BOOTING:  # it is not connected yet, and misses it
@@ -292,7 +292,7 @@ class SteppingJob(Job):
                 self._placed(worker, message)
             case local.Break(round=number):
                 self._breaks(worker, Round(number))
-            case local.Hold(round=number, hold=hold):
+            case local.HoldAtBoundary(round=number, hold=hold):
                 if worker.round == number:
                     passed = worker.boundary.hold(hold)
                     self._say(worker, ag.WorkerHere(worker.born, worker.slot, hold, passed))
@@ -486,7 +486,7 @@ class SteppingJob(Job):
         if worker.crew is crew and worker.stage is Stage.LOST:
             self.end(worker, 1, True)
 
-    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+    def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         if not worker.alive or (worker.frozen and code != -SIGKILL):
@@ -496,14 +496,14 @@ class SteppingJob(Job):
             worker.crew.leave(worker, agreed=False)
         worker.parent.worker_ended(worker, code, peer_loss)
 
-    def freeze(self, worker: Worker) -> None:
+    def freeze(self, worker: SimWorker) -> None:
         """SIGSTOP."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         worker.frozen = True
         if worker.crew is not None:
             worker.crew.look()
 
-    def thaw(self, worker: Worker) -> None:
+    def thaw(self, worker: SimWorker) -> None:
         """SIGCONT."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         worker.frozen = False

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from edl.errors import StoreError, StoreUnavailable
-from edl.ports import Change, Condition, Operation, Snapshot
+from edl.ports import Change, Condition, Operation, PrefixSnapshot
 from edl.testing.memory_store import MemoryStore
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.network import STORE, Network
 from edl.testing.sim.timeline import ScheduledCall, Timeline
-from edl.types import Token
+from edl.types import FencingToken
 
 T = TypeVar("T")
 LONGEST_WATCH_DELAY_S = 0.5
@@ -90,16 +90,16 @@ class SimStore:
         """What lies under a prefix, without asking over the network."""
         return {entry.key: entry.value for entry in self.memory.peek(prefix)}
 
-    def created(self, key: str) -> Token:
+    def created(self, key: str) -> FencingToken:
         """Create revision of a key, 0 when it does not exist."""
-        return Token(next((one.create_revision for one in self.memory.peek(key) if one.key == key), 0))
+        return FencingToken(next((one.create_revision for one in self.memory.peek(key) if one.key == key), 0))
 
     def modified(self, key: str) -> int:
         """Revision of the last write of a key, 0 when it does not exist."""
         return next((one.mod_revision for one in self.memory.peek(key) if one.key == key), 0)
 
 
-class Caller(Protocol):
+class StoreUser(Protocol):
     """The process that uses the store."""
 
     host: str
@@ -117,7 +117,7 @@ class StoreClient:
         self,
         store: SimStore,
         network: Network,
-        caller: Caller,
+        caller: StoreUser,
         wrote: Callable[[Sequence[Operation], Sequence[Condition]], None] = lambda operations, conditions: None,
     ) -> None:
         """``wrote`` is called when a write of this process has taken effect, before the process hears of it."""
@@ -165,7 +165,7 @@ class StoreClient:
 
     # --- Store ---------------------------------------------------------------------------------------------------
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str) -> PrefixSnapshot:
         """``Store.read``."""
         return await self._ask(lambda memory: memory.read_now(prefix))
 

@@ -60,7 +60,7 @@ class SimThread:
         self.woken = False
         """What it waits for has happened; otherwise the time is up."""
         self._threads, self._target, self._arguments = threads, target, arguments
-        self._ended = _Waiting(threads)
+        self._ended = _WaitQueue(threads)
         self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()
         self._go.acquire()
         self._back.acquire()
@@ -122,7 +122,7 @@ class SimThread:
         self._back.release()
 
 
-class _Waiting:
+class _WaitQueue:
     """Threads that wait for the same thing."""
 
     def __init__(self, threads: SimThreads) -> None:
@@ -166,7 +166,7 @@ class SimLock:
         self._threads, self._again = threads, again
         self._holder: SimThread | None = None
         self._depth = 0
-        self._waiting = _Waiting(threads)
+        self._waiting = _WaitQueue(threads)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """See ``ThreadLock``."""
@@ -219,7 +219,7 @@ class SimCondition:
 
     def __init__(self, threads: SimThreads, lock: SimLock) -> None:
         self._lock = lock
-        self._waiting = _Waiting(threads)
+        self._waiting = _WaitQueue(threads)
 
     def __enter__(self) -> bool:
         return self._lock.acquire()
@@ -245,7 +245,7 @@ class SimEvent:
 
     def __init__(self, threads: SimThreads) -> None:
         self._threads, self._set = threads, False
-        self._waiting = _Waiting(threads)
+        self._waiting = _WaitQueue(threads)
 
     def is_set(self) -> bool:
         """See ``ThreadEvent``."""
@@ -270,7 +270,7 @@ class SimQueue:
 
     def __init__(self, threads: SimThreads) -> None:
         self._items: deque[Any] = deque()
-        self._waiting = _Waiting(threads)
+        self._waiting = _WaitQueue(threads)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -324,9 +324,9 @@ class SimThreads:
         finally:
             self.running = running
 
-    def waiting(self) -> _Waiting:
+    def waiting(self) -> _WaitQueue:
         """Something that threads can wait for."""
-        return _Waiting(self)
+        return _WaitQueue(self)
 
     def end(self) -> None:
         """The process is dead: end its threads now, or, when one of them says so, as soon as it waits."""
@@ -341,7 +341,7 @@ class SimThreads:
 
     def sleep(self, seconds: float) -> object:
         """See ``Threads``."""
-        return _Waiting(self).wait(seconds)
+        return _WaitQueue(self).wait(seconds)
 
     def start(self, target: Callable[..., object], *arguments: Any, name: str) -> SimThread:
         """See ``Threads``."""

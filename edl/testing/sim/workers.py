@@ -35,7 +35,7 @@ class Parent(Protocol):
         """A worker has said something to its agent."""
         ...
 
-    def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
+    def worker_ended(self, worker: SimWorker, code: int, peer_loss: bool) -> None:
         """The worker is gone."""
         ...
 
@@ -43,23 +43,23 @@ class Parent(Protocol):
 class Watcher(Protocol):
     """Who checks what workers do."""
 
-    def worker_started(self, worker: Worker, world: World | None) -> None:
+    def worker_started(self, worker: SimWorker, world: World | None) -> None:
         """An agent has created a worker process."""
         ...
 
-    def placed(self, worker: Worker, world: World) -> None:
+    def placed(self, worker: SimWorker, world: World) -> None:
         """A worker that lives has been given a place."""
         ...
 
-    def restored(self, worker: Worker, world: World, version: Version) -> None:
+    def restored(self, worker: SimWorker, world: World, version: Version) -> None:
         """A worker has its state."""
         ...
 
-    def passed(self, worker: Worker, world: World, commit: int) -> None:
+    def passed(self, worker: SimWorker, world: World, commit: int) -> None:
         """A worker has passed a step boundary."""
         ...
 
-    def holds(self, worker: Worker, world: World, commit: int, settings: Settings) -> None:
+    def holds(self, worker: SimWorker, world: World, commit: int, settings: Settings) -> None:
         """Under these settings a worker takes the step after a commit."""
         ...
 
@@ -77,7 +77,7 @@ class Watcher(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class SimWorker:
     """One process."""
 
     parent: Parent
@@ -102,11 +102,11 @@ class Worker:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class RoundWorkers:
     """The workers of one round."""
 
     world: World
-    workers: dict[Rank, Worker] = field(default_factory=dict)
+    workers: dict[Rank, SimWorker] = field(default_factory=dict)
     hangs: bool = False
     """Peers of a dead worker hang (as NCCL does) instead of failing (as gloo does)."""
 
@@ -119,7 +119,7 @@ class Job(ABC):
         self.rng = rng
         self.watcher = watcher
         self.directory = directory
-        self.processes: list[Worker] = []
+        self.processes: list[SimWorker] = []
         self.finished = False
         self.sharded = False
         self.copy_every = 1
@@ -128,25 +128,25 @@ class Job(ABC):
     # --- what a launcher has done ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:
         """Create some of a node's workers."""
 
     @abstractmethod
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
         """Create a worker that waits for its world."""
 
     @abstractmethod
-    def give_place(self, worker: Worker, world: World) -> None:
+    def give_place(self, worker: SimWorker, world: World) -> None:
         """Tell a worker its place."""
 
     @abstractmethod
-    def hear(self, worker: Worker, message: ToWorker) -> None:
+    def hear(self, worker: SimWorker, message: ToWorker) -> None:
         """A message from the agent reaches a worker."""
 
-    def service_message(self, worker: Worker, service: str, body: str | None) -> None:  # noqa: B027 - most jobs use no service
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:  # noqa: B027 - most jobs use no service
         """A service of the Master says something to a worker; None: what it has said to services may be lost."""
 
-    def signal(self, worker: Worker, number: int) -> None:
+    def signal(self, worker: SimWorker, number: int) -> None:
         """A signal arrives."""
         if number == SIGKILL:
             self.timeline.after(0.001, self.end, worker, -SIGKILL)
@@ -156,19 +156,19 @@ class Job(ABC):
     # --- what happens to it ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+    def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""
 
     @abstractmethod
-    def freeze(self, worker: Worker) -> None:
+    def freeze(self, worker: SimWorker) -> None:
         """SIGSTOP."""
 
     @abstractmethod
-    def thaw(self, worker: Worker) -> None:
+    def thaw(self, worker: SimWorker) -> None:
         """SIGCONT."""
 
     @abstractmethod
-    def group(self, number: Round) -> Group | None:
+    def group(self, number: Round) -> RoundWorkers | None:
         """The workers of a round, as far as they have come."""
 
     @property
@@ -191,7 +191,7 @@ class Job(ABC):
             if worker.frozen:
                 self.thaw(worker)
 
-    def alive(self) -> list[Worker]:
+    def alive(self) -> list[SimWorker]:
         """All worker processes there are."""
         self.processes = [worker for worker in self.processes if worker.alive]
         return list(self.processes)
@@ -201,7 +201,7 @@ class Job(ABC):
         return self.rng.random() < self.biases.deaf
 
 
-class Training(Group):
+class PlainWorkers(RoundWorkers):
     """All workers of one round of a plain script. Progress is kept on shared storage when the round breaks."""
 
     def __init__(self, job: PlainJob, world: World) -> None:
@@ -211,12 +211,12 @@ class Training(Group):
         self._since_s: float | None = None
         self._end: ScheduledCall | None = None
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: SimWorker) -> None:
         """A worker process was created; it comes up after a while."""
         self.workers[worker.rank] = worker
         self.job.timeline.after(self.job.rng.uniform(0.02, 0.4), self._comes_up, worker)
 
-    def _comes_up(self, worker: Worker) -> None:
+    def _comes_up(self, worker: SimWorker) -> None:
         if worker.alive:
             worker.up = True
             if self.broken:
@@ -254,7 +254,7 @@ class Training(Group):
             worker.done = True
             self.job.timeline.after(self.job.rng.uniform(0.0, 0.2), self.job.end, worker, 0)
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: SimWorker) -> None:
         """A worker process is gone; unless its work was done, its peers feel it."""
         self.look()
         if not worker.done and not self.broken:
@@ -262,7 +262,7 @@ class Training(Group):
             for peer in self.workers.values():
                 self.suffer(peer)
 
-    def suffer(self, peer: Worker) -> None:
+    def suffer(self, peer: SimWorker) -> None:
         """A peer is gone."""
         if peer.alive and not self.hangs and not peer.done:
             self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.job.end, peer, 1, True)
@@ -276,14 +276,14 @@ class PlainJob(Job):
     ) -> None:
         super().__init__(timeline, rng, watcher, directory)
         self.work_s = total_s
-        self.rounds: dict[Round, Training] = {}
+        self.rounds: dict[Round, PlainWorkers] = {}
 
     @property
     def left_s(self) -> float:
         """Time a healthy world still needs."""
         return self.work_s
 
-    def group(self, number: Round) -> Training | None:
+    def group(self, number: Round) -> PlainWorkers | None:
         """The workers of a round, as far as they have come."""
         return self.rounds.get(number)
 
@@ -299,32 +299,34 @@ class PlainJob(Job):
         done_s = (self.timeline.now_s - since_s) // step_s * step_s
         self.work_s = max(0.0, self.work_s - done_s)
 
-    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:
         """Create a node's workers."""
-        training = self.rounds.setdefault(world.round, Training(self, world))
+        training = self.rounds.setdefault(world.round, PlainWorkers(self, world))
         workers = []
         for slot in slots:
             rank = Rank(member.first_rank + member.used.index(slot))
-            worker = Worker(parent, member.node, member.incarnation, world.round, slot, self.deaf(), world.round, rank)
+            worker = SimWorker(
+                parent, member.node, member.incarnation, world.round, slot, self.deaf(), world.round, rank
+            )
             self.watcher.worker_started(worker, world)
             training.add(worker)
             workers.append(worker)
         self.processes += workers
         return workers
 
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
         """A plain script would not wait for its world."""
         self.watcher.fail(f"{owner[0]} starts a worker ahead although the script is plain")
         raise AssertionError("unreachable")
 
-    def give_place(self, worker: Worker, world: World) -> None:
+    def give_place(self, worker: SimWorker, world: World) -> None:
         """A plain script does not wait for a place."""
         self.watcher.fail(f"{worker} is given a place although its script is plain")
 
-    def hear(self, worker: Worker, message: ToWorker) -> None:
+    def hear(self, worker: SimWorker, message: ToWorker) -> None:
         """A plain script does not listen."""
 
-    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+    def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""
         if not worker.alive or (worker.frozen and code != -SIGKILL):
             return
@@ -332,12 +334,12 @@ class PlainJob(Job):
         self.rounds[worker.round].ended(worker)
         worker.parent.worker_ended(worker, code, peer_loss)
 
-    def freeze(self, worker: Worker) -> None:
+    def freeze(self, worker: SimWorker) -> None:
         """SIGSTOP."""
         worker.frozen = True
         self.rounds[worker.round].look()
 
-    def thaw(self, worker: Worker) -> None:
+    def thaw(self, worker: SimWorker) -> None:
         """SIGCONT."""
         worker.frozen = False
         training = self.rounds[worker.round]

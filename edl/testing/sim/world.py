@@ -23,7 +23,7 @@ from edl.master.state import MasterState, Phase, Record
 from edl.rendezvous.rules import next_size
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.independent_job import IndependentJob
-from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.launcher import SimLauncher
 from edl.testing.sim.memory_checkpoints import Directory, StateNet
 from edl.testing.sim.network import STORE, Network, Pair
 from edl.testing.sim.plugins import Plugin
@@ -31,7 +31,7 @@ from edl.testing.sim.process import SimDeps
 from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
-from edl.testing.sim.workers import SIGKILL, Job, PlainJob, Worker
+from edl.testing.sim.workers import SIGKILL, Job, PlainJob, SimWorker
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose, Version, World
 from edl.wire.scale_requests import Cordon, Drain, Granted, ScaleRequest, Suspend
@@ -84,9 +84,9 @@ class SimWorld:
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
         self.deps = SimDeps(spec, timeline, rng, self.network, self.store, self.training, checks, self.states)
         self.deps.trace, self.deps.plugin = shown, self.plugin
-        self.launchers: dict[NodeId, Launcher] = {}
+        self.launchers: dict[NodeId, SimLauncher] = {}
         """The latest launcher of each node, dead or alive."""
-        self.retired: list[Launcher] = []
+        self.retired: list[SimLauncher] = []
         """Earlier ones."""
         self._healed = False
         self.sized = False
@@ -127,7 +127,7 @@ class SimWorld:
         index: int = -1,
         spare_slots: int = 0,
         devices: tuple[str, ...] = (),
-    ) -> Launcher:
+    ) -> SimLauncher:
         """Start a launcher on a node, for the first time or again."""
         node = NodeId(name)
         before = self.launchers.get(node)
@@ -137,7 +137,7 @@ class SimWorld:
         port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
         place = node_rank, port + 5000, rack, index
         info = NodeInfo(node, Incarnation(0), name, port, slots, *place, spare_slots=spare_slots, devices=devices)
-        launcher = Launcher(self.deps, info, self.warm_s)
+        launcher = SimLauncher(self.deps, info, self.warm_s)
         self.launchers[node] = launcher
         return launcher
 
@@ -155,7 +155,7 @@ class SimWorld:
         self.checks.worker_failures += 1
         self.training.end(worker, code)
 
-    def worker(self, name: str, slot: int = 0) -> Worker:
+    def worker(self, name: str, slot: int = 0) -> SimWorker:
         """A node's living worker. Raises ``StopIteration`` when there is none."""
         return next(w for w in self.launchers[NodeId(name)].workers if w.alive and w.slot == slot)
 
@@ -175,7 +175,7 @@ class SimWorld:
 
         strike()
 
-    def freeze(self, worker: Worker, for_s: float) -> None:
+    def freeze(self, worker: SimWorker, for_s: float) -> None:
         """SIGSTOP a worker, SIGCONT it later."""
         training = self.training
         training.freeze(worker)
@@ -212,7 +212,7 @@ class SimWorld:
     def _ask_master(self, asked: Asked) -> None:
         """What ``edl save`` and the like do."""
         master = self.master
-        shell = master.ruling if master is not None else None
+        shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
             return
 
@@ -229,7 +229,7 @@ class SimWorld:
     def ask_for(self, request: ScaleRequest, heard: Callable[[Granted], None] = lambda granted: None) -> None:
         """Somebody wants another size. Where nobody rules, or the Master dies meanwhile, no answer comes."""
         master = self.master
-        shell = master.ruling if master is not None else None
+        shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
             return
 
@@ -265,7 +265,7 @@ class SimWorld:
         crew.stalled = True
         crew.look()
 
-        def notice(launcher: Launcher) -> None:
+        def notice(launcher: SimLauncher) -> None:
             agent = launcher.agent
             running = agent is not None and agent.phase is AgentPhase.RUNNING
             if crew.stalled and running and agent is not None and agent.running_round == crew.world.round:
@@ -285,19 +285,19 @@ class SimWorld:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     @property
-    def master(self) -> Launcher | None:
+    def master(self) -> SimLauncher | None:
         """The launcher that rules by the store's word."""
         token = self.store.created(self.deps.keys.master)
         for launcher in self.launchers.values():
-            if launcher.alive and launcher.ruling is not None and launcher.ruling.token == token:
+            if launcher.alive and launcher.master_shell is not None and launcher.master_shell.token == token:
                 return launcher
         return None
 
-    def alive(self) -> list[Launcher]:
+    def alive(self) -> list[SimLauncher]:
         """Launchers that run."""
         return [launcher for launcher in self.launchers.values() if launcher.alive]
 
-    def usable(self) -> list[Launcher]:
+    def usable(self) -> list[SimLauncher]:
         """Launchers whose node could take part."""
         idle = (AgentPhase.LEAVING, AgentPhase.OVER)
         return [one for one in self.alive() if one.agent is not None and one.agent.phase not in idle]
@@ -308,12 +308,12 @@ class SimWorld:
         for launcher in self.launchers.values():
             agent = launcher.agent
             seen = f"{agent.phase.value} seen {agent.seen_round} connected {agent.connected}" if agent else "joining"
-            ruler = launcher.candidate.ruler if launcher.candidate is not None else None
+            followed = launcher.candidate.master if launcher.candidate is not None else None
             lines.append(
-                f"{launcher.node}: alive {launcher.alive}, {seen}, follows {ruler}, outcome {launcher.outcome}"
+                f"{launcher.node}: alive {launcher.alive}, {seen}, follows {followed}, outcome {launcher.outcome}"
             )
-            if launcher.ruling is not None and launcher.alive:
-                lines.append(f"    rules {launcher.ruling.token}: {describe(launcher.ruling.state)}")
+            if launcher.master_shell is not None and launcher.alive:
+                lines.append(f"    rules {launcher.master_shell.token}: {describe(launcher.master_shell.state)}")
         return "\n".join(lines)
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -348,13 +348,13 @@ class SimWorld:
             self._replenish()
         self.timeline.after(LOOK_EVERY_S, self._look_around)
 
-    def _look_at_streams(self, launcher: Launcher) -> None:
+    def _look_at_streams(self, launcher: SimLauncher) -> None:
         """A Master does not take a node for attached whose stream has ended."""
-        shell = launcher.ruling
+        shell = launcher.master_shell
         attached: set[NodeId] = set()
         writes = not self.store.away and not launcher.paused and self.network.both(launcher.host, STORE)
         if writes and shell is not None and shell.serving and shell.state is not None:
-            clients = {one.node for one in launcher.server.clients() if isinstance(one, Launcher)}
+            clients = {one.node for one in launcher.server.clients() if isinstance(one, SimLauncher)}
             attached = {node for node, entry in shell.state.nodes.items() if entry.attached and node not in clients}
         since_s = {node: self._deaf_s.get((launcher.node, node), self.timeline.now_s) for node in attached}
         self._deaf_s = {key: at_s for key, at_s in self._deaf_s.items() if key[0] != launcher.node}
@@ -362,7 +362,7 @@ class SimWorld:
         if any(self.timeline.now_s - at_s > DEAF_S for at_s in since_s.values()):
             self.checks.fail(f"the Master on {launcher.node} takes {sorted(attached)} for attached without a stream")
 
-    def _look_at_spare(self, launcher: Launcher, limit_s: float) -> None:
+    def _look_at_spare(self, launcher: SimLauncher, limit_s: float) -> None:
         """Independent workers are not stopped with their round; those of a node without a place must not go on."""
         record = self.checks.record
         if not self.spec.independent or record is None or record.world is None:
@@ -372,7 +372,7 @@ class SimWorld:
             if spare and any(worker.alive and not worker.frozen for worker in launcher.workers):
                 self.checks.fail(f"{launcher.node} has no place in round {round} and its workers still run")
 
-    def _look_at_frozen(self, launcher: Launcher) -> None:
+    def _look_at_frozen(self, launcher: SimLauncher) -> None:
         """The workers of a launcher that is frozen have ended before there is a world without it, or after the half
         lease more that a launcher gives them which has no answer from the store. It gives that as long as it runs; and
         a lease that the store takes away early has granted its share."""
@@ -393,19 +393,19 @@ class SimWorld:
             self._world_since = record.round, self.timeline.now_s
         return self.timeline.now_s - self._world_since[1]
 
-    def _note_contact(self, launcher: Launcher, master: Launcher | None) -> None:
+    def _note_contact(self, launcher: SimLauncher, master: SimLauncher | None) -> None:
         reaches_store = self.store.away or self.network.both(launcher.host, STORE)
         if not launcher.paused and (reaches_store or self._led_well(launcher, master)):
             launcher.isolated_s = None
         elif launcher.isolated_s is None:
             launcher.isolated_s = self.timeline.now_s
 
-    def _led_well(self, launcher: Launcher, master: Launcher | None) -> bool:
+    def _led_well(self, launcher: SimLauncher, master: SimLauncher | None) -> bool:
         """Attached to the real Master, or to one that misses nobody."""
         leader = launcher.connected_to()
-        if leader is None or not isinstance(leader, Launcher) or leader.ruling is None:
+        if leader is None or not isinstance(leader, SimLauncher) or leader.master_shell is None:
             return False
-        state = leader.ruling.state
+        state = leader.master_shell.state
         return leader is master or (state is not None and not absent(state))
 
     # --- whole schedules ---------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ class SimWorld:
     def _sizing(self) -> Sizing:
         return self.checks.record.sizing if self.checks.record is not None else NO_SIZING
 
-    def able(self) -> list[Launcher]:
+    def able(self) -> list[SimLauncher]:
         """Launchers whose node can take part as far as people want it to."""
         stay = [one for one in self.usable() if one.agent is not None and one.agent.draining is None]
         dropped = self.checks.record.dropped if self.checks.record is not None else ()
@@ -495,10 +495,10 @@ class SimWorld:
         """The newest commit that the Master of a suspended job knows to be complete would survive all launchers."""
         if self.ended() or not self._sizing.suspended:
             return True  # somebody else has resumed it
-        ruling = self.master.ruling if self.master is not None else None
-        if ruling is None or ruling.state is None:
+        shell = self.master.master_shell if self.master is not None else None
+        if shell is None or shell.state is None:
             return False
-        known = newest_in_memory([entry for entry in ruling.state.nodes.values() if entry.attached]).version
+        known = newest_in_memory([entry for entry in shell.state.nodes.values() if entry.attached]).version
         return known <= max((version for version, _ in self.directory.complete()), default=NO_STATE)
 
     def _mend(self) -> None:

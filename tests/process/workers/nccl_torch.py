@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--weights", type=int, default=4 << 20, help="in each of four layers")
-    parser.add_argument("--optimizer", action="store_true", help="the state has Adam's two moments, too")
+    parser.add_argument("--optimizer", action="store_true", help="have Adam make its moments; its learning rate is 0")
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--die-forming", type=int, default=0, metavar="ROUND", help="rank 1 dies before NCCL is set up")
     parser.add_argument("--hang-at", type=int, default=0, metavar="STEP", help="once, rank 1 leaves out a sum")
@@ -44,11 +43,9 @@ cuda = torch.cuda.is_available()
 # NCCL refuses two ranks on one card of one host; with a name of its own each process counts as a host.
 os.environ["NCCL_HOSTID"] = f"host-{os.getpid()}"
 device = torch.device("cuda" if cuda else "cpu")
-weights = [torch.zeros(options.weights, device=device, dtype=torch.float64) for _ in range(LAYERS)]
-moments: dict[str, Any] = {}
-if options.optimizer:
-    moments = {f"moment{n}": torch.zeros_like(weights[0]) for n in range(2 * LAYERS)}
-state = edl.State(step=0, **{f"weight{n}": weight for n, weight in enumerate(weights)}, **moments)
+model = torch.nn.ParameterList(torch.zeros(options.weights, device=device, dtype=torch.float64) for _ in range(LAYERS))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.0, fused=cuda)
+state = edl.State(model=model, optimizer=optimizer, step=0)
 
 
 def once(name: str) -> bool:
@@ -65,14 +62,9 @@ def last_step() -> int:
     return int(file.read_text()) if file.exists() else 1_000_000
 
 
-def values(state: edl.State) -> Iterator[torch.Tensor]:
-    for n in range(LAYERS):
-        yield getattr(state, f"weight{n}")
-
-
 def note(state: edl.State, what: str) -> None:
     """Write down whether all weights are what they must be after so many steps, and what the process holds."""
-    found = [(float(weight.min()), float(weight.max())) for weight in values(state)]
+    found = [(float(weight.min()), float(weight.max())) for weight in model]
     peak = torch.cuda.max_memory_allocated() if cuda else 0
     line = {
         "what": what, "step": state.step, "right": all(pair == (TOTAL * state.step,) * 2 for pair in found),
@@ -119,13 +111,17 @@ def train(state: edl.State) -> None:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5), dist.group.WORLD)
     with (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1) as log:
         while state.step < last_step():
-            for n, weight in enumerate(values(state)):
+            for n, weight in enumerate(model):
                 gradient = torch.full_like(weight, TOTAL // here.world_size)
                 if here.world_size > 1:
                     if state.step == options.hang_at and n == 1 and here.rank == 1 and options.hang_at and once("hung"):
                         time.sleep(3600)
                     dist.all_reduce(gradient)
-                weight += gradient
+                with torch.no_grad():
+                    weight += gradient
+                weight.grad = gradient if options.optimizer else None
+            optimizer.step()
+            optimizer.zero_grad()
             state.step += 1
             state.commit()
             log.write(json.dumps({"t": time.monotonic(), "step": state.step, **fixed}) + "\n")

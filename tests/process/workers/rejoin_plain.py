@@ -27,7 +27,7 @@ from edl.worker.context import context
 from edl.worker.exchange import exchange
 from edl.worker.framework import ArrayInfo, Arrays
 from edl.worker.loop import make_run
-from edl.worker.state import State
+from edl.worker.state import BaseState
 
 BATCH = 24
 """Divisible by every world size that the tests use."""
@@ -209,7 +209,7 @@ options = read_arguments()
 framework = Plain()
 model = Model()
 ballast = {"ballast": array("d", bytes(options.ballast << 20))} if options.ballast else {}
-state = State(framework, {"model": model, "step": 0, **ballast})
+state = BaseState(framework, {"model": model, "step": 0, **ballast})
 
 
 def last_step() -> int:
@@ -225,7 +225,7 @@ def check() -> None:
 
 
 @make_run(framework)
-def train(state: State) -> None:
+def train(state: BaseState) -> None:
     here = context()
     group = framework.group
     assert group is not None

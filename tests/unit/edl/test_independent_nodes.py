@@ -33,6 +33,7 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
+from edl.wire.process_events import ForkServerLost
 from tests.unit.edl.agent.machine.test_machine import INFO, SIGKILL, SIGTERM, Node, ended, world
 
 
@@ -240,7 +241,7 @@ def test_it_leaves_without_waiting_for_a_boundary(between: bool) -> None:
 
 def test_when_the_fork_server_dies_the_trainers_are_started_with_the_next_world() -> None:
     node = trainers().hear(StopRound(Round(1), "node z lost"))
-    node.feed(ev.ForkServerGone("killed"), ended(0, -SIGKILL), ended(1, -SIGKILL))
+    node.feed(ForkServerLost("killed"), ended(0, -SIGKILL), ended(1, -SIGKILL))
     assert node.state.phase is AgentPhase.WARMING
     assert node.feed(ev.ForkServerReady()).did(ev.Announce)
     assert node.hear(StartRound(world(2), "again")).did(ev.Start) == [ev.Start(world(2), (0, 1))]
@@ -300,9 +301,9 @@ class Two:
         self.state = decision.state
         for effect in decision.effects:
             match effect:
-                case ms.Tell(node, _, message) if node in self.agents:
+                case ms.TellNode(node, _, message) if node in self.agents:
                     self.feed(node, ev.MasterSaid(message))
-                case ms.Note(_, text, _):
+                case ms.HistoryEntry(_, text, _):
                     self.notes.append(text)
 
     def did(self, name: str, kind: type[ev.Effect]) -> list[ev.Effect]:

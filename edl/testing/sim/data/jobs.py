@@ -12,7 +12,7 @@ from edl.testing.sim.data.readers import DataReader, Exchange, Fed
 from edl.testing.sim.independent_job import SHORTEST_S, IndependentJob
 from edl.testing.sim.stepping import Crew, Stepper, SteppingJob
 from edl.testing.sim.timeline import Timeline
-from edl.testing.sim.workers import Worker
+from edl.testing.sim.workers import SimWorker
 from edl.types import Rank
 from edl.wire.messages import NO_STATE, Version, World
 
@@ -51,11 +51,11 @@ class Readers:
         """By the ``id`` of the worker."""
         self.gathered: dict[tuple[int, int], Exchange] = {}
 
-    def of(self, worker: Worker) -> DataReader | None:
+    def of(self, worker: SimWorker) -> DataReader | None:
         """A worker's process, once it reads."""
         return self.by_worker.get(id(worker))
 
-    def make(self, worker: Worker, job: ReadingSteps | ReadingAlone) -> DataReader:
+    def make(self, worker: SimWorker, job: ReadingSteps | ReadingAlone) -> DataReader:
         """A worker's process, which may read already."""
         reader = self.of(worker)
         if reader is None:
@@ -64,7 +64,7 @@ class Readers:
             self.account.opened(reader)
         return reader
 
-    def service_message(self, worker: Worker, service: str, body: str | None) -> None:
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
         """The Master has said something."""
         reader = self.of(worker)
         if reader is not None and service in (SERVICE, ""):
@@ -150,21 +150,21 @@ class ReadingSteps(SteppingJob):
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
-    def service_message(self, worker: Worker, service: str, body: str | None) -> None:
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
         """The Master has said something."""
         self.readers.service_message(worker, service, body)
 
-    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+    def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""
         super().end(worker, code, peer_loss)
         _ended(self.readers, worker)
 
-    def freeze(self, worker: Worker) -> None:
+    def freeze(self, worker: SimWorker) -> None:
         """SIGSTOP."""
         super().freeze(worker)
         _frozen(self.readers, worker)
 
-    def thaw(self, worker: Worker) -> None:
+    def thaw(self, worker: SimWorker) -> None:
         """SIGCONT."""
         _thawed(self.readers, worker)
         super().thaw(worker)
@@ -203,32 +203,32 @@ class ReadingAlone(IndependentJob):
             worker.done = True
             self.end(worker, 0)
 
-    def give_place(self, worker: Worker, world: World) -> None:
+    def give_place(self, worker: SimWorker, world: World) -> None:
         """The world changes around it: it says again who it is."""
         super().give_place(worker, world)
         self.readers.service_message(worker, SERVICE, None)
 
-    def _go_on(self, worker: Worker) -> None:
+    def _go_on(self, worker: SimWorker) -> None:
         if not worker.alive or not worker.up or worker.frozen or self.readers.of(worker) is not None:
             return
         reader = self.readers.make(worker, self)
         reader.begin_alone(self.step_s, lambda epoch, records: self.readers.account.used(reader, epoch, records))
 
-    def service_message(self, worker: Worker, service: str, body: str | None) -> None:
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
         """The Master has said something."""
         self.readers.service_message(worker, service, body)
 
-    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+    def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""
         super().end(worker, code, peer_loss)
         _ended(self.readers, worker)
 
-    def freeze(self, worker: Worker) -> None:
+    def freeze(self, worker: SimWorker) -> None:
         """SIGSTOP."""
         super().freeze(worker)
         _frozen(self.readers, worker)
 
-    def thaw(self, worker: Worker) -> None:
+    def thaw(self, worker: SimWorker) -> None:
         """SIGCONT."""
         super().thaw(worker)
         _thawed(self.readers, worker)
@@ -237,19 +237,19 @@ class ReadingAlone(IndependentJob):
             self.looked(reader)
 
 
-def _ended(readers: Readers, worker: Worker) -> None:
+def _ended(readers: Readers, worker: SimWorker) -> None:
     reader = readers.of(worker)
     if reader is not None and not worker.alive:
         reader.kill()
 
 
-def _frozen(readers: Readers, worker: Worker) -> None:
+def _frozen(readers: Readers, worker: SimWorker) -> None:
     reader = readers.of(worker)
     if reader is not None and worker.alive:
         reader.freeze()
 
 
-def _thawed(readers: Readers, worker: Worker) -> None:
+def _thawed(readers: Readers, worker: SimWorker) -> None:
     reader = readers.of(worker)
     if reader is not None and worker.alive:
         reader.thaw()

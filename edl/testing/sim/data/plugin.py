@@ -225,7 +225,7 @@ class DataPlugin(Plugin):
 
     def _add(self, when: str) -> None:
         master = self._world.master
-        shell = master.ruling if master is not None else None
+        shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
             return
         body = add_request.encode(add_request.AddRequest(NAME, (self.data.grow(self.rng),), when))

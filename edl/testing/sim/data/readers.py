@@ -21,7 +21,7 @@ from edl.testing.sim.data.dataset import NAME, SimDataSet, SimSource, SimTable
 from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.threads import SimThread, SimThreads
 from edl.testing.sim.timeline import Timeline
-from edl.testing.sim.workers import Worker
+from edl.testing.sim.workers import SimWorker
 from edl.threads import ThreadEvent
 from edl.types import Round
 from edl.wire.messages import NO_SETTINGS, ServiceSaid, World
@@ -210,7 +210,7 @@ class SimData(Loader):
 
     def _begin_step(self) -> bool:
         found = super()._begin_step()
-        self.own = self._ready is not None
+        self.own = self._step is not None and self._step.ready is not None
         return found
 
 
@@ -232,7 +232,7 @@ class DataReader:
     def __init__(
         self,
         data: SimDataSet,
-        worker: Worker,
+        worker: SimWorker,
         timeline: Timeline,
         rng: random.Random,
         failed: Callable[[str], None],

@@ -30,7 +30,7 @@ from data_service.protocol.messages import (
     decode,
     encode,
 )
-from edl.master.service import Caller, Said, Tell, Tick, WorldBegan
+from edl.master.service import Caller, Said, TellWorker, Tick, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 
@@ -63,7 +63,7 @@ class Master:
         self.ids += 1
         word = kind(self.ids, "d", **fields)
         effects = self.machine.step(Said(Caller(NODE, slot), Round(1), encode(word)), self.now_s)
-        answers = [decode(one.body) for one in effects if isinstance(one, Tell) and one.caller.slot == slot]
+        answers = [decode(one.body) for one in effects if isinstance(one, TellWorker) and one.caller.slot == slot]
         return next((one for one in answers if getattr(one, "id", None) == self.ids), None)
 
     def begin(self, slot: int = 0) -> None:

@@ -30,7 +30,18 @@ from data_service.protocol.messages import (
     RegisterFiles,
 )
 from edl.errors import DataError, ProtocolError
-from edl.master.service import Caller, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan, WorldEnded
+from edl.master.service import (
+    AddToHistory,
+    Caller,
+    Keep,
+    ReportFlaw,
+    Said,
+    TellWorker,
+    Tick,
+    WakeAt,
+    WorldBegan,
+    WorldEnded,
+)
 from edl.types import NodeId, Round
 from edl.wire.messages import World
 from tests.sim.lease_net import world_of
@@ -74,11 +85,11 @@ class Rule:
                     self.kept[name] = value
                     if not value:
                         del self.kept[name]
-                case Tell(to, body):
+                case TellWorker(to, body):
                     self.received[to] = messages.decode(body)
-                case Note(text):
+                case AddToHistory(text):
                     self.notes.append(text)
-                case Flaw(name, text):
+                case ReportFlaw(name, text):
                     self.flaws[name] = text
                 case WakeAt(at_s):
                     self.wakes.append(at_s)

@@ -18,7 +18,7 @@ from data_service.protocol.messages import (
     decode,
     encode,
 )
-from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Said, Tell, WorldBegan, WorldEnded
+from edl.master.service import AddToHistory, Caller, Effect, KeyGone, KeyPut, Said, TellWorker, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 
@@ -56,8 +56,8 @@ class Job:
         self.take(self.machine.step(WorldBegan(world(self.round)), 0.0))
 
     def take(self, effects: tuple[Effect, ...]) -> list[tuple[Caller, list[str]]]:
-        self.notes += [effect.text for effect in effects if isinstance(effect, Note)]
-        words = [(effect.caller, decode(effect.body)) for effect in effects if isinstance(effect, Tell)]
+        self.notes += [effect.text for effect in effects if isinstance(effect, AddToHistory)]
+        words = [(effect.caller, decode(effect.body)) for effect in effects if isinstance(effect, TellWorker)]
         return [(to, [one[0] for one in word.readers]) for to, word in words if isinstance(word, ReaderList)]
 
     def say(self, caller: Caller, word: RegisterFiles | Open) -> list[tuple[Caller, list[str]]]:
@@ -102,7 +102,7 @@ def test_workers_hear_by_what_to_know_the_readers_of_a_job_with_a_secret(authori
     known = ReaderRegistry(authority)
     known.changed(key(FIRST))
     (sent,) = known.tell({A})
-    assert isinstance(sent, Tell)
+    assert isinstance(sent, TellWorker)
     assert decode(sent.body) == ReaderList((FIRST,), authority)
     assert "of the readers" not in repr(decode(sent.body))
 
@@ -148,7 +148,7 @@ def test_an_invalid_key_is_ignored_with_a_note() -> None:
 def test_a_worker_cannot_say_which_readers_there_are() -> None:
     job = Job()
     (answer,) = job.machine.step(Said(A, Round(1), encode(ReaderList((FIRST,)))), 0.0)
-    assert isinstance(answer, Tell)
+    assert isinstance(answer, TellWorker)
     refused = decode(answer.body)
     assert isinstance(refused, DataRefused)
     assert refused.kind == "malformed"

@@ -324,7 +324,7 @@ def test_a_named_position_knows_its_files(bench: Bench, folder: Path) -> None:
     other = Bench()
     other.begin(1)
     again = maker(other, folder, mode="independent")(0)
-    again._file_list.restore(files_of(position))
+    again._files.client.restore(files_of(position))
     _, client = again._connect()
     client.wait(client.rollback("c1", position, 1), lambda: None, Done)
     client.wait(client.open(0, ""), lambda: None, Opened)
@@ -390,7 +390,7 @@ def test_many_segments_are_one_list(bench: Bench, folder: Path, monkeypatch: pyt
     from data_service.leases import file_additions
     from data_service.loader import file_list_client
 
-    monkeypatch.setattr(file_list.pieces, "__defaults__", (3,))
+    monkeypatch.setattr(file_list, "SEGMENT_FILES", 3)
     monkeypatch.setattr(file_list_client, "LARGE_BYTES", 100)
     monkeypatch.setattr(file_additions, "PART_BYTES", 64)
     more(folder, "data")

@@ -21,11 +21,12 @@ from edl.agent.shell import AgentShell
 from edl.agent.worker_server import WorkerCheckpoints, WorkerServer
 from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
-from edl.ports import Processes, ProcessEvent, WorkersStopped
+from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
-from edl.types import Incarnation, NodeId, Token
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire.messages import NodeInfo
+from edl.wire.process_events import ProcessEvent, WorkersStopped
 
 INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
 LEFT = Outcome(143, "left the job")
@@ -101,7 +102,7 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         connect=nobody,
         refuses=nobody,
         register=nobody,
-        ruler_refused=nobody,
+        master_refused=nobody,
         log=stuck.said.append,
         activity=nobody,
     )
@@ -211,7 +212,7 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
         monkeypatch.setattr(shell, "_deps", deps)
         monkeypatch.setattr(asyncio, "sleep", pause)
         staying = asyncio.ensure_future(shell._stay_attached())
-        shell.follow("host-m", 7, Token(3))
+        shell.follow("host-m", 7, FencingToken(3))
         await called_often.wait()
         assert paused == pauses
         await end(staying)
@@ -220,10 +221,10 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
     play(scenario())
 
 
-def test_killed_workers_come_to_the_machine_in_their_own_words() -> None:
+def test_killed_workers_come_to_the_machine_as_the_fork_server_reports_them() -> None:
     async def scenario() -> None:
         shell = shell_of(Stuck())
-        assert shell._translate(WorkersStopped("silent")) == ev.WorkersKilled("silent")
+        assert shell._translate(WorkersStopped("silent")) == WorkersStopped("silent")
         shell._worker_server.close()
 
     play(scenario())

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from edl.arithmetic.hyper import step_plan
-from edl.arithmetic.plan import DROP, EXACT, PAD, TAILS, Course, Micro, dealt, split, stream, tail_end
+from edl.arithmetic.plan import DROP, EXACT, PAD, TAILS, EpochPlan, Micro, dealt, split, stream, tail_end
 from edl.wire.messages import Settings
 
 
-def taken(course: Course, position: int = 0) -> list[list[Micro]]:
+def taken(course: EpochPlan, position: int = 0) -> list[list[Micro]]:
     """The rest of the epoch as each worker takes it."""
     return [list(course.micros(position, rank)) for rank in range(course.world)]
 
@@ -20,7 +20,7 @@ def places(micros: list[Micro]) -> list[list[int]]:
     return [list(micro.places) if micro.real else [] for micro in micros]
 
 
-def drawn(seed: int) -> tuple[Course, int, Settings, int]:
+def drawn(seed: int) -> tuple[EpochPlan, int, Settings, int]:
     """Any course, a position in it, and the settings and the batch size that it comes from."""
     draw = random.Random(seed)
     world = draw.randint(1, 7)
@@ -32,7 +32,7 @@ def drawn(seed: int) -> tuple[Course, int, Settings, int]:
     batch_size = draw.randint(1, 9)
     plan = step_plan(settings, batch_size, world)
     length = draw.randint(0, 150)
-    course = Course(
+    course = EpochPlan(
         length, plan.global_batch, settings.local_batch or batch_size, world, draw.choice(TAILS), draw.random() < 0.3,
         logical, draw.random() < 0.5,
     )  # fmt: skip
@@ -65,25 +65,25 @@ def test_a_stream_without_steps(tail: str, expected: list[list[int]]) -> None:
 
 
 def test_a_step_by_stride_and_in_blocks() -> None:
-    assert [places(one) for one in taken(Course(8, 4, 2, 2))] == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
-    assert [places(one) for one in taken(Course(8, 4, 2, 2, blocks=True))] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert [places(one) for one in taken(EpochPlan(8, 4, 2, 2))] == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
+    assert [places(one) for one in taken(EpochPlan(8, 4, 2, 2, blocks=True))] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
 def test_uneven_parts_and_micro_batches() -> None:
     """10 over 4 workers are 3, 3, 2, 2; in micro-batches of at most 2 nobody needs a stand-in."""
-    got = taken(Course(10, 10, 2, 4))
+    got = taken(EpochPlan(10, 10, 2, 4))
     assert [[len(micro.places) for micro in one] for one in got] == [[2, 1], [2, 1], [1, 1], [1, 1]]
     assert [micro.position for micro in got[0]] == [6, 10], "also the middle of a step is a position"
 
 
 def test_an_uneven_last_step_has_stand_ins() -> None:
-    got = taken(Course(5, 4, 2, 4, EXACT))
+    got = taken(EpochPlan(5, 4, 2, 4, EXACT))
     assert [places(one)[-1] for one in got] == [[4], [], [], []]
     assert all(list(one[-1].places) == [4] for one in got), "a stand-in repeats what the first worker has"
 
 
 def test_the_last_step_may_be_left_out() -> None:
-    got = taken(Course(11, 4, 2, 2, EXACT, whole=True))
+    got = taken(EpochPlan(11, 4, 2, 2, EXACT, whole=True))
     assert sorted(place for one in got for part in places(one) for place in part) == list(range(8))
     assert got[0][-1].position == 11, "nothing more comes: that is the epoch's end"
 
@@ -91,7 +91,7 @@ def test_the_last_step_may_be_left_out() -> None:
 def test_logical_ranks_take_the_same_wherever_they_live() -> None:
     def by_logical(world: int) -> dict[int, list[list[int]]]:
         found: dict[int, list[list[int]]] = {}
-        for one in taken(Course(50, 24, 2, world, EXACT, logical=6)):
+        for one in taken(EpochPlan(50, 24, 2, world, EXACT, logical=6)):
             for micro in one:
                 if micro.logical >= 0:
                     found.setdefault(micro.logical, []).append(list(micro.places) if micro.real else [])
@@ -102,7 +102,7 @@ def test_logical_ranks_take_the_same_wherever_they_live() -> None:
 
 
 def test_a_worker_with_fewer_logical_ranks_has_stand_ins() -> None:
-    got = taken(Course(12, 6, 2, 2, logical=3))
+    got = taken(EpochPlan(12, 6, 2, 2, logical=3))
     assert [[micro.logical for micro in one[: one[0].count]] for one in got] == [[0, 1], [2, -1]]
     assert [micro.real for micro in got[1][:2]] == [True, False]
 
@@ -121,7 +121,7 @@ def test_any_course(part: int) -> None:
                 assert tuple(micro.logical for micro in first) == plan.logical(rank)
 
 
-def check_all(course: Course, position: int, got: list[list[Micro]]) -> None:
+def check_all(course: EpochPlan, position: int, got: list[list[Micro]]) -> None:
     assert {len(one) for one in got} == {course.count(position)}
     all_places = sorted(place for one in got for part in places(one) for place in part)
     assert all_places == list(range(position, position + len(all_places))), "each place once, none left out"

@@ -14,7 +14,7 @@ import pytest
 from edl.agent.machine.state import Outcome
 from edl.errors import StoreError
 from edl.launch import launcher as launcher_module
-from edl.launch.launcher import Launcher, Parts
+from edl.launch.launcher import Launcher, LauncherDeps
 from edl.testing.clock import FakeClock
 
 PROGRAM = """
@@ -49,7 +49,7 @@ def test_a_report_on_a_disk_that_hangs_is_not_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(launcher_module, "REPORT_S", 0.0)
 
     async def scenario() -> None:
-        await Launcher(cast(Parts, parts))._report(1, Outcome(1, "failed"))
+        await Launcher(cast(LauncherDeps, parts))._report(1, Outcome(1, "failed"))
         thawed.set()
 
     asyncio.run(scenario())
@@ -98,7 +98,7 @@ def test_a_store_that_keeps_ending_is_started_at_growing_pauses_and_says_why(
 
     async def scenario() -> None:
         with pytest.raises(asyncio.CancelledError):
-            await Launcher(cast(Parts, parts))._keep_member()
+            await Launcher(cast(LauncherDeps, parts))._keep_member()
 
     asyncio.run(scenario())
     assert paused == [1, 2, 4, 8, 16, 30, 30]

@@ -21,7 +21,7 @@ from edl.launch import helpers as helping
 from edl.launch import pservers
 from edl.launch.cli import settings_of
 from edl.launch.helper_process import HelperProcess
-from edl.launch.helpers import Helpers, Kit
+from edl.launch.helpers import HelperDeps, Helpers
 from edl.launch.options.agreement import agreed, differences
 from edl.launch.pservers import Pservers, secret_of
 from edl.launch.resolved_options import ResolvedOptions
@@ -253,7 +253,7 @@ class Bench:
     def __init__(self, kind: FakePservers, store: MemoryStore, node: str = "a") -> None:
         self.store, self.kind = store, kind
         self.lines: list[str] = []
-        self.kit = Kit(store, JobKeys(JobId("j")), 2.0, node, "10.0.0.1", self.lines.append)
+        self.kit = HelperDeps(store, JobKeys(JobId("j")), 2.0, node, "10.0.0.1", self.lines.append)
         self.helpers = Helpers(self.kit, kind)
         self.task = asyncio.ensure_future(self.helpers.run())
 

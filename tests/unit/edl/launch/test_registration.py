@@ -13,7 +13,7 @@ from edl.errors import JobConflict, StoreRefused, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch import registration as registration_module
 from edl.launch.registration import RETRY_S, JobEnded, Registration
-from edl.ports import Condition, Delete, Operation, Put, Snapshot
+from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
 from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
@@ -128,7 +128,7 @@ class TestAgree:
                         await faster.agree()
                     return bench.store.write_now(operations, conditions)
 
-                async def read(self, prefix: str) -> Snapshot:
+                async def read(self, prefix: str) -> PrefixSnapshot:
                     return bench.store.read_now(prefix)
 
             faster = bench.registration()

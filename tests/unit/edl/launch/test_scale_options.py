@@ -18,7 +18,7 @@ from edl.launch.options.agreement import differences
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import KINDS, launcher_again, make_scheduler, node_index
 from edl.ports import Store
-from edl.schedulers.order import with_options
+from edl.schedulers.deps import with_options
 from edl.types import JobId
 from edl.wire import plain
 from tests.unit.edl.launch.cluster_env.test_cluster_env import SLURM
@@ -189,8 +189,10 @@ class TestAnotherLauncher:
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         assert self.place(given, environment()) == 2
-        order = scaling.order(read(*given), SchedulerChoice("process"), cast(Store, None), ("127.0.0.1:5",), print)
-        assert self.place(given, order.environment) == -1
+        deps = scaling.scheduler_deps(
+            read(*given), SchedulerChoice("process"), cast(Store, None), ("127.0.0.1:5",), print
+        )
+        assert self.place(given, deps.environment) == -1
 
     def place(self, arguments: tuple[str, ...], env: Mapping[str, str]) -> object:
         with pytest.MonkeyPatch.context() as patch:
@@ -217,6 +219,6 @@ class TestAnotherLauncher:
         assert line == ["python", "-m", "edl.launch", "--node-id=n", "--a", "train.py", "-b"]
 
     def test_an_unknown_kind_in_the_store_is_an_error_in_words(self) -> None:
-        order = scaling.order(read("train.py"), SchedulerChoice("newer"), cast(Store, None), (), print)
+        deps = scaling.scheduler_deps(read("train.py"), SchedulerChoice("newer"), cast(Store, None), (), print)
         with pytest.raises(SettingError, match="unknown kind of scheduler"):
-            make_scheduler(order)
+            make_scheduler(deps)

@@ -147,4 +147,4 @@ def test_what_is_known_is_in_the_record(learnt: bool) -> None:
     taken = take_over(rule.state.spec, record, [info(name) for name in "abc"], 1.0)
     assert taken.state.record.learnt == record.learnt
     assert taken.state.scaling.count == 0
-    assert not [effect for effect in taken.effects if isinstance(effect, ev.Tell)]
+    assert not [effect for effect in taken.effects if isinstance(effect, ev.TellNode)]

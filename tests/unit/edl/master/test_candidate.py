@@ -10,11 +10,11 @@ import pytest
 from edl.errors import StoreError, StoreFull, StoreRefused
 from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
-from edl.master.candidate import Callbacks, Candidate
-from edl.master.election import Ruler
+from edl.master.candidate import Candidate, CandidateCallbacks
+from edl.master.election import MasterInfo
 from edl.master.shell import MasterShell
-from edl.ports import Condition, Delete, Operation, Put, Snapshot
-from edl.types import Incarnation, NodeId, Token
+from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.messages import Finish
 from tests.support.master_fixture import KEYS, TTL_S, Bench, play, turns, until
@@ -30,17 +30,17 @@ class Launcher:
     """A candidate that records its notifications."""
 
     def __init__(self, bench: Bench, name: str) -> None:
-        self.follows: list[tuple[str, Token]] = []
+        self.follows: list[tuple[str, FencingToken]] = []
         self.rules: list[MasterShell | None] = []
         self.outcomes: list[Finish] = []
-        self.ruler = Ruler(NodeId(name), f"{name}.host", 5000)
-        callbacks = Callbacks(self._follow, self.rules.append, self.outcomes.append)
-        self.candidate = Candidate(bench.deps(name), self.ruler, callbacks)
+        self.own = MasterInfo(NodeId(name), f"{name}.host", 5000)
+        callbacks = CandidateCallbacks(self._follow, self.rules.append, self.outcomes.append)
+        self.candidate = Candidate(bench.deps(name), self.own, callbacks)
         self.run = bench.start(self.candidate.run())
         self.lease = Incarnation(0)
 
-    def _follow(self, ruler: Ruler, token: Token) -> None:
-        self.follows.append((ruler.node, token))
+    def _follow(self, master: MasterInfo, token: FencingToken) -> None:
+        self.follows.append((master.node, token))
 
     def register(self, bench: Bench) -> None:
         self.lease = Incarnation(bench.store.grant_now(TTL_S))
@@ -70,11 +70,11 @@ class TestElection:
             await until(lambda: all(launcher.follows for launcher in launchers))
             await turns()
             assert [launcher.rules_now for launcher in launchers].count(True) == 1
-            (ruler,) = [launcher for launcher in launchers if launcher.rules_now]
+            (master,) = [launcher for launcher in launchers if launcher.rules_now]
             (entry,) = bench.store.read_now(KEYS.master).entries
-            assert (entry.lease, plain.loads(Ruler, entry.value)) == (ruler.lease, ruler.ruler)
+            assert (entry.lease, plain.loads(MasterInfo, entry.value)) == (master.lease, master.own)
             assert {launcher.follows[-1] for launcher in launchers} == {
-                (ruler.ruler.node, Token(entry.create_revision))
+                (master.own.node, FencingToken(entry.create_revision))
             }
 
         play(scenario)
@@ -114,7 +114,7 @@ class TestElection:
     def test_a_master_whose_host_refuses_connections_is_replaced(self) -> None:
         async def scenario(bench: Bench) -> None:
             first, second = await two(bench)
-            second.candidate.ruler_refused(second.follows[-1][1])
+            second.candidate.master_refused(second.follows[-1][1])
             await until(lambda: second.rules_now and not first.rules_now)
             await turns()  # what the watch tells late about the old key unseats nobody
             assert second.rules_now
@@ -126,14 +126,14 @@ class TestElection:
     def test_an_old_hint_replaces_nobody(self) -> None:
         async def scenario(bench: Bench) -> None:
             first, second = await two(bench)
-            second.candidate.ruler_refused(Token(second.follows[-1][1] - 1))
+            second.candidate.master_refused(FencingToken(second.follows[-1][1] - 1))
             await turns()
             assert first.rules_now
             assert not second.rules_now
 
         play(scenario)
 
-    def test_whoever_leaves_stops_ruling(self) -> None:
+    def test_whoever_leaves_ends_its_term(self) -> None:
         async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
             launcher.register(bench)
@@ -157,7 +157,7 @@ class TestElectionWithoutStore:
             launcher.register(bench)
             await until(lambda: launcher.rules_now and launcher.follows != [])
             (entry,) = bench.store.read_now(KEYS.master).entries
-            assert launcher.follows == [("a", Token(entry.create_revision))]
+            assert launcher.follows == [("a", FencingToken(entry.create_revision))]
             assert entry.create_revision == entry.mod_revision  # it was not created a second time
 
         play(scenario)
@@ -206,16 +206,16 @@ class TestElectionWithoutStore:
             await until(lambda: launcher.follows != [])
             bench.store.break_watches = [StoreError("compacted")]  # so it does not see that nobody ruled in between
             bench.store.write_now([Delete(KEYS.master)])
-            bench.store.write_now([Put(KEYS.master, plain.dumps(launcher.ruler), launcher.lease)])
+            bench.store.write_now([Put(KEYS.master, plain.dumps(launcher.own), launcher.lease)])
             await until(lambda: launcher.rules_now)
             (entry,) = bench.store.read_now(KEYS.master).entries
-            assert launcher.follows[-1] == ("a", Token(entry.create_revision))
+            assert launcher.follows[-1] == ("a", FencingToken(entry.create_revision))
 
         play(scenario)
 
     def test_a_store_that_refuses_from_the_beginning_ends_the_launcher(self) -> None:
         async def scenario(bench: Bench) -> None:
-            async def refuse(prefix: str) -> Snapshot:
+            async def refuse(prefix: str) -> PrefixSnapshot:
                 raise StoreRefused("wrong password")
 
             bench.store.read = refuse  # type: ignore[method-assign]
@@ -266,7 +266,7 @@ class TestElectionWithoutStore:
     def test_a_key_that_is_nobodys_is_named_and_passed_over(self) -> None:
         async def scenario(bench: Bench) -> None:
             launcher = Launcher(bench, "a")
-            bench.store.write_now([Put(KEYS.master, b"no ruler")])
+            bench.store.write_now([Put(KEYS.master, b"no Master")])
             await until(lambda: any(KEYS.master in text for text in bench.said))
             bench.store.write_now([Delete(KEYS.master)])
             launcher.register(bench)
@@ -297,7 +297,7 @@ class TestElectionWithoutStore:
             launcher = Launcher(bench, "a")
             launcher.register(bench)
             await until(lambda: launcher.rules_now and launcher.follows != [])
-            other = Ruler(NodeId("z"), "z.host", 1)
+            other = MasterInfo(NodeId("z"), "z.host", 1)
             bench.store.write_now([Delete(KEYS.master)])
             revision = bench.store.write_now([Put(KEYS.master, plain.dumps(other))])
             await until(lambda: launcher.follows[-1] == ("z", revision))

@@ -13,7 +13,7 @@ from edl.master.guarded import GuardedStore
 from edl.ports import Condition, CreatedAt, Guard, Operation, Put
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
-from edl.types import Token
+from edl.types import FencingToken
 
 KEY = "/edl/my-job/master"
 
@@ -47,7 +47,7 @@ def written(*errors: StoreError, elected: bool = True) -> tuple[Moody, list[str]
 
     async def scenario() -> None:
         token = store.write_now([Put(KEY, b"a")]) or 0
-        guard = Guard(KEY, Token(token if elected else token + 1))
+        guard = Guard(KEY, FencingToken(token if elected else token + 1))
         store.guarded = GuardedStore(store, guard, FakeClock(), said.append)
         await asyncio.wait_for(store.guarded.write([Put("what", b"is decided")]), 5)
         assert store.guarded.trouble() == ""
@@ -89,7 +89,7 @@ def test_that_waits_long_says_how_long() -> None:
     store = Moody(clock, [StoreFull("no room")] * 2)
 
     async def scenario() -> None:
-        store.guarded = guarded = GuardedStore(store, Guard(KEY, Token(0)), clock, said.append)
+        store.guarded = guarded = GuardedStore(store, Guard(KEY, FencingToken(0)), clock, said.append)
         write = store.write
 
         async def slow(operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
@@ -104,4 +104,4 @@ def test_that_waits_long_says_how_long() -> None:
 
 
 def test_the_condition_is_the_guards() -> None:
-    assert Guard(KEY, Token(3)).condition() == CreatedAt(KEY, Token(3))
+    assert Guard(KEY, FencingToken(3)).condition() == CreatedAt(KEY, FencingToken(3))

@@ -15,11 +15,10 @@ from edl.master.hosting import Hosting
 from edl.master.shell import MasterShell
 from edl.master.state import Phase, Record
 from edl.ports import Condition, Delete, Operation, Put
-from edl.types import Incarnation, NodeId, Rank, Round
+from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import (
     NO_SETTINGS,
     Finish,
-    Member,
     ServiceSaid,
     ServiceTold,
     Settings,
@@ -53,7 +52,7 @@ class Echo:
         if not isinstance(event, sv.Said):
             return ()
         word, _, rest = event.body.partition(" ")
-        answer = sv.Tell(event.caller, event.body)
+        answer = sv.TellWorker(event.caller, event.body)
         match word:
             case "keep":
                 return (sv.Keep("thing", rest.encode()), answer)
@@ -64,13 +63,13 @@ class Echo:
             case "wake":
                 return (sv.WakeAt(now_s + float(rest)), answer)
             case "note":
-                return (sv.Note(rest), answer)
+                return (sv.AddToHistory(rest), answer)
             case "send":
                 return (sv.Send("helpers/h1", rest), answer)
             case "fail":
                 return (sv.Keep("thing", b"last words"), sv.Fail(rest), answer)
             case "flaw":
-                return (sv.Flaw("data", rest), answer)
+                return (sv.ReportFlaw("data", rest), answer)
             case _:
                 return (answer,)
 
@@ -359,14 +358,3 @@ def test_the_end_of_the_job_clears_what_was_kept() -> None:
         assert stage.kept() == {}
 
     play(scenario)
-
-
-def test_rank_of() -> None:
-    members = (
-        Member(NodeId("a"), Incarnation(1), "h", 2, Rank(0), ()),
-        Member(NodeId("b"), Incarnation(2), "h", 3, Rank(2), ()),
-    )
-    world = World(Round(1), members, 0)
-    assert sv.rank_of(world, sv.Caller(NodeId("b"), 1)) == 3
-    assert sv.rank_of(world, sv.Caller(NodeId("b"), 3)) is None
-    assert sv.rank_of(world, sv.Caller(NodeId("c"), 0)) is None

@@ -10,7 +10,7 @@ import pytest
 
 from edl.config import FaultTolerance, JobSpec, NodeRange
 from edl.job_records import Training
-from edl.master.events import Kind, Note
+from edl.master.events import HistoryEntry, Kind
 from edl.master.journal import KEPT, Journal
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.view import job_status, reply
@@ -24,7 +24,7 @@ TURNS = 20
 def filled(count: int) -> Journal:
     journal = Journal()
     for number in range(1, count + 1):
-        journal.publish([journal.make(Note(Kind.NODE_JOINED, f"text {number}", "a"), 3, 100.0 + number)])
+        journal.publish([journal.make(HistoryEntry(Kind.NODE_JOINED, f"text {number}", "a"), 3, 100.0 + number)])
     return journal
 
 
@@ -44,13 +44,13 @@ async def turns() -> None:
 class TestNumbering:
     def test_counts_from_one_and_keeps_what_a_note_says(self) -> None:
         journal = Journal()
-        first = journal.make(Note(Kind.NODE_LOST, "gone", "a"), 3, 12.5)
+        first = journal.make(HistoryEntry(Kind.NODE_LOST, "gone", "a"), 3, 12.5)
         assert first == JournalEntry(1, 12.5, "node-lost", "gone", "a", 3)
-        assert journal.make(Note(Kind.WAITING, "why"), 3, 13.0).number == 2
+        assert journal.make(HistoryEntry(Kind.WAITING, "why"), 3, 13.0).number == 2
 
     def test_a_line_is_not_shown_before_it_is_published(self) -> None:
         journal = Journal()
-        entry = journal.make(Note(Kind.WAITING, "why"), 0, 1.0)
+        entry = journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)
         assert journal.last(10) == ()
         journal.publish([entry])
         assert journal.last(10) == (entry,)
@@ -59,12 +59,12 @@ class TestNumbering:
         journal = Journal()
         journal.load([JournalEntry(7, 2.0, "k", "b"), JournalEntry(6, 1.0, "k", "a")])
         assert [entry.number for entry in journal.last(10)] == [6, 7]
-        assert journal.make(Note(Kind.WAITING, "why"), 0, 3.0).number == 8
+        assert journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 3.0).number == 8
 
     def test_begins_anew_when_there_is_nothing(self) -> None:
         journal = Journal()
         journal.load([])
-        assert journal.make(Note(Kind.WAITING, "why"), 0, 3.0).number == 1
+        assert journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 3.0).number == 1
 
 
 class TestKeeping:
@@ -75,7 +75,7 @@ class TestKeeping:
 
     def test_names_what_falls_out_of_the_store(self) -> None:
         journal = filled(KEPT - 1)
-        added = [journal.make(Note(Kind.WAITING, "why"), 0, 1.0) for _ in range(3)]
+        added = [journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0) for _ in range(3)]
         assert [entry.number for entry in added] == [KEPT, KEPT + 1, KEPT + 2]
         assert journal.outdated(added) == [1, 2]
 
@@ -99,10 +99,10 @@ class TestReading:
             lines = journal.read(1, True)
             assert (await anext(lines)).number == 2
             # One more comes while the follower is still busy with the past.
-            journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0)])
+            journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)])
             rest = asyncio.ensure_future(numbers(lines))
             await turns()
-            journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0) for _ in range(2)])
+            journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0) for _ in range(2)])
             await turns()
             assert not rest.done()
             journal.close()
@@ -116,7 +116,7 @@ class TestReading:
             rest = asyncio.ensure_future(numbers(journal.read(5, True)))
             await turns()
             for _ in range(4):
-                journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0)])
+                journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)])
             journal.close()
             assert await rest == [6, 7]
 
@@ -133,7 +133,7 @@ class TestReading:
             assert isinstance(leaving, AsyncGenerator)
             await leaving.aclose()
             assert len(journal._followers) == 1
-            journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0)])
+            journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)])
             journal.close()
             assert await staying == [1, 2]
 

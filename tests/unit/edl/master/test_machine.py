@@ -88,7 +88,7 @@ class Rule:
 
     def told(self) -> dict[str, MasterMessage]:
         """Messages sent in this step, by node."""
-        return {effect.node: effect.message for effect in self.effects if isinstance(effect, ev.Tell)}
+        return {effect.node: effect.message for effect in self.effects if isinstance(effect, ev.TellNode)}
 
     @property
     def members(self) -> str:

@@ -55,7 +55,7 @@ class Aware(Rule):
         return self.state.record.phase
 
     def sent(self, name: str) -> list[object]:
-        return [e.message for e in self.effects if isinstance(e, ev.Tell) and e.node == name]
+        return [e.message for e in self.effects if isinstance(e, ev.TellNode) and e.node == name]
 
 
 def trained(names: str = "ab") -> Aware:
@@ -159,7 +159,7 @@ def test_a_member_that_was_away_is_asked_again_because_its_workers_have_gone_on(
 
 def test_a_checkpoint_that_is_not_agreed_on_lets_all_go_on() -> None:
     rule = trained()
-    rule.feed(ev.Told(Asked(Purpose.SAVE, "me")))
+    rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "me")))
     rule.answer("a", 1, 7)
     rule.wait(60.0)
     assert rule.told() == {name: Switch(Round(1), 1, 0, Purpose.SAVE, "checkpoint asked for by me") for name in "ab"}

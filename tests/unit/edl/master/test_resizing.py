@@ -94,7 +94,7 @@ class Resizable(Aware):
 
     @property
     def notes(self) -> list[str]:
-        return [e.text for e in self.effects if isinstance(e, ev.Note) and e.kind is ev.Kind.SCALE]
+        return [e.text for e in self.effects if isinstance(e, ev.HistoryEntry) and e.kind is ev.Kind.SCALE]
 
 
 def training(
@@ -521,7 +521,7 @@ class TestSuspend:
         rule = self.suspended()
         for name in "ab":
             rule.say(name, Ready(Round(1), (1, 2, 3), False, (Holding(Version(1, 9)),)))
-        rule.feed(ev.Told(Asked(Purpose.KILL, "me")))
+        rule.feed(ev.OperatorRequest(Asked(Purpose.KILL, "me")))
         assert rule.state.record.outcome is not None
         assert rule.state.record.outcome.exit_code == ExitCode.KILLED
         assert rule.submit(Suspend(False, "me")) is Verdict.REFUSED

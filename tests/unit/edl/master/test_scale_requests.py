@@ -1,4 +1,4 @@
-"""Requests at the ruling Master's shell: in order, in the store first, and answered once they are."""
+"""Requests at the elected Master's shell: in order, in the store first, and answered once they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
 from edl.master.shell import MasterShell
 from edl.master.sizing import Sizing
-from edl.ports import Ruling
+from edl.ports import ElectedMaster
 from edl.wire import plain
 from edl.wire.messages import StartRound
 from edl.wire.scale_requests import Cordon, Granted, Resize, SetBounds, Verdict
@@ -208,9 +208,9 @@ def test_companions_work_beside_it_and_one_that_fails_is_said_to_have() -> None:
         granted: list[Granted] = []
         ended: list[str] = []
 
-        async def scaler(ruling: Ruling) -> None:
-            granted.append(await ruling.submit(Resize(2, "scaler", external=True)))
-            ruling.explain("2 pods pending")
+        async def scaler(master: ElectedMaster) -> None:
+            granted.append(await master.submit(Resize(2, "scaler", external=True)))
+            master.explain("2 pods pending")
             try:
                 await asyncio.Event().wait()
             finally:
@@ -219,7 +219,7 @@ def test_companions_work_beside_it_and_one_that_fails_is_said_to_have() -> None:
         async def broken() -> None:
             raise RuntimeError("no such scheduler")
 
-        deps = dataclasses.replace(bench.deps(spec=WIDE), companions=lambda ruling: (scaler(ruling), broken()))
+        deps = dataclasses.replace(bench.deps(spec=WIDE), companions=lambda master: (scaler(master), broken()))
         shell = MasterShell(deps, bench.crown())
         rule = bench.start(shell.run())
         await until(lambda: bool(granted))

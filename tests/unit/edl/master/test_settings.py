@@ -12,7 +12,7 @@ import edl.paddle
 import edl.torch
 from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase
-from edl.agent.workers.environment import Local, seat
+from edl.agent.workers.environment import WorkerGroupDeps, seat
 from edl.config import HyperPolicy, LrRule, NodeRange
 from edl.errors import SettingError, StateError
 from edl.master import events as ev
@@ -42,7 +42,7 @@ from edl.worker.context import Context
 from edl.worker.link import _read_seat
 from edl.worker.loop import make_run
 from edl.worker.session import Session
-from edl.worker.state import State
+from edl.worker.state import BaseState
 from tests.support.fake_agent import FakeFramework, Worker, a_seat
 from tests.unit.edl.agent.machine.test_rounds import parked, told, training
 from tests.unit.edl.agent.workers.test_environment import WORLD
@@ -62,11 +62,11 @@ def trained(policy: HyperPolicy | None = KEEP, names: str = "ab") -> Aware:
 
 
 def request_settings(rule: Aware, text: str) -> None:
-    rule.feed(ev.Told(Asked(Purpose.SET, "me", text)))
+    rule.feed(ev.OperatorRequest(Asked(Purpose.SET, "me", text)))
 
 
 def notes(rule: Aware) -> list[str]:
-    return [e.text for e in rule.effects if isinstance(e, ev.Note) and e.kind is ev.Kind.SETTINGS]
+    return [e.text for e in rule.effects if isinstance(e, ev.HistoryEntry) and e.kind is ev.Kind.SETTINGS]
 
 
 def held(rule: Aware) -> Settings:
@@ -228,7 +228,7 @@ class TestByHand:
     def test_a_checkpoint_comes_first_and_then_it_is_tried_again(self) -> None:
         rule = trained()
         request_settings(rule, "global-batch=128")
-        rule.feed(ev.Told(Asked(Purpose.SAVE, "you")))
+        rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "you")))
         assert rule.told()["a"] == Hold(Round(1), 2, binding=False)
         answer_all(rule, 2, 3)
         assert rule.sent("a") == [
@@ -320,7 +320,7 @@ class TestByHand:
         rule.lose("b")
         now = "no world with edl.State is in training: holds from the next world on"
         assert says("global-batch=128") == (now, True)
-        rule.feed(ev.Told(Asked(Purpose.KILL, "boss")))
+        rule.feed(ev.OperatorRequest(Asked(Purpose.KILL, "boss")))
         assert says("global-batch=128") == ("the job is being stopped (kill switch: boss)", False)
 
 
@@ -359,7 +359,7 @@ class TestLostWords:
         request_settings(rule, "global-batch=128")
         answer_all(rule, 1, 7)
         detach(rule, "b")
-        rule.feed(ev.Told(Asked(Purpose.SAVE, "you")))
+        rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "you")))
         attach(rule, "b")
         reminder, again = rule.sent("b")
         assert isinstance(reminder, Switch) and reminder.commit == 8
@@ -424,7 +424,7 @@ class TestAgent:
 
 def test_a_seat_comes_with_them_through_the_memory_file() -> None:
     world = dataclasses.replace(WORLD, settings=Settings(3, global_batch=64, factor=0.25))
-    placed = seat(world, NodeId("b"), 0, {}, Local(), "secret")
+    placed = seat(world, NodeId("b"), 0, {}, WorkerGroupDeps(), "secret")
     descriptor = write_memory("edl-seat", plain.dumps(placed))
     try:
         assert _read_seat(descriptor) == placed
@@ -436,17 +436,17 @@ def test_a_worker_takes_them_up_at_the_boundary_and_goes_on() -> None:
     worker = Worker()
     framework = FakeFramework()
     run = make_run(framework, lambda: worker.session)
-    state = State(framework, {"step": 0})
+    state = BaseState(framework, {"step": 0})
     seen: list[tuple[int, int, str]] = []
 
-    def train(state: State) -> None:
+    def train(state: BaseState) -> None:
         while state.commits < 5:
             state.commit()
             environment = worker.session.environment
             seen.append((state.commits, worker.session.settings.global_batch, environment.get("EDL_LOCAL_BATCH", "")))
             if state.commits == 2:
-                worker.agent.expect(local.Underway)
-                worker.agent.send(local.Hold(1, 1))
+                worker.agent.expect(local.TrainingStarted)
+                worker.agent.send(local.HoldAtBoundary(1, 1))
                 assert worker.agent.expect(local.Here).commit == 2
                 held = Settings(2, global_batch=100)
                 worker.agent.send(local.Target(1, 4, "set", "why", held))

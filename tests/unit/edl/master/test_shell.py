@@ -1,4 +1,4 @@
-"""The ruling Master's shell: nothing is said that is not stored."""
+"""The elected Master's shell: nothing is said that is not stored."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from edl.master.events import Kind, Note
+from edl.master.events import HistoryEntry, Kind
 from edl.master.journal import FOLDED, KEPT, Journal, folded
 from edl.master.service import Keep
 from edl.master.state import Phase, Record
@@ -89,7 +89,7 @@ class TestRecord:
 class TestHistory:
     def test_what_comes_pushes_out_what_is_oldest(self) -> None:
         journal = Journal()
-        added = [journal.make(Note(Kind.NODE_JOINED, str(one)), 1, 0.0) for one in range(KEPT + 3)]
+        added = [journal.make(HistoryEntry(Kind.NODE_JOINED, str(one)), 1, 0.0) for one in range(KEPT + 3)]
         operations = journal_operations(KEYS, journal, added)
         gone = [operation.key for operation in operations if isinstance(operation, Delete)]
         assert gone == [KEYS.journal_entry(number) for number in (1, 2, 3)]
@@ -98,15 +98,15 @@ class TestHistory:
 
 class TestFolding:
     def test_many_nodes_that_come_together_are_one_line_in_the_place_of_the_first(self) -> None:
-        joins = [Note(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED + 2)]
-        other, lost = Note(Kind.WAITING, "why"), Note(Kind.NODE_LOST, "node x lost", "x")
+        joins = [HistoryEntry(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED + 2)]
+        other, lost = HistoryEntry(Kind.WAITING, "why"), HistoryEntry(Kind.NODE_LOST, "node x lost", "x")
         notes = [other, *joins, lost]
         found = folded(notes)
         assert [note.kind for note in found] == [Kind.WAITING, Kind.NODE_JOINED, Kind.NODE_LOST]
         assert found[1].text == "10 nodes are ready: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more"
 
     def test_a_few_are_named_one_by_one(self) -> None:
-        joins = [Note(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED)]
+        joins = [HistoryEntry(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED)]
         assert folded(joins) == joins
 
 

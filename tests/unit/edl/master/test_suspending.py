@@ -30,7 +30,7 @@ def interrupted(names: str = "ab") -> Resizable:
 
 def asked(rule: Resizable) -> dict[str, int]:
     """Nodes that this step suspends, each with the commit to write, or 0."""
-    tells = [effect for effect in rule.effects if isinstance(effect, ev.Tell)]
+    tells = [effect for effect in rule.effects if isinstance(effect, ev.TellNode)]
     return {tell.node: tell.message.save.commit for tell in tells if isinstance(tell.message, Idle)}
 
 

@@ -47,7 +47,7 @@ def attach(rule: Resizable, name: str, *, underway: bool = True) -> None:
 
 def held(rule: Resizable) -> str:
     """Nodes that were asked to hold."""
-    return "".join(sorted(e.node for e in rule.effects if isinstance(e, ev.Tell) and isinstance(e.message, Hold)))
+    return "".join(sorted(e.node for e in rule.effects if isinstance(e, ev.TellNode) and isinstance(e.message, Hold)))
 
 
 class TestRunningWorld:
@@ -140,7 +140,7 @@ class TestLeaving:
     def test_while_a_checkpoint_is_agreed_on_it_may_go(self) -> None:
         rule = training("ab", NodeRange(1, 2))
         rule.arrive("c")
-        rule.feed(ev.Told(Asked(Purpose.SAVE, "me")))
+        rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "me")))
         rule.say("c", Leaving("SIGTERM", 30.0))
         assert isinstance(rule.sent("c")[0], Dismissed)
 

@@ -15,7 +15,7 @@ from edl.job_records import SchedulerChoice, SizeOwner
 from edl.launch.scale_options import KINDS, wanted_from
 from edl.ports import Delete, Put
 from edl.schedulers import paddlecloud
-from edl.schedulers.order import Order
+from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.paddlecloud import PaddleCloud, check, key_of, make, read_nodes
 from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.testing.clock import FakeClock
@@ -201,7 +201,7 @@ def test_a_store_that_is_away_is_worth_another_try() -> None:
 # --- how it is made --------------------------------------------------------------------------------------------------
 
 
-def order(tmp_path: Path, environment: dict[str, str], **conf: str) -> tuple[Order, list[Sequence[str]]]:
+def deps(tmp_path: Path, environment: dict[str, str], **conf: str) -> tuple[SchedulerDeps, list[Sequence[str]]]:
     opened: list[Sequence[str]] = []
 
     def open_store(endpoints: Sequence[str]) -> MemoryStore:
@@ -209,7 +209,7 @@ def order(tmp_path: Path, environment: dict[str, str], **conf: str) -> tuple[Ord
         return MemoryStore(FakeClock())
 
     return (
-        Order(
+        SchedulerDeps(
             *(
                 SchedulerChoice("paddlecloud", conf=conf, owner=SizeOwner.EXTERNAL),
                 JobId("job"),
@@ -232,17 +232,17 @@ def order(tmp_path: Path, environment: dict[str, str], **conf: str) -> tuple[Ord
 
 
 def test_where_the_key_is_and_what_is_written_there(tmp_path: Path) -> None:
-    told, opened = order(tmp_path, {})
+    told, opened = deps(tmp_path, {})
     assert make(told).name == "PaddleCloud (/paddle/job/np)"
     assert opened == []
     assert asyncio.run(make(told).current()) == SchedulerSize(4), "the maximum, as if nobody had asked"
     environment = {"PADDLE_ELASTIC_SERVER": "etcd://e1:2379, e2:2379/", "PADDLE_ELASTIC_JOB_ID": "ml-train"}
-    told, opened = order(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "3"})
+    told, opened = deps(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "3"})
     made = make(told)
     assert made.name == f"PaddleCloud ({KEY})"
     assert opened == [("e1:2379", "e2:2379")]
     assert asyncio.run(made.current()) == SchedulerSize(3)
-    told, opened = order(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "2:4"}, server="e3:1;[::1]:2")
+    told, opened = deps(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "2:4"}, server="e3:1;[::1]:2")
     assert asyncio.run(make(told).current()) == SchedulerSize(4)
     assert opened == [("e3:1", "[::1]:2")]
 
@@ -272,7 +272,7 @@ def test_a_paddlejob_is_checked_and_made_as_its_own_adapter_says(tmp_path: Path)
     check(SchedulerChoice("paddlecloud", conf=conf, owner=SizeOwner.MASTER))
     with pytest.raises(SettingError):
         check(SchedulerChoice("paddlecloud", conf={**conf, "timeout": "soon"}, owner=SizeOwner.MASTER))
-    told, _ = order(tmp_path, {}, **conf)
+    told, _ = deps(tmp_path, {}, **conf)
     made = make(told)
     assert made.indexed
 

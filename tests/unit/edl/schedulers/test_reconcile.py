@@ -309,7 +309,7 @@ class TestPlan:
             Node("a", member=True),
             Node("b", cordoned=True),
             Node("c", spare=True),
-            Node("d", spare=True, rules=True),
+            Node("d", spare=True, is_master=True),
         )
         plan = release_plan(job("a", nodes=nodes, desired=2), 4, indexed=False)
         assert plan is not None

@@ -279,7 +279,7 @@ def test_what_it_makes_of_a_status() -> None:
     made = job_of(dataclasses.replace(status, scale=scale))
     assert (made.minimum, made.maximum, made.desired, made.asked, made.running) == (1, 6, 2, True, True)
     assert (made.suspended, made.ended, made.reason) == (True, False, "why")
-    assert [(node.name, node.member, node.spare, node.cordoned, node.rules) for node in made.nodes] == [
+    assert [(node.name, node.member, node.spare, node.cordoned, node.is_master) for node in made.nodes] == [
         ("n-0", True, False, False, True),
         ("n-1", True, False, False, False),
         ("n-2", False, True, True, False),

@@ -19,7 +19,7 @@ from edl.launch.options import launcher_options
 from edl.launch.scale_options import KINDS
 from edl.schedulers.port import SchedulerSize
 from edl.schedulers.slurm import MARK, Queued, check, make, node_name, queue_from
-from tests.contract.test_schedulers import order, run
+from tests.contract.test_schedulers import deps, run
 from tests.unit.edl.launch.test_cli import folder, read
 
 __all__ = ["folder"]
@@ -132,7 +132,7 @@ class TestAnswers:
     )
     def test_sbatch(self, programs: Path, tmp_path: Path, text: str, retry: bool) -> None:
         program(programs, "sbatch", text)
-        one = make(order(tmp_path, SchedulerChoice("slurm")))
+        one = make(deps(tmp_path, SchedulerChoice("slurm")))
         with pytest.raises(SchedulerError, match="sbatch") as caught:
             run(one.request(1, ""))
         assert caught.value.retry is retry
@@ -141,17 +141,17 @@ class TestAnswers:
         """``--parsable`` names the cluster as well then."""
         program(programs, "sbatch", "echo '7;east'")
         said: list[str] = []
-        run(make(order(tmp_path, SchedulerChoice("slurm"), log=said.append)).request(1, "why"))
+        run(make(deps(tmp_path, SchedulerChoice("slurm"), log=said.append)).request(1, "why"))
         assert said == ["slurm: submitted job 7 for one more node (why)"]
 
     def test_no_program(self, programs: Path, tmp_path: Path) -> None:
         (programs / "squeue").unlink()
         with pytest.raises(SchedulerError, match="squeue cannot be started") as caught:
-            run(make(order(tmp_path, SchedulerChoice("slurm"))).current())
+            run(make(deps(tmp_path, SchedulerChoice("slurm"))).current())
         assert not caught.value.retry
 
     def test_an_empty_queue(self, programs: Path, tmp_path: Path) -> None:
-        assert run(make(order(tmp_path, SchedulerChoice("slurm"))).current()) == SchedulerSize(0, 0)
+        assert run(make(deps(tmp_path, SchedulerChoice("slurm"))).current()) == SchedulerSize(0, 0)
 
 
 def text_of(script: str) -> str:

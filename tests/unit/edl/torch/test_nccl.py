@@ -1,8 +1,10 @@
-"""edl's calls of NCCL backends. The backends are fakes: no call here has run on a GPU."""
+"""edl's calls of NCCL backends. The backends are fakes; ``tests/process/test_nccl.py`` makes the calls on a card."""
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +26,13 @@ pytestmark = pytest.mark.torch
 
 
 class Backend:
-    """Like torch's: creating the communicator waits for all peers, and ``abort`` releases all waiters."""
+    """Like torch's on a card: creating the communicator waits for all peers on a listening socket. Neither ``abort``
+    nor a caller that hangs up releases that."""
 
     def __init__(self, peers_are_there: bool = True) -> None:
         self.calls: list[str] = []
         self.error = "SUCCESS"
-        self.connecting, self.freed = threading.Event(), threading.Event()
+        self.connecting = threading.Event()
         self._peers_are_there = peers_are_there
 
     def name(self) -> str:
@@ -37,14 +40,19 @@ class Backend:
 
     def eager_connect_single_device(self, device: Any) -> None:
         self.calls.append(f"connect {device}")
-        self.connecting.set()
         if not self._peers_are_there:
-            assert self.freed.wait(60)
-            raise RuntimeError("NCCL communicator was aborted on rank 0.")
+            with socket.create_server(("127.0.0.1", 0), backlog=16384) as listener:
+                listener.settimeout(60)
+                self.connecting.set()
+                try:
+                    while True:
+                        listener.accept()[0].close()
+                except OSError as error:
+                    self.calls.append("refused" if error.errno == errno.EINVAL else str(error))
+            raise RuntimeError("NCCL error: unhandled system error")
 
     def abort(self) -> None:
         self.calls.append("abort")
-        self.freed.set()
 
     def get_error(self) -> Any:
         return SimpleNamespace(name=self.error)
@@ -147,8 +155,12 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
     monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
     monkeypatch.setattr(c10d, "_get_default_group", lambda: made)
 
+    servers = []  # of other threads, which are none of NCCL's business
+
     def abort() -> None:
         assert backend.connecting.wait(60)
+        servers.append(socket.create_server(("127.0.0.1", 0)))
+        servers.append(socket.create_server(("", 0), backlog=1 << 20))
         group.abort()
 
     aborting = threading.Thread(target=abort)
@@ -156,7 +168,11 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
     with pytest.raises(GroupLost, match="aborted while its group was formed"):
         group.connect("cpu:gloo,cuda:nccl")
     aborting.join()
-    assert backend.calls == ["connect cuda:0", "abort"]
+    assert sorted(backend.calls) == ["abort", "connect cuda:0", "refused"]
+    for server in servers:
+        server.setblocking(False)
+        with server, pytest.raises(BlockingIOError):
+            server.accept()
     group.retire()
 
 

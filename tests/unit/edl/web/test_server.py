@@ -229,7 +229,7 @@ def test_nobody_rules() -> None:
         assert (await on.ask("GET", "/readyz", token=None)).code == 503
         assert (await on.ask("GET", "/healthz", token=None)).code == 200
         on.master.serving = False
-        on.web.rule(on.master)
+        on.web.use_master(on.master)
         assert (await on.ask("GET", "JOB/scale")).code == 503, "elected, but it has not taken over yet"
 
     play(scenario, rules=False)
@@ -333,7 +333,7 @@ def test_without_a_token_nothing_is_readable(route: Route) -> None:
     async def scenario(on: Setup) -> None:
         on.url = "http://10.0.0.7:1"
         for rules in (True, False):
-            on.web.rule(on.master if rules else None)
+            on.web.use_master(on.master if rules else None)
             for headers in ({}, {"Authorization": "Basic eDp5"}, {"Authorization": "Bearer"}):
                 reply = await on.ask(route.method, path, token=None, headers=headers)
                 if route.public:

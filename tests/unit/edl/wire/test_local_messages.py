@@ -40,7 +40,7 @@ def test_another_direction_or_type_is_refused() -> None:
 
 
 def test_an_order_with_a_variable_that_is_no_text() -> None:
-    order = fork_server.Order("script", "a.py", ("--x", "ü"), {"A": "\udcff", "B": "1"}, "/tmp", (0, 1))
+    order = fork_server.WorkerOrder("script", "a.py", ("--x", "ü"), {"A": "\udcff", "B": "1"}, "/tmp", (0, 1))
     descriptor = fork_server.write_order(order)
     try:
         assert fork_server.read_order(descriptor) == order

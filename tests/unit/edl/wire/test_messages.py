@@ -14,7 +14,7 @@ import pytest
 
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.errors import ProtocolError, SettingError
-from edl.master.election import Ruler
+from edl.master.election import MasterInfo
 from edl.master.state import Phase, Record
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import codec, edl_pb2, json_messages, messages, plain, scale_requests, status
@@ -147,7 +147,15 @@ RECORD = Record(
 class TestPlain:
     @pytest.mark.parametrize(
         "value",
-        [SPEC, RECORD, Record(), WORLD, Ruler(NodeId("a"), "::1", 80), example(NodeInfo), example(status.JournalEntry)],
+        [
+            SPEC,
+            RECORD,
+            Record(),
+            WORLD,
+            MasterInfo(NodeId("a"), "::1", 80),
+            example(NodeInfo),
+            example(status.JournalEntry),
+        ],
         ids=lambda value: type(value).__name__,
     )
     def test_what_lies_in_the_store_is_read_as_it_was_written(self, value: Any) -> None:
@@ -158,8 +166,8 @@ class TestPlain:
             assert plain.loads(kind, plain.dumps(example(kind))) == example(kind)
 
     def test_a_string_that_is_no_text_survives(self) -> None:
-        ruler = Ruler(NodeId("a"), "lone \udcff surrogate", 80)
-        assert plain.loads(Ruler, plain.dumps(ruler)) == ruler
+        master = MasterInfo(NodeId("a"), "lone \udcff surrogate", 80)
+        assert plain.loads(MasterInfo, plain.dumps(master)) == master
 
     def test_a_key_from_the_future_is_ignored(self) -> None:
         values = json_messages.to_plain(RECORD)
@@ -171,17 +179,17 @@ class TestPlain:
         assert plain.loads(Record, b'{"round": 3}') == Record(round=Round(3))
 
     def test_a_missing_key_without_default_is_refused(self) -> None:
-        with pytest.raises(ProtocolError, match=r"not a Ruler.*port"):
-            plain.loads(Ruler, b'{"node": "a", "host": "h"}')
+        with pytest.raises(ProtocolError, match=r"not a MasterInfo.*port"):
+            plain.loads(MasterInfo, b'{"node": "a", "host": "h"}')
 
     @pytest.mark.parametrize(
         ("kind", "key", "value"),
         [
-            (Ruler, "port", "80"),
-            (Ruler, "port", 80.5),
-            (Ruler, "port", True),
-            (Ruler, "port", None),
-            (Ruler, "host", 7),
+            (MasterInfo, "port", "80"),
+            (MasterInfo, "port", 80.5),
+            (MasterInfo, "port", True),
+            (MasterInfo, "port", None),
+            (MasterInfo, "host", 7),
             (World, "members", "abc"),
             (World, "members", {"a": 1}),
             (World, "members", 7),
@@ -199,7 +207,7 @@ class TestPlain:
         ],
     )
     def test_a_value_of_another_type_is_refused(self, kind: type, key: str, value: object) -> None:
-        good = {Ruler: Ruler(NodeId("a"), "h", 80), World: WORLD, Record: RECORD, Timeouts: Timeouts()}[kind]
+        good = {MasterInfo: MasterInfo(NodeId("a"), "h", 80), World: WORLD, Record: RECORD, Timeouts: Timeouts()}[kind]
         values = json_messages.to_plain(good) | {key: value}
         with pytest.raises(ProtocolError):
             json_messages.from_plain(kind, values)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edl.errors import CheckpointError
 from edl.wire import snapshot
-from edl.wire.snapshot import ELEMENT_BYTES, Layout, Leaf, Meta, Plan, parse, plan
+from edl.wire.snapshot import ELEMENT_BYTES, Layout, Leaf, Meta, SnapshotPlan, parse, plan
 
 META = Meta(job="job", era=2, commit=7, round=3, shard=0, shards=1, framework="torch")
 KINDS = {
@@ -27,7 +27,7 @@ def leaf(name: str, kind: str, *shape: int) -> tuple[str, str, tuple[int, ...], 
     return name, kind, shape, math.prod(shape) * ELEMENT_BYTES[kind]
 
 
-def filled(made: Plan, contents: dict[str, bytes]) -> bytearray:
+def filled(made: SnapshotPlan, contents: dict[str, bytes]) -> bytearray:
     buffer = bytearray(made.size)
     view = memoryview(buffer)
     made.write_header(view)

@@ -8,11 +8,11 @@ import pytest
 
 from edl.errors import StateError
 from edl.wire.messages import NO_SETTINGS, Purpose, Settings
-from edl.worker.boundary import Boundary, BoundaryAction
+from edl.worker.boundary import BoundaryAction, StepBoundaries
 
 
-def begun(commit: int = 0) -> Boundary:
-    boundary = Boundary()
+def begun(commit: int = 0) -> StepBoundaries:
+    boundary = StepBoundaries()
     boundary.begin(commit)
     return boundary
 
@@ -220,7 +220,7 @@ def test_stop_is_at_the_next_boundary() -> None:
 
 
 def test_before_the_first_round_there_is_nothing_to_pass() -> None:
-    assert Boundary().arrive(1) is BoundaryAction.OVER
+    assert StepBoundaries().arrive(1) is BoundaryAction.OVER
 
 
 def test_who_never_commits_is_found_out() -> None:

@@ -14,7 +14,7 @@ from edl.wire.local import Seat
 from edl.worker.context import context_of
 from edl.worker.loop import make_run
 from edl.worker.session import Session
-from edl.worker.state import State
+from edl.worker.state import BaseState
 from tests.support.fake_agent import PATIENCE_S, FakeAgent, FakeFramework, Model, PeerGone, Worker, a_seat, connected
 
 
@@ -23,7 +23,7 @@ def test_context_waits_for_the_place_and_run_does_not_again() -> None:
     framework = FakeFramework()
     worker.session.framework = framework
     run = make_run(framework, lambda: worker.session)
-    state = State(framework, {"step": 0})
+    state = BaseState(framework, {"step": 0})
 
     def script() -> Any:
         before = context_of(worker.session)
@@ -37,7 +37,7 @@ def test_context_waits_for_the_place_and_run_does_not_again() -> None:
     assert before == inside
     assert (before.rank, before.world_size, before.local_world_size, before.node, before.nodes) == (1, 1, 4, "b", 2)
     assert (before.round, before.launched, before.should_stop) == (3, True, False)
-    worker.agent.expect(local.Underway)
+    worker.agent.expect(local.TrainingStarted)
     worker.agent.send(local.Stop("the launcher leaves"))
     assert worker.link.wait_until_broken(4, PATIENCE_S)
     stopping = context_of(worker.session)
@@ -50,7 +50,7 @@ def test_a_sharded_state_after_context_is_said_again() -> None:
     framework = FakeFramework()
     worker.session.framework = framework
     run = make_run(framework, lambda: worker.session)
-    state = State(framework, {"step": 0}, sharded=True)
+    state = BaseState(framework, {"step": 0}, sharded=True)
     worker.start(lambda: (context_of(worker.session), run(lambda state: None)(state)))
     assert worker.agent.expect(local.Enter).rejoins
     worker.agent.expect(local.Parked)
@@ -68,10 +68,10 @@ def test_alone(capfd: pytest.CaptureFixture[str]) -> None:
     environment: dict[str, str] = {}
     session = Session(None, environment)
     framework = FakeFramework()
-    state = State(framework, {"model": Model(), "step": 0})
+    state = BaseState(framework, {"model": Model(), "step": 0})
 
     @make_run(framework, lambda: session)
-    def train(state: State, steps: int) -> Any:
+    def train(state: BaseState, steps: int) -> Any:
         for _ in range(steps):
             state.step += 1
             state.commit()
@@ -94,7 +94,7 @@ def test_under_another_launcher(variable: str) -> None:
     session = Session(None, {variable: "4"})
     run = make_run(FakeFramework(), lambda: session)
     with pytest.raises(UsageError, match=f"{variable}=4, but EDL_AGENT is not set"):
-        run(lambda state: None)(State(FakeFramework(), {}))
+        run(lambda state: None)(BaseState(FakeFramework(), {}))
 
 
 def test_alone_an_error_is_an_error() -> None:
@@ -102,11 +102,11 @@ def test_alone_an_error_is_an_error() -> None:
     framework = FakeFramework()
 
     @make_run(framework, lambda: session)
-    def train(state: State) -> None:
+    def train(state: BaseState) -> None:
         raise PeerGone("whatever")
 
     with pytest.raises(PeerGone):
-        train(State(framework, {}))
+        train(BaseState(framework, {}))
 
 
 PROGRAM = """

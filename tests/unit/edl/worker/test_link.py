@@ -34,7 +34,7 @@ def seated(worker: Worker, number: int = 1, **changes: int) -> None:
 
 def heard(worker: Worker) -> None:
     """Everything sent so far has been read: the answer to this comes after it."""
-    worker.agent.send(local.Hold(worker.link._round, 99))
+    worker.agent.send(local.HoldAtBoundary(worker.link._round, 99))
     worker.agent.expect(local.Here)
     worker.agent.send(local.Release(99))
 
@@ -141,7 +141,7 @@ def test_the_end_of_the_agent_is_the_end_of_the_worker(worker: Worker) -> None:
 def test_holds_between_two_boundaries(worker: Worker) -> None:
     seated(worker, 1, restore_commit=10)
     assert worker.link.arrive(11) is BoundaryAction.PASS
-    worker.agent.send(local.Hold(1, 5))
+    worker.agent.send(local.HoldAtBoundary(1, 5))
     assert worker.agent.expect(local.Here) == local.Here(5, 11)
     worker.start(lambda: [worker.link.arrive(12), worker.link.arrive(13)])
     worker.agent.send(local.Target(5, 13, "switch", "node b joins"))
@@ -152,7 +152,7 @@ def test_holds_between_two_boundaries(worker: Worker) -> None:
 
 def test_released(worker: Worker) -> None:
     seated(worker)
-    worker.agent.send(local.Hold(1, 5))
+    worker.agent.send(local.HoldAtBoundary(1, 5))
     worker.agent.expect(local.Here)
     worker.start(lambda: worker.link.arrive(1))
     worker.agent.send(local.Release(5))
@@ -161,7 +161,7 @@ def test_released(worker: Worker) -> None:
 
 def test_a_break_ends_the_waiting(worker: Worker) -> None:
     seated(worker)
-    worker.agent.send(local.Hold(1, 5))
+    worker.agent.send(local.HoldAtBoundary(1, 5))
     worker.agent.expect(local.Here)
     worker.start(lambda: worker.link.arrive(1))
     worker.agent.send(local.Break(1, "gone"))
@@ -171,8 +171,8 @@ def test_a_break_ends_the_waiting(worker: Worker) -> None:
 
 def test_a_hold_of_another_round_gets_no_answer(worker: Worker) -> None:
     seated(worker, 2)
-    worker.agent.send(local.Hold(1, 5))
-    worker.agent.send(local.Hold(2, 6))
+    worker.agent.send(local.HoldAtBoundary(1, 5))
+    worker.agent.send(local.HoldAtBoundary(2, 6))
     assert worker.agent.expect(local.Here).hold == 6
 
 
@@ -402,7 +402,7 @@ def test_a_listener_that_fails_does_not_deafen(worker: Worker, capfd: pytest.Cap
         raise RuntimeError("no way")
 
     worker.link.listen("data", heard)
-    worker.agent.send(local.Told("data", "word"))
+    worker.agent.send(local.ServiceMessage("data", "word"))
     worker.agent.send(local.Reattached(1))
     seated(worker, 2)
     assert capfd.readouterr().err.count("no way") == 2

@@ -17,7 +17,7 @@ from edl.wire.snapshot import Meta
 from edl.worker import loop
 from edl.worker.loop import make_run
 from edl.worker.session import PeersLost
-from edl.worker.state import State
+from edl.worker.state import BaseState
 from tests.support.fake_agent import (
     JOB,
     PATIENCE_S,
@@ -49,14 +49,14 @@ class Trainer:
         self.agent = self.worker.agent
         self.framework = FakeFramework(barriers, why_not)
         self.model = Model()
-        self.state = State(self.framework, {"model": self.model, "step": 0})
+        self.state = BaseState(self.framework, {"model": self.model, "step": 0})
         self.steps = steps
         self.entered: list[tuple[int, int]] = []
         """Round and step of each call of ``train``."""
         self.before_step: Callable[[int], None] = lambda step: None
         self.run = make_run(self.framework, lambda: self.worker.session)
 
-    def train(self, state: State) -> str:
+    def train(self, state: BaseState) -> str:
         group = self.framework.groups[-1]
         self.entered.append((group.seat.round, state.step))
         while state.step < self.steps:
@@ -111,7 +111,7 @@ def seat_all(members: list[Trainer], number: int, restore: tuple[int, int] = (0,
 
 def underway(members: list[Trainer], number: int) -> None:
     for one in members:
-        assert one.until(local.Underway).round == number
+        assert one.until(local.TrainingStarted).round == number
 
 
 def commit_of(one: Trainer, era: int, commit: int) -> bytes:
@@ -146,7 +146,7 @@ def heard(members: list[Trainer], version: tuple[int, int]) -> bool:
 def agree(members: list[Trainer], number: int, hold: int, purpose: str = "switch") -> int:
     """Agree on a boundary as the Master does."""
     for one in members:
-        one.agent.send(local.Hold(number, hold))
+        one.agent.send(local.HoldAtBoundary(number, hold))
     target: int = max(one.until(local.Here).commit for one in members) + 1
     for one in members:
         one.agent.send(local.Target(hold, target, purpose, "a node joins"))
@@ -279,7 +279,7 @@ def test_a_script_that_swallows_everything(trainers: Any) -> None:
     (one,) = trainers()
     rounds: list[int] = []
 
-    def train(state: State) -> str:
+    def train(state: BaseState) -> str:
         rounds.append(state.era)
         for _ in range(1_000_000):
             try:
@@ -394,7 +394,7 @@ def test_a_worker_that_cannot_rejoin(trainers: Any) -> None:
 def test_a_worker_that_never_commits_is_told(trainers: Any) -> None:
     members = trainers(2)
     lazy = members[1]
-    lazy.state.__class__ = type("Lazy", (State,), {"commit": lambda self: None})
+    lazy.state.__class__ = type("Lazy", (BaseState,), {"commit": lambda self: None})
     seat_all(members, 1)
     underway(members, 1)
     reached = threading.Event()
@@ -421,7 +421,7 @@ def test_what_train_held_is_gone_before_the_next_round(trainers: Any) -> None:
     class Wrapper:
         pass
 
-    def inner(state: State, wrapper: Wrapper) -> Iterator[int]:
+    def inner(state: BaseState, wrapper: Wrapper) -> Iterator[int]:
         try:
             while True:
                 state.commit()
@@ -429,7 +429,7 @@ def test_what_train_held_is_gone_before_the_next_round(trainers: Any) -> None:
         finally:
             cleaned.append("generator")
 
-    def train(state: State) -> str:
+    def train(state: BaseState) -> str:
         if held:
             dead.append(held[0]() is None)
             return "done"
@@ -487,7 +487,7 @@ def test_a_second_run_in_the_same_round(trainers: Any) -> None:
     (one,) = trainers(steps=3)
     evaluated: list[int] = []
 
-    def evaluate(state: State, word: str) -> str:
+    def evaluate(state: BaseState, word: str) -> str:
         evaluated.append(state.step)
         return word
 
@@ -523,7 +523,7 @@ def test_misuse_is_named(trainers: Any) -> None:
     with pytest.raises(StateError, match="takes a State first, not a int"):
         one.run(lambda state: None)(5)
     with pytest.raises(StateError, match="only one State per process"):
-        one.run(lambda state: None)(State(one.framework, {}))
+        one.run(lambda state: None)(BaseState(one.framework, {}))
     inner = one.run(lambda state: None)
     with pytest.raises(StateError, match="called inside another one"):
         one.run(lambda state: inner(state))(one.state)
@@ -533,7 +533,7 @@ def test_the_decorator_keeps_the_name() -> None:
     run = make_run(FakeFramework())
 
     @run
-    def train(state: State, rate: float) -> None:
+    def train(state: BaseState, rate: float) -> None:
         """How it learns."""
 
     assert (train.__name__, train.__doc__) == ("train", "How it learns.")

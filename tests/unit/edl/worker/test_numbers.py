@@ -10,8 +10,8 @@ import pytest
 
 from edl.errors import StateError
 from edl.wire.local import STATE
-from edl.worker.numbers import Numbers
-from edl.worker.state import State
+from edl.worker.numbers import RandomNumbers
+from edl.worker.state import BaseState
 from tests.support.fake_agent import PATIENCE_S, FakeFramework, Worker
 from tests.unit.edl.worker.test_state import begin
 
@@ -51,9 +51,9 @@ def workers() -> Iterator[list[Worker]]:
         one.close()
 
 
-def a_state(framework: FakeFramework | None = None, seed: str = "seed") -> tuple[State, Generators]:
+def a_state(framework: FakeFramework | None = None, seed: str = "seed") -> tuple[BaseState, Generators]:
     generators = Generators(seed)
-    return State(framework or Alone(), {"random": generators, "step": 0}), generators
+    return BaseState(framework or Alone(), {"random": generators, "step": 0}), generators
 
 
 def pass_on(one: Worker, other: Worker) -> None:
@@ -111,7 +111,7 @@ def test_all_take_the_seed_of_rank_0(workers: list[Worker]) -> None:
             barrier.wait(PATIENCE_S)
             return list(both)
 
-    found: dict[int, State] = {}
+    found: dict[int, BaseState] = {}
 
     def start(rank: int) -> None:
         found[rank], _ = a_state(Two(rank), f"seed of rank {rank}")
@@ -124,7 +124,7 @@ def test_all_take_the_seed_of_rank_0(workers: list[Worker]) -> None:
 
 
 def test_where_the_job_begins_again_from_nothing_the_seed_is_that_of_who_was_there() -> None:
-    there, new = Numbers(), Numbers()
+    there, new = RandomNumbers(), RandomNumbers()
     there.add("random", Generators("first"))
     new.add("random", Generators("second"))
     assert there.begin("", lambda mine: [mine]) == "first"
@@ -136,7 +136,7 @@ def test_where_the_job_begins_again_from_nothing_the_seed_is_that_of_who_was_the
 
 def test_a_snapshot_from_before_there_was_a_seed_is_taken(workers: list[Worker]) -> None:
     first, second = workers
-    plain = State(Alone(), {"step": 4})
+    plain = BaseState(Alone(), {"step": 4})
     begin(first, plain)
     plain.commit()
     pass_on(first, second)
@@ -154,7 +154,7 @@ def test_a_script_may_do_without_again(workers: list[Worker], capfd: pytest.Capt
     begin(first, state)
     state.commit()
     pass_on(first, second)
-    plain = State(Alone(), {"step": 1})
+    plain = BaseState(Alone(), {"step": 1})
     begin(second, plain, number=2, restore_era=1, restore_commit=1)
     assert plain.step == 0
     assert "_random_seed" not in capfd.readouterr().err
@@ -175,5 +175,5 @@ def test_it_is_an_attribute_like_others_and_nothing_of_it_is_kept_for_a_rank(wor
 @pytest.mark.parametrize("values", [{"one": Generators(), "two": Generators()}])
 def test_one_is_enough(values: dict[str, Any]) -> None:
     with pytest.raises(StateError, match=r"state\.two: one RandomState sets all generators, and this state has one"):
-        State(Alone(), values)
-    assert not State(Alone(), {"step": 0}).keeps_numbers
+        BaseState(Alone(), values)
+    assert not BaseState(Alone(), {"step": 0}).keeps_numbers

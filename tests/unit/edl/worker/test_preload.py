@@ -7,25 +7,25 @@ from collections.abc import Mapping
 import pytest
 
 from edl.worker import preload
-from edl.worker.preload import FRAMEWORKS, Plan, Source, plan
+from edl.worker.preload import FRAMEWORKS, ImportPlan, ModuleSource, plan
 
 
 def plan_of(
     text: str, extra: tuple[str, ...] = (), package: str = "", modules: Mapping[str, str] | None = None
-) -> Plan:
+) -> ImportPlan:
     own = dict(modules or {})
     parents = {name.rpartition(".")[0] for name in own}
 
-    def source_of(name: str) -> Source | None:
+    def source_of(name: str) -> ModuleSource | None:
         if name not in own:
             return None
-        return Source(own[name], name if name in parents else name.rpartition(".")[0])
+        return ModuleSource(own[name], name if name in parents else name.rpartition(".")[0])
 
-    return plan(Source(text, package), source_of, extra)
+    return plan(ModuleSource(text, package), source_of, extra)
 
 
 def test_nothing_is_imported_for_a_script_without_frameworks() -> None:
-    assert plan_of("import os, json, asyncio, mylib\nfrom . import sibling\n") == Plan((), ())
+    assert plan_of("import os, json, asyncio, mylib\nfrom . import sibling\n") == ImportPlan((), ())
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -77,7 +77,7 @@ def test_other_libraries_only_from_the_list() -> None:
 
 def test_what_is_asked_for_is_a_must() -> None:
     found = plan_of("import numpy", extra=("mymodel", "numpy"))
-    assert found == Plan(("mymodel", "numpy"), ())
+    assert found == ImportPlan(("mymodel", "numpy"), ())
 
 
 def test_own_modules_are_followed_but_not_imported() -> None:
@@ -110,12 +110,12 @@ def test_an_own_module_hides_a_library_of_the_same_name() -> None:
 
 @pytest.mark.parametrize("text", ["x = (", "\0", "import torch\nx = ("])
 def test_text_that_does_not_compile_is_left_to_the_worker(text: str) -> None:
-    assert plan_of(text) == Plan((), ())
+    assert plan_of(text) == ImportPlan((), ())
 
 
 def test_reading_stops_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preload, "MOST_FILES", 3)
     chain = {f"m{number}": f"import m{number + 1}" for number in range(9)} | {"m9": "import torch"}
-    assert plan_of("import m0", modules=chain) == Plan((), ())
+    assert plan_of("import m0", modules=chain) == ImportPlan((), ())
     monkeypatch.undo()
     assert plan_of("import m0", modules=chain).required == ("torch",)

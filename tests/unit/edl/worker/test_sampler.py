@@ -11,7 +11,7 @@ from edl.errors import DataError, StateError
 from edl.wire.messages import Settings
 from edl.worker import feeding
 from edl.worker.feeding import Batches
-from edl.worker.sampler import Place
+from edl.worker.sampler import WorldPlace
 from tests.sampler_histories import Base, History, Sampler, Worker
 
 pytest.importorskip("numpy")
@@ -50,20 +50,20 @@ def test_an_old_iteration_is_not_continued() -> None:
 
 def test_an_iteration_of_another_round_is_not_continued() -> None:
     sampler = Sampler(40, 0, 2)
-    sampler.at = Place(0, 2, round=3)
+    sampler.at = WorldPlace(0, 2, round=3)
     loader = Worker(sampler, batch_size=4, whole=False, blocks=False, ahead=0).iterate(whole_steps=False)
     next(loader)
-    sampler.at = Place(1, 3, round=4)
+    sampler.at = WorldPlace(1, 3, round=4)
     with pytest.raises(StateError, match=r"began in round 3, and this is round 4"):
         next(loader)
 
 
 def test_a_sampler_outside_of_the_state_begins_its_epoch_anew(capfd: pytest.CaptureFixture[str]) -> None:
     sampler = Sampler(40, 0, 2)
-    sampler.at = Place(0, 2, round=3)
+    sampler.at = WorldPlace(0, 2, round=3)
     worker = Worker(sampler, batch_size=4, whole=False, blocks=False, ahead=0)
     next(worker.iterate(whole_steps=False))
-    sampler.at = Place(0, 1, round=4)
+    sampler.at = WorldPlace(0, 1, round=4)
     worker.iterate(whole_steps=False)
     assert sampler.position == 0
     assert "is not part of the State, so its position 8 was not kept" in capfd.readouterr().err

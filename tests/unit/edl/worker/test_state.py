@@ -17,7 +17,7 @@ from edl.wire.local import OWN, STATE
 from edl.worker.accumulate import run_steps
 from edl.worker.boundary import RoundOver
 from edl.worker.session import PeersLost
-from edl.worker.state import State
+from edl.worker.state import BaseState
 from edl.worker.steps import Share
 from tests.support.fake_agent import JOB, PATIENCE_S, FakeFramework, Generator, Model, Tensor, Worker, a_seat
 
@@ -35,11 +35,11 @@ def worker() -> Iterator[Worker]:
     made.close()
 
 
-def made(**values: Any) -> State:
-    return State(FakeFramework(), values)
+def made(**values: Any) -> BaseState:
+    return BaseState(FakeFramework(), values)
 
 
-def begin(worker: Worker, state: State, **changes: Any) -> None:
+def begin(worker: Worker, state: BaseState, **changes: Any) -> None:
     """Give it a place, and restore."""
     number = changes.pop("number", worker.session.seat.round + 1 if worker.session.seat else 1)
     worker.agent.place(a_seat(number, **changes))
@@ -98,12 +98,12 @@ def test_typing_errors_are_named() -> None:
 )
 def test_what_cannot_be_kept_is_named_at_once(name: str, value: Any, said: str) -> None:
     with pytest.raises(StateError, match=said):
-        State(FakeFramework(), {name: value})
+        BaseState(FakeFramework(), {name: value})
 
 
 def test_copy_every_is_checked() -> None:
     with pytest.raises(StateError, match="copy_every=0"):
-        State(FakeFramework(), {}, copy_every=0)
+        BaseState(FakeFramework(), {}, copy_every=0)
 
 
 def test_commit_belongs_into_run() -> None:
@@ -142,7 +142,7 @@ def test_only_the_first_of_a_node_commits_what_all_share(worker: Worker) -> None
 
 
 def test_each_commits_its_shard(worker: Worker) -> None:
-    state = State(FakeFramework(), {"epoch": 0}, sharded=True)
+    state = BaseState(FakeFramework(), {"epoch": 0}, sharded=True)
     begin(worker, state, rank=3, local_rank=1, world_size=4, local_world_size=2)
     state.save()
     worker.settle()
@@ -151,7 +151,7 @@ def test_each_commits_its_shard(worker: Worker) -> None:
 
 
 def test_only_some_commits_are_copied(worker: Worker) -> None:
-    state = State(FakeFramework(), {"epoch": 0}, copy_every=3)
+    state = BaseState(FakeFramework(), {"epoch": 0}, copy_every=3)
     begin(worker, state)
     for _ in range(7):
         state.commit()
@@ -162,10 +162,10 @@ def test_only_some_commits_are_copied(worker: Worker) -> None:
 
 
 def test_a_planned_change_copies_at_its_boundary(worker: Worker) -> None:
-    state = State(FakeFramework(), {"epoch": 0}, copy_every=100)
+    state = BaseState(FakeFramework(), {"epoch": 0}, copy_every=100)
     begin(worker, state)
     for purpose, leaves, saved in (("save", False, True), ("switch", True, False)):
-        worker.agent.send(local.Hold(1, 7))
+        worker.agent.send(local.HoldAtBoundary(1, 7))
         assert worker.agent.expect(local.Here).commit == state.commits
         worker.agent.send(local.Target(7, state.commits + 1, purpose, "why"))
         if leaves:
@@ -241,7 +241,7 @@ def committed(worker: Worker, **values: Any) -> None:
     worker.settle()
 
 
-def restore(worker: Worker, state: State, **changes: Any) -> None:
+def restore(worker: Worker, state: BaseState, **changes: Any) -> None:
     worker.session.state = None
     begin(worker, state, restore_era=1, restore_commit=1, **changes)
 
@@ -357,7 +357,7 @@ def test_a_large_first_state_is_not_copied(worker: Worker, monkeypatch: pytest.M
 # --- sharded ---------------------------------------------------------------------------------------------------------
 
 
-class Sharded(State):
+class Sharded(BaseState):
     def __init__(self, **values: Any) -> None:
         super().__init__(FakeFramework(), values, sharded=True)
         self._folders: list[str] = []
@@ -379,7 +379,7 @@ def test_each_worker_of_a_sharded_state_hands_its_part_to_its_agent(worker: Work
 def test_a_sharded_state_is_written_before_the_world_changes(worker: Worker, checkpoint_dir: str, saved: bool) -> None:
     state = Sharded(epoch=0)
     begin(worker, state, world_size=2, checkpoint_dir=checkpoint_dir)
-    worker.agent.send(local.Hold(1, 7))
+    worker.agent.send(local.HoldAtBoundary(1, 7))
     worker.agent.expect(local.Here)
     worker.agent.send(local.Target(7, 1, "switch", "why"))
     worker.settle()
@@ -428,7 +428,7 @@ def test_a_step_that_is_not_finished_is_not_committed(worker: Worker) -> None:
 
 
 def test_a_view_that_is_kept_is_an_error_and_no_garbage(worker: Worker) -> None:
-    class Careless(State):
+    class Careless(BaseState):
         def _load_object(self, name: str, obj: Any, plain: Any) -> None:
             obj.extra = plain
 
@@ -438,7 +438,7 @@ def test_a_view_that_is_kept_is_an_error_and_no_garbage(worker: Worker) -> None:
 
 
 def test_views_in_a_cycle_are_collected(worker: Worker) -> None:
-    class Circular(State):
+    class Circular(BaseState):
         def _load_object(self, name: str, obj: Any, plain: Any) -> None:
             plain["itself"] = plain
 

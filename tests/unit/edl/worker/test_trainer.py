@@ -35,13 +35,18 @@ def attached(worker: Worker) -> Trainer:
 
 
 class Seats:
-    """Places that a trainer receives."""
+    """Places that a trainer receives, each noted when the trainer has taken it."""
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.rounds: list[int] = []
         self._more = threading.Semaphore(0)
+        link = trainer.link
+        assert link is not None and link._follower is not None
+        self._take = link._follower
+        link.follow(self)
 
     def __call__(self, seat: Seat) -> None:
+        self._take(seat)
         self.rounds.append(seat.round)
         self._more.release()
 
@@ -58,8 +63,8 @@ def test_it_waits_for_its_first_place_and_parks_never(worker: Worker) -> None:
 
 
 def test_later_places_come_while_it_goes_on(worker: Worker) -> None:
-    one, heard = attached(worker), Seats()
-    one.on_seat(heard)
+    one = attached(worker)
+    heard = Seats(one)
     worker.agent.place(a_seat(4, rank=0))
     worker.agent.place(a_seat(4, rank=0))
     worker.agent.place(a_seat(7, world_size=5))
@@ -81,8 +86,8 @@ def test_a_place_that_comes_before_anybody_listens_counts(worker: Worker) -> Non
 
 
 def test_settings_come_with_the_place(worker: Worker) -> None:
-    one, heard = attached(worker), Seats()
-    one.on_seat(heard)
+    one = attached(worker)
+    heard = Seats(one)
     settings = Settings(number=2, factor=0.5)
     worker.agent.place(a_seat(4, settings=settings))
     heard.wait([4])
@@ -118,10 +123,9 @@ def test_one_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_services_are_told_again_what_may_be_lost(worker: Worker) -> None:
     one, places = attached(worker), []
-    heard = Seats()
+    heard = Seats(one)
     assert one.link is not None
     one.link.listen("data", lambda body: places.append((body, one.place())))
-    one.on_seat(heard)
     worker.agent.place(a_seat(4, rank=2, world_size=3))
     heard.wait([4])
     assert places == [(None, (4, 2, 3))]

@@ -12,9 +12,9 @@ from edl.errors import SettingError, StateDiffers
 from edl.wire import local
 from edl.wire.local import STATE
 from edl.worker import verify
-from edl.worker.agreement import Agreement
+from edl.worker.agreement import StateComparison
 from edl.worker.session import PeersLost
-from edl.worker.state import State
+from edl.worker.state import BaseState
 from edl.worker.verify import Difference, Held, Verifier, compare, describe
 from tests.support.fake_agent import PATIENCE_S, Barriers, FakeFramework, Model, NumpyArrays, Worker, a_seat
 
@@ -121,7 +121,7 @@ def test_rules_travel_as_text() -> None:
 # --- the state of several ranks --------------------------------------------------------------------------------------
 
 
-class StrictState(State):
+class StrictState(BaseState):
     """All of a model must be equal on all ranks."""
 
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
@@ -249,7 +249,7 @@ def test_with_rollback_the_commit_that_ends_a_world_is_compared(world: Any, purp
     ranks = world(rules="100:rollback")
     ranks.begin()
     for worker in ranks.workers:
-        worker.agent.send(local.Hold(1, 7))
+        worker.agent.send(local.HoldAtBoundary(1, 7))
     for worker in ranks.workers:
         assert worker.agent.expect(local.Here).commit == 0
         worker.agent.send(local.Target(7, 1, purpose, "node b joins"))
@@ -356,5 +356,5 @@ def test_a_state_alone_is_not_compared() -> None:
     state.commit()
     worker.settle()
     assert [key for key in worker.agent.kept] == [(STATE, 1, 1, 0)]
-    assert not Agreement(worker.session, state).rolls_back
+    assert not StateComparison(worker.session, state).rolls_back
     worker.close()

@@ -13,7 +13,7 @@ from edl.wire import local
 from edl.worker.boundary import RoundOver
 from edl.worker.loop import make_run
 from edl.worker.session import Session
-from edl.worker.state import State
+from edl.worker.state import BaseState
 from tests.support.fake_agent import PATIENCE_S, Barriers, FakeFramework, Generator, a_seat
 from tests.unit.edl.worker.test_loop import Trainer, newest, seat_all, underway
 
@@ -28,10 +28,10 @@ class Voter(Trainer):
         super().__init__(barriers, steps)
         self.votes = votes
         self.random = Generator(0)
-        self.state = State(self.framework, {"model": self.model, "step": 0, "random": self.random})
+        self.state = BaseState(self.framework, {"model": self.model, "step": 0, "random": self.random})
         self.answers: list[tuple[int, bool]] = []
 
-    def train(self, state: State) -> str:
+    def train(self, state: BaseState) -> str:
         group = self.framework.groups[-1]
         rank = group.seat.rank
         self.entered.append((group.seat.round, state.step))
@@ -172,7 +172,7 @@ def test_a_voter_that_is_lost_leaves_no_commit(voters: Any) -> None:
 
     lost.votes = die
     seat_all(members, 1)
-    survivor.until(local.Underway)
+    survivor.until(local.TrainingStarted)
     with pytest.raises(KeyboardInterrupt):
         lost.worker.join()
     assert survivor.framework.groups[0].aborted.wait(PATIENCE_S)
@@ -185,11 +185,11 @@ def test_a_voter_that_is_lost_leaves_no_commit(voters: Any) -> None:
 
 
 def test_votes_without_a_launcher() -> None:
-    state = State(FakeFramework(), {"step": 0})
+    state = BaseState(FakeFramework(), {"step": 0})
     session = Session(None, {})
     answers: list[bool] = []
 
-    def train(state: State) -> None:
+    def train(state: BaseState) -> None:
         for ok in (True, True, False, True):
             state.step += 1
             answers.append(state.commit(ok=ok))
@@ -200,10 +200,10 @@ def test_votes_without_a_launcher() -> None:
 
 
 def test_without_a_launcher_the_last_commit_is_put_back_whether_it_was_voted_on_or_not() -> None:
-    state = State(FakeFramework(), {"step": 0})
+    state = BaseState(FakeFramework(), {"step": 0})
     session = Session(None, {})
 
-    def train(state: State) -> None:
+    def train(state: BaseState) -> None:
         for ok in (True, None, None, False):
             state.step += 1
             state.commit(ok=ok)
@@ -294,7 +294,7 @@ def test_a_commit_inside_a_commit_is_refused() -> None:
 
 
 def test_after_a_swallowed_failure_nothing_is_committed(trainer: Trainer) -> None:
-    def train(state: State) -> str:
+    def train(state: BaseState) -> str:
         group = trainer.framework.groups[-1]
         if group.seat.round == 1:
             group.failed = "a collective failed: connection reset"
@@ -318,7 +318,7 @@ def test_a_swallowed_failure_that_nobody_explains_ends_the_worker(
 ) -> None:
     monkeypatch.setattr("edl.worker.loop.LOST_PATIENCE_S", 0.01)
 
-    def train(state: State) -> None:
+    def train(state: BaseState) -> None:
         trainer.framework.groups[-1].failed = "a collective failed: time out"
         while True:
             try:
@@ -337,7 +337,7 @@ def test_what_train_returns_after_its_group_was_aborted_is_not_taken(trainer: Tr
     """It may rest on what an aborted collective left, such as a loss that looks like convergence."""
     rounds: list[int] = []
 
-    def train(state: State) -> str:
+    def train(state: BaseState) -> str:
         rounds.append(trainer.framework.groups[-1].seat.round)
         if rounds == [1]:
             trainer.agent.send(local.Break(1, "node b is gone"))
@@ -356,7 +356,7 @@ def test_what_train_returns_after_its_group_was_aborted_is_not_taken(trainer: Tr
 def test_a_late_break_of_the_round_before_spoils_nothing(trainer: Trainer) -> None:
     link = trainer.worker.link
 
-    def train(state: State) -> str:
+    def train(state: BaseState) -> str:
         return "trained" if trainer.framework.groups[-1].seat.round == 2 else str(link.wait_until_broken(1, PATIENCE_S))
 
     trainer.train = train  # type: ignore[method-assign]

@@ -125,7 +125,7 @@ def test_what_is_said_before_hello_counts_for_nothing() -> None:
 
 def test_nonsense_is_noted() -> None:
     one = cluster()
-    one.feed(sv.Heard("servers/p", "nonsense"))
+    one.feed(sv.HelperSaid("servers/p", "nonsense"))
     one.feed(sv.KeyPut("servers/x", b"nonsense"))
     assert "not a message of the parameter servers" in one.notes[-2]
     assert "does not describe a pserver" in one.notes[-1]

@@ -60,6 +60,6 @@ def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:
         one.bucket_machines["servers/p"].hello(),
         messages.TrainerLost(number),
     ):  # before it can have had its orders
-        one.machine.step(sv.Heard("servers/p", messages.encode(word)), one.now_s)
+        one.machine.step(sv.HelperSaid("servers/p", messages.encode(word)), one.now_s)
     assert set(one.machine.state.servers) == {2, 3}
     assert [member.number for member in one.machine.state.members()] == [number]

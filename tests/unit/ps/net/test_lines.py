@@ -15,7 +15,7 @@ from edl.exit_codes import ExitCode
 from edl.master import service as sv
 from edl.master.shell import MasterShell
 from edl.ports import Delete, LineListener, Lines, Put
-from edl.types import Round, Token
+from edl.types import FencingToken, Round
 from edl.wire.messages import Finish, ServiceSaid, StartRound
 from ps.net import master_lines as lines_module
 from ps.net.caller import EndpointPeer, FrameEndpoint, FrameReply
@@ -109,7 +109,7 @@ NAME = "ps/servers/n1-1"
 
 
 def lines_for(ear: Ear, *, ttl_s: float = 30.0, token: int = 7, log: list[str] | None = None) -> HelperLines:
-    return HelperLines(MasterLinesDeps(ttl_s, (log if log is not None else []).append, "n1"), Token(token), ear)
+    return HelperLines(MasterLinesDeps(ttl_s, (log if log is not None else []).append, "n1"), FencingToken(token), ear)
 
 
 async def real(holds: Callable[[], bool]) -> None:
@@ -195,7 +195,7 @@ def test_a_refusal_is_told_once() -> None:
             port = taken.getsockname()[1]
         ear = Ear()
         kit = MasterLinesDeps(30.0, log.append, refuses=refuses)
-        lines = HelperLines(kit, Token(1), ear)
+        lines = HelperLines(kit, FencingToken(1), ear)
         lines.put(NAME, json.dumps({"host": HOST, "port": port, "secret": SECRET}).encode())
         await real(lambda: len(asked) > 3)
         assert ear.told == [("down", NAME, True)]
@@ -326,7 +326,7 @@ class Placement:
 
 
 async def master(bench: Bench, service: Placement) -> tuple[MasterShell, asyncio.Future[Finish]]:
-    def lines(token: Token, listener: LineListener) -> Lines:
+    def lines(token: FencingToken, listener: LineListener) -> Lines:
         return HelperLines(MasterLinesDeps(30.0, bench.said.append), token, listener)
 
     deps = dataclasses.replace(bench.deps(), services=lambda: (service,), lines=lines)
@@ -343,11 +343,11 @@ def test_a_service_hears_of_its_lines_and_sends_over_them() -> None:
             bench.store.write_now([Put(early, server.key)])
             service = Placement()
             await master(bench, service)
-            await real(lambda: sv.Heard("servers/n1-1", "heard orders") in service.events)
+            await real(lambda: sv.HelperSaid("servers/n1-1", "heard orders") in service.events)
             bench.store.write_now([Put(late, server.key)])
-            await real(lambda: sv.Heard("servers/n1-2", "heard orders") in service.events)
+            await real(lambda: sv.HelperSaid("servers/n1-2", "heard orders") in service.events)
             kinds = [type(event) for event in service.events]
-            assert kinds == [sv.KeyPut, sv.LineUp, sv.Heard, sv.KeyPut, sv.LineUp, sv.Heard]
+            assert kinds == [sv.KeyPut, sv.LineUp, sv.HelperSaid, sv.KeyPut, sv.LineUp, sv.HelperSaid]
             bench.store.write_now([Delete(late)])
             await real(lambda: service.events[-1] == sv.KeyGone("servers/n1-2"))
             await real(lambda: server.masters[1].gone)

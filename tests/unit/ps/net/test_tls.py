@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edl.errors import SettingError
-from edl.types import Token
+from edl.types import FencingToken
 from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.caller import FrameCaller, FrameEndpoint, FrameReply
 from ps.net.master_lines import HelperLines, MasterLinesDeps
@@ -141,7 +141,7 @@ def test_the_masters_line(made: Path) -> None:
 
     async def scenario(port: int) -> None:
         ear = Ear()
-        lines = HelperLines(MasterLinesDeps(30.0, lambda text: None, tls=calling), Token(1), ear)
+        lines = HelperLines(MasterLinesDeps(30.0, lambda text: None, tls=calling), FencingToken(1), ear)
         lines.put("ps/servers/a", json.dumps({"host": HOST, "port": port, "secret": "s"}).encode())
         await asyncio.wait_for(ear.told.wait(), LONG_S)
         lines.close()

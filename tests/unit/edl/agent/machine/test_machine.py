@@ -29,6 +29,7 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
+from edl.wire.process_events import ForkServerLost, WorkersStopped
 
 T = TypeVar("T")
 INFO = NodeInfo(NodeId("a"), Incarnation(1), "a", 1, 2)
@@ -116,7 +117,7 @@ def test_a_start_order_for_another_life_is_ignored() -> None:
 
 
 def test_an_order_it_cannot_follow_is_remembered_as_seen() -> None:
-    node = idle().feed(ev.ForkServerGone("killed"))
+    node = idle().feed(ForkServerLost("killed"))
     assert node.hear(StartRound(world(1), "why")).did(ev.Start) == []
     assert node.feed(ev.ForkServerReady()).did(ev.Announce)
     assert node.state.seen_round == 1, "so that the Master learns that nothing runs here"
@@ -166,7 +167,7 @@ def test_a_worker_that_goes_on_in_time_is_left_alone() -> None:
 
 
 def test_workers_killed_for_the_nodes_sake_are_no_failure() -> None:
-    node = running().feed(ev.WorkersKilled("the launcher was silent for 3.1 s"))
+    node = running().feed(WorkersStopped("the launcher was silent for 3.1 s"))
     assert ev.Log("the launcher was silent for 3.1 s") in node.effects
     said = node.feed(ended(0, -SIGKILL), ended(1, -SIGKILL)).said()
     assert [message for message in said if isinstance(message, WorkerFailed)] == []
@@ -177,7 +178,7 @@ def test_workers_killed_for_the_nodes_sake_are_no_failure() -> None:
 
 def test_workers_killed_after_the_master_stopped_the_round_are_not_the_cause() -> None:
     stop = ev.MasterSaid(StopRound(Round(1), "a worker failed"))
-    node = running().feed(stop, ev.WorkersKilled("the launcher was silent for 3.1 s"))
+    node = running().feed(stop, WorkersStopped("the launcher was silent for 3.1 s"))
     assert not node.state.stopped_itself
 
 
@@ -333,7 +334,7 @@ def test_a_second_signal_means_now() -> None:
 
 
 def test_a_lost_fork_server_is_started_again() -> None:
-    node = idle().feed(ev.ForkServerGone("killed by SIGKILL"))
+    node = idle().feed(ForkServerLost("killed by SIGKILL"))
     assert node.did(ev.Warm)
     assert node.state.phase is AgentPhase.WARMING
     assert node.state.reason == "the fork server has died (killed by SIGKILL): starting another"

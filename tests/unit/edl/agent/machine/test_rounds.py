@@ -106,7 +106,7 @@ def test_workers_that_cannot_be_started_ahead_are_started_with_the_world() -> No
 
 def test_the_highest_answer_is_told_once_all_have_answered() -> None:
     node = training().hear(Hold(Round(1), 4))
-    assert told(node) == [local.Hold(1, 4)]
+    assert told(node) == [local.HoldAtBoundary(1, 4)]
     assert node.feed(ev.WorkerHere(Round(1), 0, 4, 8), ev.WorkerHere(Round(1), 1, 3, 99)).said() == []
     assert node.feed(ev.WorkerHere(Round(1), 1, 4, 7)).said() == [Boundary(Round(1), 4, 8)]
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from edl.agent.workers.environment import Local, LocalPaths, ahead_environment
+from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, ahead_environment
 from edl.config import JobSpec, NodeRange
 from edl.errors import SettingError
 from edl.job_records import environment_text
@@ -56,10 +56,12 @@ def test_all_launchers_agree_on_it_and_workers_are_told() -> None:
     spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data)
     other = JobSpec(JobId("job"), NodeRange(1, 1))
     assert differences(spec, other) == ["--data=train=/d/x;shuffle=no (the running job has '')"]
-    environment = ahead_environment({}, spec, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
+    environment = ahead_environment({}, spec, NodeId("a"), (0,), 0, LocalPaths("", ""), WorkerGroupDeps())
     assert environment["EDL_DATA_SETS"] == environment_text(data)
     assert plain.loads(JobSpec, plain.dumps(spec)) == spec
-    assert "EDL_DATA_SETS" not in ahead_environment({}, other, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
+    assert "EDL_DATA_SETS" not in ahead_environment(
+        {}, other, NodeId("a"), (0,), 0, LocalPaths("", ""), WorkerGroupDeps()
+    )
 
 
 def test_what_readers_may_be_asked_to_call() -> None:

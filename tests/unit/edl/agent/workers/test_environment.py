@@ -9,8 +9,8 @@ import click
 import pytest
 
 from edl.agent.workers.environment import (
-    Local,
     LocalPaths,
+    WorkerGroupDeps,
     ahead_environment,
     fork_server_environment,
     worker_environment,
@@ -58,11 +58,11 @@ TORCHRUN = {
 def told(
     node: str, local_rank: int, base: dict[str, str] | None = None, world: World = WORLD, gpus: int = 0
 ) -> dict[str, str]:
-    return worker_environment(base or {}, SPEC, world, NodeId(node), local_rank, PATHS, Local(gpus))
+    return worker_environment(base or {}, SPEC, world, NodeId(node), local_rank, PATHS, WorkerGroupDeps(gpus))
 
 
 def test_a_launcher_in_a_worker_does_not_take_what_it_was_told_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    told_all = told("a", 0) | ahead_environment({}, SPEC, NodeId("a"), (0,), 0, PATHS, Local(0))
+    told_all = told("a", 0) | ahead_environment({}, SPEC, NodeId("a"), (0,), 0, PATHS, WorkerGroupDeps(0))
     read = {
         f"EDL_{option.name.upper()}"
         for option in program.run.params
@@ -116,7 +116,7 @@ class TestTorch:
 
     def test_with_a_virtual_local_rank_each_sees_one_device_as_the_first(self) -> None:
         cuda = {"CUDA_VISIBLE_DEVICES": ("4", "5", "6", "7")}
-        around = Local(4, slots=4, devices=cuda, virtual=True)
+        around = WorkerGroupDeps(4, slots=4, devices=cuda, virtual=True)
         world = dataclasses.replace(
             WORLD, members=(*WORLD.members[:2], dataclasses.replace(WORLD.members[2], places=(0, 2, 3)))
         )
@@ -127,7 +127,7 @@ class TestTorch:
         assert part(ahead, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES") == ("0", "7")
 
     def test_a_virtual_local_rank_without_known_devices_is_torchruns(self) -> None:
-        found = worker_environment({}, SPEC, WORLD, NodeId("a"), 1, PATHS, Local(slots=2, virtual=True))
+        found = worker_environment({}, SPEC, WORLD, NodeId("a"), 1, PATHS, WorkerGroupDeps(slots=2, virtual=True))
         assert part(found, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES") == ("0", "1")
 
     @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.workers.environment import Local, LocalPaths, worker_environment
+from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, worker_environment
 from edl.agent.workers.log_paths import Attempt, WorkerFiles, peers
 from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.config import JobSpec, LogLayout, NodeRange, ScriptServers
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def told(node: str, local_rank: int, job: ScriptServers, here: ScriptPlaces) -> dict[str, str]:
     spec = JobSpec(JobId("job"), NodeRange(1, 2), script_servers=job)
     paths = LocalPaths("/logs/error.json", "/logs")
-    found = worker_environment({}, spec, WORLD, NodeId(node), local_rank, paths, Local(scripts=here))
+    found = worker_environment({}, spec, WORLD, NodeId(node), local_rank, paths, WorkerGroupDeps(scripts=here))
     return {name: value for name, value in found.items() if name.startswith(("PADDLE_", "TRAINING_", "POD_IP"))}
 
 

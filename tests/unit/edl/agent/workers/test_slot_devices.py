@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edl.agent.workers.devices import devices_of_slot, listed, visible
-from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, worker_environment
+from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, ahead_environment, worker_environment
 from edl.config import JobSpec, NodeRange, SlotRules
 from edl.errors import SettingError
 from edl.launch import accelerators, slot_options
@@ -38,7 +38,7 @@ class TestDevices:
         assert listed("1,-1,2") == ("1",), "what follows is not visible"
 
     def test_workers_see_them(self) -> None:
-        around = Local(gpus=4, slots=4, devices={CUDA: FOUR})
+        around = WorkerGroupDeps(gpus=4, slots=4, devices={CUDA: FOUR})
         spec, paths = JobSpec(JobId("j"), NodeRange(1, 1)), LocalPaths("", "")
         told = worker_environment({CUDA: "4,5,6,7"}, spec, world_of(2, 0, 2, 3), NodeId("a"), 1, paths, around)
         assert {name: told[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "EDL_SLOT", CUDA)} == {

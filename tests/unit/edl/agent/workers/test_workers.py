@@ -14,15 +14,15 @@ import pytest
 
 from edl.agent.machine.events import WorkerEnded
 from edl.agent.workers import workers as workers_module
-from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, worker_environment
+from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, ahead_environment, worker_environment
 from edl.agent.workers.hang import Watched
 from edl.agent.workers.oom import OutOfMemory
 from edl.agent.workers.workers import CANNOT_START, WorkerGroup
 from edl.config import JobSpec, LogPlan, NodeRange
 from edl.errors import WorkerStartError
-from edl.ports import ProcessEvent
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Member, World
+from edl.wire.process_events import ProcessEvent
 
 WORLD = World(
     Round(3),
@@ -107,7 +107,9 @@ class Bench:
         self.folder = folder
         spec = JobSpec(JobId("my-job"), NodeRange(1, 4))
         logs = LogPlan(str(folder), **plan)  # type: ignore[arg-type]
-        self.group = WorkerGroup(self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, Local(), self.said.append)
+        self.group = WorkerGroup(
+            self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, WorkerGroupDeps(), self.said.append
+        )
 
 
 def pipes_and_files() -> set[str]:
@@ -161,8 +163,8 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
 def test_paddle_is_sent_to_gloo_only_where_it_runs_on_the_cpu(tmp_path: Path) -> None:
     spec, paths = JobSpec(JobId("my-job"), NodeRange(1, 4)), LocalPaths("error.json", "logs")
     for gpus in (0, 2):
-        ahead = ahead_environment({}, spec, NodeId("b"), (0, 1), 1, paths, Local(gpus))
-        placed = worker_environment({}, spec, WORLD, NodeId("b"), 1, paths, Local(gpus))
+        ahead = ahead_environment({}, spec, NodeId("b"), (0, 1), 1, paths, WorkerGroupDeps(gpus))
+        placed = worker_environment({}, spec, WORLD, NodeId("b"), 1, paths, WorkerGroupDeps(gpus))
         assert ("PADDLE_DISTRI_BACKEND" in ahead) == ("PADDLE_DISTRI_BACKEND" in placed) == (gpus == 0)
 
 

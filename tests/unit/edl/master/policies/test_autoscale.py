@@ -19,10 +19,10 @@ from edl.master.policies.autoscale import (
     NOTHING_LEARNT,
     RETRY_S,
     SETTLE_S,
+    AutoscaleMemory,
+    CurrentWorld,
     Found,
     Learnt,
-    Memory,
-    Place,
     hear,
 )
 
@@ -47,7 +47,7 @@ class Job:
     advice: str = ""
     measure: str = "steps"
     change_s: float = 3.0
-    memory: Memory = NO_MEMORY
+    memory: AutoscaleMemory = NO_MEMORY
     learnt: Learnt = NOTHING_LEARNT
     now_s: float = 1000.0
     round: int = 1
@@ -57,14 +57,14 @@ class Job:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.placed = Place(0, {}, 1, 1, 1, 1)
+        self.placed = CurrentWorld(0, {}, 1, 1, 1, 1)
 
-    def place(self) -> Place:
+    def place(self) -> CurrentWorld:
         if self.round == self.placed.round and self.reach == self.placed.reach and self.measure == self.placed.measure:
             return self.placed
         slots = {f"n{i}": 2 for i in range(self.nodes)}
         fields = (self.round, slots, self.lowest, self.highest, self.unit, self.reach)
-        self.placed = Place(*fields, measure=self.measure, advice=self.advice)
+        self.placed = CurrentWorld(*fields, measure=self.measure, advice=self.advice)
         return self.placed
 
     def run(self, duration_s: float, quiet_s: float = float("inf")) -> Job:
@@ -347,7 +347,7 @@ class TestRules:
 
     def test_strangers_are_not_heard(self) -> None:
         job = Job(linear, 1, reach=4).run(50)
-        assert hear(job.memory, job.learnt, job.place(), "n9", 1.0, RULES, job.now_s).memory.told == {}
+        assert hear(job.memory, job.learnt, job.place(), "n9", 1.0, RULES, job.now_s).memory.reported == {}
 
 
 def test_the_reason_has_the_numbers() -> None:

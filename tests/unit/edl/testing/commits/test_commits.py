@@ -12,12 +12,12 @@ from edl.testing.commits.__main__ import report
 from edl.testing.commits.agent import Stuck
 from edl.testing.commits.pool import results
 from edl.testing.commits.schedule import STEPS, Played, Player, Wrong, play
-from edl.testing.commits.trainee import PlainFramework, PlainTrainee, Trainee, step
+from edl.testing.commits.trainee import FrameworkModel, PlainFramework, PlainModel, step
 from edl.worker.framework import Framework
 from edl.worker.link import Link
-from edl.worker.state import State
+from edl.worker.state import BaseState
 
-Kind = tuple[Callable[[], Trainee], Callable[[], Framework]]
+Kind = tuple[Callable[[], FrameworkModel], Callable[[], Framework]]
 
 
 class TorchTrainee:
@@ -49,7 +49,7 @@ class TorchTrainee:
         tensors = [*self.model.parameters(), *(one for one in momenta if one is not None)]
         return b"".join(one.detach().numpy().tobytes() for one in tensors)
 
-    def state(self, framework: Framework, **values: Any) -> State:
+    def state(self, framework: Framework, **values: Any) -> BaseState:
         from edl.torch.state import State as TorchState
 
         made = TorchState(model=self.model, optimizer=self.optimizer, **values)
@@ -87,7 +87,7 @@ class PaddleTrainee:
         momenta = [kept[name] for name in sorted(kept) if "velocity" in name]
         return b"".join(one.numpy().tobytes() for one in (*self.model.parameters(), *momenta))
 
-    def state(self, framework: Framework, **values: Any) -> State:
+    def state(self, framework: Framework, **values: Any) -> BaseState:
         from edl.paddle.state import State as PaddleState
 
         made = PaddleState(model=self.model, optimizer=self.optimizer, **values)
@@ -96,7 +96,7 @@ class PaddleTrainee:
 
 
 def plain() -> Kind:
-    return PlainTrainee, PlainFramework
+    return PlainModel, PlainFramework
 
 
 def torch() -> Kind:

@@ -1,8 +1,8 @@
 """The input for creating an adapter: which scheduler the user wants, and what it may use of the launcher.
 
 Each adapter module has two functions. ``check(wanted: SchedulerChoice) -> None`` runs on every launcher before anything
-is started and raises ``SettingError`` for errors that can be detected then. ``make(order: Order) -> Scheduler`` creates
-an adapter for one Master's term.
+is started and raises ``SettingError`` for errors that can be detected then. ``make(deps: SchedulerDeps) -> Scheduler``
+creates an adapter for one Master's term.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SchedulerDeps:
     """Everything that an adapter may use."""
 
     wanted: SchedulerChoice
