@@ -59,7 +59,7 @@ def batches_of_file(read_at: ReadAt, size: int) -> list[Message]:
 
 
 def messages_of_stream(read_at: ReadAt, size: int) -> Iterator[Message]:
-    """All messages of an IPC stream up to its end marker or the end of the file. Raises ``ValueError`` if it is
+    """All messages of an IPC stream up to the end of stream or the end of the file. Raises ``ValueError`` if it is
     truncated."""
     offset = 0
     while offset < size:
@@ -73,7 +73,7 @@ def messages_of_stream(read_at: ReadAt, size: int) -> Iterator[Message]:
 
 
 def _message(read_at: ReadAt, offset: int) -> Message | None:
-    """The message at an offset; None for the end marker of a stream."""
+    """The message at an offset; None at the end of the stream."""
     head = read_at(offset, 8)
     try:
         first, second = struct.unpack("<Ii", head)

@@ -50,8 +50,8 @@ def order_line(who: str, option: str) -> dict[str, str]:
     that names the kind of process (``who``) and the launcher option that starts it."""
     order = sys.stdin.readline()
     try:
-        told = json.loads(order)
-        return {**{name: str(value) for name, value in told.items()}, "secret": str(told["secret"])}
+        fields = json.loads(order)
+        return {**{name: str(value) for name, value in fields.items()}, "secret": str(fields["secret"])}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProtocolError(
             f'the first line of standard input must be {{"secret": "…"}}. {who} are started by a launcher: '

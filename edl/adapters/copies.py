@@ -330,7 +330,7 @@ class _CopyConnection:
         self.write(_LENGTH.pack(len(data)) + data)
 
     def refuse(self, why: str) -> None:
-        """Answer ``no`` with a reason, cut to a thousand characters."""
+        """Answer ``no`` with a reason of at most 1000 characters."""
         self.say({"no": why[:_LONGEST_REASON]})
 
     def wait_for(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:

@@ -19,7 +19,7 @@ OTHERS = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))  # noqa: S108 -- wha
 """Fallback folders for a private store when the temporary directory has no room."""
 MOST_LOG_BYTES = 8 << 20
 KEPT_LOG_BYTES = 64 << 10
-"""Size to which the end of a member's log file is cut."""
+"""Bytes kept of the end of a member's log file."""
 
 
 def free_bytes(folder: Path) -> int | None:
@@ -77,7 +77,7 @@ def roomy_parent() -> Path:
 
 
 def trim_log(path: Path) -> None:
-    """Cut a long log to its end; its writer appends, and continues at the new end."""
+    """Truncate a long log to its end; its writer appends, and continues at the new end."""
     with contextlib.suppress(OSError):
         if path.stat().st_size <= MOST_LOG_BYTES:
             return

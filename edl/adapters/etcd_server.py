@@ -246,7 +246,7 @@ class EtcdMember:
             )
             flags[check[0]] = check[1]
         if plan.size == 1:
-            # Data must survive this process, not a power cut, which would end a job on one member anyway.
+            # Data must survive this process, not a power failure, which would end a job on one member anyway.
             flags["unsafe-no-fsync"] = "true"
         return [f"--{name}={value}" for name, value in flags.items()]
 
@@ -357,7 +357,7 @@ class EtcdMember:
             return "(no log)"
 
     def trim_log(self) -> None:
-        """Cut a long log to its end. Blocks."""
+        """Truncate a long log to its end. Blocks."""
         trim_log(self.log_file)
 
     async def wait_exit(self) -> int:

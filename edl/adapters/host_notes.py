@@ -71,8 +71,8 @@ class HostNote:
         """Write the note; without room on the disk, only the convenience is lost."""
         notes()  # removes those of launchers that were killed
         with contextlib.suppress(OSError):
-            told = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
-            self._path().write_text(json.dumps({**told, "pid": os.getpid()}))
+            fields = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
+            self._path().write_text(json.dumps({**fields, "pid": os.getpid()}))
 
     def remove(self) -> None:
         """Delete the note."""

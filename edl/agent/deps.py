@@ -120,7 +120,7 @@ class WorkerLink(Protocol):
         """Send to the workers of these slots; one that is not connected misses it."""
         ...
 
-    def pass_on(self, told: ServiceTold) -> None:
+    def pass_on(self, message: ServiceTold) -> None:
         """Send a message of one of the Master's services to a worker."""
         ...
 

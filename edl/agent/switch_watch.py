@@ -45,7 +45,7 @@ class SwitchWatch:
         self._state = state
         self._progress = progress
         self._post = post
-        self._told: dict[Purpose, Round] = {}
+        self._sent: dict[Purpose, Round] = {}
         """Requests sent to the Master, with the round in which each was sent."""
         self._after: Version | None = None
         """Set while a checkpoint is requested; a commit newer than this satisfies the request."""
@@ -61,7 +61,7 @@ class SwitchWatch:
                 self._answered.clear()
                 await asyncio.to_thread(self._files.clear_save)
                 # A file that still exists was touched meanwhile, and requests another checkpoint.
-                self._told.pop(Purpose.SAVE, None)
+                self._sent.pop(Purpose.SAVE, None)
                 self._after = None
             self._tell(await asyncio.to_thread(self._files.poll))
             try:
@@ -79,17 +79,17 @@ class SwitchWatch:
         if state.running_round != self._round:
             self._round, self._stale = state.running_round, dict(self._progress)
         wanted = {request.purpose: request for request in asked}
-        for gone in self._told.keys() - wanted.keys() if state.connected else tuple(self._told):
-            del self._told[gone]
+        for gone in self._sent.keys() - wanted.keys() if state.connected else tuple(self._sent):
+            del self._sent[gone]
         if Purpose.SAVE not in wanted:
             self._after = None
         for purpose, request in wanted.items():
-            told = self._told.get(purpose) == state.running_round
-            if told or not state.connected or (purpose is Purpose.SAVE and not _writes(state)):
+            sent = self._sent.get(purpose) == state.running_round
+            if sent or not state.connected or (purpose is Purpose.SAVE and not _writes(state)):
                 continue
             if purpose is Purpose.SAVE and self._after is None:
                 self._after = self._newest(state)
-            self._told[purpose] = state.running_round
+            self._sent[purpose] = state.running_round
             self._post(Report(request))
 
     def _newest(self, state: AgentState) -> Version:

@@ -42,7 +42,7 @@ def _by(path: str, reason: str) -> str:
 
 
 def reason_in(content: bytes) -> str:
-    """The first non-empty line, made printable and cut to ``REASON_CHARACTERS``."""
+    """The first non-empty line, made printable and truncated to ``REASON_CHARACTERS``."""
     for line in content.decode(errors="replace").splitlines():
         shown = one_line(line)
         if shown:

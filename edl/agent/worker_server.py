@@ -133,15 +133,17 @@ class WorkerServer:
             if line is not None:
                 self._send(line, message)
 
-    def pass_on(self, told: ServiceTold) -> None:
+    def pass_on(self, message: ServiceTold) -> None:
         """Pass a service's message on to a worker."""
-        line = self._lines.get(told.slot)
+        line = self._lines.get(message.slot)
         if line is None:
             return
-        if len(told.body) <= LARGEST_BYTES // 4:
-            self._send(line, local.ServiceMessage(told.service, told.body))
+        if len(message.body) <= LARGEST_BYTES // 4:
+            self._send(line, local.ServiceMessage(message.service, message.body))
         else:
-            self._send(line, local.ServiceMessage(told.service, ""), write_memory("edl-told", told.body.encode()))
+            self._send(
+                line, local.ServiceMessage(message.service, ""), write_memory("edl-service", message.body.encode())
+            )
 
     def reattached(self, token: int) -> None:
         """Tell all workers that there is a Master again, so that they repeat unanswered messages to its services."""
@@ -292,7 +294,7 @@ class WorkerServer:
         else:
             self._send(line, local.Piece(message.stream, size), descriptor)
 
-    # --- what workers are told ---------------------------------------------------------------------------------------
+    # --- messages to workers -----------------------------------------------------------------------------------------
 
     def _send(self, line: _WorkerConnection, message: local.ToWorker, *descriptors: int) -> None:
         """Send, or queue until the worker reads again. Closes the descriptors."""

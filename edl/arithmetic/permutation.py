@@ -31,10 +31,10 @@ _BLOCK = 1 << 14
 
 def key(*parts: int | str) -> int:
     """A 64-bit number derived from the parts; the same on all machines and in all versions."""
-    told = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        told.update(f"i{int(part)};".encode() if isinstance(part, int) else f"s{len(part)}:{part};".encode())
-    return int.from_bytes(told.digest(), "little")
+        digest.update(f"i{int(part)};".encode() if isinstance(part, int) else f"s{len(part)}:{part};".encode())
+    return int.from_bytes(digest.digest(), "little")
 
 
 class Permutation:

@@ -2,7 +2,7 @@
 the samples.
 
 An epoch is a sequence of places ``0 … length - 1``. Its *position* is the number of places that all workers together
-have consumed. A step takes the next ``size`` places and cuts them into micro-batches; each micro-batch is a run of
+have consumed. A step takes the next ``size`` places and splits them into micro-batches; each micro-batch is a run of
 neighbouring places that is dealt out to the workers. Between two micro-batches the position is therefore the whole
 state, and the number of workers may change there.
 """

@@ -44,7 +44,7 @@ class Reader(Protocol):
         """Process the next line; returns the outcome once it is certain."""
         ...
 
-    def cut_off(self, why: str) -> RequestOutcome:
+    def history_ended(self, why: str) -> RequestOutcome:
         """The outcome when the history ends for the reason ``why`` (such as "the Master has gone")."""
         ...
 
@@ -71,7 +71,7 @@ class SaveReader:
             return RequestOutcome(False, f"no checkpoint is known to be complete: {entry.text}")
         return None
 
-    def cut_off(self, why: str) -> RequestOutcome:
+    def history_ended(self, why: str) -> RequestOutcome:
         """A failure: the history ended before the checkpoint was complete."""
         return RequestOutcome(False, f"{why} before the checkpoint was complete. Look with edl status")
 
@@ -96,7 +96,7 @@ class StopReader:
             self._end = entry.text
         return None
 
-    def cut_off(self, why: str) -> RequestOutcome:
+    def history_ended(self, why: str) -> RequestOutcome:
         """The outcome: the job has ended if the history said so."""
         if not self._end:
             return RequestOutcome(False, f"{why}, and the end of the job was not reported. Look with edl status")
@@ -125,7 +125,7 @@ class SetReader:
             return RequestOutcome(False, f"the job has ended before it was changed: {entry.text}")
         return None
 
-    def cut_off(self, why: str) -> RequestOutcome:
+    def history_ended(self, why: str) -> RequestOutcome:
         """A failure: the history ended before the settings were changed."""
         return RequestOutcome(False, f"{why} before the settings were changed. Look with edl status")
 
@@ -144,7 +144,7 @@ class OrderReader:
             return RequestOutcome(False, f"the job has ended before a worker checked the files: {entry.text}")
         return None
 
-    def cut_off(self, why: str) -> RequestOutcome:
+    def history_ended(self, why: str) -> RequestOutcome:
         """A failure: the history ended first, but the order stays valid."""
         return RequestOutcome(False, f"{why} before the outcome was known. The order is still valid; see edl events")
 
@@ -181,7 +181,7 @@ async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Reques
                 return outcome
     except grpc.aio.AioRpcError as error:
         why = f"the Master no longer answers ({error.code().name.lower()})"
-    return reader.cut_off(why)
+    return reader.history_ended(why)
 
 
 def checked(outcome: RequestOutcome, purpose: Purpose) -> RequestOutcome:

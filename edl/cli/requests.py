@@ -73,7 +73,7 @@ async def ask(client: Asker, request: ScaleRequest) -> Granted:
     return granted
 
 
-def told(granted: Granted) -> ScaleResult:
+def result_of(granted: Granted) -> ScaleResult:
     """The result without waiting."""
     return ScaleResult(True, granted.text, granted.verdict.value, granted.revision, granted.generation)
 
@@ -90,18 +90,18 @@ async def reach(
                 while True:
                     seen, silent = goal(await client.status()), 0
                     if seen.over:
-                        return replace(told(granted), ok=seen.ok, text=seen.text, done=seen.ok)
+                        return replace(result_of(granted), ok=seen.ok, text=seen.text, done=seen.ok)
                     if seen.text != said:
                         said = seen.text
                         say(said if said.startswith("waiting") else f"waiting: {said}")
                     await pause()
         except (NoMaster, StoreError, grpc.aio.AioRpcError) as error:
             if isinstance(error, NoMaster) and error.outcome is not None:
-                return replace(told(granted), ok=False, text=str(error))
+                return replace(result_of(granted), ok=False, text=str(error))
             silent += 1
             if silent >= PATIENCE:
                 text = f"no Master answers for the job ({said}). The request is still valid; see edl status"
-                return replace(told(granted), ok=False, text=text)
+                return replace(result_of(granted), ok=False, text=text)
             if silent == 2:
                 say("waiting: no Master answers at the moment")
         await pause()

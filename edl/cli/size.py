@@ -216,7 +216,7 @@ class _Asking:
                 _say("no longer waiting; the request is still valid (see edl scale)")
                 raise
         else:
-            result = requests.told(granted)
+            result = requests.result_of(granted)
         if not result.ok:
             raise UsageError(result.text)
         click.echo(json.dumps(to_plain(result)) if self._as_json else result.text)

@@ -84,12 +84,12 @@ def _name_words(config: Any) -> list[str]:
 
 
 def _store_words(config: Any) -> list[str]:
-    told = {
+    configs = {
         key: value
         for key, value in (getattr(config, "rdzv_configs", None) or {}).items()
         if not (key == "timeout" and value == _TORCH_PATIENCE_S)
     }
-    return [f"--rdzv-conf={_joined(told, '=')}"] if told else []
+    return [f"--rdzv-conf={_joined(configs, '=')}"] if configs else []
 
 
 def _log_words(config: Any) -> list[str]:
@@ -131,5 +131,5 @@ def _torchs_words(config: Any) -> list[str]:
     return words + option_words("log_prefix", getattr(config, "log_line_prefix_template", None))
 
 
-def _joined(told: Mapping[Any, Any], between: str) -> str:
-    return ",".join(f"{key}{between}{value}" for key, value in told.items())
+def _joined(values: Mapping[Any, Any], between: str) -> str:
+    return ",".join(f"{key}{between}{value}" for key, value in values.items())

@@ -66,7 +66,7 @@ class HelperKind(Protocol):
         """Start process number ``index``. Raises ``WorkerStartError``."""
         ...
 
-    def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
+    def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
         """The content of the key of a process."""
         ...
 
@@ -263,7 +263,7 @@ class Helpers:
             await deps.store.write(operations[begin : begin + 100])
 
     def _key_content(self, process: HelperProcess) -> bytes:
-        content = dict(self._kind.told(process, self._deps.host))
+        content = dict(self._kind.key_content(process, self._deps.host))
         if self._drain_by_s is not None:
             content["draining"] = True
         return json.dumps(content).encode()

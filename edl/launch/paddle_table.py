@@ -224,7 +224,7 @@ OTHER_VARIABLES: dict[str, str] = {
     "PORT_RANGE": "not read: ports are given by the kernel",
     "FLAGS_FIXED_PORT": "not read: each round has other ports",
     "FLAGS_START_PORT": "not read, for the same reason",
-    "FLAGS_print_launcher_env": "not read: `envlog.N` in the log folder has what each worker was told",
+    "FLAGS_print_launcher_env": "not read: `envlog.N` in the log folder has each worker's environment",
     "PADDLE_TRAINERS": "not read: `PADDLE_TRAINER_ENDPOINTS` says the same",
     "PADDLE_PORT": "not read: the endpoints have their ports",
     "TRAINER_PORTS_NUM": "not read",

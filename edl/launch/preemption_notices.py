@@ -269,7 +269,7 @@ class Poller:
         self._wall_clock_s = wall_clock_s
         self._log = log
         self._failures = 0
-        self._told: tuple[str, float] | None = None
+        self._reported: tuple[str, float] | None = None
 
     async def run(self, tell: Callable[[Notice], None]) -> None:
         """Poll until cancelled. ``tell``: called on the event loop, once for each notice."""
@@ -312,9 +312,9 @@ class Poller:
         said = f"the {self._name} metadata service answers again" if self._failures else ""
         self._failures = 0
         key = (notice.reason, notice.at_s) if notice is not None else None
-        if key is None or key == self._told:
+        if key is None or key == self._reported:
             return None, said
-        self._told = key
+        self._reported = key
         return notice, said
 
 

@@ -83,7 +83,7 @@ class Pservers:
         log_file = server_log(self._log_folder, index)
         return await HelperProcess.start(self.what, ("ps", "server", *options), {"secret": self._secret}, log_file)
 
-    def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
+    def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
         """The address, secret and memory limit of a pserver, which its key contains."""
         return {
             "host": self._host or host,

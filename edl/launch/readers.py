@@ -61,7 +61,7 @@ class ReaderHelpers:
         self._secrets[process.pid] = secret
         return process
 
-    def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
+    def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
         """The address, capacity and secret of a reader, which its key contains."""
         secret = self._secrets[process.pid]
         return {"host": host, "port": process.ready["port"], "capacity": self._capacity, "secret": secret}

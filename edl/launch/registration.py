@@ -32,7 +32,7 @@ class JobEnded(JobConflict):
 
     def __init__(self, outcome: Finish) -> None:
         self.outcome = outcome
-        self.exit_code = ExitCode(outcome.exit_code)  # a node that was cut off exits with the status of the job
+        self.exit_code = ExitCode(outcome.exit_code)  # a node that was isolated exits with the status of the job
         super().__init__(f"the job has already ended: {outcome.reason}")
 
 
@@ -212,7 +212,7 @@ class Registration:
         token = await self._stored_token()
         if token is None or token_of(token.value, self._secret, self._spec.job) != self.token:
             await self._raise_if_ended()
-            raise JobConflict(f"job {self._spec.job} has ended while this node was cut off")
+            raise JobConflict(f"job {self._spec.job} has ended while this node was isolated")
         self._token_revision = token.mod_revision
         return await self.join(info)
 

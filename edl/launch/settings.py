@@ -1,4 +1,4 @@
-"""What one launcher was told on its command line, checked."""
+"""One launcher's options after they have been checked."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class FunctionLaunch:
 
 @dataclass(frozen=True, slots=True)
 class HelperSettings:
-    """What a launcher was told that only has processes which help a job."""
+    """Options of a launcher that runs helper processes only."""
 
     job: JobId
     store: StoreSettings
@@ -243,7 +243,7 @@ class HelperSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """What a launcher with ``--role=reader`` was told."""
+    """Options of a launcher with ``--role=reader``."""
 
     helper: HelperSettings
     readers: ReaderPool
@@ -251,7 +251,7 @@ class ReaderSettings:
 
 @dataclass(frozen=True, slots=True)
 class PserverSettings:
-    """What a launcher with ``--role=pserver`` was told."""
+    """Options of a launcher with ``--role=pserver``."""
 
     helper: HelperSettings
     servers: ServerSettings

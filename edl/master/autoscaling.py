@@ -81,7 +81,7 @@ def _unsettled(turn: MasterTurn) -> str:
 def _lacking(turn: MasterTurn, world: World) -> str:
     """Why no other size may be proposed now; empty if one may."""
     nodes, sizing = len(world.members), turn.record.sizing
-    if planning.is_cut_to_size(turn):
+    if planning.fits_one_size_only(turn):
         return "the state is sharded and only in memory: no other size fits it"
     if turn.record.observed < sizing.generation:
         return f"a resize is under way: {resizing.standing(turn).waiting or 'nearly done'}"

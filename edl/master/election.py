@@ -173,7 +173,7 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
 
 def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
     if 0 < event.token < state.seen:
-        return ElectionDecision(state, (), "old news")
+        return ElectionDecision(state, (), "stale notification")
     state = dataclasses.replace(state, seen=max(state.seen, event.token))
     if event.master is None:
         if state.role is Role.MASTER:

@@ -186,7 +186,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """The job has ended and all reachable nodes have been told; the Master may exit."""
+    """The job has ended and all reachable nodes have been notified; the Master may exit."""
 
 
 Effect = TellNode | Probe | Revoke | WakeAt | Grant | HistoryEntry | Conclude

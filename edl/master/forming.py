@@ -148,7 +148,7 @@ def try_to_form(turn: MasterTurn) -> None:
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
-        why = NextSize(size.nodes, "; ".join([size.reason, *slots.news(turn)]))
+        why = NextSize(size.nodes, "; ".join([size.reason, *slots.drops_since_last_world(turn)]))
         _form_with_state(turn, ready, [member.node for member in previous], why)
 
 
@@ -220,7 +220,7 @@ def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Seq
             if needed and slots.workers_of(turn, first(nodes)) == needed:
                 members, size = (
                     first(nodes),
-                    NextSize(nodes, f"the state in memory is cut for {count(needed, 'worker')}"),
+                    NextSize(nodes, f"the state in memory is sharded for {count(needed, 'worker')}"),
                 )
                 choice = choose(members, givers, needed)
                 break

@@ -2,8 +2,9 @@
 
 A manual change goes into the record at once, as a policy. ``wants_boundary`` compares it with the current settings;
 while they differ, the workers agree on a step boundary from which the new ones hold. A world that forms meanwhile
-adopts them. Either all workers of a world switch at a commit or none: the record is written before any worker is told,
-workers that have answered wait for the result, and workers that lose their Master get the result when it is back.
+adopts them. Either all workers of a world switch at a commit or none: the record is written before any worker
+learns of it, workers that have answered wait for the result, and workers that lose their Master get the result when it
+is back.
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
     newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)
     if ready.stored > entry.stored and not ready.refused:
-        planning.lies_stored(turn, ready.stored)  # the last Master may have been told, and this node may leave
+        planning.lies_stored(turn, ready.stored)  # the last Master may have been informed, and this node may leave
     # It may know of less than another node has written meanwhile; but a checkpoint that it has read and refused is
     # useless.
     has_read = entry.status is NodeStatus.LOADING or bool(ready.refused)
@@ -497,7 +497,7 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
         _give_back_if_collateral(turn, entry, f"leaves: {reason}")
 
 
-def _told(turn: MasterTurn, event: OperatorRequest) -> None:
+def _request_received(turn: MasterTurn, event: OperatorRequest) -> None:
     planning.asked(turn, event.asked)
 
 
@@ -532,7 +532,7 @@ _HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     NodeRefused: _refused,
     NodeExpired: _expired,
     NodeSaid: _said,
-    OperatorRequest: _told,
+    OperatorRequest: _request_received,
     ScaleRequested: _scale_requested,
     Unfit: _unfit,
     Flawed: _flawed,

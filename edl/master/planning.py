@@ -13,7 +13,7 @@ import dataclasses
 from edl.master import hyper
 from edl.master.events import Kind
 from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form
-from edl.master.restoring import copy_holders, is_cut
+from edl.master.restoring import copy_holders, is_size_bound
 from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
@@ -162,10 +162,10 @@ def consider_settings(turn: MasterTurn) -> None:
         stop_world(turn, reason)
 
 
-def is_cut_to_size(turn: MasterTurn) -> bool:
+def fits_one_size_only(turn: MasterTurn) -> bool:
     """Whether the state is sharded and, in memory, only fits worlds of this size, so that growing would discard it.
     With a checkpoint directory it does not: the workers write it at the boundary, and any size can read it."""
-    return is_cut(turn.members())
+    return is_size_bound(turn.members())
 
 
 def settled(turn: MasterTurn) -> bool:
@@ -225,7 +225,7 @@ def _is_left_at_boundary(turn: MasterTurn) -> bool:
 
 
 def see_off(turn: MasterTurn) -> None:
-    """Let members that want to leave go at a step boundary, even if they told an earlier Master, or before the world
+    """Let members that want to leave go at a step boundary, even if they asked an earlier Master, or before the world
     was underway."""
     going = [entry for entry in turn.members() if entry.draining and entry.underway]
     if going and not turn.record.done and (turn.underway or settled(turn)):
@@ -316,7 +316,7 @@ def lies_stored(turn: MasterTurn, version: Version) -> None:
 def _keep_those_that_wait(turn: MasterTurn, failed: Kept) -> None:
     """Nodes that were to leave after this checkpoint stay, since it failed."""
     stay = [one for one in turn.record.departing if one.commit and Version(one.era, one.commit) <= failed.version]
-    stay = [one for one in stay if one.mode is DrainMode.MUST and not _has_been_told(turn, one)]
+    stay = [one for one in stay if one.mode is DrainMode.MUST and not _was_ordered_to_leave(turn, one)]
     if stay:
         left = tuple(one for one in turn.record.departing if one not in stay)
         turn.write(departing=left)
@@ -324,7 +324,7 @@ def _keep_those_that_wait(turn: MasterTurn, failed: Kept) -> None:
         turn.note(Kind.SCALE, f"{who} stays: the checkpoint could not be written ({failed.error})")
 
 
-def _has_been_told(turn: MasterTurn, one: Departing) -> bool:
+def _was_ordered_to_leave(turn: MasterTurn, one: Departing) -> bool:
     entry = turn.current(one.node, one.incarnation)
     return entry is not None and entry.departing
 

@@ -61,7 +61,7 @@ def _take_on(turn: MasterTurn, request: ScaleRequest) -> None:
 
 def _send_away(turn: MasterTurn, request: Drain) -> None:
     """Order nodes to leave. Of several requests about one node the newest counts, also for deadline and checkpoint; the
-    node is then told again."""
+    node then gets another order."""
     reason = turn.record.sizing.reason
     why = f"{request.by}: {reason}" if reason else request.by
     departing = {(one.node, one.incarnation): one for one in turn.record.departing}
@@ -86,7 +86,7 @@ def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
     over = f"the job is being stopped ({record.kill})" if record.kill else ""
     if record.phase is Phase.ENDED:
         over = f"the job has ended: {record.reason}"
-    cut = planning.is_cut_to_size(turn) and not event.saves and record.world is not None
+    bound = planning.fits_one_size_only(turn) and not event.saves and record.world is not None
     return Facts(
         spec=spec.nodes,
         nodes=frozenset(turn.nodes),
@@ -97,7 +97,7 @@ def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
         saves=event.saves,
         aware=record.rejoins,
         scales=spec.autoscale.enabled,
-        cut=len(record.world.members) if cut and record.world is not None else 0,
+        bound_to=len(record.world.members) if bound and record.world is not None else 0,
         store_members=frozenset(entry.info.node for entry in turn.nodes.values() if entry.info.members),
         members=max((entry.info.members for entry in turn.nodes.values()), default=0),
         held=event.held,
@@ -143,7 +143,7 @@ def depart(turn: MasterTurn) -> None:
     there = [one for one in turn.record.departing if turn.current(one.node, one.incarnation) is not None]
     if len(there) != len(turn.record.departing):
         turn.write(departing=tuple(there))
-    told: list[NodeEntry] = []
+    ordered: list[NodeEntry] = []
     held: list[Departing] = []
     for one in there:
         entry = turn.nodes[one.node]
@@ -155,9 +155,9 @@ def depart(turn: MasterTurn) -> None:
         entry = turn.update(entry, departing=True, draining=True)
         turn.tell(entry, Depart(one.reason, one.deadline_s, one.mode))
         if turn.member(entry) is not None:
-            told.append(entry)
-    if told and turn.underway:
-        planning.agree(turn, Purpose.SWITCH, f"{names(told)} to leave")
+            ordered.append(entry)
+    if ordered and turn.underway:
+        planning.agree(turn, Purpose.SWITCH, f"{names(ordered)} to leave")
     elif held and turn.underway and turn.agreement is None and not _is_being_saved(turn, held):
         planning.agree(turn, Purpose.SAVE, f"a checkpoint before {held[0].node} leaves")
 
@@ -238,7 +238,7 @@ def consider_size(turn: MasterTurn) -> None:
     if not best.nodes or (best.nodes == now and not best.other):
         turn.grace_until_s = None
         return
-    if best.nodes != now and (planning.is_cut_to_size(turn) or _cools_down(turn, best)):
+    if best.nodes != now and (planning.fits_one_size_only(turn) or _cools_down(turn, best)):
         return
     if best.nodes > now and not best.changed and _others_come(turn, best):
         return
@@ -354,8 +354,8 @@ def _suspended(turn: MasterTurn) -> Standing:
 def _obstacle(turn: MasterTurn, best: Fit, now: int) -> str:
     if turn.record.done:
         return "the workers finish"
-    if planning.is_cut_to_size(turn):
-        return f"the state is sharded and only in memory, cut for {count(now)}, until a checkpoint is complete"
+    if planning.fits_one_size_only(turn):
+        return f"the state is only in memory, sharded for {count(now)}, until a checkpoint is complete"
     if turn.resizing and turn.now_s < turn.cooling_until_s:
         left_s = turn.cooling_until_s - turn.now_s
         return f"{best.nodes} nodes in {left_s:.0f} s: --scale-cooldown={turn.spec.cooldown_s:g} since the last resize"

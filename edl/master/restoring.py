@@ -70,7 +70,7 @@ def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
     return max(whole, default=(than, 0))[1]
 
 
-def is_cut(members: Sequence[NodeEntry]) -> bool:
+def is_size_bound(members: Sequence[NodeEntry]) -> bool:
     """Whether the state is sharded and, in memory, only fits worlds of this size, so that another size would discard
     it. With a checkpoint directory it does not: the workers write it at the boundary, and any size can read it."""
     sharded = any(holding.shards > 1 for entry in members for holding in entry.holdings)

@@ -135,7 +135,7 @@ class MasterShell:
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.journal = Journal()
-        self._news = News()
+        self._updates = News()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
         self._scaled = 0
@@ -179,7 +179,7 @@ class MasterShell:
                     await self._rest()
                     await self._carry_out(*self._decide(event))
                 await self._serve()
-                self._news.tell()
+                self._updates.tell()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
             return self._stored.outcome
         finally:
@@ -362,7 +362,7 @@ class MasterShell:
             ]
             revision = await self._deps.store.write(operations, [self._guard.condition()])
             await self._leave_names(lease, ModifiedAt(keys.farewell, revision or 0))
-        self._news.tell()
+        self._updates.tell()
         await self._companions.settled(COMPANIONS_S)
         self.concluded.set()
 
@@ -499,7 +499,7 @@ class MasterShell:
 
     async def changed(self) -> None:
         """Wait for the next change; see ``ElectedMaster``. Raises ``FencedOut`` if this Master has stepped down."""
-        await self._news.changed()
+        await self._updates.changed()
 
     def explain(self, text: str) -> None:
         """Set the explanation shown in the status; see ``ElectedMaster``."""
@@ -555,7 +555,7 @@ class MasterShell:
         self._services_timer.set(None)
         self._background.drop()
         self._companions.drop()
-        self._news.close()
+        self._updates.close()
         waiting = [self._asking] if self._asking is not None else []
         waiting += [self._held] if isinstance(self._held, Asking) else []
         while not self._events.empty():

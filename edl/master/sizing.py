@@ -102,7 +102,7 @@ class Departing:
     deadline_s: float
     mode: DrainMode
     era: int = 0
-    """Commit that must be complete in the checkpoint directory before the node is told; 0, 0: not agreed on yet."""
+    """Commit that must be in the checkpoint directory before the node is ordered to leave; 0, 0: not agreed on yet."""
     commit: int = 0
 
 
@@ -127,7 +127,7 @@ class Facts:
     """Workers of this job use ``edl.State``."""
     scales: bool = False
     """There is an autoscale policy."""
-    cut: int = 0
+    bound_to: int = 0
     """Number of nodes that a sharded state, present only in memory, fits; 0: any."""
     store_members: frozenset[str] = frozenset()
     """Nodes whose launchers run a member of the embedded store, which ends with them."""
@@ -220,13 +220,13 @@ def _resize(sizing: Sizing, request: Resize, facts: Facts) -> Judged:
     by_hand = dataclasses.replace(sizing, desired=request.nodes, automatic=False)
     if sizing == by_hand:
         return _known(sizing, f"{count(request.nodes)} asked for")
-    if facts.cut and request.nodes != facts.cut:
+    if facts.bound_to and request.nodes != facts.bound_to:
         return _refused(sizing, f"{_only_fits(facts)}: any other size needs a --checkpoint-dir")
     return _accepted(by_hand, f"{count(request.nodes)} asked for")
 
 
 def _only_fits(facts: Facts) -> str:
-    return f"the state is sharded and only in memory, cut for {count(facts.cut)}"
+    return f"the state is only in memory, sharded for {count(facts.bound_to)}"
 
 
 def _to_policy(sizing: Sizing) -> Judged:
@@ -250,17 +250,17 @@ def _misfit(nodes: int, bounds: NodeRange) -> str:
 
 def _fact(sizing: Sizing, request: Resize, bounds: NodeRange) -> Judged:
     """An owning scheduler reports how many nodes it provides. That is a fact, whatever the bounds."""
-    news = request.nodes != sizing.fact
-    told = dataclasses.replace(sizing, fact=request.nodes)
+    changed = request.nodes != sizing.fact
+    updated = dataclasses.replace(sizing, fact=request.nodes)
     if request.nodes <= 0:
         text = f"{request.by} gives {request.nodes} nodes: ignored, a job that trains has at least {bounds.lowest}"
-        return Judged(Verdict.KNOWN, text, told, text if news else "")
+        return Judged(Verdict.KNOWN, text, updated, text if changed else "")
     size = within(bounds, request.nodes)
     outside = f" ({request.nodes} is not a size within {bounds})" if size != request.nodes else ""
     text = f"{count(size)} given{outside}"
-    if told.desired == size:
-        return Judged(Verdict.KNOWN, f"{text}: nothing changes", told, text if news and outside else "")
-    return _accepted(dataclasses.replace(told, desired=size), text)
+    if updated.desired == size:
+        return Judged(Verdict.KNOWN, f"{text}: nothing changes", updated, text if changed and outside else "")
+    return _accepted(dataclasses.replace(updated, desired=size), text)
 
 
 def _set_bounds(sizing: Sizing, request: SetBounds, facts: Facts) -> Judged:
@@ -314,7 +314,7 @@ def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
     if left == facts.able:
         return ""
     lowest = 1 if sizing.suspended else facts.lowest or sizing.bounds(facts.spec).lowest
-    if lowest <= len(left) < facts.cut:
+    if lowest <= len(left) < facts.bound_to:
         lost = "with fewer it would be lost without a --checkpoint-dir"
         return f"leaves {count(len(left))}, and {_only_fits(facts)}: {lost}"
     if len(left) >= lowest:
@@ -359,7 +359,7 @@ def _cordon_slot(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
     if len(left) == 1:
         advice = f"Cordon the node instead: edl cordon {request.node}"
         return _refused(sizing, f"{name} is the only one left there that takes part. {advice}")
-    if facts.cut and len(left) <= info.slots:
+    if facts.bound_to and len(left) <= info.slots:
         text = f"dropping {name} leaves one worker less, and the state is sharded and only in memory"
         return _refused(sizing, f"{text}: it would be lost without a --checkpoint-dir")
     return _accepted(sizing, f"{name} dropped")

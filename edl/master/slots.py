@@ -1,7 +1,7 @@
 """Slots of the nodes in the Master: strikes, drops and returns. The rules are in ``edl.master.policies.slots``.
 
 Level-triggered like the size: the record says which slots are dropped, and from this follows which slots each node's
-next workers use. A world that uses others is replaced (``edl.master.resizing``); agents are told, so that they keep
+next workers use. A world that uses others is replaced (``edl.master.resizing``); agents are notified, so that they keep
 workers ready in the right slots.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from edl.master.events import Kind, Unfit
 from edl.master.policies import slots as rules
 from edl.master.policies.slots import Dropped, Strike
-from edl.master.restoring import is_cut
+from edl.master.restoring import is_size_bound
 from edl.master.state import NodeEntry, NodeStatus
 from edl.master.turn import MasterTurn
 from edl.rendezvous.ranks import ReadyNode, order
@@ -88,7 +88,7 @@ def _missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
     if not left and not turn.next_size(_others(turn, entry)).nodes:
         return "it is the last one of its node, and there is no world without that"
-    if len(left) < len(turn.places(entry)) and is_cut(turn.members()):
+    if len(left) < len(turn.places(entry)) and is_size_bound(turn.members()):
         return "the state is sharded and only in memory, and fits no other number of workers"
     return ""
 
@@ -156,7 +156,7 @@ def cordon(turn: MasterTurn, request: Cordon) -> None:
         _drop(turn, info, slot, f"by hand ({why})", by_hand=True)
 
 
-def news(turn: MasterTurn) -> list[str]:
+def drops_since_last_world(turn: MasterTurn) -> list[str]:
     """The slots dropped since the last world, as text."""
     return [
         f"slot {one.slot} of {one.node} dropped: {one.why}"
@@ -178,7 +178,7 @@ def relieved(turn: MasterTurn, newcomers: Sequence[NodeEntry], nodes: int) -> li
     would cost steps or the state."""
     members = turn.members()
     impaired = [entry for entry in members if not turn.excluded(entry) and is_impaired(turn, entry)]
-    if not impaired or not newcomers or not turn.underway or is_cut(members):
+    if not impaired or not newcomers or not turn.underway or is_size_bound(members):
         return []
     staying = [entry for entry in members if not turn.excluded(entry) and not entry.draining]
     candidates = [candidate(turn, entry) for entry in (*staying, *newcomers)]
@@ -195,7 +195,7 @@ def misplaced(turn: MasterTurn) -> list[NodeEntry]:
         member, places = turn.member(entry), turn.places(entry)
         if member is None or not places or member.used == places:
             continue
-        if len(places) == member.slots or not is_cut(members):
+        if len(places) == member.slots or not is_size_bound(members):
             found.append(entry)
     return found
 

@@ -65,7 +65,7 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 
 _S = NodeStatus
 NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {
-    # RUNNING, STOPPING: a new Master hears of a node that it had not known, or that comes back after a cut.
+    # RUNNING, STOPPING: a new Master hears of a node that it had not known, or that comes back after a partition.
     _S.WARMING: frozenset({_S.READY, _S.PREPARING, _S.RUNNING, _S.STOPPING, _S.LEAVING}),
     # WARMING: its fork server was lost. STOPPING: it is asked to report again.
     _S.READY: frozenset({_S.RUNNING, _S.PREPARING, _S.LOADING, _S.STOPPING, _S.WARMING, _S.LEAVING}),
@@ -90,7 +90,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The state that the next Master needs. Written to the store, fenced, before any node is told about it."""
+    """The state that the next Master needs. Written to the store, fenced, before it is sent to any node."""
 
     phase: Phase = Phase.FORMING
     round: Round = Round(0)
@@ -219,7 +219,7 @@ class MasterState:
     record: Record
     nodes: Mapping[NodeId, NodeEntry] = field(default_factory=dict)
     dead: frozenset[Incarnation] = frozenset()
-    """Incarnations that this Master has seen die; they are told if they come back."""
+    """Incarnations that this Master has seen die; they are expelled if they come back."""
     arrivals: int = 0
     forming_since_s: float = 0.0
     grace_until_s: float | None = None

@@ -133,8 +133,8 @@ class MasterTurn:
             self._departing = {(one.node, one.incarnation) for one in self.record.departing}
             self._cordoned = {one.node for one in self.record.sizing.cordoned}
         info = entry.info
-        told = info.node in self._cordoned or (info.node, info.incarnation) in self._departing
-        return told or not self.places(entry)
+        leaves_out = info.node in self._cordoned or (info.node, info.incarnation) in self._departing
+        return leaves_out or not self.places(entry)
 
     def members(self) -> list[NodeEntry]:
         """Entries of the recorded world, in its order, of incarnations that still exist."""

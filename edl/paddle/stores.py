@@ -88,7 +88,7 @@ def _own_store(store: Any, key: str, rank: int, host: str, tcp_store: Callable[.
     """A new store for one group; the ranks find it by ``key`` in the shared store."""
     if rank == 0:
         with _held_port() as port:
-            # For 0 workers: it does not wait for any, so the others can be told after it listens.
+            # For 0 workers: it does not wait for any, so the address can be sent to the others once it listens.
             own = tcp_store(host, port, True, 0)
         store.set(key, f"{host} {port}")
         return own

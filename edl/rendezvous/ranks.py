@@ -46,7 +46,7 @@ def order(
 
 
 def _choose(previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: int, wanted: int) -> list[NodeId]:
-    """Candidates in order of priority, cut to ``size``: survivors by index and position, then newcomers by requested
+    """Candidates in order of priority, at most ``size``: survivors by index and position, then newcomers by requested
     node rank, index and arrival; then impaired nodes in the same order; last those that will be removed."""
     place = {node: position for position, node in enumerate(previous)}
 

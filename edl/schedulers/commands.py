@@ -37,13 +37,13 @@ async def call(
     """
     # Files instead of pipes: if a program leaves background processes behind, we wait only for the program, not until
     # they close their end of a pipe.
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        told.write(written.encode())
-        told.seek(0)
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        stdin.write(written.encode())
+        stdin.seek(0)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=told,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 env=dict(environment) if environment is not None else None,

@@ -120,12 +120,12 @@ class ExecScheduler:
 def read_size(text: str, name: str) -> SchedulerSize:
     """Parse ``3`` or ``{"nodes": 3}``. Raises ``SchedulerError``."""
     try:
-        told = json.loads(text)
-        told = {"nodes": told} if isinstance(told, int) else told
-        nodes, there = told["nodes"], told.get("there", -1)
+        answer = json.loads(text)
+        answer = {"nodes": answer} if isinstance(answer, int) else answer
+        nodes, there = answer["nodes"], answer.get("there", -1)
         if type(nodes) is not int or type(there) is not int or nodes < 0:
             raise ValueError
-        return SchedulerSize(nodes, there, str(told.get("detail", "")))
+        return SchedulerSize(nodes, there, str(answer.get("detail", "")))
     except (ValueError, TypeError, KeyError, AttributeError):
         shown = text.strip()[:SHOWN]
         raise SchedulerError(

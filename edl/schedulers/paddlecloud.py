@@ -53,16 +53,16 @@ def check(wanted: SchedulerChoice) -> None:
 
 def make(deps: SchedulerDeps) -> PaddleCloud:
     """Create the adapter for one Master's term."""
-    told = deps.environment
-    inner, endpoints = _paddlejob(deps.wanted), _endpoints(deps.wanted.conf, told)
+    environment = deps.environment
+    inner, endpoints = _paddlejob(deps.wanted), _endpoints(deps.wanted.conf, environment)
     pods: Scheduler | None = None
     if inner is not None:
         from edl.schedulers import kubernetes
 
         pods = kubernetes.make(dataclasses.replace(deps, wanted=inner))
-    first = read_nodes(told.get(NODES, "")) or deps.nodes.maximum
+    first = read_nodes(environment.get(NODES, "")) or deps.nodes.maximum
     store = deps.open_store(endpoints) if endpoints else deps.store
-    key = key_of(told.get(JOB_ID, "") or deps.job)
+    key = key_of(environment.get(JOB_ID, "") or deps.job)
     return PaddleCloud(store, key, first, deps.log, pods, mine=bool(endpoints))
 
 
@@ -194,11 +194,11 @@ class PaddleCloud:
             try:
                 found.put_nowait(Sized(await self.current()))
                 snapshot = await self._store.read(self._key)
-                told = self._nodes
+                reported = self._nodes
                 for entry in snapshot.entries:
-                    told = self._tell(Change(ChangeKind.PUT, entry), told, found)
+                    reported = self._tell(Change(ChangeKind.PUT, entry), reported, found)
                 async for change in self._store.watch(self._key, snapshot.revision):
-                    told = self._tell(change, told, found)
+                    reported = self._tell(change, reported, found)
                     if change.kind is ChangeKind.DELETE and change.entry.key == self._key:
                         self._log(f"{self.name}: the key has been deleted; writing it again with {self._nodes}")
                         await self.current()
@@ -213,13 +213,13 @@ class PaddleCloud:
                 pass  # read again, since changes may have been missed
             await asyncio.sleep(AGAIN_S)
 
-    def _tell(self, change: Change, told: int, found: asyncio.Queue[Observation | SchedulerError]) -> int:
+    def _tell(self, change: Change, reported: int, found: asyncio.Queue[Observation | SchedulerError]) -> int:
         """Report a change; returns the number that has now been reported."""
         if change.entry.key == self._key and change.kind is ChangeKind.PUT and self._read(change.entry.value):
-            if self._nodes != told:
+            if self._nodes != reported:
                 found.put_nowait(Sized(SchedulerSize(self._nodes)))
             return self._nodes
-        return told
+        return reported
 
     def _read(self, value: bytes) -> bool:
         """Store a value, and return whether it is a number of nodes. Otherwise the previous number stays valid."""

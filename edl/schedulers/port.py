@@ -64,7 +64,7 @@ class Scheduler(Protocol):
         ...
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Remove these nodes, so that ``nodes`` are left. They no longer take part in training, and exit when told to.
+        """Remove these nodes, so that ``nodes`` are left. They no longer take part in training, and exit on request.
         Idempotent."""
         ...
 

@@ -28,7 +28,7 @@ from edl.schedulers.port import Observation, SchedulerSize, Sized
 WATCH_S = 0.5
 """Seconds between two checks of the processes."""
 BY_THEMSELVES_S = 10.0
-"""Seconds that launchers that were told to leave may take before they get a SIGTERM."""
+"""Seconds that launchers which were asked to leave may take before they get a SIGTERM."""
 DEAD = "dead"
 """A start time that no process has."""
 EARLY_S = 30.0
@@ -101,8 +101,8 @@ class ProcessScheduler:
             self._launch()
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Send SIGTERM to those that do not leave in time after being told to, and to surplus ones that have not joined
-        the job yet."""
+        """Send SIGTERM to launchers that do not leave in time when asked, and to surplus ones that have not joined the
+        job yet."""
         deadline_s = self._deps.clock.now_s() + BY_THEMSELVES_S
         while self._deps.clock.now_s() < deadline_s:
             leaving = [one for one in self._started() if one.node in names]
@@ -203,9 +203,9 @@ class ProcessScheduler:
 def _read(path: Path) -> Started | None:
     """Parse a launcher's file; None: it has just been removed."""
     try:
-        told = json.loads(path.read_text())
-        node, since = str(told["node"]), str(told["since"])
-        return Started(path, node, int(told["index"]), int(told["pid"]), since, bool(told["starting"]))
+        fields = json.loads(path.read_text())
+        node, since = str(fields["node"]), str(fields["since"])
+        return Started(path, node, int(fields["index"]), int(fields["pid"]), since, bool(fields["starting"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError):  # not a file of ours
@@ -214,7 +214,7 @@ def _read(path: Path) -> Started | None:
 
 def _write(path: Path, one: Started) -> None:
     """Write the file atomically."""
-    told = {"node": one.node, "index": one.index, "pid": one.pid, "since": one.since, "starting": one.starting}
+    fields = {"node": one.node, "index": one.index, "pid": one.pid, "since": one.since, "starting": one.starting}
     draft = path.with_name(f"{path.name}.new")
-    draft.write_text(json.dumps(told))
+    draft.write_text(json.dumps(fields))
     draft.replace(path)

@@ -6,7 +6,7 @@ At most one call to the scheduler and one request to the Master are under way at
 answer, the job continues with the nodes it has.
 
 With ``SizeOwner.MASTER`` the scheduler is asked for additional nodes at once, and nodes are given back only when they
-are no longer members of the running world and have been told to leave (a drain). With ``SizeOwner.EXTERNAL`` the
+are no longer members of the running world and have been ordered to leave (a drain). With ``SizeOwner.EXTERNAL`` the
 scheduler's size is reported to the Master as a fact. Doomed nodes are drained in both cases.
 """
 
@@ -183,17 +183,17 @@ class ReconcileState:
     last_s: float = 0.0
     repeated: int = 0
     doomed: tuple[Doomed, ...] = ()
-    """Nodes that the Master has not been told about yet, or has refused to drain."""
+    """Nodes whose drain has not been requested yet, or was refused."""
     doomed_s: float = 0.0
-    """The Master is not told about them before this time."""
+    """Their drain is not requested before this time."""
     urgent: bool = False
     """Whether the request to the Master under way is about doomed nodes."""
     sent_away: frozenset[str] = frozenset()
-    """Nodes that have been told to leave, until they have left."""
+    """Nodes that were ordered to leave, until they have left."""
     surplus: frozenset[str] = frozenset()
     """The surplus ones among these, until they have been given back, even if they have left already."""
-    told: tuple[int, int, int] | None = None
-    """Size and bounds when the Master was last told the size."""
+    reported: tuple[int, int, int] | None = None
+    """Size and bounds when the size was last sent to the Master."""
     hush_s: float = 0.0
     """The Master has refused a request: none is submitted before this time, except for doomed nodes."""
     refusal: str = ""
@@ -298,7 +298,8 @@ class _Turn:
         if isinstance(request, Drain) and done:
             self._set(sent_away=self.state.sent_away | set(request.nodes))
         if isinstance(request, Resize) and done and self.state.size is not None:
-            self._set(told=self._told(self.state.size.nodes) if self.state.size.nodes == request.nodes else None)
+            current = self.state.size.nodes == request.nodes
+            self._set(reported=self._with_bounds(request.nodes) if current else None)
         if done:
             self._set(refusal="")
         elif granted.verdict is Verdict.UNKNOWN:  # one of the nodes has left meanwhile; the others still have to leave
@@ -391,11 +392,11 @@ class _Turn:
         if self.state.size is None or self.state.size.nodes < 1:
             return None  # the nodes are being removed anyway
         nodes = self.state.size.nodes
-        if self.state.told == self._told(nodes) or (self.state.told is None and nodes == job.desired):
+        if self.state.reported == self._with_bounds(nodes) or (self.state.reported is None and nodes == job.desired):
             return None
         return Resize(nodes, self.state.about.name, f"{self.state.about.name} has {nodes} nodes", external=True)
 
-    def _told(self, nodes: int) -> tuple[int, int, int]:
+    def _with_bounds(self, nodes: int) -> tuple[int, int, int]:
         assert self.state.job is not None  # noqa: S101 - set before any request
         return nodes, self.state.job.minimum, self.state.job.maximum
 

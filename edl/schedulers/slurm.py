@@ -124,7 +124,7 @@ class Slurm:
             self._deps.log(f"slurm: submitted job {number} for one more node ({reason})")
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Cancel jobs that are waiting for a host; running ones leave by themselves, as they have been told. Raises
+        """Cancel jobs that are waiting for a host; running ones leave by themselves, as ordered. Raises
         ``SchedulerError``."""
         queue = await self._queue()
         named = [one for one in queue if f"{PREFIX}{one.number}" in names]
@@ -164,12 +164,12 @@ class Slurm:
         """Does nothing: no connection is open."""
 
     async def _submit(self, reason: str) -> int:
-        told = [f"--job-name={self._job_name}", "--parsable", f"--comment={MARK}{reason}", *self._options]
+        options = [f"--job-name={self._job_name}", "--parsable", f"--comment={MARK}{reason}", *self._options]
         if self._script:
-            said = await self._call("sbatch", *told, self._script)
+            said = await self._call("sbatch", *options, self._script)
         else:
             ours = ["--no-requeue", "--nodes=1", "--ntasks=1", self._output()]
-            said = await self._call("sbatch", *ours, *told, written=self._own_script())
+            said = await self._call("sbatch", *ours, *options, written=self._own_script())
         number = said.strip().partition(";")[0]
         if not number.isdecimal():
             raise SchedulerError(f"sbatch printed {said.strip()[:200]!r} instead of a job number", retry=True)

@@ -16,7 +16,7 @@ from edl.wire.messages import Version
 class Trouble(enum.Enum):
     """What happens to bytes on their way."""
 
-    CUT = "the connection ends in the middle"
+    TRUNCATE = "the connection ends in the middle"
     FLIP = "one bit changes"
     STALL = "nothing comes any more"
 
@@ -84,7 +84,7 @@ class MemoryCopies:
         label, trouble = lent.label, self._network.trouble
         try:
             data = bytearray(os.pread(lent.descriptor, label.size, 0))
-            if trouble in (Trouble.CUT, Trouble.STALL):
+            if trouble in (Trouble.TRUNCATE, Trouble.STALL):
                 del data[len(data) // 2 :]
             elif trouble is Trouble.FLIP:
                 data[-1] ^= 1

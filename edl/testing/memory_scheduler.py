@@ -1,4 +1,4 @@
-"""A scheduler in memory: gives and takes nodes at once, and fails when it is told to."""
+"""A scheduler in memory: gives and takes nodes at once, and fails on request."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class MemoryScheduler:
         """All that changes."""
         if self.failure is not None and not self.failure.retry:
             raise self.failure
-        told: asyncio.Queue[Observation] = asyncio.Queue()
-        self._watchers.append(told)
+        observations: asyncio.Queue[Observation] = asyncio.Queue()
+        self._watchers.append(observations)
         try:
             yield Sized(self._size())
             while True:
-                yield await told.get()
+                yield await observations.get()
         finally:
-            self._watchers.remove(told)
+            self._watchers.remove(observations)
 
     async def close(self) -> None:
         """Nodes stay."""

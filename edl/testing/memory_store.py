@@ -144,7 +144,7 @@ class MemoryStore:
             self._end_lease(lease)
 
     def changes_since(self, revision: int, prefix: str = "") -> list[Change]:
-        """Changes under ``prefix`` with a revision above ``revision``: what a watch would have told by now.
+        """Changes under ``prefix`` with a revision above ``revision``: all that a watch has reported by now.
 
         Raises ``StoreError`` when some of them are no longer kept, or when the store has never been that far.
         """
@@ -231,11 +231,11 @@ class MemoryStore:
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
         """``Store.watch``. It sees the end of a lease when somebody looks at the store or calls ``tick``."""
-        news, seen = asyncio.Event(), after_revision
-        self._watchers[news] = None
+        changed, seen = asyncio.Event(), after_revision
+        self._watchers[changed] = None
         try:
             while not self._closed:
-                news.clear()
+                changed.clear()
                 # A copy of what there is: the consumer may write between two of them.
                 changes = self.changes_since(seen, prefix) if self._available else []
                 for change in changes:
@@ -245,9 +245,9 @@ class MemoryStore:
                     continue
                 if self._available:
                     seen = max(seen, self._revision)  # nothing for us up to here, so compaction takes nothing from us
-                await news.wait()
+                await changed.wait()
         finally:
-            self._watchers.pop(news, None)
+            self._watchers.pop(changed, None)
 
     async def grant_lease(self, ttl_s: float) -> int:
         """``Store.grant_lease``."""

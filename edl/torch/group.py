@@ -196,7 +196,7 @@ class TorchGroup:
         self.addresses.store_hosts = _hosts(host, port)
         try:
             result.append(TCPStore(host, port, None, False, STORE_TIMEOUT, wait_for_workers=False))
-        except Exception as error:  # noqa: BLE001  handed to the main thread
+        except Exception as error:  # noqa: BLE001  passed to the main thread
             result.append(error)
         self._moved.set()
 

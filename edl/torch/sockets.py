@@ -106,8 +106,8 @@ def _longest_queue() -> int:
 
 def _queue(listener: socket.socket) -> int:
     """The most connections that the kernel holds for a listener until they are accepted."""
-    told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SACKED.size)
-    return int(_SACKED.unpack(told)[0]) if len(told) == _SACKED.size else 0
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SACKED.size)
+    return int(_SACKED.unpack(info)[0]) if len(info) == _SACKED.size else 0
 
 
 def _ends(opened: socket.socket) -> tuple[Endpoint | None, Endpoint | None]:

@@ -64,7 +64,7 @@ def name_of(kind: Any) -> str:
 
 
 class TaggedUnion(Generic[T]):
-    """Codec for several dataclasses, told apart by a tag in front of their fields: ``{"word":"Hello","name":…}``."""
+    """Codec for several dataclasses, distinguished by a tag in front of their fields: ``{"word":"Hello","name":…}``."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 LARGEST_BYTES = 64 * 1024
-"""Most bytes of a datagram on a local socket: long texts are cut, and unlimited data travels in a memory file."""
+"""Most bytes of a datagram on a local socket: long texts are truncated, and unlimited data travels in a memory file."""
 
 
 def write_memory(name: str, data: bytes) -> int:

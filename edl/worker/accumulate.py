@@ -138,7 +138,7 @@ class Way(Protocol):
     """A method that turns the micro-batches of steps into gradients."""
 
     def begin(self, share: Share) -> None:
-        """Prepare for a micro-batch that is about to be handed out."""
+        """Prepare for a micro-batch that is about to be delivered."""
         ...
 
     def backward(self, share: Share, loss: Any) -> None:

@@ -214,7 +214,7 @@ def _tells(path: str, words: str) -> bool:
         return False
     try:
         message = json.loads(text)["message"]
-        told = message if isinstance(message, str) else str(message["message"])
-        return words in told or bool(told and told in words)
+        reported = message if isinstance(message, str) else str(message["message"])
+        return words in reported or bool(reported and reported in words)
     except (ValueError, KeyError, TypeError):
         return bool(text)

@@ -50,7 +50,7 @@ class StepBoundaries:
         self.target = 0
         """Commit number of the agreed boundary; 0 for none."""
         self.left = False
-        """The worker has been told at a boundary to park."""
+        """Whether the worker was ordered at a boundary to park."""
         self.settings = NO_SETTINGS
         """Settings of the step after ``passed``."""
         self._due: list[tuple[int, Settings]] = []
@@ -124,7 +124,7 @@ class StepBoundaries:
     def stop(self, reason: str) -> None:
         """Park at the next boundary, independently of the other workers."""
         self._stopping = True
-        self.leaving = reason or "told to stop"
+        self.leaving = reason or "ordered to stop"
 
     def arrive(self, commit: int) -> BoundaryAction:
         """The training thread has arrived at this boundary. Any answer but ``WAIT`` lets it pass (or leave).
@@ -132,7 +132,7 @@ class StepBoundaries:
         Raises ``StateError`` when this worker can no longer be in step with the others.
         """
         if self._late and not self._over:
-            raise StateError(f"this worker was not told in time: {self._late}")
+            raise StateError(f"the order did not reach this worker in time: {self._late}")
         turn = self._look(commit)
         if turn not in (BoundaryAction.PASS, BoundaryAction.SAVE):
             return turn
@@ -165,7 +165,7 @@ class StepBoundaries:
 
     @property
     def held(self) -> bool:
-        """Whether the other workers are being asked, or have been told, where to stop."""
+        """Whether the stop commit is being agreed on with the other workers, or has been sent to them."""
         return bool(self._hold) and not self._over
 
     @property

@@ -121,7 +121,7 @@ class Batches:
             if indices is None:
                 break
             micro = feed.queue.popleft()[0]
-            self.sampler.handed(micro.position)
+            self.sampler.delivered(micro.position)
             between = micro.last
             yield indices
         self.sampler.ended(walk)
@@ -135,7 +135,7 @@ class Feed:
         self._mark = mark
         self.batch_size = batches.batch_size
         self.queue: deque[tuple[Micro, int, int]] = deque()
-        """Batches taken but not handed out yet: micro-batch, its samples, samples of its step."""
+        """Batches taken but not delivered yet: micro-batch, its samples, samples of its step."""
         self._next: Callable[[], Iterator[Micro]] | None = None
         self._order: EpochOrder | None = None
 
@@ -229,7 +229,7 @@ class Handing:
             raise
         self._between = micro.last
         if micro.last or not self._whole_steps:
-            self._position.handed(micro.position)
+            self._position.delivered(micro.position)
         return data, Share(samples, max(1, total), micro.index, micro.count, micro.logical)
 
     def close(self, finished: bool = False) -> None:

@@ -159,8 +159,8 @@ class _ForkServer:
         self.child_processes.kill_workers()
 
     def _warm(self) -> bool:
-        """Import what workers will need, if this process is to do so; False after a failure, which the agent has been
-        told."""
+        """Import what workers will need, if this process is to do so; False after a failure, which has been reported to
+        the agent."""
         settings = self.settings
         if settings.standby is Standby.NONE or settings.kind == "program":
             self.refilling = False

@@ -214,7 +214,7 @@ class Link:
             heard(place)
 
     def broken(self, number: int) -> bool:
-        """Whether the round is over, or this worker has been told to stop."""
+        """Whether the round is over, or this worker has been ordered to stop."""
         with self._changed:
             return self._broken >= number
 
@@ -235,7 +235,7 @@ class Link:
 
     @property
     def left(self) -> bool:
-        """Whether this worker has been told at a boundary to park."""
+        """Whether this worker was ordered at a boundary to park."""
         with self._changed:
             return self._boundary.left
 

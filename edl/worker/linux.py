@@ -131,7 +131,7 @@ def open_accelerator() -> str:
 
 
 def set_title(words: Sequence[str]) -> None:
-    """Make ``ps`` and ``/proc/<pid>/cmdline`` show these words, cut to the length of the original command line."""
+    """Make ``ps`` and ``/proc/<pid>/cmdline`` show these words, truncated to the original command line's length."""
     try:
         with open("/proc/self/stat", "rb") as file:
             # The second field is a name in parentheses that may contain spaces; numbering continues after it.

@@ -326,7 +326,7 @@ def _kind(array: Any, operation: str, bfloat16: bool) -> str:
     kind = str(array.dtype)
     if bfloat16:
         if kind != "uint16":
-            raise TypeError(f"bfloat16 is handed over as uint16, not {kind}")
+            raise TypeError(f"bfloat16 is passed as uint16, not {kind}")
         return "bfloat16"
     if kind not in _KINDS:
         raise TypeError(f"arrays of {kind} cannot be reduced")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 LONGEST_CONNECT_S = 300.0
-"""Seconds; a worker whose peers do not come is normally told so by its agent, so this limit is for workers without
+"""Seconds; a worker whose peers do not come normally learns so from its agent, so this limit is for workers without
 one."""
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05

@@ -81,7 +81,7 @@ class Walk:
 class Position:
     """Epoch and position: the number of places of the epoch that all workers together have consumed.
 
-    Loaders report what they have handed out, and the state saved by a commit covers exactly that.
+    Loaders report what they have delivered, and the state saved by a commit covers exactly that.
     """
 
     def __init__(self, num_replicas: int | None, rank: int | None, *, counts: bool = True) -> None:
@@ -93,7 +93,7 @@ class Position:
         self._epoch = 0
         self._position = 0
         self._restored: tuple[int, int] | None = None
-        """Loaded epoch and position, as long as nothing has been handed out since."""
+        """Loaded epoch and position, as long as nothing has been delivered since."""
         self._placed = False
         """The position was set on purpose since the last iteration began."""
         self._walk: Walk | None = None
@@ -106,7 +106,7 @@ class Position:
 
     @property
     def position(self) -> int:
-        """Number of places of the epoch that have been handed out, over all workers."""
+        """Number of places of the epoch that have been delivered, over all workers."""
         return self._position if self._position < _PAST else self._length() or 0
 
     @property
@@ -116,13 +116,13 @@ class Position:
 
     @property
     def standing(self) -> int:
-        """The position for loaders: far behind the end if nothing is to be handed out again."""
+        """The position for loaders: far behind the end if nothing is to be delivered again."""
         return self._position
 
     def set_epoch(self, epoch: int) -> None:
         """Select the epoch of the next iteration. No effect in the middle of that epoch, or right after restoring it;
         other epochs begin at their beginning. An epoch before the restored one has been consumed, so nothing of it is
-        handed out again."""
+        delivered again."""
         if epoch < 0:
             raise StateError(f"epoch={epoch}: it must be at least 0")
         if epoch != self._epoch:
@@ -181,13 +181,13 @@ class Position:
                 "iter() on the loader in the function that run calls"
             )
 
-    def handed(self, position: int) -> None:
-        """Note that everything up to this position has been handed out."""
+    def delivered(self, position: int) -> None:
+        """Note that everything up to this position has been delivered."""
         if self._counts:
             self._move(position)
 
     def ended(self, walk: Walk) -> None:
-        """Note that an iteration has handed out the last of its epoch."""
+        """Note that an iteration has delivered the last of its epoch."""
         walk.ended = True
         end = self._length()
         if self._counts or (end is not None and self._position >= end):
@@ -388,7 +388,7 @@ class CoreSampler(Position):
                 if walk is not self._walk:
                     self.check(walk)
                 position = min(position + world, end)
-                self.handed(len(order) if place + world >= places.stop else position)
+                self.delivered(len(order) if place + world >= places.stop else position)
                 yield one
         self.check(walk)
         self.ended(walk)

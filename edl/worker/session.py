@@ -188,7 +188,7 @@ class Session:
             while self._retiring:
                 self._retiring.pop(0).retire()
 
-    # --- what can be told --------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     def is_over(self, error: BaseException, patience_s: float) -> bool:
         """Whether this exception means that the round is over, rather than a failure of the script."""

@@ -40,6 +40,6 @@ class StepLoader(Protocol):
     def shares(self) -> Iterator[tuple[Any, Share]]:
         """The rest of the epoch: each micro-batch with its share, step after step.
 
-        A step counts as consumed with the first commit after its last micro-batch was handed out.
+        A step counts as consumed with the first commit after its last micro-batch was delivered.
         """
         ...

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edl.ports import Files
 
 CHUNK_BYTES = 8 << 20
-MARKER_FILE = "DONE"
+MANIFEST_FILE = "DONE"
 Fill = Callable[[Callable[[int], memoryview]], int]
 """Requests memory of some size, copies a snapshot into it, and returns the size."""
 
@@ -37,7 +37,7 @@ def write(where: str, era: int, commit: int, fill: Fill) -> local.WroteThrough:
     files = _files(where)
     folder = folder_name(era, commit)
     try:
-        if files.stamp(f"{folder}/{MARKER_FILE}"):
+        if files.stamp(f"{folder}/{MANIFEST_FILE}"):
             path = files.path(folder)
             return local.WroteThrough(era, commit, error=f"{path} is already complete and is not replaced")
         name = f"{folder}/{FILE_NAME}"

@@ -83,7 +83,7 @@ class Proxy:
                 if spoil and 0 <= due < len(data):
                     if self._trouble is Trouble.STALL:
                         return
-                    if self._trouble is Trouble.CUT:
+                    if self._trouble is Trouble.TRUNCATE:
                         self._hang_up()
                         return
                     data[due] ^= 1

@@ -11,7 +11,7 @@ then on: each new reason of the Master, and each change of phase of an agent. ``
 ``kill-worker b 1``     SIGKILL the worker in a slot
 ``crash a``             SIGKILL a launcher; ``pause a`` and ``resume a``: SIGSTOP and SIGCONT
 ``sigterm a``           tell a launcher to leave
-``cut a``               cut a host off from everything; ``heal`` undoes all cuts
+``partition a``         isolate a host; ``heal`` ends all partitions
 ``store away``          the store answers nobody; ``store back``
 ``resize 2``            ask for a size; ``set lr-scale=0.5``: for settings; ``save``, ``kill``: the switches
 ======================= ===============================================================
@@ -57,7 +57,7 @@ class Told:
             "pause": lambda words: self.world.launchers[NodeId(words[0])].pause(),
             "resume": lambda words: self.world.launchers[NodeId(words[0])].resume(),
             "sigterm": lambda words: self.world.launchers[NodeId(words[0])].interrupt(15),
-            "cut": lambda words: self._ignore(self.world.cut(words)),
+            "partition": lambda words: self._ignore(self.world.partition(words)),
             "heal": lambda words: self.world.network.heal_all(),
             "store": self._store,
             "resize": lambda words: self.world.ask_for(Resize(int(words[0]), "somebody", "", 0, "", False)),

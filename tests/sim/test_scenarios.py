@@ -159,7 +159,7 @@ def test_silent_node_counts_until_its_lease_ends() -> None:
     story = Story("1:3")
     story.start("a", "b", "c")
     story.running("a", "b", "c", round=1)
-    story.world.cut(["c"])
+    story.world.partition(["c"])
     took_s = story.running("a", "b", round=2, within_s=9.0)
     assert 2.0 < took_s < 7.0
     story.world.run(8.0)
@@ -171,7 +171,7 @@ def test_isolated_master_does_not_keep_its_workers() -> None:
     story.start("a", "b", "c")
     story.running("a", "b", "c", round=1)
     assert story.master() == "a"
-    pairs = story.world.cut(["a"])
+    pairs = story.world.partition(["a"])
     story.running("b", "c", round=2, within_s=9.0)
     story.world.run(10.0)
     assert story.workers_of("a") == 0, "no split brain"
@@ -319,7 +319,7 @@ def test_failures_that_come_before_the_node_loss_that_caused_them_are_not_charge
     story = Story("1:3", restarts=0)
     story.start("a", "b", "c")
     story.running("a", "b", "c", round=1)
-    pairs = story.world.cut(["c"])  # nobody can tell that c died ...
+    pairs = story.world.partition(["c"])  # nobody can tell that c died ...
     story.group.hangs = False
     story.world.crash("c")
     story.running("a", "b", round=2, within_s=9.0)  # ... until its lease has ended
@@ -370,7 +370,7 @@ def test_deaf_workers_of_a_node_that_is_cut_off_are_killed_all_the_same() -> Non
     for local_rank in (0, 1):
         story.world.worker("b", local_rank).deaf = True
     story.group.hangs = True
-    story.world.cut(["b"])
+    story.world.partition(["b"])
     story.world.run(14.0)
     assert story.workers_of("b") == 0
 
@@ -480,7 +480,7 @@ def test_what_a_silent_node_writes_after_the_end_is_for_the_next_job() -> None:
     story.running("a", "b", round=1, within_s=6.0)
     story.world.run(4.0)
     story.world.spoil()
-    cut = story.world.cut(["b"])
+    cut = story.world.partition(["b"])
     story.world.crash("a")
     story.world.run_until(story.world.ended, 60.0, "the job ends")
     assert directory.usable() == NO_STATE, "only the node that is cut off has a state"

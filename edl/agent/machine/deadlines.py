@@ -101,8 +101,8 @@ def _isolation(turn: AgentTurn) -> Deadline:
         turn.log(f"no contact with the store or the Master for {limit_s:g} s: stopping the workers")
         rounds.break_off(turn)
 
-    cut_off = not turn.state.connected and turn.state.unbroken
-    return (turn.state.contact_s + limit_s if cut_off else None), act
+    isolated = not turn.state.connected and turn.state.unbroken
+    return (turn.state.contact_s + limit_s if isolated else None), act
 
 
 def _doubt(turn: AgentTurn) -> Deadline:

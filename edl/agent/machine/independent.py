@@ -77,12 +77,12 @@ def _renewals(turn: AgentTurn, worker: Worker) -> int:
 
 def renew(turn: AgentTurn, worker: Worker) -> None:
     """Restart a worker that asked for it, which is not a failure."""
-    world, told = turn.state.world, _renewals(turn, worker) + 1
-    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=told)
+    world, renewals = turn.state.world, _renewals(turn, worker) + 1
+    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=renewals)
     if turn.state.phase is AgentPhase.RUNNING and world is not None:
         turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) restarts at its own request")
         how = f"restarted ({BEGAN_ANEW})"
-        anew = Worker(worker.slot, worker.rank, born=world.round, how=how, renewals=told, renewed_s=turn.now_s)
+        anew = Worker(worker.slot, worker.rank, born=world.round, how=how, renewals=renewals, renewed_s=turn.now_s)
         anew = dataclasses.replace(anew, local_rank=worker.local_rank, bound=worker.local_rank)
         turn.set(workers=tuple(anew if one.slot == anew.slot else one for one in turn.state.workers))
         turn.do(Start(world, (worker.slot,)))

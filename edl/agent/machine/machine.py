@@ -2,7 +2,7 @@
 
 An agent starts and stops workers only on the Master's orders, with three exceptions for safety: its lease has ended; it
 has had no contact with the store or the Master for longer than a lease (other nodes may have formed a world without
-it); or it was told to leave by a signal. If the launcher itself is frozen, the fork server stops the workers
+it); or a signal asked it to leave. If the launcher itself is frozen, the fork server stops the workers
 (``edl.agent.entitlement``).
 """
 

@@ -378,8 +378,8 @@ def _set(turn: AgentTurn, order: Switch) -> None:
     """Tell the workers the commit from which new settings hold."""
     state = turn.state
     ranks = tuple(worker.slot for worker in state.in_world)
-    told = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
-    turn.do(TellWorkers(told, ranks))
+    target = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
+    turn.do(TellWorkers(target, ranks))
     turn.set(hold=0, doubt_by_s=None)
 
 

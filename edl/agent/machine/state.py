@@ -179,7 +179,7 @@ class AgentState:
     killed: bool = False
     """SIGKILL has been sent to the stopping workers."""
     stopped_itself: bool = False
-    """The fork server killed the workers of the last round, not yet told to stop; see ``Ready``."""
+    """The fork server killed the workers of the last round before their stop order arrived; see ``Ready``."""
     flushed: bool = False
     """The saves of this round's workers are written, or known to be lost (``unsaved``). Only set once all have
     ended."""

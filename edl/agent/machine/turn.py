@@ -68,8 +68,8 @@ class AgentTurn:
         )
 
     def end_workers(self, workers: tuple[Worker, ...], number: int) -> None:
-        """End these workers: waiting ones are told to stop, the others get the signal, frozen ones SIGKILL. All that
-        are left after the grace period are killed."""
+        """End these workers: waiting ones get a stop message, frozen ones SIGKILL, the others the signal. Those
+        left after the grace period are killed."""
         for worker in workers:
             self.set_worker(worker.slot, ending=True)
         frozen = tuple(worker.slot for worker in workers if worker.frozen_since_s is not None)
@@ -87,9 +87,9 @@ class AgentTurn:
 
     def leave(self, outcome: Outcome, number: int) -> None:
         """Stop the workers, then exit."""
-        told = self.state.phase is AgentPhase.STOPPING and self.state.kill_at_s is not None
-        untold = tuple(w for w in self.state.alive if not (told and w.status is WorkerStatus.ALIVE))
-        self.end_workers(untold, number)
+        stopping = self.state.phase is AgentPhase.STOPPING and self.state.kill_at_s is not None
+        running = tuple(w for w in self.state.alive if not (stopping and w.status is WorkerStatus.ALIVE))
+        self.end_workers(running, number)
         self.set(phase=AgentPhase.LEAVING, outcome=outcome, reason=outcome.reason)
         self.exit_if_empty()
 

@@ -186,11 +186,11 @@ def selected(lines: Sequence[bytes], filters: Sequence[bytes]) -> list[bytes]:
     return [line for line in lines if any(text in line for text in filters)]
 
 
-def told(environment: Mapping[str, str], base: Mapping[str, str]) -> str:
+def changed_environment(environment: Mapping[str, str], base: Mapping[str, str]) -> str:
     """Content of ``envlog.N``: the worker's variables that differ from the launcher's environment, sorted, one per
     line.
 
     Paddle's launcher writes all variables; the launcher's own may contain secrets.
     """
-    news = sorted((name, value) for name, value in environment.items() if base.get(name) != value)
-    return "".join(f"{name}={value}\n" for name, value in news)
+    changed = sorted((name, value) for name, value in environment.items() if base.get(name) != value)
+    return "".join(f"{name}={value}\n" for name, value in changed)

@@ -26,12 +26,12 @@ from edl.agent.workers.log_paths import (
     REPORT,
     Attempt,
     WorkerFiles,
+    changed_environment,
     launch_folder,
     number_of,
     peers,
     pod_log,
     prefix,
-    told,
 )
 from edl.agent.workers.log_retention import LogPieces, part_bytes
 from edl.agent.workers.logs import OutputStream, StreamPlan
@@ -43,8 +43,8 @@ from edl.wire.messages import World
 PATIENCE_S = 2.0
 """Seconds to wait for the disk when a file must be written before a worker starts, or read after it has ended."""
 MARK = ".launch"
-"""Marker in the folder of each launch, with its name. By name alone, ``a.2`` could be a node or the second launch on
-``a``."""
+"""File in each launch's folder that contains the launch's name. By the folder's name alone, ``a.2`` could be a node or
+the second launch on ``a``."""
 
 
 def claim(plan: LogPlan) -> LogPlan:
@@ -122,8 +122,8 @@ class Output:
 class Outputs:
     """Opens the log files of one launcher's workers.
 
-    ``environment``: the launcher's own. ``told_again``: workers that live through several rounds get the path of their
-    error file for each round; otherwise the first path applies.
+    ``environment``: the launcher's own. ``path_each_round``: workers that live through several rounds get the path of
+    their error file for each round; otherwise the first path applies.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class Outputs:
         environment: Mapping[str, str],
         log: Callable[[str], None],
         *,
-        told_again: bool = True,
+        path_each_round: bool = True,
     ) -> None:
         self._plan = plan
         self._node = node
         self._environment = environment
         self._log = log
-        self._told_again = told_again
+        self._path_each_round = path_each_round
         self._made: dict[tuple[str, int], int] = {}
         self._scribe = Scribe()
         self._pieces = LogPieces(plan.rounds, plan.most_bytes)
@@ -255,7 +255,7 @@ class Outputs:
         output.stdout.switch(self._stream(files, environment, stderr=False))
         output.stderr.switch(self._stream(files, environment, stderr=True))
         output.files = files
-        if self._told_again:
+        if self._path_each_round:
             output.error_file = files.error_file
         self._scribe.do(lambda: self._note(files, environment))
 
@@ -265,8 +265,8 @@ class Outputs:
         file cannot be written, the environment is unchanged."""
         if not files.folder or not ((self._plan.links and not files.of_server) or too_long(environment)):
             return environment
-        news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        text, why = json.dumps(news, indent=4, sort_keys=True), ""
+        changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        text, why = json.dumps(changed, indent=4, sort_keys=True), ""
 
         def write() -> None:
             Path(files.folder).mkdir(parents=True, exist_ok=True)
@@ -308,7 +308,7 @@ class Outputs:
             _lead(Path(self._plan.folder) / LATEST, Path(self._plan.folder) / files.attempt.folder)
         if self._plan.links:
             with contextlib.suppress(OSError):
-                Path(files.environment).write_text(told(environment, self._environment))
+                Path(files.environment).write_text(changed_environment(environment, self._environment))
             for name, target in files.links().items():
                 if os.path.exists(target):
                     _lead(Path(self._plan.links) / name, Path(target), keep=not self._plan.overwrite)

@@ -67,8 +67,8 @@ class WorkerGroup:
         self._spec = spec
         self._node = node
         self._environment = dict(environment)
-        # Independent workers are not told the path of a later round's error file.
-        self._outputs = Outputs(logs, node, self._environment, log, told_again=not spec.independent)
+        # Independent workers keep the error file's path of their first round.
+        self._outputs = Outputs(logs, node, self._environment, log, path_each_round=not spec.independent)
         self._deps = deps
         self._log = log
         self._wall_clock_s = wall_clock_s

@@ -90,7 +90,7 @@ class AutoscaleMemory:
     nodes: int = 0
     since_s: float = 0.0
     """Time of the first pace report in this world."""
-    told: Mapping[str, float] = field(default_factory=dict)
+    reported: Mapping[str, float] = field(default_factory=dict)
     """Seconds per step, for nodes that have reported since the last measurement."""
     count: int = 0
     mean: float = 0.0
@@ -168,8 +168,8 @@ def hear(
         return Look(_show(memory, 0, place.unsettled or memory.reason), learnt)
     if now_s < memory.since_s + SETTLE_S:
         return Look(_show(memory, 0, f"{_count(memory.nodes)}: just begun, not measured yet"), learnt)
-    memory = dataclasses.replace(memory, told={**memory.told, node: step_s})
-    if len(memory.told) < len(place.slots):
+    memory = dataclasses.replace(memory, reported={**memory.reported, node: step_s})
+    if len(memory.reported) < len(place.slots):
         return Look(memory, learnt)
     memory = _measured(memory, place)
     if not _certain(memory, place):
@@ -205,13 +205,14 @@ def _at(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, now_s: flo
 
 def _measured(memory: AutoscaleMemory, place: CurrentWorld) -> AutoscaleMemory:
     """Add one measurement of the world to mean and variance (exponential after the first ones)."""
-    rate = place.share * sum(place.slots[node] / step_s for node, step_s in memory.told.items() if node in place.slots)
+    reported = {node: step_s for node, step_s in memory.reported.items() if node in place.slots}
+    rate = place.share * sum(place.slots[node] / step_s for node, step_s in reported.items())
     count = memory.count + 1
     weight = 1 / min(count, MOST)
     off = rate - memory.mean
     mean = memory.mean + weight * off if memory.count else rate
     spread = (1 - weight) * (memory.spread + weight * off * off) if memory.count else 0.0
-    return dataclasses.replace(memory, told={}, count=count, mean=mean, spread=spread)
+    return dataclasses.replace(memory, reported={}, count=count, mean=mean, spread=spread)
 
 
 def _certain(memory: AutoscaleMemory, place: CurrentWorld) -> bool:

@@ -119,7 +119,7 @@ class KubernetesScheduler:
 
     async def _follow(self, mirrors: Sequence[Mirror]) -> AsyncGenerator[Observation, None]:
         said: SchedulerSize | None = None
-        told: dict[str, str] = {}
+        reported: dict[str, str] = {}
         pause_s = FIRST_PAUSE_S
         while True:
             for mirror in mirrors:
@@ -137,24 +137,24 @@ class KubernetesScheduler:
                     raise
                 wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
             if mirrors:
-                for doomed in self._doomed(mirrors, told):
+                for doomed in self._doomed(mirrors, reported):
                     yield doomed
             await asyncio.sleep(GAP_S)
             await _any_change(mirrors, wait_s)
 
-    def _doomed(self, mirrors: Sequence[Mirror], told: dict[str, str]) -> Iterator[Doomed]:
-        """Pods that are going away, each reported once: ``told`` holds the uids of those already reported."""
+    def _doomed(self, mirrors: Sequence[Mirror], reported: dict[str, str]) -> Iterator[Doomed]:
+        """Pods that are going away, each reported once; ``reported`` holds the uids of the earlier ones."""
         hosts = mirrors[1].found if len(mirrors) > 1 else {}
         here = mirrors[0].found
-        for name in [name for name in told if name not in here]:
-            del told[name]
+        for name in [name for name in reported if name not in here]:
+            del reported[name]
         for name, pod in here.items():
             uid = str(pod["metadata"].get("uid", ""))
-            if told.get(name) == uid:
+            if reported.get(name) == uid:
                 continue
             why = pods.doom(pod) or pods.doom_by_host(pod, hosts.get(str(pod.get("spec", {}).get("nodeName", ""))))
             if why is not None:
-                told[name] = uid
+                reported[name] = uid
                 yield Doomed(name, why[0], why[1])
 
     def _mirror(self, selector: str) -> Mirror:

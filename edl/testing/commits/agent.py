@@ -1,4 +1,4 @@
-"""An agent in the same thread as its worker: what is said is heard at once, in an order that a schedule decides."""
+"""An agent in the same thread as its worker: what is said is sent at once, in an order that a schedule decides."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Agent:
     def __init__(self, idle: Idle) -> None:
         self.kept: dict[Key, bytes] = {}
         self.said: list[local.ToAgent] = []
-        self.told = 0
+        self.sent = 0
         """Messages to the worker so far."""
         self._files: dict[int, int] = {}
         self.link = _DirectLink(self, idle)
@@ -44,7 +44,7 @@ class Agent:
 
     def tell(self, message: local.ToWorker, *descriptors: int) -> None:
         """The worker's side thread reads this, now."""
-        self.told += 1
+        self.sent += 1
         self.link._take(message, list(descriptors))
 
     def place(self, seat: Seat) -> None:
@@ -111,12 +111,12 @@ class _DirectLink(Link):
 
     def _wait(self, ask: Callable[[], Any], longest_s: float | None = None) -> Any:
         while True:
-            heard = self._agent.told
+            sent = self._agent.sent
             with self._changed:
                 answer = ask()
             if answer is not None and answer is not False:
                 return answer
-            if heard == self._agent.told and not self._idle():
+            if sent == self._agent.sent and not self._idle():
                 if longest_s is not None:
                     return None
                 raise Stuck("the worker waits, and nothing more will happen")

@@ -120,7 +120,7 @@ class AsynchronousGroup:
         self._come = come
         self.step = 0
         """Which the next collective belongs to."""
-        self.aborted = self.cut = False
+        self.aborted = self.disconnected = False
         self.failed = ""
 
     def failure(self) -> str:
@@ -136,7 +136,7 @@ class AsynchronousGroup:
 
     def end(self, why: str = "") -> None:
         """It comes to the same end by itself, and says so only where there is a ``why``."""
-        self.cut, self.failed = True, self.failed or why
+        self.disconnected, self.failed = True, self.failed or why
 
     def retire(self) -> None:
         """Nothing is left of it."""
@@ -146,7 +146,7 @@ class AsynchronousGroup:
         step = self.step
 
         def done() -> bool:
-            if self.aborted or self.cut:
+            if self.aborted or self.disconnected:
                 garbage()
             elif self._come(step):
                 combined()

@@ -48,7 +48,7 @@ class SurvivorSchedule:
     kind: str
     fault_step: int
     broken_at: float
-    """Of the step's instructions, the part after which the news comes."""
+    """Of the step's instructions, the fraction after which the event comes."""
     completes: bool
     """The collective of the faulty step comes to its end on this survivor all the same."""
     pace: float
@@ -128,11 +128,11 @@ class Survivor:
         self.session = Session(self.agent.link, {"EDL_JOB_ID": _JOB})
         self.state: BaseState = self.trainee.state(self.framework, step=0, own=Own())
         self.moment = 0
-        self.news_at = int(schedule.broken_at * length) if schedule.kind != "none" else sys.maxsize
+        self.event_at = int(schedule.broken_at * length) if schedule.kind != "none" else sys.maxsize
         self.works_at = self._next_work()
         self.counting = False
         self.refuses = schedule.votes and schedule.seed % 2 == 0
-        self.news = list(_NEWS[schedule.kind])
+        self.events = list(_EVENTS[schedule.kind])
 
     def play(self) -> SurvivorResult:
         """All of it, until the worker parks or ends."""
@@ -198,7 +198,7 @@ class Survivor:
     # --- what happens to it ------------------------------------------------------------------------------------------
 
     def _count(self, frame: FrameType, counting: bool) -> None:
-        """Be told of each instruction from here on, or of none."""
+        """Start or stop tracing instructions."""
         self.counting = counting
         if counting:
             _moments.begin(frame, self._instruction)
@@ -210,7 +210,7 @@ class Survivor:
         if self.moment >= self.works_at:
             self.device.advance()
             self.works_at = self._next_work()
-        if self.moment >= self.news_at and not self.agent.link.busy:
+        if self.moment >= self.event_at and not self.agent.link.busy:
             self._hear()
 
     def _next_work(self) -> int:
@@ -225,13 +225,13 @@ class Survivor:
 
     def _hear(self) -> bool:
         """The next thing that the survivor learns of the fault; False when there is nothing more."""
-        if not self.news:
+        if not self.events:
             return False
-        self.news_at = self.moment + self.rng.randrange(200)
-        if len(self.news) == 1:
+        self.event_at = self.moment + self.rng.randrange(200)
+        if len(self.events) == 1:
             self.counting = False  # what follows is the same at every moment
             _moments.end()
-        group, what = self.framework.group, self.news.pop(0)
+        group, what = self.framework.group, self.events.pop(0)
         if what == "break":
             self.agent.tell(local.Break(1, "node b is gone"))  # which aborts the group
         elif group is not None:
@@ -261,13 +261,13 @@ def _watched(code: CodeType) -> bool:
 
 
 _moments = moments(_watched)
-_NEWS = {
+_EVENTS = {
     "none": (),
     "peer": ("break",),
     "break": ("break",),
     "watchdog": ("watchdog", "break"),
-    "swallowed": ("cut", "break"),
-    "alone": ("cut",),
+    "swallowed": ("disconnect", "break"),
+    "alone": ("disconnect",),
 }
 
 

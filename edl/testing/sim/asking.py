@@ -24,7 +24,7 @@ class Promises:
         """Generation that each revision of the size stands for."""
         self._keys: dict[str, Granted] = {}
         self._granted = 0
-        """Newest generation that somebody was told about."""
+        """Newest generation that a request was answered with."""
         self._newest = 0
         self.evicted: dict[NodeId, Incarnation] = {}
         """Nodes that were promised to leave, and for how long they have been here."""
@@ -52,7 +52,7 @@ class Promises:
                 self._fail(violation)
 
     def answered(self, request: ScaleRequest, granted: Granted, incarnations: dict[NodeId, Incarnation]) -> None:
-        """Somebody has been told. ``incarnations``: of the nodes that are named."""
+        """A request has been answered. ``incarnations``: of the nodes it names."""
         key, revision = getattr(request, "key", ""), getattr(request, "revision", 0)
         repeated = bool(key) and key in self._keys
         if repeated and (self._keys[key].verdict, self._keys[key].text) != (granted.verdict, granted.text):

@@ -14,7 +14,7 @@ class Biases:
     """Chance that a worker ignores SIGTERM."""
     sluggish: float = 0.05
     """Chance that a worker takes 2 s longer to boot, or 3 s longer to leave its round."""
-    late_news: float = 0.03
+    late_watch: float = 0.03
     """Chance that a watch reports a change late."""
     slow_reader: float = 0.0
     """Chance that the receiver of a stream reads a message late. Messages behind it wait too."""
@@ -29,7 +29,7 @@ class Biases:
         return cls(
             deaf=rng.choice((0.0, 0.08, 0.5, 0.9)),
             sluggish=rng.choice((0.0, 0.05, 0.3)),
-            late_news=rng.choice((0.0, 0.03, 0.3)),
+            late_watch=rng.choice((0.0, 0.03, 0.3)),
             slow_reader=rng.choice((0.0, 0.0, 0.02, 0.2)),
             slowest_read_s=rng.choice((0.05, 0.3, 1.0)),
             drift=rng.choice((0.0, 0.0, 0.001, 0.01)),

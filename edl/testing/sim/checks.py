@@ -36,8 +36,8 @@ from edl.wire.messages import (
     World,
 )
 
-NEWS_S = 2.0
-"""How long it may take until the Master knows that a node has a copy."""
+REPORT_S = 2.0
+"""Seconds until the Master must know that a node has a copy."""
 AFTERMATH_S = 15.0
 """How long after a fault its consequences may show."""
 
@@ -160,7 +160,7 @@ class Checks:
         self._next_port += count
         return tuple(range(first, first + count))
 
-    # --- told by the shells ------------------------------------------------------------------------------------------
+    # --- reported by the shells --------------------------------------------------------------------------------------
 
     def master_stepped(
         self, before: MasterState, events: Sequence[ev.Event], decision: ev.Decision, where: str
@@ -235,14 +235,14 @@ class Checks:
         """The newest complete commit of those that attached, ready nodes hold is what a world begins from."""
         ready = [entry for entry in state.nodes.values() if entry.status is NodeStatus.READY]
         members = [entry for entry in state.nodes.values() if world.member(entry.info.node) is not None]
-        newest = self._newest(self._attached([*ready, *members]), world.size, decided_s - NEWS_S)
+        newest = self._newest(self._attached([*ready, *members]), world.size, decided_s - REPORT_S)
         if newest > world.restore:
             self.fail(f"round {world.round} begins from {world.restore} although {newest} is there")
 
     def _check_unusable(self, state: MasterState, decided_s: float) -> None:
         """When that was decided, the Master knew of nobody with a state to begin from, and none lay in the directory.
         What a node that was away then writes when it ends is for the next job."""
-        until_s = decided_s - NEWS_S
+        until_s = decided_s - REPORT_S
         found = max(self._newest(self._attached(state.nodes.values()), 1, until_s), self.directory.usable(until_s))
         if found != NO_STATE:
             self.fail(f"the job ends, {state.record.reason}, although {found} is there")
@@ -288,7 +288,7 @@ class Checks:
             if least > before.restore.commit and world.restore < Version(before.era, least):
                 self.fail(f"round {before.round} got to {course.reached}, {world.round} begins from {world.restore}")
 
-    # --- told by agents and workers ----------------------------------------------------------------------------------
+    # --- reported by agents and workers ------------------------------------------------------------------------------
 
     def agent_stepped(self, before: AgentState, event: ag.Event, decision: ag.Decision, now_s: float) -> None:
         """An agent has decided."""
@@ -319,12 +319,12 @@ class Checks:
             AgentPhase.OVER,
         )
         if leaves and before.draining is not None:
-            told = isinstance(event, ag.MasterSaid) and isinstance(event.message, Dismissed | Finish | Expelled)
+            ordered = isinstance(event, ag.MasterSaid) and isinstance(event.message, Dismissed | Finish | Expelled)
             late = before.drain_by_s is not None and now_s >= before.drain_by_s
             if isinstance(event, ag.MasterSaid) and isinstance(event.message, Depart):
                 late = late or not (event.message.deadline_s or before.timeouts.shutdown_s)  # has no time any more
             alone = after.outcome is not None and after.outcome.exit_code == ExitCode.STORE_UNREACHABLE
-            if not (told or late or alone or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
+            if not (ordered or late or alone or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
                 self.fail(f"{node} wanted to wait for the others and leaves on {event}")
 
     def _in_slots(self, after: AgentState, effect: ag.Effect) -> None:
@@ -369,7 +369,7 @@ class Checks:
         if course is None:
             self.fail(f"workers of round {number} are to go to commit {order.commit}; nobody trains there")
         elif order.commit in (course.saves if order.purpose == Purpose.SAVE.value else {course.target}):
-            return  # others have been told before
+            return  # other workers got this order before
         elif course.reached > order.commit or (course.reached == order.commit and self.calm):
             self.fail(f"round {number} is to stop at commit {order.commit}; {course.reached} has been passed")
         elif order.purpose == Purpose.SAVE.value:

@@ -22,12 +22,12 @@ class FaultKind(enum.Enum):
     FAIL_WORKER = "fail-worker"
     FREEZE_WORKER = "freeze-worker"
     PARTITION = "partition"
-    """Some nodes are cut off from the others; the store is on one side."""
+    """Some nodes are partitioned from the others; the store is on one side."""
     ISOLATE = "isolate"
-    """One node is cut off from everything."""
+    """One node is isolated."""
     ONE_WAY = "one-way"
     """Some nodes' messages to others are lost, but not the other way round."""
-    CUT_STORE = "cut-store"
+    PARTITION_STORE = "partition-store"
     """One node loses the store, and nothing else."""
     STORE_AWAY = "store-away"
     SLOW_NETWORK = "slow-network"
@@ -128,7 +128,7 @@ _WEIGHTS: dict[FaultKind, int] = {
     FaultKind.PARTITION: 4,
     FaultKind.ISOLATE: 4,
     FaultKind.ONE_WAY: 3,
-    FaultKind.CUT_STORE: 3,
+    FaultKind.PARTITION_STORE: 3,
     FaultKind.STORE_AWAY: 3,
     FaultKind.SLOW_NETWORK: 2,
     FaultKind.PAUSE: 4,

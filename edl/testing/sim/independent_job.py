@@ -98,7 +98,7 @@ class IndependentJob(Job):
 
     def hear(self, worker: SimWorker, message: ToWorker) -> None:
         """Nobody is interrupted here."""
-        self.watcher.fail(f"{worker} is told {message} although workers are independent")
+        self.watcher.fail(f"{worker} gets {message} although workers are independent")
 
     def _go_on(self, worker: SimWorker) -> None:
         if worker.alive and worker.up and not worker.frozen and id(worker) not in self._ends:

@@ -103,12 +103,12 @@ def _freeze_worker(world: SimWorld, fault: Fault) -> None:
 
 def _partition(world: SimWorld, fault: Fault, *, one_way: bool = False) -> None:
     hosts = [one.host for one in world.alive()]
-    cut = max(1, int(fault.pick * len(hosts)))
+    number = max(1, int(fault.pick * len(hosts)))
     turn = int(fault.pick2 * len(hosts))
-    inside = (hosts[turn:] + hosts[:turn])[:cut]
+    inside = (hosts[turn:] + hosts[:turn])[:number]
     outside = [host for host in hosts if host not in inside]
     store = [STORE] if fault.pick2 * 10 % 1 < 0.7 else []
-    _heal_later(world, fault, world.cut(inside, outside + store, one_way=one_way))
+    _heal_later(world, fault, world.partition(inside, outside + store, one_way=one_way))
 
 
 def _one_way(world: SimWorld, fault: Fault) -> None:
@@ -118,13 +118,13 @@ def _one_way(world: SimWorld, fault: Fault) -> None:
 def _isolate(world: SimWorld, fault: Fault) -> None:
     victim = _launcher(world, fault)
     if victim is not None:
-        _heal_later(world, fault, world.cut([victim.host]))
+        _heal_later(world, fault, world.partition([victim.host]))
 
 
-def _cut_store(world: SimWorld, fault: Fault) -> None:
+def _partition_store(world: SimWorld, fault: Fault) -> None:
     victim = _launcher(world, fault)
     if victim is not None:
-        _heal_later(world, fault, world.cut([victim.host], [STORE]))
+        _heal_later(world, fault, world.partition([victim.host], [STORE]))
 
 
 def _heal_later(world: SimWorld, fault: Fault, pairs: list[tuple[str, str]]) -> None:
@@ -369,7 +369,7 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.PARTITION: _partition,
     FaultKind.ISOLATE: _isolate,
     FaultKind.ONE_WAY: _one_way,
-    FaultKind.CUT_STORE: _cut_store,
+    FaultKind.PARTITION_STORE: _partition_store,
     FaultKind.STORE_AWAY: _store_away,
     FaultKind.SLOW_NETWORK: _slow_network,
     FaultKind.PAUSE: _pause,

@@ -50,7 +50,7 @@ class SimLauncher(SimProcess):
         self.lost = 0
         self.outcome: Outcome | None = None
         """What it has decided to exit with."""
-        self.cut_off_s: float | None = None
+        self.isolated_s: float | None = None
         """Since when it has reached neither the store nor the real Master; kept by the world."""
         self.server = SimServer(self)
         self.server.sent = self._sent

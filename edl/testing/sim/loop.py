@@ -22,7 +22,7 @@ TURN_S = 20e-6
 CLOSES = 20
 """A coroutine may await so often on its way out."""
 SLOWEST_CALL_S = 0.02
-"""A function handed to a thread takes up to so long."""
+"""Seconds that a function run in a thread takes, at most."""
 
 
 class SimLoop(asyncio.BaseEventLoop):

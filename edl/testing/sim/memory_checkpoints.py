@@ -36,7 +36,7 @@ class Saved:
 
     @property
     def complete(self) -> bool:
-        """Its marker is there."""
+        """Whether its manifest exists."""
         return len(self.parts) == self.shards
 
 
@@ -80,7 +80,7 @@ class StateNet:
     copying: Copying = Copying.AUTO
     """``--copies``."""
     acknowledged: set[Version] = field(default_factory=set)
-    """Commits that workers were told are going to be written."""
+    """Commits that were announced to workers as going to be written."""
     kill_source: bool = False
     """The next node to be asked for a piece of state dies."""
 
@@ -131,7 +131,7 @@ class SimMemory:
         self._streams: dict[Stream, list[Holding]] = {}
         self._bad: set[Version] = set()
         self._peer: KeepWith | None = None
-        self._handed: dict[Stream, Holding] = {}
+        self._copied: dict[Stream, Holding] = {}
         self._sending = False
         self._writer = False
         self._nodes = 1
@@ -274,13 +274,13 @@ class SimMemory:
         """Where copies of commits go from now on."""
         if peer != self._peer:
             self._peer = peer if peer.node else None
-            self._handed.clear()
+            self._copied.clear()
             self._replicate()
 
     def _behind(self) -> list[Stream]:
         newest = {stream: held[0] for stream in self._of("worker") if (held := self._streams[stream])}
         wanted = {s: one for s, one in newest.items() if needed(self.net.copying, one.shards, self._nodes)}
-        return [stream for stream, one in wanted.items() if self._handed.get(stream) != one]
+        return [stream for stream, one in wanted.items() if self._copied.get(stream) != one]
 
     def _replicate(self) -> None:
         behind, peer = self._behind(), self._peer
@@ -299,7 +299,7 @@ class SimMemory:
             and other.take_copy(self.owner.info.node, holding, self._owed.to_write)
         )
         if taken and peer == self._peer:
-            self._handed[stream] = holding
+            self._copied[stream] = holding
         if taken:
             self._replicate()
 

@@ -67,19 +67,19 @@ class Network:
         return self.open(one, other) and self.open(other, one)
 
     def block(self, pairs: Iterable[Pair]) -> None:
-        """Cut these directions; cuts add up."""
+        """Block these directions; blocks add up."""
         self._blocked.update(pairs)
         self.tell()
 
     def heal(self, pairs: Iterable[Pair]) -> None:
-        """Take one cut off each of these directions."""
+        """Remove one block from each of these directions."""
         for pair in pairs:
             if self._blocked[pair] > 0:
                 self._blocked[pair] -= 1
         self.tell()
 
     def heal_all(self) -> None:
-        """Take every cut away."""
+        """Remove every block."""
         self._blocked.clear()
         self.tell()
 
@@ -98,16 +98,16 @@ class End:
         self.broke = broke
         self.open = True
         self.coming: deque[Any] = deque()
-        """Sent to it, not heard yet."""
+        """Sent to it, not yet received."""
         self.held = 0
-        """How many of these have come as far as a cut in the network."""
+        """Messages of these that a blocked direction holds back."""
         self.last_arrival_s = 0.0
         self.suspicion: ScheduledCall | None = None
         """When its keep-alive gives up."""
 
 
 class Stream:
-    """Two ends. A cut is noticed by each end at its own time, and not at all if it heals before."""
+    """Two ends. Each end notices a partition at its own time, and not at all if it heals before."""
 
     def __init__(self, network: Network, one: End, other: End) -> None:
         self.network = network

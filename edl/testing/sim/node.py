@@ -266,15 +266,15 @@ class SimWorkerLink:
         for worker in self._workers.alive(slots) if slots else ():
             self._parent.deps.training.hear(worker, message)
 
-    def pass_on(self, told: ServiceTold) -> None:
+    def pass_on(self, message: ServiceTold) -> None:
         """A service of the Master says something to a worker."""
-        for worker in self._workers.alive((told.slot,)):
-            self._parent.deps.training.told(worker, told.service, told.body)
+        for worker in self._workers.alive((message.slot,)):
+            self._parent.deps.training.service_message(worker, message.service, message.body)
 
     def reattached(self, token: int) -> None:
         """What workers have said to services may be lost."""
         for worker in self._workers.alive():
-            self._parent.deps.training.told(worker, "", None)
+            self._parent.deps.training.service_message(worker, "", None)
 
     def give_place(self, slot: int, seat: local.Seat) -> None:
         """Send a waiting worker its place."""

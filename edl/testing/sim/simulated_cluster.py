@@ -263,10 +263,10 @@ class SimScheduler:
 
     async def watch(self) -> AsyncIterator[Observation]:
         """Changes that others make. Breaks now and then."""
-        cluster, told = self._cluster, asyncio.Queue[Observation]()
+        cluster, observations = self._cluster, asyncio.Queue[Observation]()
 
         def hear(observation: Observation) -> None:
-            self._launcher.run(told.put_nowait, observation)
+            self._launcher.run(observations.put_nowait, observation)
 
         cluster.watchers.append(hear)
         try:
@@ -274,7 +274,7 @@ class SimScheduler:
             while True:
                 if cluster.troubled and cluster.rng.random() < cluster.traits.error_share:
                     raise SchedulerError("cluster: the watch has ended", retry=True)
-                yield await told.get()
+                yield await observations.get()
         finally:
             if hear in cluster.watchers:
                 cluster.watchers.remove(hear)

@@ -25,7 +25,7 @@ from edl.worker.boundary import BoundaryAction, StepBoundaries
 _LEAVING = (BoundaryAction.SWITCH, BoundaryAction.KILL, BoundaryAction.STOP)
 
 LONGEST_PATIENCE_S = 12.0
-"""How long a worker that has lost a peer waits for the news before it gives up."""
+"""Seconds that a worker which has lost a peer waits for its agent's message before it gives up."""
 
 
 class Stage(enum.Enum):
@@ -39,7 +39,7 @@ class Stage(enum.Enum):
     LEAVING = "leaving"
     """It unwinds, and parks soon."""
     LOST = "lost"
-    """A peer is gone; it waits to be told."""
+    """A peer is gone; it waits for its agent's message."""
 
 
 IN_ROUND = (Stage.FORMING, Stage.RESTORING, Stage.TRAINING)
@@ -276,7 +276,7 @@ class SteppingJob(Job):
         self.timeline.after(0.0003, self._hears, worker, world)
 
     def hear(self, worker: SimWorker, message: local.ToWorker) -> None:
-        """A worker is told something by its agent."""
+        """A message from the agent reaches a worker."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         if worker.stage is not Stage.BOOTING:  # it is not connected yet, and misses it
             self.timeline.after(0.0003, self._hears, worker, message)
@@ -471,7 +471,7 @@ class SteppingJob(Job):
     # --- trouble -----------------------------------------------------------------------------------------------------
 
     def notice(self, worker: Stepper, crew: Crew) -> None:
-        """A worker notices that a peer is gone, and waits to be told so."""
+        """A worker notices that a peer is gone, and waits for its agent's message."""
         if not worker.alive or worker.crew is not crew or worker.stage not in IN_ROUND or worker.done:
             return
         if worker.frozen or worker.standing or worker.computed > worker.boundary.passed:

@@ -1,4 +1,4 @@
-"""The job's store: the memory store, which has etcd's rules, behind a network that delays, cuts and loses answers."""
+"""The job's store: the memory store, which has etcd's rules, behind a network that delays, blocks and loses answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import FencingToken
 
 T = TypeVar("T")
-LATEST_NEWS_S = 0.5
-"""Longest delay of a watch's late news."""
+LONGEST_WATCH_DELAY_S = 0.5
+"""Longest delay of a watch's late report, in seconds."""
 AWAY_LOOK_S = 0.1
 
 
@@ -40,7 +40,7 @@ class SimStore:
         """Called after each change."""
         self.watches: dict[asyncio.Event, str] = {}
         """Prefixes of open watches, by what wakes them."""
-        self._told = self.memory.revision
+        self._reported = self.memory.revision
         self._expiry: ScheduledCall | None = None
 
     def do(self, call: Callable[[MemoryStore], T]) -> T:
@@ -51,12 +51,12 @@ class SimStore:
             self._changed()
 
     def _changed(self) -> None:
-        if self.memory.revision > self._told:
-            keys = [change.entry.key for change in self.memory.changes_since(self._told)]
-            self._told = self.memory.revision
-            for news, prefix in self.watches.items():
-                if not news.is_set() and any(key.startswith(prefix) for key in keys):
-                    news.set()
+        if self.memory.revision > self._reported:
+            keys = [change.entry.key for change in self.memory.changes_since(self._reported)]
+            self._reported = self.memory.revision
+            for changed, prefix in self.watches.items():
+                if not changed.is_set() and any(key.startswith(prefix) for key in keys):
+                    changed.set()
             self.written()
         expiry_s = self.memory.next_expiry_s()
         if expiry_s is not None and (self._expiry is None or self._expiry.at_s > expiry_s):
@@ -78,9 +78,9 @@ class SimStore:
         self.wake()
 
     def wake(self) -> None:
-        """Have every watch look again: there may be a way for old news."""
-        for news in self.watches:
-            news.set()
+        """Wake every watch: a path for changes that were held back may be open again."""
+        for changed in self.watches:
+            changed.set()
 
     def revoke(self, lease: int) -> None:
         """End a lease at once."""
@@ -182,21 +182,22 @@ class StoreClient:
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
         """``Store.watch``."""
-        news, seen, rng = asyncio.Event(), after_revision, self._network.rng
-        self._store.watches[news] = prefix
+        changed, seen, rng = asyncio.Event(), after_revision, self._network.rng
+        self._store.watches[changed] = prefix
         try:
             while True:
-                news.clear()
-                late_s = rng.uniform(0.02, LATEST_NEWS_S) if rng.random() < self._network.biases.late_news else 0.0
+                changed.clear()
+                late = rng.random() < self._network.biases.late_watch
+                late_s = rng.uniform(0.02, LONGEST_WATCH_DELAY_S) if late else 0.0
                 await asyncio.sleep(self._network.delay_s() + late_s)
                 if not self._store.away and self._network.both(STORE, self._caller.host):
                     changes = self._store.memory.changes_since(seen, prefix)
                     for change in changes:
                         seen = change.entry.mod_revision
                         yield change
-                await news.wait()
+                await changed.wait()
         finally:
-            self._store.watches.pop(news, None)
+            self._store.watches.pop(changed, None)
 
     async def grant_lease(self, ttl_s: float) -> int:
         """``Store.grant_lease``."""

@@ -1,4 +1,5 @@
-"""Streams between agents and Masters in memory: in order, delayed, cut in one direction or both, and lost with the cut.
+"""Streams between agents and Masters in memory: in order, delayed, blocked in one or both
+directions, and lost when the connection breaks.
 
 Stands where ``edl.adapters.transport`` is in a launcher. Messages are passed as objects; their codec has tests of its
 own.

@@ -141,9 +141,9 @@ class Job(ABC):
 
     @abstractmethod
     def hear(self, worker: SimWorker, message: ToWorker) -> None:
-        """A worker is told something by its agent."""
+        """A message from the agent reaches a worker."""
 
-    def told(self, worker: SimWorker, service: str, body: str | None) -> None:  # noqa: B027 - most jobs use no service
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:  # noqa: B027 - most jobs use no service
         """A service of the Master says something to a worker; None: what it has said to services may be lost."""
 
     def signal(self, worker: SimWorker, number: int) -> None:

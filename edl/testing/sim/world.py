@@ -42,11 +42,11 @@ DEAF_S = 3.0
 COPYING_SEEDS = 3
 """Of four jobs one has ``--copies=always``: those with seeds of this remainder."""
 KEEPALIVE_S = 5.0
-"""The longest a cut stream goes unnoticed here."""
+"""Seconds until a blocked stream is noticed here, at most."""
 SETTLE_S = KEEPALIVE_S + 6.0
 
 _OWN_ENDS = (ExitCode.TERMINATED, ExitCode.STORE_UNREACHABLE, ExitCode.JOB_CONFLICT)
-"""How a launcher may end otherwise than its job: it was told to, it was cut off for too long, or so long that the
+"""How a launcher may end otherwise than its job: on request, it was isolated for too long, or so long that the
 job's outcome is no longer in the store."""
 
 
@@ -190,10 +190,10 @@ class SimWorld:
 
         self.timeline.after(for_s, go_on)
 
-    def cut(self, ones: Iterable[str], others: Iterable[str] | None = None, *, one_way: bool = False) -> list[Pair]:
-        """Cut hosts off from others (default: from everything else); returns what ``network.heal`` takes."""
+    def partition(self, ones: Iterable[str], rest: Iterable[str] | None = None, *, one_way: bool = False) -> list[Pair]:
+        """Isolate hosts from others (default: from everything else). Returns the argument for ``network.heal``."""
         inside = set(ones)
-        outside = set(others) if others is not None else {*self.launchers, STORE} - inside
+        outside = set(rest) if rest is not None else {*self.launchers, STORE} - inside
         pairs: list[Pair] = [(str(a), str(b)) for a, b in product(sorted(inside), sorted(outside))]
         if not one_way:
             pairs += [(b, a) for a, b in pairs]
@@ -329,7 +329,7 @@ class SimWorld:
             self.checks.fail(f"not within {within_s:g} s: {what}\n{self.picture()}")
 
     def _look_around(self) -> None:
-        """Now and then: nobody works on who has been cut off for long, or whose launcher is frozen (B11)."""
+        """Check periodically that hosts that are isolated, or whose launcher is frozen, run no workers (B11)."""
         spec = self.spec.timeouts
         limit_s = 3 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
         master = self.master
@@ -338,11 +338,11 @@ class SimWorld:
             self._look_at_spare(launcher, limit_s)
             self._look_at_frozen(launcher)
             self._look_at_streams(launcher)
-            since_s = launcher.cut_off_s
+            since_s = launcher.isolated_s
             if since_s is None or self.timeline.now_s - since_s <= limit_s:
                 continue
             if any(worker.alive and worker.round for worker in launcher.workers):
-                self.checks.fail(f"{launcher.node} has been cut off for {limit_s:g} s and its workers still run")
+                self.checks.fail(f"{launcher.node} has been isolated for {limit_s:g} s and its workers still run")
         self.plugin.check()
         if self._healed:
             self._replenish()
@@ -368,7 +368,7 @@ class SimWorld:
         if not self.spec.independent or record is None or record.world is None:
             return
         if record.phase is Phase.RUNNING and self._world_age_s(record) > limit_s:
-            spare = record.world.member(launcher.node) is None and launcher.cut_off_s is None and not launcher.paused
+            spare = record.world.member(launcher.node) is None and launcher.isolated_s is None and not launcher.paused
             if spare and any(worker.alive and not worker.frozen for worker in launcher.workers):
                 self.checks.fail(f"{launcher.node} has no place in round {round} and its workers still run")
 
@@ -396,9 +396,9 @@ class SimWorld:
     def _note_contact(self, launcher: SimLauncher, master: SimLauncher | None) -> None:
         reaches_store = self.store.away or self.network.both(launcher.host, STORE)
         if not launcher.paused and (reaches_store or self._led_well(launcher, master)):
-            launcher.cut_off_s = None
-        elif launcher.cut_off_s is None:
-            launcher.cut_off_s = self.timeline.now_s
+            launcher.isolated_s = None
+        elif launcher.isolated_s is None:
+            launcher.isolated_s = self.timeline.now_s
 
     def _led_well(self, launcher: SimLauncher, master: SimLauncher | None) -> bool:
         """Attached to the real Master, or to one that misses nobody."""
@@ -471,7 +471,7 @@ class SimWorld:
             if agent is None or agent.info.incarnation != member.incarnation or agent.running_round != record.round:
                 return False
         if record.done or not size or (self.training.sharded and previous != size):
-            return True  # a state that is cut to size is kept as it is
+            return True  # a sharded state is kept as it is
         if self.slotted and not self.training.sharded and any(member.places for member in record.world.members):
             return False
         if any(self._sizing.excludes(member.node) for member in record.world.members):
@@ -547,7 +547,7 @@ class SimWorld:
         self.plugin.finish()
 
     def _newest_acknowledged(self, world: World | None) -> Version:
-        """The newest commit that workers of this world, or of those it continues, were told is going to be written."""
+        """The newest commit of which workers of this world, or of those it continues, heard that it will be written."""
         worlds, upto = {one.era: one for one in self.checks.worlds.values()}, math.inf
         while world is not None:
             known = [version for version in self.states.acknowledged if version.era == world.era]

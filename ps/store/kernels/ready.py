@@ -1,7 +1,7 @@
 """Location and presence of the compiled kernels: compiling takes 15 s of CPU time, loading 1 s.
 
-They are kept in a directory per version of their sources, numba and processor type, with a marker file once complete:
-numba itself only notices changes of the file that contains a function. Without the marker a pserver starts with the
+They are kept in a directory per version of their sources, numba and processor type, with a stamp file once complete:
+numba itself only notices changes of the file that contains a function. Without the stamp a pserver starts with the
 numpy kernels while a separate process compiles, and switches when that is done.
 """
 

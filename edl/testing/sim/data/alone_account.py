@@ -34,7 +34,7 @@ class History:
     used_by: dict[Record, list[DataReader]] = field(default_factory=dict)
     """The processes that have used a record."""
     settled_for: dict[Record, DataReader] = field(default_factory=dict)
-    """The process that has been told that a record is counted and stored."""
+    """The process to which the record was confirmed as stored."""
     counted: dict[tuple[int, int], int] = field(default_factory=dict)
     """By epoch and shard: records at its beginning that a Master has counted."""
 
@@ -132,7 +132,7 @@ class AloneAccount:
                 mine = reader in history.used_by.get(record, ())
                 other = history.settled_for.get(record)
                 if mine and not self._redone and other is not None and other is not reader:
-                    self.fail(f"{other.worker} and {reader.worker} have both been told that {record} is counted")
+                    self.fail(f"{other.worker} and {reader.worker} have both had {record} confirmed")
                 if mine:
                     history.settled_for[record] = reader
 

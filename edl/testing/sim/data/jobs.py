@@ -17,7 +17,7 @@ from edl.testing.sim.workers import SimWorker
 from edl.types import Rank
 from edl.wire.messages import NO_STATE, Version, World
 
-TOLD_S = 0.0003
+DELIVERY_S = 0.0003
 
 
 class Account(Protocol):
@@ -69,11 +69,11 @@ class Readers:
             self.account.opened(reader)
         return reader
 
-    def told(self, worker: SimWorker, service: str, body: str | None) -> None:
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
         """The Master has said something."""
         reader = self.of(worker)
         if reader is not None and service in (SERVICE, ""):
-            self.timeline.after(TOLD_S, reader.hear, body)
+            self.timeline.after(DELIVERY_S, reader.hear, body)
 
     def close(self) -> None:
         """End all threads."""
@@ -155,9 +155,9 @@ class ReadingSteps(SteppingJob):
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
-    def told(self, worker: SimWorker, service: str, body: str | None) -> None:
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
         """The Master has said something."""
-        self.readers.told(worker, service, body)
+        self.readers.service_message(worker, service, body)
 
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""
@@ -216,7 +216,7 @@ class ReadingAlone(IndependentJob):
     def give_place(self, worker: SimWorker, world: World) -> None:
         """The world changes around it: it says again who it is."""
         super().give_place(worker, world)
-        self.readers.told(worker, SERVICE, None)
+        self.readers.service_message(worker, SERVICE, None)
 
     def _go_on(self, worker: SimWorker) -> None:
         if not worker.alive or not worker.up or worker.frozen or self.readers.of(worker) is not None:
@@ -227,9 +227,9 @@ class ReadingAlone(IndependentJob):
             self.step_s, lambda epoch, records: account.used(reader, epoch, records), account.named, self.rows
         )
 
-    def told(self, worker: SimWorker, service: str, body: str | None) -> None:
+    def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
         """The Master has said something."""
-        self.readers.told(worker, service, body)
+        self.readers.service_message(worker, service, body)
 
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
         """A worker process ends."""

@@ -1,7 +1,7 @@
 """Data as a part of a simulated job: the lease machine in each Master, workers that read, faults, and the account.
 
 What must hold: in step, the commits that a job's end rests on contain each record of an epoch once. Alone, each record
-of an epoch is used and acknowledged, and no two workers are told that the same record of theirs is counted and stored.
+of an epoch is used and acknowledged, and no two workers get the same record confirmed.
 With parameter servers, each record of an epoch is in the rows once.
 A record may only be missing where its shard has been skipped, and then the job ends as incomplete.
 """
@@ -253,7 +253,7 @@ class DataPlugin(Plugin):
 
     def _cut(self, reader: DataReader) -> None:
         reader.transport.lose_until_s = self._world.timeline.now_s + 0.5
-        self._world.timeline.after(0.6, self._readers.told, reader.worker, "", None)
+        self._world.timeline.after(0.6, self._readers.service_message, reader.worker, "", None)
 
     def _depose(self) -> None:
         key = self._world.deps.keys.master

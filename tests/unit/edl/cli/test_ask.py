@@ -288,13 +288,13 @@ class TestStop:
         reader = StopReader()
         assert reader.take(JournalEntry(1, 0.0, "state", "commit 6 could not be written: disk full")) is None
         assert reader.take(JournalEntry(2, 0.0, "job-ended", "kill switch: x")) is None
-        outcome = reader.cut_off("the Master has gone")
+        outcome = reader.history_ended("the Master has gone")
         assert outcome == RequestOutcome(
             False, "the job has ended (kill switch: x), but commit 6 could not be written: disk full"
         )
 
     def test_does_not_take_the_end_of_a_master_for_the_end_of_the_job(self) -> None:
-        assert not StopReader().cut_off("the Master has gone").ok
+        assert not StopReader().history_ended("the Master has gone").ok
 
 
 def test_only_those_who_know_the_secret_may_ask() -> None:
@@ -419,7 +419,7 @@ class TestSet:
         assert outcome is not None and "the job has ended before it was changed: all done" in outcome.text
         with pytest.raises(UsageError, match="all done"):
             checked(outcome, Purpose.SET)
-        lost = SetReader("edl set (me)").cut_off("the Master has gone")
+        lost = SetReader("edl set (me)").history_ended("the Master has gone")
         assert (lost.ok, lost.text) == (
             False,
             "the Master has gone before the settings were changed. Look with edl status",

@@ -82,7 +82,7 @@ def test_a_fenced_master_steps_down_and_stands_again() -> None:
 
 def test_a_watch_that_lags_behind_does_not_unseat_a_new_master() -> None:
     decision = after(el.LauncherRegistered(), ruled_by(OTHER, 3), won(5), ruled_by(None, 4))
-    assert (decision.effects, decision.reason) == ((), "old news")
+    assert (decision.effects, decision.reason) == ((), "stale notification")
     assert decision.state.role is el.Role.MASTER
     assert after(el.LauncherRegistered(), won(5), ruled_by(SELF, 5)).effects == (el.Follow(SELF, FencingToken(5)),)
 

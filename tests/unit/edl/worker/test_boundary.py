@@ -125,7 +125,7 @@ class TestSettings:
             (BoundaryAction.SET, 2),
         ]
 
-    def test_to_be_told_again_only_lets_go(self) -> None:
+    def test_a_repeated_order_only_lets_go(self) -> None:
         boundary = begun(5)
         boundary.hold(1)
         boundary.set_settings(1, 6, Settings(1))
@@ -138,7 +138,7 @@ class TestSettings:
     def test_who_has_missed_them_does_not_go_on(self) -> None:
         boundary = begun(5)
         boundary.set_settings(0, 5, Settings(1))
-        with pytest.raises(StateError, match="not told in time: settings 1 apply from commit 5 on, but 5 is passed"):
+        with pytest.raises(StateError, match="not reach this worker in time: settings 1 apply from commit 5 on"):
             boundary.arrive(6)
         boundary.begin(5, Settings(1))
         assert boundary.arrive(6) is BoundaryAction.PASS

@@ -87,7 +87,7 @@ def test_a_break_aborts_at_once(worker: Worker) -> None:
     seated(worker, 2)
     mine = group(2)
     worker.link.register(2, mine)
-    worker.agent.send(local.Break(1, "old news"))
+    worker.agent.send(local.Break(1, "an outdated message"))
     heard(worker)
     assert mine.aborts == 0
     worker.agent.send(local.Break(2, "node b is gone"))

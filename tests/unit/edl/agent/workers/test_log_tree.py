@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.agent.workers.log_paths import Attempt, WorkerFiles, launch_folder, prefix, selected, told
+from edl.agent.workers.log_paths import Attempt, WorkerFiles, changed_environment, launch_folder, prefix, selected
 from edl.config import LogLayout
 from edl.types import Round
 
@@ -101,4 +101,4 @@ def test_a_filter_lets_through_lines_that_hold_any_of_its_texts() -> None:
 
 def test_the_note_of_an_environment_holds_only_what_the_launcher_adds() -> None:
     base = {"HOME": "/root", "SECRET": "s", "LANG": "C"}
-    assert told({**base, "RANK": "3", "LANG": "en", "A": "1"}, base) == "A=1\nLANG=en\nRANK=3\n"
+    assert changed_environment({**base, "RANK": "3", "LANG": "en", "A": "1"}, base) == "A=1\nLANG=en\nRANK=3\n"

@@ -21,12 +21,12 @@ def attempt(round: int, local_rank: int = 0, *, ahead: bool = False) -> Attempt:
     return Attempt(Round(round), local_rank, -1 if ahead else local_rank + 1, ahead=ahead)
 
 
-def play(plan: LogPlan, scenario: Callable[[Outputs], None], *, told_again: bool = True) -> list[str]:
+def play(plan: LogPlan, scenario: Callable[[Outputs], None], *, path_each_round: bool = True) -> list[str]:
     """What was said meanwhile."""
     said: list[str] = []
 
     async def whole() -> None:
-        outputs = Outputs(plan, "a", {"HOME": "/root"}, said.append, told_again=told_again)
+        outputs = Outputs(plan, "a", {"HOME": "/root"}, said.append, path_each_round=path_each_round)
         scenario(outputs)
         for _ in range(2):  # what it has found of earlier launches may have to be removed
             assert await outputs.done(10)
@@ -65,14 +65,14 @@ class TestRounds:
         }
         assert os.readlink(tmp_path / "latest") == "attempt_4"
 
-    def test_one_that_is_not_told_again_keeps_its_first_error_file(self, tmp_path: Path) -> None:
+    def test_a_worker_without_a_path_each_round_keeps_its_first_error_file(self, tmp_path: Path) -> None:
         def scenario(outputs: Outputs) -> None:
             output = outputs.open(outputs.files(attempt(1)), NODE)
             outputs.move(output, outputs.files(attempt(2)), NODE)
             assert output.error_file == str(tmp_path / "attempt_0" / "0" / "error.json")
             output.close()
 
-        play(LogPlan(str(tmp_path)), scenario, told_again=False)
+        play(LogPlan(str(tmp_path)), scenario, path_each_round=False)
 
     def test_a_second_process_in_the_same_place_finds_nothing_of_the_first(self, tmp_path: Path) -> None:
         def scenario(outputs: Outputs) -> None:

@@ -347,7 +347,7 @@ class TestRules:
 
     def test_strangers_are_not_heard(self) -> None:
         job = Job(linear, 1, reach=4).run(50)
-        assert hear(job.memory, job.learnt, job.place(), "n9", 1.0, RULES, job.now_s).memory.told == {}
+        assert hear(job.memory, job.learnt, job.place(), "n9", 1.0, RULES, job.now_s).memory.reported == {}
 
 
 def test_the_reason_has_the_numbers() -> None:
