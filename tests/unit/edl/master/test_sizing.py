@@ -56,8 +56,8 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "an ended job": (Resize(4, "me"), NO_SIZING, {"over": "the job has ended: done"}, REFUSED, "has ended"),
     "the end goes before staleness": (Resize(4, "me", revision=6), NO_SIZING, {"over": "ended"}, REFUSED, "ended"),
     "somebody else's size": (Resize(4, "me"), NO_SIZING, {"owner": "statefulset/t"}, REFUSED, "change it there"),
-    "state sharded for another size": (Resize(4, "me"), NO_SIZING, {"bound_to": 2}, REFUSED, "needs a --checkpoint-dir"),
-    "state sharded for this size": (Resize(2, "me"), NO_SIZING, {"bound_to": 2}, ACCEPTED, "2 nodes"),
+    "sharded for another size": (Resize(4, "me"), NO_SIZING, {"bound_to": 2}, REFUSED, "needs a --checkpoint-dir"),
+    "sharded for this size": (Resize(2, "me"), NO_SIZING, {"bound_to": 2}, ACCEPTED, "2 nodes"),
     "a fact": (Resize(4, "ss", external=True), NO_SIZING, {"owner": "ss"}, ACCEPTED, "4 nodes given"),
     "a fact outside": (Resize(9, "ss", external=True), NO_SIZING, {}, ACCEPTED, "6 nodes given (9 is not"),
     "a fact off the unit": (Resize(5, "ss", external=True), NO_SIZING, {}, ACCEPTED, "4 nodes given (5 is not"),
@@ -97,7 +97,7 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a cordon that sharded state does not live through": (
         Cordon("a", True, "me"), NO_SIZING, {"bound_to": 4}, REFUSED, "would be lost without a --checkpoint-dir"
     ),
-    "a drain where a spare has a place for the part": (Drain(("a",), "me"), NO_SIZING, {"bound_to": 3}, ACCEPTED, "a sent"),
+    "a drain where a spare has a place": (Drain(("a",), "me"), NO_SIZING, {"bound_to": 3}, ACCEPTED, "a sent"),
     "a cordon": (Cordon("a", True, "me"), NO_SIZING, {}, ACCEPTED, "a cordoned"),
     "a cordon again": (
         Cordon("a", True, "me"), sized(cordoned=(Cordoned(NodeId("a"), ""),)), {}, KNOWN, "a is cordoned already"
