@@ -84,7 +84,7 @@ def found(first: int) -> int:
     ("bug", "first"),
     [
         (ps_bugs.fences_nobody, 65),
-        (ps_bugs.serves_at_once, 3),
+        (ps_bugs.serves_at_once, 46),
         (ps_bugs.acknowledges_alone, 0),
         (ps_bugs.believes_broken_copies, 4),
         (ps_bugs.tells_nobody, 4),
@@ -93,7 +93,7 @@ def found(first: int) -> int:
         (ps_bugs.forgets_early_releases, 0),
         (ps_bugs.believes_old_words, 65),
         (ps_bugs.promotes_any_copy, 15),
-        (ps_bugs.keeps_a_number, 69),
+        (ps_bugs.keeps_a_number, 50),
         (ps_bugs.waits_for_the_dead, 0),
         (ps_bugs.moves_while_it_marks, 57),
         (ps_bugs.marks_without_trainers, 6),
