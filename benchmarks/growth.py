@@ -53,7 +53,7 @@ SECRET = "growth"  # noqa: S105 - of nothing
 JOB = JobId("growth")
 MASTER = NodeId("master")
 LEASE_S = 3.0
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 SETTLE_S = 1.0
 IDLE_S = 10.0
 MINUTE_S = 60.0
@@ -325,7 +325,7 @@ async def _nodes_beside(infos: Sequence[NodeInfo], port: int) -> AsyncIterator[A
 
     async def ask(order: str, argument: object = None) -> Any:
         ours.send((order, argument))
-        return await asyncio.wait_for(asyncio.to_thread(ours.recv), PATIENCE_S)
+        return await asyncio.wait_for(asyncio.to_thread(ours.recv), TIMEOUT_S)
 
     try:
         yield ask

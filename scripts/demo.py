@@ -25,7 +25,7 @@ SCRIPTS = {"torch": "examples/03-elastic-torch/train.py", "paddle": "examples/04
 PLAIN_SCRIPTS = {"torch": "examples/01-digits-torch/train.py", "paddle": "examples/02-digits-paddle/train.py"}
 STEPS_BETWEEN = 25
 """Undisturbed steps before the next happening."""
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """The longest wait for any one thing."""
 A_MOMENT_S = 1e-6
 """More than the rounding of a sum of times."""
@@ -56,7 +56,7 @@ class Demo:
         self.kill_node("the node of the Master", of_master=True)
         self.add_node("node-d", "a new node joined: node-d")
         self._show.say("now training runs to its end")
-        self._wait(self._nodes.finished, "the training to end", 3 * PATIENCE_S)
+        self._wait(self._nodes.finished, "the training to end", 3 * TIMEOUT_S)
         skipped = missing_steps(self._logs.records, self._steps)
         if skipped:
             raise DemoError(f"training ended, but nobody did step {', '.join(map(str, skipped[:10]))}")
@@ -66,7 +66,7 @@ class Demo:
         for name in ("node-a", "node-b", "node-c"):
             self._nodes.start(name)
         self._show.say("started node-a, node-b and node-c: a launcher, a store member and one worker each")
-        self._wait(self._three_ranks_step, "all three ranks to step", 2 * PATIENCE_S)
+        self._wait(self._three_ranks_step, "all three ranks to step", 2 * TIMEOUT_S)
         self._wait_for_store()
         self._show.say(f"all 3 ranks train; the Master is on {self._master()}")
 
@@ -130,7 +130,7 @@ class Demo:
             found = recovery(self._logs.records, happened_s, least_world=world)
             return found is not None
 
-        self._wait(recovered, f"all {world} ranks to step again after: {what}", PATIENCE_S)
+        self._wait(recovered, f"all {world} ranks to step again after: {what}", TIMEOUT_S)
         assert found is not None  # noqa: S101 (what `recovered` has just seen to)
         self.chapters.append(Chapter(what, found))
         self._show.say(
@@ -146,7 +146,7 @@ class Demo:
         goal = self._done + STEPS_BETWEEN
         if goal + STEPS_BETWEEN > self._steps:
             raise DemoError(f"training is nearly over ({self._done} of {self._steps} steps): ask for more with --steps")
-        self._wait(lambda: self._done >= goal, f"step {goal}", PATIENCE_S)
+        self._wait(lambda: self._done >= goal, f"step {goal}", TIMEOUT_S)
 
     def _three_ranks_step(self) -> bool:
         whole = first_whole_steps(self._logs.records)
@@ -154,11 +154,11 @@ class Demo:
 
     def _wait_for_store(self) -> None:
         """With two of three members the store lives, but must not lose another: so wait for the third."""
-        self._wait(self._nodes.store_is_whole, "all three members of the store to be healthy", PATIENCE_S)
+        self._wait(self._nodes.store_is_whole, "all three members of the store to be healthy", TIMEOUT_S)
 
     def _master(self) -> str:
         """Node of the Master; waits until one is elected."""
-        limit_s = now_s() + PATIENCE_S
+        limit_s = now_s() + TIMEOUT_S
         while True:
             self._look()
             try:

@@ -47,8 +47,8 @@ from edl.wire.messages import (
     Member,
     NodeInfo,
     Ready,
-    ServiceSaid,
-    ServiceTold,
+    ServiceFromWorker,
+    ServiceToWorker,
     StartRound,
     World,
 )
@@ -256,7 +256,7 @@ class Crew:
             connection.send(Ready(Round(0), (1, 2)))
 
         def say(body: str) -> None:
-            connection.send(ServiceSaid("data", 0, Round(1), body))
+            connection.send(ServiceFromWorker("data", 0, Round(1), body))
 
         async def heard(message: MasterMessage) -> None:
             nonlocal ids
@@ -267,7 +267,7 @@ class Crew:
                     say(encode(RegisterFiles(1, NAME, self.manifest.read_bytes(), DataSetOptions())))
                 else:
                     say(encode(Open(2, NAME, member.first_rank)))
-            if not isinstance(message, ServiceTold):
+            if not isinstance(message, ServiceToWorker):
                 return
             word = json.loads(message.body)
             if word["word"] == "registered":

@@ -41,7 +41,7 @@ STUB = (
 """``edl-run`` with a store that is soon full: the real one takes 2 GB."""
 FREEZE_S = 8.0
 FROZEN = "fsfreeze of an ext4 for its logs"
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 
 
 def attack(python: str) -> None:
@@ -83,7 +83,7 @@ def _trains(job: Job, before: World) -> str:
         world = job.steps.newest()
         return world if world is not None and world.every_rank(1) and world.last_s > moment_s + 1 else None
 
-    now = job.wait(later, "more steps", PATIENCE_S)
+    now = job.wait(later, "more steps", TIMEOUT_S)
     kinds = [json.loads(line)["kind"] for line in _edl(job, "events", "--json").splitlines() if line.startswith("{")]
     lost = [kind for kind in kinds if "lost" in kind or "depos" in kind or "silent" in kind]
     same = "the same world trains on" if now.formed == before.formed else f"ANOTHER world of {now.size} trains"
@@ -93,7 +93,7 @@ def _trains(job: Job, before: World) -> str:
 def _after_kill(job: Job, before: World, node: int = 0) -> str:
     """Kill a worker; returns how long it takes until a whole world trains again, and the restarts charged."""
     began = job.kill_worker(before.pids(node)[-1])
-    world = job.wait(lambda: job.steps.formed_after(began, before.size), f"a world of {before.size}", PATIENCE_S)
+    world = job.wait(lambda: job.steps.formed_after(began, before.size), f"a world of {before.size}", TIMEOUT_S)
     status = json.loads(_edl(job, "status", "--json"))
     return f"a world of {world.size} after {world.first_s - began:.1f} s, restarts used: {status['restarts_used']}"
 
@@ -191,14 +191,14 @@ def _quota(python: str) -> None:
     with running(_SmallStore(python, embedded=True), 2) as job:
         before, store = job.wait_running(2), _store(job)
         with stranger.at_work(_keeps_full, store):
-            job.wait(lambda: _room_said(job) or None, "a store that is full", PATIENCE_S)
+            job.wait(lambda: _room_said(job) or None, "a store that is full", TIMEOUT_S)
             step("S5: endless new keys: none is old, and freed space is used up at once", _room_said(job))
             step("the job", _trains(job, before))
             began = job.kill_worker(before.pids(0)[-1])
-            warned = job.wait(lambda: _warnings(job) or None, "a word of the Master's", PATIENCE_S)
+            warned = job.wait(lambda: _warnings(job) or None, "a word of the Master's", TIMEOUT_S)
             step("S5: a worker is killed; edl status says", warned)
         step("the stranger stops, and its keys are deleted", f"{stranger.ask(probes.delete, store, '/ballast/')}")
-        world = job.wait(lambda: job.steps.formed_after(began, 2), "a world of 2", PATIENCE_S)
+        world = job.wait(lambda: job.steps.formed_after(began, 2), "a world of 2", TIMEOUT_S)
         step("the job", f"a world of {world.size} trains, {world.first_s - began:.0f} s after the kill")
 
 

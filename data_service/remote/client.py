@@ -29,9 +29,9 @@ from data_service.remote.tls import client_arguments
 from edl.errors import DataError, SettingError, UsageError
 from edl.wire.address import address
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """A reader that sends nothing for this many seconds is abandoned."""
-GONE_PATIENCE_S = 3.0
+GONE_TIMEOUT_S = 3.0
 """The same for a reader that is no longer listed."""
 LOOK_S = 0.25
 """Seconds between checks of a waiting thread whether the list has changed."""
@@ -213,7 +213,7 @@ class _RecordStream:
         self._thread = threading.Thread(target=self._receive, args=(ticket.encode(),), name="edl-remote", daemon=True)
         self._thread.start()
 
-    def next(self, patience_s: float) -> tuple[pa.RecordBatch, int] | None:
+    def next(self, timeout_s: float) -> tuple[pa.RecordBatch, int] | None:
         """The next batch and the number of records in the whole shard; None at the end. Raises ``_StreamError``."""
         waited_s, piece = 0.0, None
         while True:
@@ -222,7 +222,7 @@ class _RecordStream:
                 break
             except queue.Empty:
                 waited_s += LOOK_S
-                limit_s = patience_s if self._link.listed else min(patience_s, GONE_PATIENCE_S)
+                limit_s = timeout_s if self._link.listed else min(timeout_s, GONE_TIMEOUT_S)
                 if waited_s >= limit_s:
                     raise _StreamError(f"sent nothing for {waited_s:g} s") from None
         if isinstance(piece, BaseException):
@@ -309,7 +309,7 @@ class RemoteReader:
     ``dataset``: name or digest. ``format``, ``columns``, ``options``, ``storage_options``: as for ``open_reader``.
     ``ahead``: number of expected shards that are fetched at once; all may be in memory. ``local``: reads what no reader
     can (``policy="prefer"``); with ``policy="only"`` the trainer waits for a reader instead. ``decode``:
-    ``"module:function"``, applied to each batch where it is read. ``patience_s``: a reader that sends nothing for this
+    ``"module:function"``, applied to each batch where it is read. ``timeout_s``: a reader that sends nothing for this
     many seconds is abandoned. Raises ``SettingError``.
     """
 
@@ -325,7 +325,7 @@ class RemoteReader:
         decode: str = "",
         options: FormatOptions | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
         depth: int = DEPTH,
         ahead: int = AHEAD,
         say: Callable[[str], None] = _log.info,
@@ -334,8 +334,8 @@ class RemoteReader:
             raise SettingError("remote", policy, f"must be one of {', '.join(POLICIES)}")
         if policy == "prefer" and local is None:
             raise ValueError('policy="prefer" needs a local reader')
-        if not patience_s > 0:
-            raise SettingError("remote patience", f"{patience_s:g}", "must be more than 0 seconds")
+        if not timeout_s > 0:
+            raise SettingError("remote timeout", f"{timeout_s:g}", "must be more than 0 seconds")
         self._pool = pool
         self._local = local if policy == "prefer" else None
         self._ticket = Ticket(
@@ -351,7 +351,7 @@ class RemoteReader:
             options=(options or FormatOptions()).plain(),
             storage=dict(storage_options or {}),
         )
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._depth = depth
         self._say = say
         self._lock = threading.Lock()
@@ -487,7 +487,7 @@ class _ShardRead:
         stream = _RecordStream(link, replace(self._ticket, upto=self._received), self._owner._depth)
         nothing_left = False
         try:
-            while (piece := stream.next(self._owner._patience_s)) is not None:
+            while (piece := stream.next(self._owner._timeout_s)) is not None:
                 batch, total = piece
                 self._check_total(total)
                 if batch.num_rows or self._received == self._ticket.upto:

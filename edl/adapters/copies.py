@@ -287,7 +287,7 @@ class _CopyConnection:
         """Fill ``view``; returns the CRC-32 of the data."""
         crc = done = 0
         while done < len(view):
-            self._socket.settimeout(self._patience_s())
+            self._socket.settimeout(self._timeout_s())
             count = self._socket.recv_into(view[done : done + _CHUNK_BYTES])
             if not count:
                 raise ProtocolError(f"the peer closed the connection after {done} of {len(view)} bytes")
@@ -297,7 +297,7 @@ class _CopyConnection:
 
     def write(self, data: bytes) -> None:
         """Send all of ``data``."""
-        self._socket.settimeout(self._patience_s())
+        self._socket.settimeout(self._timeout_s())
         self._socket.sendall(data)
 
     def hear(self) -> dict[str, Any]:
@@ -376,7 +376,7 @@ class _CopyConnection:
             try:
                 count = os.sendfile(self._socket.fileno(), descriptor, done, min(size - done, most))
             except BlockingIOError:
-                if not writable.poll(self._patience_s() * 1000):
+                if not writable.poll(self._timeout_s() * 1000):
                     raise TimeoutError(f"the peer accepted no data for {self._limits.silence_s:g} s") from None
                 continue
             if not count:
@@ -390,7 +390,7 @@ class _CopyConnection:
         """The time limit in seconds for transferring ``size`` bytes."""
         return self._limits.silence_s + size / self._limits.slowest_bytes_per_s
 
-    def _patience_s(self) -> float:
+    def _timeout_s(self) -> float:
         left_s = self._until_s - self._clock.now_s()
         if left_s <= 0:
             raise TimeoutError("the transfer exceeded its time limit")

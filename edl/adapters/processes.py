@@ -56,7 +56,7 @@ from edl.wire.process_events import (
 _MODULE = "edl.worker.fork_server"
 _FAREWELL_S = 12.0
 """Seconds that the fork server gets to kill and reap its children before it is killed itself."""
-_IMPATIENT_FAREWELL_S = 1.0
+_SHORT_FAREWELL_S = 1.0
 ANSWER_S = 10.0
 """Seconds that a fork server may leave a request unanswered before it is killed."""
 _REAP_S = 2.0
@@ -417,7 +417,7 @@ class ForkServerProcesses:
             self._socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(asyncio.TimeoutError):
             # A fork server that is still importing reads no messages, and has made nothing that outlives it.
-            await asyncio.wait_for(ended, _FAREWELL_S if self._warmed else _IMPATIENT_FAREWELL_S)
+            await asyncio.wait_for(ended, _FAREWELL_S if self._warmed else _SHORT_FAREWELL_S)
         self._lost()
 
     def _drain(self, ended: asyncio.Future[None]) -> None:

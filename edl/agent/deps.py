@@ -19,8 +19,8 @@ from edl.wire.messages import (
     KeepWith,
     MasterMessage,
     NodeInfo,
-    ServiceSaid,
-    ServiceTold,
+    ServiceFromWorker,
+    ServiceToWorker,
     Version,
     World,
 )
@@ -120,7 +120,7 @@ class WorkerLink(Protocol):
         """Send to the workers of these slots; one that is not connected misses it."""
         ...
 
-    def pass_on(self, message: ServiceTold) -> None:
+    def pass_on(self, message: ServiceToWorker) -> None:
         """Send a message of one of the Master's services to a worker."""
         ...
 
@@ -236,7 +236,7 @@ class AgentDeps:
     warming: Awaitable[str]
     """The first ``processes.warm()``, begun before everything else."""
     workers: Workers
-    worker_server: Callable[[Callable[[ev.Event], None], Callable[[ServiceSaid], None]], WorkerLink]
+    worker_server: Callable[[Callable[[ev.Event], None], Callable[[ServiceFromWorker], None]], WorkerLink]
     """Makes the connections to workers, from where their events go and where messages to the Master's services go."""
     ports: Ports
     checkpoints: NodeCheckpoints

@@ -29,8 +29,8 @@ from edl.wire.messages import (
     MasterMessage,
     Preparing,
     Ready,
-    ServiceSaid,
-    ServiceTold,
+    ServiceFromWorker,
+    ServiceToWorker,
     Version,
     World,
 )
@@ -156,7 +156,7 @@ class AgentShell:
         if left_s == 0:
             return outcome
         self._saving_last = True
-        why = await self._patiently(checkpoints.save_what_is_left(outcome.reason), left_s)
+        why = await self._within(checkpoints.save_what_is_left(outcome.reason), left_s)
         if why:
             self._deps.log(f"{why}: the newest commit may not be in the checkpoint directory")
         if not checkpoints.unsaved:
@@ -164,7 +164,7 @@ class AgentShell:
         self._deps.log(checkpoints.unsaved)
         return replace(outcome, reason=f"{outcome.reason}; {checkpoints.unsaved}")
 
-    async def _patiently(self, work: Coroutine[Any, Any, object], limit_s: float | None = None) -> str:
+    async def _within(self, work: Coroutine[Any, Any, object], limit_s: float | None = None) -> str:
         """Wait until ``work`` is done, times out or is interrupted; return why it was given up, or "". Raises the
         exceptions of ``work``."""
         self._hurry = asyncio.Event()
@@ -189,7 +189,7 @@ class AgentShell:
             for ended in await starting:
                 self.post(ended)
 
-        why = await self._patiently(start())
+        why = await self._within(start())
         if why:
             self._deps.log(f"{why}: no longer waiting for the workers to start")
 
@@ -222,7 +222,7 @@ class AgentShell:
             case ev.TellWorkers(message, slots):
                 self._worker_server.tell(message, slots)
             case ev.DumpStacks():
-                why = await self._patiently(workers.dump_stacks(), STACKS_S)
+                why = await self._within(workers.dump_stacks(), STACKS_S)
                 if why:
                     self._deps.log(f"{why}: no longer waiting for the remaining stacks")
             case ev.SendCopies(peer):
@@ -244,7 +244,7 @@ class AgentShell:
             self._introduced = self._stream
             self._worker_server.reattached(self._master[2])
 
-    def _relay(self, said: ServiceSaid) -> None:
+    def _relay(self, said: ServiceFromWorker) -> None:
         """Pass a worker's message to a service of the Master if this node is attached. Otherwise drop it: the worker
         is notified when a Master is available again."""
         if self._stream is not None and self._introduced is self._stream:
@@ -349,7 +349,7 @@ class AgentShell:
         await asyncio.sleep(pauses.next())
 
     async def _hear(self, message: MasterMessage) -> None:
-        if isinstance(message, ServiceTold):
+        if isinstance(message, ServiceToWorker):
             self._worker_server.pass_on(message)
         else:
             self.post(ev.MasterSaid(message))

@@ -26,7 +26,7 @@ from edl.tasks import BackgroundTasks
 from edl.types import Round
 from edl.wire import local, plain
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
-from edl.wire.messages import ServiceSaid, ServiceTold
+from edl.wire.messages import ServiceFromWorker, ServiceToWorker
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
@@ -70,7 +70,7 @@ class WorkerCheckpoints(Protocol):
 
 
 Owner = Callable[[int], "tuple[Round, int] | None"]
-"""Maps a session id to the worker's round of birth and its slot; None for an unknown session."""
+"""Maps a session id to the round in which the worker was started, and its slot; None for an unknown session."""
 
 
 @dataclass(eq=False, slots=True)
@@ -91,7 +91,7 @@ class WorkerServer:
         owner: Owner,
         checkpoints: WorkerCheckpoints,
         heard: Callable[[ev.Event], None],
-        relay: Callable[[ServiceSaid], None],
+        relay: Callable[[ServiceFromWorker], None],
         log: Callable[[str], None],
     ) -> None:
         """``relay`` takes messages from workers to the Master's services."""
@@ -133,7 +133,7 @@ class WorkerServer:
             if line is not None:
                 self._send(line, message)
 
-    def pass_on(self, message: ServiceTold) -> None:
+    def pass_on(self, message: ServiceToWorker) -> None:
         """Pass a service's message on to a worker."""
         line = self._lines.get(message.slot)
         if line is None:
@@ -233,7 +233,7 @@ class WorkerServer:
                 message = local.decode_to_agent(data)
                 if isinstance(message, local.Call):
                     body = read_memory(descriptors[0]).decode() if descriptors else message.body
-                    self._relay(ServiceSaid(message.service, line.slot, Round(message.round), body))
+                    self._relay(ServiceFromWorker(message.service, line.slot, Round(message.round), body))
                 else:
                     self._take(line, message)
             except ProtocolError as error:

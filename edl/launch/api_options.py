@@ -9,7 +9,7 @@ from typing import Any
 from edl.config import environment
 from edl.errors import UsageError
 
-_TORCH_PATIENCE_S = 900
+_TORCH_TIMEOUT_S = 900
 """torch's default of ``timeout`` in ``rdzv_configs``."""
 
 _PLAIN: dict[str, str] = {
@@ -87,7 +87,7 @@ def _store_words(config: Any) -> list[str]:
     configs = {
         key: value
         for key, value in (getattr(config, "rdzv_configs", None) or {}).items()
-        if not (key == "timeout" and value == _TORCH_PATIENCE_S)
+        if not (key == "timeout" and value == _TORCH_TIMEOUT_S)
     }
     return [f"--rdzv-conf={_joined(configs, '=')}"] if configs else []
 

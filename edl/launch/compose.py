@@ -263,9 +263,9 @@ async def _reach(
     ``StoreRefused``.
     """
     clock = SystemClock()
-    patience_s = _patience_s(settings)
+    timeout_s = _timeout_s(settings)
     embedded = settings.store.backend is Backend.EMBEDDED and bool(settings.store.endpoints)
-    deadline_s, said, look_s = clock.now_s() + patience_s, False, clock.now_s()
+    deadline_s, said, look_s = clock.now_s() + timeout_s, False, clock.now_s()
     nameless = endpoints if embedded and member is None else ()
     while True:
         try:
@@ -283,8 +283,8 @@ async def _reach(
                 member = await serve()
             unknown = f" (no address yet for {', '.join(nameless)})" if nameless and member is None else ""
             if clock.now_s() >= deadline_s:
-                raise StoreUnavailable(f"gave up after {patience_s:g} s{unknown}: {error}") from error
-            if not said and clock.now_s() > deadline_s - patience_s + 3:
+                raise StoreUnavailable(f"gave up after {timeout_s:g} s{unknown}: {error}") from error
+            if not said and clock.now_s() > deadline_s - timeout_s + 3:
                 said = True
                 log(f"waiting for the store at {', '.join(endpoints)}{unknown}")
         await asyncio.sleep(STORE_RETRY_S)
@@ -326,7 +326,7 @@ async def _join(
     """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` if this node's previous launcher
     belonged to a job that has just ended."""
     registration = deps.registration
-    await _patiently(registration.agree, settings)
+    await _retried(registration.agree, settings)
     memory = await _memory_checkpoints(settings, deps, log)
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
@@ -351,16 +351,16 @@ async def _join(
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
             role=settings.workers.role,
         )
-        deps.info = await _patiently(lambda: registration.join(info), settings)
+        deps.info = await _retried(lambda: registration.join(info), settings)
     except EdlError:
         await deps.server.stop()
         raise
 
 
-async def _patiently(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:
+async def _retried(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:
     """Run an action that may be repeated, until the store answers or has been unavailable for too long."""
     clock = SystemClock()
-    deadline_s = clock.now_s() + _patience_s(settings)
+    deadline_s = clock.now_s() + _timeout_s(settings)
     while True:
         try:
             return await action()
@@ -370,7 +370,7 @@ async def _patiently(action: Callable[[], Awaitable[T]], settings: LaunchSetting
         await asyncio.sleep(STORE_RETRY_S)
 
 
-def _patience_s(settings: LaunchSettings) -> float:
+def _timeout_s(settings: LaunchSettings) -> float:
     """How long the store may be unavailable at the start, in seconds. Launchers that run the store themselves wait for
     one another."""
     if settings.store.backend is Backend.EMBEDDED and settings.store.endpoints:
@@ -529,8 +529,8 @@ def _lines(
         return None
     from ps.net import master_lines  # imported late: it needs packages that other jobs do not
 
-    kit = master_lines.MasterLinesDeps(spec.timeouts.lease_ttl_s, log, name=node)
-    return lambda token, listener: master_lines.HelperLines(kit, token, listener)
+    deps = master_lines.MasterLinesDeps(spec.timeouts.lease_ttl_s, log, name=node)
+    return lambda token, listener: master_lines.HelperLines(deps, token, listener)
 
 
 def _agent(

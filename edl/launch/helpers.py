@@ -385,11 +385,11 @@ async def _take_part(
 class _Look:
     """Polls the store for the beginning and the end of the job."""
 
-    def __init__(self, store: Store, keys: JobKeys, patience_s: float, secret: Secret | None) -> None:
+    def __init__(self, store: Store, keys: JobKeys, timeout_s: float, secret: Secret | None) -> None:
         self._secret = secret
         self._store = store
         self._keys = keys
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._clock = SystemClock()
         self.reason = ""
         """The reason why the launcher ends."""
@@ -397,7 +397,7 @@ class _Look:
     async def until_there(self, log: Callable[[str], None]) -> tuple[JobSpec, str] | None:
         """Wait for the job; returns its settings and its token, or None if it has just ended. Raises ``UsageError`` or
         ``StoreUnavailable`` when the time is over, and ``SettingError`` for another secret."""
-        deadline_s, said, job = self._clock.now_s() + self._patience_s, False, self._keys.job
+        deadline_s, said, job = self._clock.now_s() + self._timeout_s, False, self._keys.job
         while True:
             problem: StoreUnavailable | None = None
             try:
@@ -409,14 +409,14 @@ class _Look:
             except StoreUnavailable as error:
                 problem = error
             if self._clock.now_s() >= deadline_s:
-                raise problem or _no_job(job, self._patience_s)
+                raise problem or _no_job(job, self._timeout_s)
             if not said:
                 said = True
                 log(f"waiting for job {job}" if problem is None else f"waiting for the store: {problem}")
             await asyncio.sleep(LOOK_S)
 
-    async def until_over(self, patience_s: float) -> int:
-        """Wait until the job has ended; returns the exit status. Raises ``StoreUnavailable`` after ``patience_s``."""
+    async def until_over(self, timeout_s: float) -> int:
+        """Wait until the job has ended; returns the exit status. Raises ``StoreUnavailable`` after ``timeout_s``."""
         seen_s = self._clock.now_s()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -426,7 +426,7 @@ class _Look:
                 there = await self._value(self._keys.token)
                 nodes = (await self._store.read(self._keys.nodes)).entries
             except StoreUnavailable:
-                if self._clock.now_s() - seen_s >= patience_s:
+                if self._clock.now_s() - seen_s >= timeout_s:
                     raise
                 continue
             if not there:
@@ -434,8 +434,8 @@ class _Look:
                 return int(ExitCode.OK)
             if nodes:
                 seen_s = self._clock.now_s()
-            elif self._clock.now_s() - seen_s >= patience_s:
-                self.reason = f"job {self._keys.job} has had no node for {patience_s:g} s"
+            elif self._clock.now_s() - seen_s >= timeout_s:
+                self.reason = f"job {self._keys.job} has had no node for {timeout_s:g} s"
                 return int(ExitCode.NOT_ENOUGH_NODES)
 
     async def _has_ended(self) -> bool:
@@ -457,5 +457,5 @@ class _Look:
         return next((entry.value for entry in entries if entry.key == key), b"")
 
 
-def _no_job(job: JobId, patience_s: float) -> UsageError:
-    return UsageError(f"no job {job} in this store after {patience_s:g} s. Check --rdzv-id and --rdzv-endpoint")
+def _no_job(job: JobId, timeout_s: float) -> UsageError:
+    return UsageError(f"no job {job} in this store after {timeout_s:g} s. Check --rdzv-id and --rdzv-endpoint")

@@ -184,7 +184,7 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
         return ElectionDecision(vacant, (), "there is no Master")
     if state.role is Role.MASTER and event.token != state.token:
         known = dataclasses.replace(state, master=event.master, token=event.token)
-        deposed = _resign(known, f"{event.master.node} rules now")
+        deposed = _resign(known, f"{event.master.node} is the Master now")
         return ElectionDecision(deposed.state, (*deposed.effects, Follow(event.master, event.token)), deposed.reason)
     if event.token == state.token and state.master == event.master:
         return ElectionDecision(state, (), "known already")
@@ -195,7 +195,7 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
         master = dataclasses.replace(followed, role=Role.MASTER)
         reason = "elected: the store shows this launcher's key"
         return ElectionDecision(master, (BecomeMaster(event.token), Follow(event.master, event.token)), reason)
-    return ElectionDecision(followed, (Follow(event.master, event.token),), f"{event.master.node} rules")
+    return ElectionDecision(followed, (Follow(event.master, event.token),), f"{event.master.node} is the Master")
 
 
 def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecision:
@@ -220,7 +220,7 @@ def _retire(state: ElectionState) -> ElectionDecision:
     """Step down, and run for election again as soon as the store answers."""
     if state.role is not Role.MASTER:
         return ElectionDecision(state, (), "no longer the Master")
-    reason = "out of touch with the store and with a node: another Master may rule"
+    reason = "out of touch with the store and with a node: another Master may have been elected"
     standing = _stand(state, state.token, reason)
     return ElectionDecision(standing.state, (StepDown(reason), *standing.effects), reason)
 

@@ -93,7 +93,7 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
             entry = turn.update(
                 entry,
                 status=NodeStatus.RUNNING if running else NodeStatus.STOPPING,
-                due_s=float("inf") if running else now_s + turn.patience_s,
+                due_s=float("inf") if running else now_s + turn.absence_s,
             )
         turn.probe(entry)
     turn.reason = turn.record.reason
@@ -169,7 +169,7 @@ def _settle(turn: MasterTurn) -> None:
 
 
 def _first_sight(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntry:
-    entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.patience_s)
+    entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.absence_s)
     turn.arrivals += 1
     turn.nodes[info.node] = entry
     return entry
@@ -244,7 +244,7 @@ def _detached(turn: MasterTurn, event: NodeDetached) -> None:
     entry = turn.current(event.node, event.incarnation)
     if entry is None or not entry.attached:
         return
-    entry = turn.update(entry, attached=False, due_s=min(entry.due_s, turn.now_s + turn.patience_s))
+    entry = turn.update(entry, attached=False, due_s=min(entry.due_s, turn.now_s + turn.absence_s))
     if not entry.registered or (entry.status is NodeStatus.LEAVING and turn.record.phase is Phase.ENDED):
         del turn.nodes[event.node]
         _replan_without_source(turn)

@@ -18,11 +18,11 @@ from edl.config import JobSpec
 from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
+from edl.master.companions import OVER, Asking, Companions, Updates
 from edl.master.guarded import GuardedStore
 from edl.master.hosting import Hosted, Hosting
 from edl.master.journal import KEPT, Journal, folded
 from edl.master.machine import absent, step, step_all, take_over
-from edl.master.news import OVER, Asking, Companions, News
 from edl.master.probing import Probing, Refuses
 from edl.master.service import Service
 from edl.master.sizing import Sizing
@@ -62,8 +62,8 @@ from edl.wire.messages import (
     Finish,
     MasterMessage,
     NodeInfo,
-    ServiceSaid,
-    ServiceTold,
+    ServiceFromWorker,
+    ServiceToWorker,
 )
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
@@ -135,7 +135,7 @@ class MasterShell:
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.journal = Journal()
-        self._updates = News()
+        self._updates = Updates()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
         self._scaled = 0
@@ -321,7 +321,7 @@ class MasterShell:
             entry = self._state.nodes.get(word.caller.node)
             stream = self._streams.get((entry.info.node, entry.info.incarnation)) if entry is not None else None
             if stream is not None:
-                stream.put_nowait(ServiceTold(service, word.caller.slot, word.body))
+                stream.put_nowait(ServiceToWorker(service, word.caller.slot, word.body))
         for answer in gathered.answers:
             waiting = self._orders.pop(answer.number, None)
             if waiting is not None and not waiting.done():
@@ -450,7 +450,7 @@ class MasterShell:
                     if before is not None:  # unknown which of the two the agent reads: it reconnects
                         before.put_nowait(None)
                     self._events.put_nowait(ev.NodeAttached(message))
-                elif info is not None and isinstance(message, ServiceSaid):
+                elif info is not None and isinstance(message, ServiceFromWorker):
                     if self._is_current(info):
                         word = sv.Said(sv.Caller(info.node, message.slot), message.round, message.body)
                         self._events.put_nowait(Hosted(message.service, word))

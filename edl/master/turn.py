@@ -81,7 +81,7 @@ class MasterTurn:
     # --- looking ---------------------------------------------------------------------------------------------------
 
     @property
-    def patience_s(self) -> float:
+    def absence_s(self) -> float:
         """Seconds that a node may be absent before others continue without it, unless it is proven dead earlier."""
         return 2 * self.spec.timeouts.lease_ttl_s
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from edl.worker.patience import wait_until_open
+from edl.worker.wait_until_open import wait_until_open
 
 
 def adapt(core: Any, environment: Mapping[str, str]) -> None:
@@ -27,8 +27,8 @@ def adapt(core: Any, environment: Mapping[str, str]) -> None:
     nothing, and functions that this version of Paddle lacks are left out. ``environment``: the worker's live
     environment."""
     original = getattr(core, "create_or_get_global_tcp_store", None)
-    if original is not None and not getattr(original, "_edl_patient", False):
-        core.create_or_get_global_tcp_store = _patient(original, environment)
+    if original is not None and not getattr(original, "_edl_waits", False):
+        core.create_or_get_global_tcp_store = _waiting(original, environment)
     groups = getattr(core, "ProcessGroupGloo", None)
     create = getattr(groups, "create", None)
     if groups is None or create is None or not hasattr(core, "TCPStore"):
@@ -37,7 +37,7 @@ def adapt(core: Any, environment: Mapping[str, str]) -> None:
         groups.create = staticmethod(_with_own_store(create, core.TCPStore, environment))
 
 
-def _patient(original: Callable[..., Any], environment: Mapping[str, str]) -> Callable[..., Any]:
+def _waiting(original: Callable[..., Any], environment: Mapping[str, str]) -> Callable[..., Any]:
     """The function that returns the job's store: it connects when rank 0 listens, and sends without delay."""
     made = False
 
@@ -53,7 +53,7 @@ def _patient(original: Callable[..., Any], environment: Mapping[str, str]) -> Ca
         made = True
         return store
 
-    create_or_get_global_tcp_store._edl_patient = True  # type: ignore[attr-defined]
+    create_or_get_global_tcp_store._edl_waits = True  # type: ignore[attr-defined]
     return create_or_get_global_tcp_store
 
 

@@ -31,7 +31,7 @@ from edl.torch.sockets import (
     sockets,
 )
 from edl.wire.local import Seat
-from edl.worker.patience import wait_until_open
+from edl.worker.wait_until_open import wait_until_open
 
 STORE_TIMEOUT = timedelta(seconds=300)
 """How long a worker waits for rank 0's store unless it is aborted; torch's own default."""

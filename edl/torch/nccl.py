@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from edl.worker.session import note
 
-ERROR_PATIENCE_S = 10.0
+ERROR_TIMEOUT_S = 10.0
 """Seconds after which an NCCL error, without a reported lost peer, is treated as a hanging call."""
 _LOOK_S = 1.0
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -97,8 +97,8 @@ def abort(groups: list[Any]) -> None:
 class Complaint:
     """Measures how long NCCL has reported an error."""
 
-    def __init__(self, patience_s: float = ERROR_PATIENCE_S) -> None:
-        self._patience_s = patience_s
+    def __init__(self, timeout_s: float = ERROR_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._since: float | None = None
 
     def overdue(self, errors: list[str], now_s: float) -> str:
@@ -108,7 +108,7 @@ class Complaint:
             return ""
         if self._since is None:
             self._since = now_s
-        return errors[0] if now_s - self._since >= self._patience_s else ""
+        return errors[0] if now_s - self._since >= self._timeout_s else ""
 
 
 def errors(groups: Iterable[Any]) -> list[str]:

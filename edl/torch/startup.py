@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from edl.worker.patience import wait_until_open
+from edl.worker.wait_until_open import wait_until_open
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -31,17 +31,17 @@ def before_script(imported_under: Mapping[str, str], environment: Mapping[str, s
     _apply_threads(imported_under, environment)
     rendezvous = sys.modules.get("torch.distributed.rendezvous")
     original = getattr(rendezvous, "TCPStore", None)
-    if rendezvous is None or original is None or getattr(original, "_edl_patient", False):
+    if rendezvous is None or original is None or getattr(original, "_edl_waits", False):
         return
 
-    def patient_store(*arguments: Any, **named: Any) -> Any:
+    def waiting_store(*arguments: Any, **named: Any) -> Any:
         call = dict(zip(("host_name", "port", "world_size", "is_master"), arguments, strict=False)) | named
         if not call.get("is_master", False) and call.get("port"):
             wait_until_open((call["host_name"], call["port"]))
         return original(*arguments, **named)
 
-    patient_store._edl_patient = True  # type: ignore[attr-defined]
-    rendezvous.TCPStore = patient_store  # type: ignore[attr-defined]
+    waiting_store._edl_waits = True  # type: ignore[attr-defined]
+    rendezvous.TCPStore = waiting_store  # type: ignore[attr-defined]
 
 
 def _apply_threads(imported_under: Mapping[str, str], environment: Mapping[str, str]) -> None:

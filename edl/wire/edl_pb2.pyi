@@ -308,7 +308,7 @@ class NotLogged(_message.Message):
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
-class ServiceSaid(_message.Message):
+class ServiceFromWorker(_message.Message):
     __slots__ = ("service", "slot", "round", "body")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -331,7 +331,7 @@ class Pace(_message.Message):
     def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_said", "pace", "not_kept", "not_logged")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -343,7 +343,7 @@ class FromAgent(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     HANGING_FIELD_NUMBER: _ClassVar[int]
-    SERVICE_SAID_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FROM_WORKER_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
     NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
     NOT_LOGGED_FIELD_NUMBER: _ClassVar[int]
@@ -358,11 +358,11 @@ class FromAgent(_message.Message):
     kept: Kept
     asked: Asked
     hanging: Hanging
-    service_said: ServiceSaid
+    service_from_worker: ServiceFromWorker
     pace: Pace
     not_kept: NotKept
     not_logged: NotLogged
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_said: _Optional[_Union[ServiceSaid, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ...) -> None: ...
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")
@@ -458,7 +458,7 @@ class Expelled(_message.Message):
     exit_code: int
     def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
-class ServiceTold(_message.Message):
+class ServiceToWorker(_message.Message):
     __slots__ = ("service", "slot", "body")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -495,7 +495,7 @@ class UseSlots(_message.Message):
     def __init__(self, slots: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FromMaster(_message.Message):
-    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_told", "depart", "idle", "use_slots")
+    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_to_worker", "depart", "idle", "use_slots")
     STOP_ROUND_FIELD_NUMBER: _ClassVar[int]
     START_ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -506,7 +506,7 @@ class FromMaster(_message.Message):
     LOAD_STATE_FIELD_NUMBER: _ClassVar[int]
     KEEP_WITH_FIELD_NUMBER: _ClassVar[int]
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
-    SERVICE_TOLD_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_TO_WORKER_FIELD_NUMBER: _ClassVar[int]
     DEPART_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     USE_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -520,11 +520,11 @@ class FromMaster(_message.Message):
     load_state: LoadState
     keep_with: KeepWith
     dismissed: Dismissed
-    service_told: ServiceTold
+    service_to_worker: ServiceToWorker
     depart: Depart
     idle: Idle
     use_slots: UseSlots
-    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_told: _Optional[_Union[ServiceTold, _Mapping]] = ..., depart: _Optional[_Union[Depart, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., use_slots: _Optional[_Union[UseSlots, _Mapping]] = ...) -> None: ...
+    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_to_worker: _Optional[_Union[ServiceToWorker, _Mapping]] = ..., depart: _Optional[_Union[Depart, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., use_slots: _Optional[_Union[UseSlots, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ()

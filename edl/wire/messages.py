@@ -408,7 +408,7 @@ class NotLogged:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceSaid:
+class ServiceFromWorker:
     """A worker's message to a service hosted by the Master, such as the data service."""
 
     service: str
@@ -435,7 +435,7 @@ AgentMessage = (
     | Pace
     | NotKept
     | NotLogged
-    | ServiceSaid
+    | ServiceFromWorker
 )
 
 
@@ -571,7 +571,7 @@ class Expelled:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceTold:
+class ServiceToWorker:
     """A service's message to a worker of this node; dropped if the worker is gone."""
 
     service: str
@@ -593,5 +593,5 @@ MasterMessage = (
     | UseSlots
     | Finish
     | Expelled
-    | ServiceTold
+    | ServiceToWorker
 )

@@ -15,7 +15,7 @@ from edl.adapters import family
 from edl.wire.process_events import WorkerExited, WorkerResumed, WorkerSuspended
 from edl.worker import linux
 
-GROUP_PATIENCE_S = 5.0
+GROUP_TIMEOUT_S = 5.0
 """Seconds for which a worker's end is held back until the rest of its killed group has left the kernel."""
 _FAREWELL_S = 10.0
 _WAKES_THE_STOPPED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -49,7 +49,7 @@ class ChildProcesses:
         """Add a process that is reaped without a report."""
         self._helpers.add(pid)
 
-    def patience_s(self) -> float | None:
+    def timeout_s(self) -> float | None:
         """Seconds after which ``watch`` must be called even without an event; None for never."""
         if not self._ending:
             return None
@@ -106,7 +106,7 @@ class ChildProcesses:
         self._helpers.discard(pid)
         self._killed.discard(pid)
         if self._suspended.pop(pid, None) is not None:
-            self._ending[pid] = _Ending(code, time.monotonic() + GROUP_PATIENCE_S)
+            self._ending[pid] = _Ending(code, time.monotonic() + GROUP_TIMEOUT_S)
 
     def _ended(self) -> list[Happening]:
         gone: list[Happening] = []

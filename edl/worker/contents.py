@@ -228,7 +228,7 @@ class Contents:
     # --- comparing ---------------------------------------------------------------------------------------------------
 
     def _held(self) -> Held:
-        """This rank's current replicated state, for ``edl.worker.agreement``."""
+        """This rank's current replicated state, for ``edl.worker.state_comparison``."""
         parts, names, arrays = self._flattened(STATE)
         infos = zip(names, arrays, self._infos(names, arrays), strict=True)
         whole = [(name, array, info) for name, array, info in infos if not self._is_part(name)]

@@ -124,7 +124,7 @@ class _ForkServer:
             return None
         while True:
             self._refill()
-            ready = dict(self.poller.poll(self._patience_ms()))
+            ready = dict(self.poller.poll(self._timeout_ms()))
             # First of all, before checking the deadline's events: the agent may have been frozen together with this
             # process.
             self._stop_if_silent()
@@ -142,12 +142,12 @@ class _ForkServer:
                 if self.agent.fileno() < 0:
                     return None
 
-    def _patience_ms(self) -> float | None:
-        patience_s = self.child_processes.patience_s()
+    def _timeout_ms(self) -> float | None:
+        timeout_s = self.child_processes.timeout_s()
         if self.child_processes.has_workers and self.until_s < math.inf:
             left_s = max(0.0, self.until_s - time.monotonic())
-            patience_s = left_s if patience_s is None else min(left_s, patience_s)
-        return None if patience_s is None else patience_s * 1000 + 1
+            timeout_s = left_s if timeout_s is None else min(left_s, timeout_s)
+        return None if timeout_s is None else timeout_s * 1000 + 1
 
     def _stop_if_silent(self) -> None:
         """Kill the workers when the agent's deadline has passed."""

@@ -15,7 +15,7 @@ from edl.worker.framework import Framework
 from edl.worker.session import Session
 from edl.worker.state import BaseState
 
-LOST_PATIENCE_S = 10.0
+LOST_TIMEOUT_S = 10.0
 """Seconds that the Master may take after a failed collective to end the round; after that it is the script's own
 failure."""
 _FEW = 10
@@ -126,7 +126,7 @@ def _left(session: Session) -> bool:
 def _is_over(session: Session, error: BaseException, returned: bool) -> bool:
     """Whether ``train`` is called again in the next round. Raises ``StateError`` when the same problem would recur
     there. ``returned``: train had returned, so the error is not from one of its boundaries."""
-    over = session.is_over(error, LOST_PATIENCE_S)
+    over = session.is_over(error, LOST_TIMEOUT_S)
     elsewhere = returned or not isinstance(error, RoundOver)
     if session.link is not None and elsewhere and session.link.missed > _FEW:
         raise StateError(

@@ -190,7 +190,7 @@ class Session:
 
     # --- queries ----------------------------------------------------------------------------------------------------
 
-    def is_over(self, error: BaseException, patience_s: float) -> bool:
+    def is_over(self, error: BaseException, timeout_s: float) -> bool:
         """Whether this exception means that the round is over, rather than a failure of the script."""
         if self.link is None or self.seat is None:
             return False
@@ -203,7 +203,7 @@ class Session:
             # Lets peers that wait for this worker notice, too.
             if self._group is not None:
                 self._group.abort()
-            return self.link.wait_until_broken(self.seat.round, patience_s)
+            return self.link.wait_until_broken(self.seat.round, timeout_s)
         if not isinstance(error, RoundOver) and not self._lost_peers(error):
             note(f"in round {self.seat.round}, which is over: {type(error).__name__}: {error}")
         return True

@@ -18,13 +18,13 @@ from edl.wire.messages import NO_STATE, Version
 from edl.wire.snapshot import Meta, SnapshotHeader, folder_name
 from edl.worker import alike, vote, write_through
 from edl.worker.accumulate import check_finished
-from edl.worker.agreement import StateComparison
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
 from edl.worker.link import MappedMemory
 from edl.worker.numbers import SEED
 from edl.worker.session import PeersLost, Session
+from edl.worker.state_comparison import StateComparison
 
 _SHARE_OF_MEMORY = 4
 """Workers of a node keep copies of their first state in at most this fraction of free memory (one fourth)."""

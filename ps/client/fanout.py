@@ -257,7 +257,7 @@ class FanOut:
             case FrameOp.WAIT:
                 attempt.others = head.get("for", "trainers") == "trainers"
                 attempt.why = f"{where} waits: {text or 'other trainers have not pushed yet'}"
-                if attempt.others and not self.session.lone:
+                if attempt.others and not self.session.without_master:
                     self.wait.moved()  # the Master decides how long other trainers may take
                 self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.wait_s / 2 else LEAST_S)
             case FrameOp.BUSY:
@@ -274,7 +274,7 @@ class FanOut:
         if isinstance(error, Denied) and error.kind != "token":
             raise RolledBack(f"{error}. This process must restart; its launcher does that") from error
         # In a job, another process may have taken the port of a dead pserver; a newer placement map resolves that.
-        gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.session.lone)
+        gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.session.without_master)
         if not gone:
             if isinstance(error, EdlError) and not isinstance(error, PsError):
                 raise PsError(f"{self._name(attempt)}: {error}") from error

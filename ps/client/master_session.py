@@ -71,7 +71,7 @@ class MasterSession(Protocol):
         ...
 
     @property
-    def lone(self) -> bool:
+    def without_master(self) -> bool:
         """True if there is no Master that could send a newer placement map."""
         ...
 
@@ -99,7 +99,7 @@ class MasterSession(Protocol):
 class LiveMasterSession:
     """``MasterSession`` of a trainer in a job. Thread-safe."""
 
-    lone = False
+    without_master = False
 
     def __init__(self, line: Line, round_: Callable[[], int], tables: Sequence[TableSpec]) -> None:
         self._line, self._round = line, round_
@@ -439,7 +439,7 @@ class LiveMasterSession:
 class FixedMasterSession:
     """``MasterSession`` without a Master: nothing changes unless a pserver sends a newer placement map."""
 
-    lone = True
+    without_master = True
     halted = 0
 
     def __init__(self, joined: messages.Joined) -> None:

@@ -211,7 +211,7 @@ class FrameCaller:
         leaves the connection usable."""
         until_s = self._now_s() + deadline_s
         while True:
-            frame = self._next(until_s, None, patient=True)
+            frame = self._next(until_s, None, idle_first=True)
             if frame.request != UNASKED:
                 return frame
 
@@ -229,13 +229,13 @@ class FrameCaller:
         """Close the connection without a farewell; pending calls raise ``Unreachable``. Thread-safe."""
         self._give_up("it was aborted")
 
-    def _next(self, until_s: float, into: Into | None, *, patient: bool = False) -> Frame:
+    def _next(self, until_s: float, into: Into | None, *, idle_first: bool = False) -> Frame:
         """Read the next frame; unsolicited frames are also passed to ``heard``."""
         with self._connection.receiving:
             self._enter()
-            begun = not patient
+            begun = not idle_first
             try:
-                if patient:
+                if idle_first:
                     self._connection.idle(until_s)
                     begun = True
                     until_s = max(until_s, self._now_s() + FRAME_S)

@@ -32,7 +32,7 @@ A, B = NodeId("a"), NodeId("b")
 HOST = "127.0.0.1"
 TOKEN = "secret"
 LIMITS = CopyLimits(connect_s=10, handshake_s=1.5, silence_s=1.5)  # a busy machine is no silent peer
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 SIZE = 1_000_000
 OLD, NEW = Holding(Version(1, 1)), Holding(Version(1, 2))
 
@@ -53,10 +53,10 @@ class Proxy:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # closing it would leave the thread in accept
-        self._threads[0].join(PATIENCE_S)
+        self._threads[0].join(TIMEOUT_S)
         self._hang_up()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         for one in (self._listener, *self._ends):
             one.close()
 
@@ -277,7 +277,7 @@ def test_two_fetch_at_once(bench: Bench) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert [content(one) for one in mine] == [5, 5]
 
 
@@ -378,7 +378,7 @@ def _until_given(give: Callable[[], None]) -> None:
 
 def closes(connection: socket.socket) -> bool:
     """True if the peer closes the connection."""
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(TIMEOUT_S)
     try:
         while connection.recv(65536):
             pass
@@ -398,7 +398,7 @@ def serves(tcp: TcpBench, port: int, there: MemorySnapshotPool) -> bool:
 def admitted(port: int, token: bytes = b"secret") -> socket.socket:
     """A connection that has proved to know the token."""
     connection = socket.create_connection((HOST, port))
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(TIMEOUT_S)
     connection.sendall(b"edlcopy1" + b"n" * 32)
     answer = connection.recv(64, socket.MSG_WAITALL)
     connection.sendall(hmac.digest(token, b"client" + b"n" * 32 + answer[:32], "sha256"))
@@ -483,7 +483,7 @@ def test_one_who_creeps_is_given_up(tcp: TcpBench) -> None:
         with contextlib.suppress(OSError):
             while not ended.wait(LIMITS.handshake_s / 5):
                 creeper.sendall(b"e")
-        assert ended.wait(PATIENCE_S)
+        assert ended.wait(TIMEOUT_S)
 
 
 def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
@@ -491,8 +491,8 @@ def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
     there, here = snapshot_pool(B), snapshot_pool(A)
     put_in(there, NEW, 7)
     port = node.start(there, HOST)
-    patience = CopyLimits(handshake_s=PATIENCE_S, silence_s=PATIENCE_S)
-    patient = TcpCopies(A, lambda: TOKEN, SystemClock(), patience)
+    limits = CopyLimits(handshake_s=TIMEOUT_S, silence_s=TIMEOUT_S)
+    patient = TcpCopies(A, lambda: TOKEN, SystemClock(), limits)
     with socket.create_connection((HOST, port)):
         patient.get(HOST, port, NEW.version, 0, into(here))
     assert content(here) == 7
@@ -500,7 +500,7 @@ def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
 
 
 class SlowSnapshotPool:
-    """Needs longer than the other side's patience."""
+    """Needs longer than the other side's timeout."""
 
     def __init__(self, inner: MemorySnapshotPool) -> None:
         self._inner = inner

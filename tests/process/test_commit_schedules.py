@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def children(parent: int) -> set[int]:
@@ -37,7 +37,7 @@ def used_s(process: int) -> float:
 
 def test_a_run_on_several_processes_comes_to_its_end() -> None:
     command = [sys.executable, "-m", "edl.testing.commits", "--runs", "300", "--jobs", "2"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (run.returncode, run.stdout.partition(",")[0]) == (0, "300 schedules"), run.stderr
 
 
@@ -49,7 +49,7 @@ def gone(process: int) -> bool:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -66,7 +66,7 @@ def test_nothing_plays_on_when_a_run_is_ended(number: signal.Signals) -> None:
             until(lambda: all(used_s(one) > 1 for one in playing))
             assert run.poll() is None
             run.send_signal(number)
-            run.wait(PATIENCE_S)
+            run.wait(TIMEOUT_S)
             until(lambda: all(gone(one) for one in playing))
         finally:
             run.kill()

@@ -154,7 +154,7 @@ def test_paddle_trains_on_two_ranks_without_its_pauses(tmp_path: Path, standby: 
 @needs("paddle")
 @pytest.mark.paddle
 def test_paddles_wait_for_the_store_ends(tmp_path: Path) -> None:
-    from edl.worker.patience import wait_until_open
+    from edl.worker.wait_until_open import wait_until_open
 
     (port,) = free_ports(1)
     assert not wait_until_open(("127.0.0.1", port), longest_s=0.01)

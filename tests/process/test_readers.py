@@ -319,7 +319,7 @@ def _busy(pool: Pool) -> int:
 
 def test_a_reader_that_freezes_in_the_middle_is_given_up(shard: ShardRef) -> None:
     with processes(2) as (pool, readers):
-        trainer = RemoteReader(pool, "set", "ipc", policy="only", patience_s=1.5)
+        trainer = RemoteReader(pool, "set", "ipc", policy="only", timeout_s=1.5)
         stream = trainer.batches(shard, rows=10_000)
         got = list(next(stream).column("id").to_pylist())
         with stopped(readers[_busy(pool)].process.pid) as began:
@@ -331,7 +331,7 @@ def test_a_reader_that_freezes_in_the_middle_is_given_up(shard: ShardRef) -> Non
 
 def test_a_reader_that_has_left_the_list_is_waited_for_less(shard: ShardRef) -> None:
     with processes(2) as (pool, readers):
-        trainer = RemoteReader(pool, "set", "ipc", policy="only", patience_s=60)
+        trainer = RemoteReader(pool, "set", "ipc", policy="only", timeout_s=60)
         stream = trainer.batches(shard, rows=10_000)
         got = list(next(stream).column("id").to_pylist())
         busy = _busy(pool)
@@ -348,7 +348,7 @@ def test_a_reader_frozen_from_the_start_is_given_up_and_its_trainer_can_end(shar
         "from data_service.remote.client import Pool, RemoteReader\n"
         "from data_service.manifest import ShardRef\n"
         "pool = Pool(); pool.update(json.loads(sys.argv[1])); ref = ShardRef(*json.loads(sys.argv[2]))\n"
-        "print(RemoteReader(pool, 'set', 'ipc', policy='only', patience_s=1.0).read(ref).num_rows, flush=True)"
+        "print(RemoteReader(pool, 'set', 'ipc', policy='only', timeout_s=1.0).read(ref).num_rows, flush=True)"
     )
     with processes(2) as (_, readers):
         addresses = json.dumps([one.address for one in readers])

@@ -22,7 +22,7 @@ from tests.sim.shell_bugs import BUGS as SHELL_BUGS
 BATCH = 100
 SCHEDULES = 2400
 """With ``--soak``; the first three batches always run."""
-OF_SERVICES = {"Flawed", "Failed", "ServiceSaid", "ServiceTold"}
+OF_SERVICES = {"Flawed", "Failed", "ServiceFromWorker", "ServiceToWorker"}
 OF_OTHER_SCHEDULES = {"ScaleRequested", "Unfit", "Depart", "Idle", "UseSlots", "Attach"}
 """Those of ``Schedule.resized`` and ``Schedule.slotted``; an ``Attach`` comes as ``NodeAttached``."""
 SEEDS = Path(__file__).with_name("seeds.txt")

@@ -25,7 +25,7 @@ from edl.worker.framework import ArrayInfo, Arrays
 from edl.worker.link import Link
 from edl.worker.session import Session
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """After that a test that waits has failed."""
 JOB = "job-1"
 Message = TypeVar("Message")
@@ -109,7 +109,7 @@ class FakeGroup:
     def collective(self) -> None:
         """Wait for all members."""
         try:
-            self.barrier.wait(PATIENCE_S)
+            self.barrier.wait(TIMEOUT_S)
         except threading.BrokenBarrierError:
             self.failed = f"peer gone in round {self.seat.round}"
             raise PeerGone(self.failed) from None
@@ -124,10 +124,10 @@ class FakeGroup:
 
         def work() -> None:
             try:
-                self.barrier.wait(PATIENCE_S)
+                self.barrier.wait(TIMEOUT_S)
             except threading.BrokenBarrierError:
                 # A peer that has gone ends no collective of an asynchronous backend: only this worker's own abort does.
-                assert self.aborted.wait(PATIENCE_S)
+                assert self.aborted.wait(TIMEOUT_S)
                 apply(False)  # in silence
             else:
                 apply(True)
@@ -309,14 +309,14 @@ class FakeAgent:
 
     def close(self) -> None:
         self.channel.shutdown(socket.SHUT_RDWR)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self.channel.close()
         for descriptor, _ in self.buffers.files.values():
             os.close(descriptor)
 
     def expect(self, kind: type[Message]) -> Message:
         """The next message, which must be of this kind."""
-        message = self.heard.get(timeout=PATIENCE_S)
+        message = self.heard.get(timeout=TIMEOUT_S)
         assert isinstance(message, kind), message
         return message
 
@@ -415,7 +415,7 @@ class Worker:
     def join(self) -> Any:
         """The result of the work. Raises what the work raised."""
         assert self._thread is not None
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "the worker hangs"
         if self.error is not None:
             raise self.error

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.test_house_rules import CODE_FOLDERS, ROOT, code_files
 
 PRODUCT = ("edl", "ps", "data_service")
+PRODUCT_FOLDERS = tuple(f"{folder}/" for folder in PRODUCT)
 TWINS = ("edl/torch/", "edl/paddle/")
 """The same thing for two frameworks has the same name."""
 REPLACED = {
@@ -21,8 +22,14 @@ REPLACED = {
     "surroundings": "Deps", "errand": "request", "parcel": "sub-request", "lane": "pooled connection",
     "chart": "placement", "charted": "placement update", "uniting": "deduplication",
 }  # fmt: skip
+REPLACED_IN_PRODUCT = {
+    "told": "what was given, by its name", "trip": "fan-out", "news": "update", "handed": "passed, unacknowledged",
+    "gate": "barrier", "marker": "manifest", "keeper": "in-memory checkpoints", "wish": "request", "kit": "Deps",
+    "birth": "start", "patience": "timeout",
+}  # fmt: skip
+"""English words for which the product has a term of the field. Tests may use them; ``handed_out`` is public."""
 HISTORY = ("docs/decisions/", "docs/glossary.md", "CHANGELOG.md", "tests/unit/test_names.py")
-ALLOWED = re.compile(r"flock\(|decisions/")
+ALLOWED = re.compile(r"flock\(|decisions/|round trip|handed_out")
 
 
 @functools.lru_cache(maxsize=1)
@@ -70,8 +77,28 @@ def prose() -> list[tuple[str, str]]:
     ]
 
 
+def with_word(word: str, lines: list[tuple[str, str]]) -> list[str]:
+    """Places of lines with this word, also as a part of a name."""
+    old = re.compile(rf"(?<![a-z]){word}(?![a-z])|{word.capitalize()}(?![a-z])")
+    return [place for place, line in lines if old.search(line) and not ALLOWED.search(line)]
+
+
 @pytest.mark.parametrize("word", REPLACED)
 def test_words_that_have_been_replaced_do_not_come_back(word: str) -> None:
-    old = re.compile(rf"(?<![a-z]){word}(?![a-z])|{word.capitalize()}(?![a-z])")
-    lines = [place for place, line in prose() if old.search(line) and not ALLOWED.search(line)]
+    lines = with_word(word, prose())
     assert not lines, f"{word!r} is {REPLACED[word]!r} now (docs/glossary.md): {', '.join(lines[:20])}"
+
+
+@pytest.mark.parametrize("word", REPLACED_IN_PRODUCT)
+def test_words_that_the_product_has_replaced_do_not_come_back(word: str) -> None:
+    lines = with_word(word, [(place, line) for place, line in prose() if place.startswith(PRODUCT_FOLDERS)])
+    assert not lines, f"{word!r} is {REPLACED_IN_PRODUCT[word]!r} in the product: {', '.join(lines[:20])}"
+
+
+@pytest.mark.parametrize("line", ["the kit of a shell", "self._kit = 1", "class MyKit:", "KIT = Kit()"])
+def test_a_replaced_word_is_found(line: str) -> None:
+    assert with_word("kit", [("edl/new.py:1", line)]) == ["edl/new.py:1"]
+
+
+def test_words_that_contain_a_replaced_word_are_not_found() -> None:
+    assert with_word("kit", [("edl/new.py:1", "the kitchen, and a toolkit")]) == []

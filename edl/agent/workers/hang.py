@@ -128,21 +128,21 @@ class HangWatch:
         committing = {rank: trail for rank, trail in self._trails.items() if trail.last.commit is not None}
         for first in (False, True):
             late = {rank: t for rank, t in committing.items() if t.committed is not first}
-            limit_s = self._patience_s(START if first else 1)
+            limit_s = self._timeout_s(START if first else 1)
             stuck = sorted(rank for rank, trail in late.items() if now_s - trail.at_s >= limit_s)
             if stuck:
                 waited_s = now_s - max(late[rank].at_s for rank in stuck)
                 what = "no commit() since the round began," if first else "no commit()"
                 return f"{_names(stuck)}: {what} for {waited_s:.0f} s"
-        if committing or not self._trails or now_s - self._began_s < self._patience_s(START):
+        if committing or not self._trails or now_s - self._began_s < self._timeout_s(START):
             return ""
         quiet_s = now_s - max(trail.at_s for trail in self._trails.values())
-        if quiet_s < self._patience_s(1):
+        if quiet_s < self._timeout_s(1):
             return ""
         ranks = _names(sorted(self._trails))
         return f"{ranks}: no CPU time used, nothing written and no file read for {quiet_s:.0f} s"
 
-    def _patience_s(self, times: int) -> float:
+    def _timeout_s(self, times: int) -> float:
         return times * self._limit_s + (self._boundary_s if self._hold else 0.0)
 
 

@@ -40,7 +40,7 @@ from edl.agent.workers.writer_thread import Scribe, in_loop, said_by_loop
 from edl.config import LogPlan, StreamTarget
 from edl.wire.messages import World
 
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 """Seconds to wait for the disk when a file must be written before a worker starts, or read after it has ended."""
 MARK = ".launch"
 """File in each launch's folder that contains the launch's name. By the folder's name alone, ``a.2`` could be a node or
@@ -105,7 +105,7 @@ class Output:
     error_file: str
     """Path for the worker's description of an uncaught exception; empty for none."""
 
-    async def last_error(self, limit_s: float = PATIENCE_S) -> str | None:
+    async def last_error(self, limit_s: float = TIMEOUT_S) -> str | None:
         """The worker's description of an uncaught exception, "" for none; None if its disk does not answer within
         ``limit_s``."""
         try:
@@ -273,11 +273,11 @@ class Outputs:
             Path(files.backup_environment).write_text(text)
 
         try:
-            await asyncio.wait_for(asyncio.to_thread(write), PATIENCE_S)
+            await asyncio.wait_for(asyncio.to_thread(write), TIMEOUT_S)
         except OSError as error:
             why = error.strerror or str(error)
         except asyncio.TimeoutError:
-            why = f"its disk has not answered for {PATIENCE_S:g} s"
+            why = f"its disk has not answered for {TIMEOUT_S:g} s"
         if why:
             self._log(f"cannot write {files.backup_environment} ({why}): workers get everything in their environment")
             return environment

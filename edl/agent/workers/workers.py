@@ -14,7 +14,7 @@ from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, ahead_env
 from edl.agent.workers.hang import Watched
 from edl.agent.workers.log_paths import Attempt, WorkerFiles
 from edl.agent.workers.oom import OutOfMemory
-from edl.agent.workers.outputs import PATIENCE_S, Output, Outputs
+from edl.agent.workers.outputs import TIMEOUT_S, Output, Outputs
 from edl.config import JobSpec, LogPlan
 from edl.errors import StarterLost, WorkerStartError
 from edl.ports import Processes
@@ -31,7 +31,7 @@ _STACKS_PAUSE_S = 0.05
 """A worker that has been silent for this many seconds has written all its stacks."""
 
 
-SHORT_PATIENCE_S = 0.1
+SHORT_TIMEOUT_S = 0.1
 """Seconds to wait for a disk that did not answer the last time."""
 
 
@@ -75,7 +75,7 @@ class WorkerGroup:
         self._running: dict[int, _Running] = {}
         self._outputs.ask_busy(lambda: {one.output.files.attempt.folder for one in self._running.values()})
         self._memory = OutOfMemory()
-        self._patience_s = PATIENCE_S
+        self._timeout_s = TIMEOUT_S
 
     def meet_at(self, worker_server: str) -> None:
         """Set the address at which workers find their agent."""
@@ -172,13 +172,13 @@ class WorkerGroup:
 
         Returns when they have, since the next signal may end them.
         """
-        patience = _Patience(_STACKS_BEGIN_S)
+        budget = _TimeBudget(_STACKS_BEGIN_S)
         for worker in sorted(self._running.values(), key=lambda worker: worker.slot):
             local_rank = worker.output.files.attempt.local_rank
             self._log(f"stacks of local rank {local_rank} (process {worker.pid}), in its stderr:")
             before = worker.output.stderr.received
             await self._processes.dump(worker.pid)
-            while worker.output.stderr.received == before and await patience.wait():
+            while worker.output.stderr.received == before and await budget.wait():
                 pass
             while worker.output.stderr.received != before and worker.pid in self._running:
                 before = worker.output.stderr.received
@@ -192,7 +192,7 @@ class WorkerGroup:
         }
 
     def place(self, pid: int) -> tuple[Round, int] | None:
-        """The round of birth and the slot of a process; None if unknown."""
+        """The round in which a process was started, and its slot; None if unknown."""
         worker = self._running.get(pid)
         return (worker.born, worker.slot) if worker else None
 
@@ -201,9 +201,9 @@ class WorkerGroup:
         worker = self._running.get(pid)
         if worker is None or not code or not worker.output.error_file:
             return
-        written = await worker.output.last_error(self._patience_s)
+        written = await worker.output.last_error(self._timeout_s)
         worker.written = written or ""
-        self._patience_s = PATIENCE_S if written is not None else SHORT_PATIENCE_S  # its peers wait in line
+        self._timeout_s = TIMEOUT_S if written is not None else SHORT_TIMEOUT_S  # its peers wait in line
 
     async def done(self, limit_s: float) -> None:
         """Wait until the workers' output is in files, at most ``limit_s`` seconds."""
@@ -238,7 +238,7 @@ class WorkerGroup:
         )
 
 
-class _Patience:
+class _TimeBudget:
     """A waiting time shared by several waits."""
 
     def __init__(self, left_s: float) -> None:

@@ -29,7 +29,7 @@ FETCHES = 4
 """Parts fetched at once."""
 LEAVING_TRIES = 10
 """Attempts of a leaving node to send its commit to a node that does not accept it: that one may have left as well."""
-COPY_PATIENCE_S = 10.0
+COPY_TIMEOUT_S = 10.0
 """Seconds that a worker with a sharded state waits until its previous commit is on another node as well."""
 
 
@@ -105,7 +105,7 @@ class CommitReplication:
                 await self._sent_once_more()
 
         try:
-            await asyncio.wait_for(copied(), COPY_PATIENCE_S)
+            await asyncio.wait_for(copied(), COPY_TIMEOUT_S)
         except asyncio.TimeoutError:
             log.warning("State: the copies on the other node lag behind; training continues without waiting for them")
             self._given_up = self._peer

@@ -31,7 +31,7 @@ from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import SimWorker
 from edl.types import FencingToken, NodeId
-from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceSaid, Switch
+from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceFromWorker, Switch
 from edl.wire.status import JournalEntry
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class SimLauncher(SimProcess):
         self.candidate: Candidate | None = None
         self.shell: AgentShell | None = None
         self._link: SimWorkerLink | None = None
-        self.relay: Callable[[ServiceSaid], None] = lambda said: None
+        self.relay: Callable[[ServiceFromWorker], None] = lambda said: None
         """Takes what workers say to services of the Master."""
         self._connection: SimConnection | None = None
         self._decision: ev.Decision | None = None
@@ -82,17 +82,17 @@ class SimLauncher(SimProcess):
             self.log,
         )
         try:
-            await self._patiently(registration.agree)
+            await self._retried(registration.agree)
             if not deps.checks.is_this_job(registration.token):
                 self.say("belongs to another job of the same id, which is not looked at")
                 return
-            self.info = await self._patiently(lambda: registration.join(self.info))
+            self.info = await self._retried(lambda: registration.join(self.info))
         except JobEnded as error:
             self.outcome = Outcome(error.outcome.exit_code, error.outcome.reason, error.outcome.failures)
             return
         await self._put_together(registration).run()
 
-    async def _patiently(self, action: Callable[[], Awaitable[T]]) -> T:
+    async def _retried(self, action: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await action()
@@ -160,7 +160,7 @@ class SimLauncher(SimProcess):
             dataclasses.replace(state, by_device=bool(info.devices)),
         )
 
-    def _linked(self, relay: Callable[[ServiceSaid], None]) -> SimWorkerLink:
+    def _linked(self, relay: Callable[[ServiceFromWorker], None]) -> SimWorkerLink:
         self.relay = relay
         self._link = SimWorkerLink(self, self.group)
         return self._link

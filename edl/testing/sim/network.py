@@ -143,8 +143,8 @@ class Stream:
         if self._stalled():
             for end in self.ends:
                 if end.open and end.suspicion is None:
-                    patience_s = self.network.rng.uniform(1.0, 5.0)
-                    end.suspicion = self.network.timeline.after(patience_s, self._give_up, end)
+                    timeout_s = self.network.rng.uniform(1.0, 5.0)
+                    end.suspicion = self.network.timeline.after(timeout_s, self._give_up, end)
             return
         for end in self.ends:
             if end.suspicion is not None:

@@ -17,7 +17,7 @@ from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.workers import SIGKILL, Parent, SimWorker
 from edl.types import Round
 from edl.wire import local
-from edl.wire.messages import Asked, Holding, KeepWith, NodeInfo, Purpose, ServiceTold, Version, World
+from edl.wire.messages import Asked, Holding, KeepWith, NodeInfo, Purpose, ServiceToWorker, Version, World
 from edl.wire.process_events import (
     ForkServerLost,
     ProcessEvent,
@@ -266,7 +266,7 @@ class SimWorkerLink:
         for worker in self._workers.alive(slots) if slots else ():
             self._parent.deps.training.hear(worker, message)
 
-    def pass_on(self, message: ServiceTold) -> None:
+    def pass_on(self, message: ServiceToWorker) -> None:
         """A service of the Master says something to a worker."""
         for worker in self._workers.alive((message.slot,)):
             self._parent.deps.training.service_message(worker, message.service, message.body)

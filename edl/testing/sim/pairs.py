@@ -45,8 +45,8 @@ def every_pair() -> Iterable[Pair]:
 
 IMPOSSIBLE: dict[Pair, str] = {
     ("master", ANY, "Attach"): "the Master's shell turns it into NodeAttached",
-    ("master", ANY, "ServiceSaid"): "the Master's shell passes it to the service",
-    ("agent", ANY, "ServiceTold"): "the agent's shell passes it to the worker",
+    ("master", ANY, "ServiceFromWorker"): "the Master's shell passes it to the service",
+    ("agent", ANY, "ServiceToWorker"): "the agent's shell passes it to the worker",
     ("agent", "over", ANY): "the agent's shell handles no event after Exit",
     ("agent", "running", "Registered"): "losing the lease ends the round before the node registers again",
 }

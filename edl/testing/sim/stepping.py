@@ -24,7 +24,7 @@ from edl.worker.boundary import BoundaryAction, StepBoundaries
 
 _LEAVING = (BoundaryAction.SWITCH, BoundaryAction.KILL, BoundaryAction.STOP)
 
-LONGEST_PATIENCE_S = 12.0
+LONGEST_TIMEOUT_S = 12.0
 """Seconds that a worker which has lost a peer waits for its agent's message before it gives up."""
 
 
@@ -478,7 +478,7 @@ class SteppingJob(Job):
             self.timeline.after(0.3, self.notice, worker, crew)  # nothing connects it to its peers now
             return
         worker.stage = Stage.LOST
-        self.timeline.after(self.rng.uniform(2.0, LONGEST_PATIENCE_S), self._give_up, worker, crew)
+        self.timeline.after(self.rng.uniform(2.0, LONGEST_TIMEOUT_S), self._give_up, worker, crew)
         crew.leave(worker, agreed=False)
         worker.crew, worker.round = crew, crew.world.round
 

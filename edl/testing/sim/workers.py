@@ -14,7 +14,7 @@ from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
-from edl.wire.messages import Member, ServiceSaid, Settings, Version, World
+from edl.wire.messages import Member, ServiceFromWorker, Settings, Version, World
 
 SIGTERM, SIGKILL = 15, 9
 
@@ -24,7 +24,7 @@ class Parent(Protocol):
 
     memory: SimMemory
     host: str
-    relay: Callable[[ServiceSaid], None]
+    relay: Callable[[ServiceFromWorker], None]
     """Takes what workers say to services of the Master."""
 
     def run(self, call: Callable[..., None], *args: Any) -> None:

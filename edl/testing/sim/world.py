@@ -28,7 +28,7 @@ from edl.testing.sim.memory_checkpoints import Directory, StateNet
 from edl.testing.sim.network import STORE, Network, Pair
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.process import SimDeps
-from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
+from edl.testing.sim.stepping import LONGEST_TIMEOUT_S, Script, SteppingJob
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, SimWorker
@@ -525,7 +525,7 @@ class SimWorld:
         times = self.spec.timeouts
         settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + SETTLE_S + self.plugin.settle_s
         if isinstance(self.training, SteppingJob):
-            settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_PATIENCE_S + 6.0
+            settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_TIMEOUT_S + 6.0
         if self.sized:
             self.run(3.0)  # what was requested last is on its way
         if self.slotted:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
-PATIENCE = datetime.timedelta(seconds=60)
+TIMEOUT = datetime.timedelta(seconds=60)
 
 
 def agree_on_port(rank: int) -> int:
@@ -40,14 +40,14 @@ def main() -> None:
     dist.init_process_group("gloo")  # env://: MASTER_ADDR and MASTER_PORT
     rank, world = dist.get_rank(), dist.get_world_size()
 
-    store = TCPStore("127.0.0.1", agree_on_port(rank), world, rank == 0, PATIENCE)
+    store = TCPStore("127.0.0.1", agree_on_port(rank), world, rank == 0, TIMEOUT)
     store.set(f"from-{rank}", str(os.getpid()))
     met = [int(store.get(f"from-{other}")) for other in range(world)]
     assert met[rank] == os.getpid()
 
     address = f"tcp://127.0.0.1:{agree_on_port(rank)}"
     dist.destroy_process_group()
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world, timeout=PATIENCE)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world, timeout=TIMEOUT)
     total = torch.tensor([rank + 1])
     dist.all_reduce(total)
     (options.folder / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "world": world, "sum": total.item()}))

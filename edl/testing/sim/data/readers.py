@@ -26,7 +26,7 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SimWorker
 from edl.threads import ThreadEvent
 from edl.types import Round
-from edl.wire.messages import NO_SETTINGS, ServiceSaid, World
+from edl.wire.messages import NO_SETTINGS, ServiceFromWorker, World
 from edl.worker.boundary import RoundOver
 
 LOOK_S = 0.2
@@ -104,7 +104,7 @@ class WorkerTransport(Dispatcher):
             return
         reader.asks()
         self._said_s = max(self._said_s, timeline.now_s + reader.rng.uniform(0.0002, SLOWEST_WORD_S))
-        said = ServiceSaid(SERVICE, worker.slot, Round(number), text)
+        said = ServiceFromWorker(SERVICE, worker.slot, Round(number), text)
         timeline.at(self._said_s, worker.parent.run, worker.parent.relay, said)
 
     def hear(self, text: str | None) -> None:

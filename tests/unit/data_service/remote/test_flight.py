@@ -126,7 +126,7 @@ def long_shard(folder: Path, count: int = LONG, width: int = 1000) -> tuple[Shar
 
 def remote_reader(pool: Pool, format: str = "ipc", **options: Any) -> RemoteReader:
     options.setdefault("policy", "only")
-    return RemoteReader(pool, "set", format, patience_s=options.pop("patience_s", 10.0), **options)
+    return RemoteReader(pool, "set", format, timeout_s=options.pop("timeout_s", 10.0), **options)
 
 
 # --- the same as here ------------------------------------------------------------------------------------------------
@@ -550,9 +550,9 @@ def test_a_reader_makes_only_a_few_batches_ahead_of_a_slow_trainer(tmp_path: Pat
     assert sum(made) == count
 
 
-def test_patience_must_be_more_than_nothing() -> None:
+def test_the_timeout_must_be_more_than_nothing() -> None:
     with pytest.raises(SettingError, match="must be more than 0"):
-        remote_reader(Pool(), patience_s=0.0)
+        remote_reader(Pool(), timeout_s=0.0)
     with pytest.raises(SettingError, match="must be one of prefer, only"):
         remote_reader(Pool(), policy="always")
     assert remote.POLICIES == ("prefer", "only")

@@ -49,7 +49,7 @@ def reading(port: int, authority: str, local: FormatReader | None = None) -> Ite
     pool.update([["r0", HOST, port, BEARER]], authority)
     policy = "only" if local is None else "prefer"
     try:
-        yield RemoteReader(pool, "set", "ipc", local=local, policy=policy, say=said.append, patience_s=LONG_S), said
+        yield RemoteReader(pool, "set", "ipc", local=local, policy=policy, say=said.append, timeout_s=LONG_S), said
     finally:
         pool.close()
 

@@ -12,11 +12,11 @@ import pytest
 
 from edl.agent.worker_server import WorkerServer
 from edl.types import Round
-from edl.wire.messages import ServiceSaid, ServiceTold
+from edl.wire.messages import ServiceFromWorker, ServiceToWorker
 from edl.worker.link import Link
 
 LONG = "x" * 300_000
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class NoCheckpoints:
@@ -28,7 +28,7 @@ class Relay:
     """A worker server whose only worker is this process, slot 3."""
 
     def __init__(self) -> None:
-        self.said: list[ServiceSaid] = []
+        self.said: list[ServiceFromWorker] = []
         self.heard: queue.Queue[str | None] = queue.Queue()
         self.worker_server = WorkerServer(
             lambda session: (Round(1), 3) if session == os.getsid(0) else None,
@@ -45,14 +45,14 @@ class Relay:
         return link
 
     async def hears(self) -> str | None:
-        return await asyncio.to_thread(self.heard.get, True, PATIENCE_S)
+        return await asyncio.to_thread(self.heard.get, True, TIMEOUT_S)
 
 
 def play(scenario: Callable[[Relay], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         relay = Relay()
         try:
-            await asyncio.wait_for(scenario(relay), PATIENCE_S)
+            await asyncio.wait_for(scenario(relay), TIMEOUT_S)
         finally:
             relay.worker_server.close()
 
@@ -70,8 +70,8 @@ def test_words_go_both_ways(body: str) -> None:
         link = await relay.connect()
         link.call("data", body, 7)
         await until(lambda: relay.said != [])
-        assert relay.said == [ServiceSaid("data", 3, Round(7), body)]
-        relay.worker_server.pass_on(ServiceTold("data", 3, body))
+        assert relay.said == [ServiceFromWorker("data", 3, Round(7), body)]
+        relay.worker_server.pass_on(ServiceToWorker("data", 3, body))
         assert await relay.hears() == body
         await asyncio.to_thread(link.close)
 
@@ -83,9 +83,9 @@ def test_words_for_others_are_not_heard() -> None:
         link = await relay.connect()
         link.call("data", "hello", 1)
         await until(lambda: relay.said != [])
-        relay.worker_server.pass_on(ServiceTold("data", 2, "for another slot"))
-        relay.worker_server.pass_on(ServiceTold("other", 3, "of another service"))
-        relay.worker_server.pass_on(ServiceTold("data", 3, "mine"))
+        relay.worker_server.pass_on(ServiceToWorker("data", 2, "for another slot"))
+        relay.worker_server.pass_on(ServiceToWorker("other", 3, "of another service"))
+        relay.worker_server.pass_on(ServiceToWorker("data", 3, "mine"))
         assert await relay.hears() == "mine"
         await asyncio.to_thread(link.close)
 
@@ -112,7 +112,7 @@ def test_long_words_leak_no_descriptors() -> None:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             link.call("data", LONG, 1)
-            relay.worker_server.pass_on(ServiceTold("data", 3, LONG))
+            relay.worker_server.pass_on(ServiceToWorker("data", 3, LONG))
             assert await relay.hears() == LONG
         await until(lambda: len(relay.said) == 21)
         # Both sides close what they have sent when they get to it.

@@ -138,13 +138,13 @@ def test_an_answer_that_is_late_while_a_launcher_registers_is_asked_for_again(mo
         return "registered"
 
     settings = read("--rdzv-endpoint=there:2379", "--rdzv-backend=etcd", "train.py")
-    assert asyncio.run(compose._patiently(action, settings)) == "registered"
+    assert asyncio.run(compose._retried(action, settings)) == "registered"
 
     now = iter(range(100))
     monkeypatch.setattr(SystemClock, "now_s", lambda _: float(next(now)))
     tries = iter([StoreUnavailable("late")] * 100)
     with pytest.raises(StoreUnavailable, match="late"):
-        asyncio.run(compose._patiently(action, settings))
+        asyncio.run(compose._retried(action, settings))
     assert next(now) == 11, "connect_timeout is 10 s"
 
 

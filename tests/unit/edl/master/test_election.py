@@ -72,7 +72,7 @@ def test_a_dead_master_is_deposed_before_its_lease_ends() -> None:
 
 def test_a_replaced_master_steps_down_and_follows() -> None:
     decision = after(*MASTER, ruled_by(OTHER, 9))
-    assert decision.effects == (el.StepDown("other rules now"), el.Follow(OTHER, FencingToken(9)))
+    assert decision.effects == (el.StepDown("other is the Master now"), el.Follow(OTHER, FencingToken(9)))
 
 
 def test_a_fenced_master_steps_down_and_stands_again() -> None:
@@ -108,7 +108,7 @@ def test_a_campaign_whose_lease_ended_is_given_up() -> None:
 
 def test_a_master_that_lost_store_and_nodes_asks_for_its_place_again() -> None:
     decision = after(*MASTER, el.OutOfTouch())
-    reason = "out of touch with the store and with a node: another Master may rule"
+    reason = "out of touch with the store and with a node: another Master may have been elected"
     assert decision.effects == (el.StepDown(reason), el.Campaign(FencingToken(5)))
     back = el.elect(decision.state, won(5))
     assert back.effects == (el.BecomeMaster(FencingToken(5)),)

@@ -19,8 +19,8 @@ from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import (
     NO_SETTINGS,
     Finish,
-    ServiceSaid,
-    ServiceTold,
+    ServiceFromWorker,
+    ServiceToWorker,
     Settings,
     StartRound,
     WorkersDone,
@@ -106,11 +106,11 @@ class Stage:
 
 
 def say(agent: Agent, body: str) -> None:
-    agent.say(ServiceSaid("echo", 1, Round(1), body))
+    agent.say(ServiceFromWorker("echo", 1, Round(1), body))
 
 
 async def answer(agent: Agent, body: str) -> None:
-    await until(lambda: ServiceTold("echo", 1, body) in agent.heard)
+    await until(lambda: ServiceToWorker("echo", 1, body) in agent.heard)
 
 
 def test_a_word_and_its_answer() -> None:

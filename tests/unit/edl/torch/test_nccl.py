@@ -187,7 +187,7 @@ def test_all_are_aborted_together() -> None:
 
 
 def test_an_error_is_a_hang_only_when_it_lasts() -> None:
-    complaint = nccl.Complaint(patience_s=10)
+    complaint = nccl.Complaint(timeout_s=10)
     assert complaint.overdue(["TIMEOUT"], 100) == ""
     assert complaint.overdue(["TIMEOUT"], 109.9) == ""
     assert complaint.overdue([], 110) == "", "gone again"
@@ -208,14 +208,14 @@ class Looks(threading.Event):
 
 
 @pytest.mark.parametrize(
-    ("error", "patience_s", "looks", "ends"),
+    ("error", "timeout_s", "looks", "ends"),
     [("TIMEOUT", 0.0, 1, True), ("TIMEOUT", 1e9, 5, False), ("TIMEOUT", 0.0, 0, False), ("SUCCESS", 0.0, 5, False)],
 )
 def test_a_worker_whose_collective_hangs_ends_unless_the_round_ends(
-    error: str, patience_s: float, looks: int, ends: bool, monkeypatch: pytest.MonkeyPatch,
+    error: str, timeout_s: float, looks: int, ends: bool, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(nccl.Complaint.__init__, "__defaults__", (patience_s,))
+    monkeypatch.setattr(nccl.Complaint.__init__, "__defaults__", (timeout_s,))
     backend = Backend()
     backend.error = error
     ended: list[bool] = []

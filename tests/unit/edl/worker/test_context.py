@@ -15,7 +15,7 @@ from edl.worker.context import context_of
 from edl.worker.loop import make_run
 from edl.worker.session import Session
 from edl.worker.state import BaseState
-from tests.support.fake_agent import PATIENCE_S, FakeAgent, FakeFramework, Model, PeerGone, Worker, a_seat, connected
+from tests.support.fake_agent import TIMEOUT_S, FakeAgent, FakeFramework, Model, PeerGone, Worker, a_seat, connected
 
 
 def test_context_waits_for_the_place_and_run_does_not_again() -> None:
@@ -39,7 +39,7 @@ def test_context_waits_for_the_place_and_run_does_not_again() -> None:
     assert (before.round, before.launched, before.should_stop) == (3, True, False)
     worker.agent.expect(local.TrainingStarted)
     worker.agent.send(local.Stop("the launcher leaves"))
-    assert worker.link.wait_until_broken(4, PATIENCE_S)
+    assert worker.link.wait_until_broken(4, TIMEOUT_S)
     stopping = context_of(worker.session)
     assert (stopping.should_stop, stopping.reason) == (True, "the launcher leaves")
     worker.close()
@@ -146,7 +146,7 @@ def test_processes_that_a_worker_starts(tmp_path: Any) -> None:
     agent.expect(local.Enter)
     agent.expect(local.Parked)
     agent.place(a_seat(2, rank=7))
-    said, _ = process.communicate(timeout=PATIENCE_S)
+    said, _ = process.communicate(timeout=TIMEOUT_S)
     assert said.splitlines() == [
         "7", "7", "7 True", "this process was started by a worker; only the worker itself can take part in training"
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from edl.wire import local
 from edl.wire.local import OWN, STATE
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.link import Link
-from tests.support.fake_agent import PATIENCE_S, Barriers, FakeGroup, Worker, a_seat, connected
+from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeGroup, Worker, a_seat, connected
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_connects_to_an_abstract_address() -> None:
     link.send(local.Parked(3))
     assert local.decode_to_agent(channel.recv(1000)) == local.Parked(3)
     channel.close()
-    assert gone.wait(PATIENCE_S)
+    assert gone.wait(TIMEOUT_S)
     link.close()
     listener.close()
     with pytest.raises(ConnectionRefusedError):
@@ -91,8 +91,8 @@ def test_a_break_aborts_at_once(worker: Worker) -> None:
     heard(worker)
     assert mine.aborts == 0
     worker.agent.send(local.Break(2, "node b is gone"))
-    assert mine.aborted.wait(PATIENCE_S)
-    assert worker.link.wait_until_broken(2, PATIENCE_S)
+    assert mine.aborted.wait(TIMEOUT_S)
+    assert worker.link.wait_until_broken(2, TIMEOUT_S)
     assert worker.link.why_over == "node b is gone"
 
 
@@ -100,7 +100,7 @@ def test_a_break_before_there_is_a_group(worker: Worker) -> None:
     worker.agent.place(a_seat(2))
     worker.agent.send(local.Break(2, "gone"))
     worker.link.wait_for_place()
-    assert worker.link.wait_until_broken(2, PATIENCE_S)
+    assert worker.link.wait_until_broken(2, TIMEOUT_S)
     mine = group(2)
     worker.link.register(2, mine)
     assert mine.aborts == 1
@@ -132,7 +132,7 @@ def test_nonsense_is_reported_and_passed_over(worker: Worker, capfd: pytest.Capt
 
 def test_the_end_of_the_agent_is_the_end_of_the_worker(worker: Worker) -> None:
     worker.agent.channel.shutdown(socket.SHUT_RDWR)
-    assert worker.gone.wait(PATIENCE_S)
+    assert worker.gone.wait(TIMEOUT_S)
 
 
 # --- boundaries ------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_only_the_last_answer_counts(worker: Worker) -> None:
         ("Committed", 2_000_000),
         ("Committed", 1000),
     ):
-        message = worker.agent.heard.get(timeout=PATIENCE_S)
+        message = worker.agent.heard.get(timeout=TIMEOUT_S)
         assert (type(message).__name__, message.size) == (kind, size)
         if isinstance(message, local.Committed):
             worker.agent.buffers.fill(message)
@@ -393,7 +393,7 @@ def test_without_an_agent_the_process_ends() -> None:
     channel, _ = listener.accept()
     channel.close()
     listener.close()
-    _, complaint = process.communicate(timeout=PATIENCE_S)
+    _, complaint = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, complaint) == (1, "edl: the launcher is gone, so this worker exits\n")
 
 

@@ -20,7 +20,7 @@ from edl.worker.session import PeersLost
 from edl.worker.state import BaseState
 from tests.support.fake_agent import (
     JOB,
-    PATIENCE_S,
+    TIMEOUT_S,
     Barriers,
     FakeFramework,
     Model,
@@ -38,7 +38,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LOST_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(loop, "LOST_TIMEOUT_S", TIMEOUT_S)
 
 
 class Trainer:
@@ -136,7 +136,7 @@ def newest(members: list[Trainer]) -> tuple[int, int]:
 
 def heard(members: list[Trainer], version: tuple[int, int]) -> bool:
     """Whether this is the newest version, once the agents have read what was said to them."""
-    for _ in range(int(PATIENCE_S / 0.01)):
+    for _ in range(int(TIMEOUT_S / 0.01)):
         if newest(members) == version:
             return True
         threading.Event().wait(0.01)
@@ -189,7 +189,7 @@ def test_an_unplanned_change_goes_back_to_the_newest_commit(trainers: Any) -> No
 
     def die(step: int) -> None:
         if step == 10:
-            gate.wait(PATIENCE_S)
+            gate.wait(TIMEOUT_S)
             raise KeyboardInterrupt  # whatever ends a process
 
     lost.before_step = die
@@ -221,7 +221,7 @@ def test_a_lost_peer_is_passed_on_at_once(trainers: Any) -> None:
     one.before_step = lose
     seat_all([one], 1)
     underway([one], 1)
-    assert one.framework.groups[0].aborted.wait(PATIENCE_S)
+    assert one.framework.groups[0].aborted.wait(TIMEOUT_S)
     one.agent.send(local.Break(1, "node b is gone"))
     one.steps = 6
     seat_all([one], 2, restore=(1, 3))
@@ -229,7 +229,7 @@ def test_a_lost_peer_is_passed_on_at_once(trainers: Any) -> None:
 
 
 def test_a_lost_peer_that_nobody_misses(trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LOST_PATIENCE_S", 0.01)
+    monkeypatch.setattr(loop, "LOST_TIMEOUT_S", 0.01)
     (one,) = trainers()
     one.framework.connect = lambda group, seat: None
 
@@ -261,13 +261,13 @@ def test_a_consequence_of_the_break_is_not_the_scripts(trainers: Any, capfd: pyt
     def fail(step: int) -> None:
         if one.framework.groups[-1].seat.round == 1 and step == 2:
             reached.set()
-            assert one.framework.groups[-1].aborted.wait(PATIENCE_S)
+            assert one.framework.groups[-1].aborted.wait(TIMEOUT_S)
             raise ValueError("a strange way to say so")
 
     one.before_step = fail
     seat_all([one], 1)
     underway([one], 1)
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(TIMEOUT_S)
     one.agent.send(local.Break(1, "node b is gone"))
     one.steps = 5
     seat_all([one], 2, restore=(1, 2))
@@ -313,7 +313,7 @@ def test_a_break_while_connecting(trainers: Any) -> None:
 
 def test_a_break_while_restoring(trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = trainers(steps=2)
-    monkeypatch.setattr(loop, "LOST_PATIENCE_S", 0.01)
+    monkeypatch.setattr(loop, "LOST_TIMEOUT_S", 0.01)
     one.agent.serving = False
     one.until(local.Parked)
     one.agent.place(a_seat(1, restore_era=1, restore_commit=5))
@@ -334,7 +334,7 @@ def test_a_break_between_asking_for_the_state_and_connecting(trainers: Any) -> N
         ask(session, seat)
         if seat.round == 1:
             one.agent.send(local.Break(1, "node b is gone"))
-            assert one.worker.link.wait_until_broken(1, PATIENCE_S)
+            assert one.worker.link.wait_until_broken(1, TIMEOUT_S)
 
     object.__setattr__(one.state, "_ask", asked)
     one.agent.kept[STATE, 1, 5, 0] = commit_of(one, 1, 5)
@@ -399,7 +399,7 @@ def test_a_worker_that_never_commits_is_told(trainers: Any) -> None:
     underway(members, 1)
     reached = threading.Event()
     members[0].before_step = lambda step: reached.set() if step > 50 else None
-    assert reached.wait(PATIENCE_S)
+    assert reached.wait(TIMEOUT_S)
     agree(members, 1, 1)
     members[0].until(local.Parked)
     # Where an abort raises nothing, such a script goes on to its end and learns of it there.
@@ -464,7 +464,7 @@ def test_old_groups_do_not_pile_up(trainers: Any) -> None:
     (one,) = trainers()
 
     def hang(step: int) -> None:
-        one.framework.groups[-1].aborted.wait(PATIENCE_S)
+        one.framework.groups[-1].aborted.wait(TIMEOUT_S)
 
     one.before_step = hang
     seat_all([one], 1)
@@ -510,7 +510,7 @@ def test_a_second_run_after_the_round_was_broken(trainers: Any) -> None:
     underway([one], 1)
     one.worker.join()
     one.agent.send(local.Break(1, "gone"))
-    assert one.worker.link.wait_until_broken(1, PATIENCE_S)
+    assert one.worker.link.wait_until_broken(1, TIMEOUT_S)
     one.worker.start(lambda: one.run(lambda state: state.step)(one.state))
     seat_all([one], 2, restore=(1, 2))
     assert one.worker.join() == 2
@@ -560,7 +560,7 @@ def test_random_changes_lose_no_step(trainers: Any, seed: int) -> None:
                 one.agent.send(local.Break(number, "a node is gone"))
             planned = False
         for one in members:
-            parked = one.agent.heard.get(timeout=PATIENCE_S)
+            parked = one.agent.heard.get(timeout=TIMEOUT_S)
             assert parked == local.Parked(number)
             one.agent.heard.put(parked)
         if not planned and any(one.agent.kept for one in members):

@@ -12,7 +12,7 @@ from edl.errors import StateError
 from edl.wire.local import STATE
 from edl.worker.numbers import RandomNumbers
 from edl.worker.state import BaseState
-from tests.support.fake_agent import PATIENCE_S, FakeFramework, Worker
+from tests.support.fake_agent import TIMEOUT_S, FakeFramework, Worker
 from tests.unit.edl.worker.test_state import begin
 
 
@@ -108,7 +108,7 @@ def test_all_take_the_seed_of_rank_0(workers: list[Worker]) -> None:
 
         def exchange(self, data: bytes) -> list[bytes]:
             both[self.rank] = data
-            barrier.wait(PATIENCE_S)
+            barrier.wait(TIMEOUT_S)
             return list(both)
 
     found: dict[int, BaseState] = {}

@@ -19,7 +19,7 @@ from edl.worker.boundary import RoundOver
 from edl.worker.session import PeersLost
 from edl.worker.state import BaseState
 from edl.worker.steps import Share
-from tests.support.fake_agent import JOB, PATIENCE_S, FakeFramework, Generator, Model, Tensor, Worker, a_seat
+from tests.support.fake_agent import JOB, TIMEOUT_S, FakeFramework, Generator, Model, Tensor, Worker, a_seat
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "asynchronous"])
@@ -268,7 +268,7 @@ def test_what_is_kept_is_no_view_of_shared_memory(worker: Worker) -> None:
     model.extra = {"big": Tensor(np.ones(100_000))}
     committed(worker, model=model, scale=Tensor(np.ones(100_000)), noise=np.ones(100_000))
     link = worker.link
-    link._wait(lambda: not link._streams[STATE].due, PATIENCE_S)  # the buffer for the next commit is mapped by now
+    link._wait(lambda: not link._streams[STATE].due, TIMEOUT_S)  # the buffer for the next commit is mapped by now
     gc.collect()
     maps = Path("/proc/self/maps")
     before = maps.read_text().count("memfd")

@@ -15,7 +15,7 @@ from edl.worker import session as sessions
 from edl.worker import trainer
 from edl.worker.session import Session
 from edl.worker.trainer import Trainer
-from tests.support.fake_agent import PATIENCE_S, Worker, a_seat
+from tests.support.fake_agent import TIMEOUT_S, Worker, a_seat
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class Seats:
 
     def wait(self, rounds: list[int]) -> None:
         while self.rounds != rounds:
-            assert self._more.acquire(timeout=PATIENCE_S), self.rounds
+            assert self._more.acquire(timeout=TIMEOUT_S), self.rounds
 
 
 def test_it_waits_for_its_first_place_and_parks_never(worker: Worker) -> None:
@@ -81,7 +81,7 @@ def test_a_place_that_comes_before_anybody_listens_counts(worker: Worker) -> Non
     worker.agent.place(a_seat(1))
     session.place()
     worker.agent.place(a_seat(2))
-    assert worker.link._wait(lambda: worker.link._round == 2, PATIENCE_S)
+    assert worker.link._wait(lambda: worker.link._round == 2, TIMEOUT_S)
     assert Trainer(session).round() == 2
 
 

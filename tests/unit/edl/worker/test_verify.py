@@ -12,11 +12,11 @@ from edl.errors import SettingError, StateDiffers
 from edl.wire import local
 from edl.wire.local import STATE
 from edl.worker import verify
-from edl.worker.agreement import StateComparison
 from edl.worker.session import PeersLost
 from edl.worker.state import BaseState
+from edl.worker.state_comparison import StateComparison
 from edl.worker.verify import Difference, Held, Verifier, compare, describe
-from tests.support.fake_agent import PATIENCE_S, Barriers, FakeFramework, Model, NumpyArrays, Worker, a_seat
+from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeFramework, Model, NumpyArrays, Worker, a_seat
 
 
 def strictly(path: str) -> bool:
@@ -67,9 +67,9 @@ def together(*ranks: Held) -> list[list[Difference]]:
     def run(rank: int) -> None:
         def exchange(data: bytes) -> list[bytes]:
             handed[rank] = data
-            barrier.wait(PATIENCE_S)
+            barrier.wait(TIMEOUT_S)
             parts = [handed[number] for number in range(len(ranks))]
-            barrier.wait(PATIENCE_S)
+            barrier.wait(TIMEOUT_S)
             return parts
 
         found[rank] = Verifier(NumpyArrays().digest, exchange).differences(ranks[rank])
@@ -78,7 +78,7 @@ def together(*ranks: Held) -> list[list[Difference]]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     return [found[rank] for rank in range(len(ranks))]
 
 
@@ -157,7 +157,7 @@ class Ranks:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         return ends
 
     def begin(self, **changes: Any) -> list[BaseException | None]:

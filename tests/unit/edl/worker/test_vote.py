@@ -14,7 +14,7 @@ from edl.worker.boundary import RoundOver
 from edl.worker.loop import make_run
 from edl.worker.session import Session
 from edl.worker.state import BaseState
-from tests.support.fake_agent import PATIENCE_S, Barriers, FakeFramework, Generator, a_seat
+from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeFramework, Generator, a_seat
 from tests.unit.edl.worker.test_loop import Trainer, newest, seat_all, underway
 
 Votes = Callable[[int, int], bool]
@@ -64,7 +64,7 @@ def voters() -> Iterator[Callable[..., list[Voter]]]:
 
 def kept(one: Trainer, versions: list[tuple[int, int]]) -> bool:
     """True if the agent keeps exactly these versions, once it has read all messages."""
-    for _ in range(int(PATIENCE_S / 0.01)):
+    for _ in range(int(TIMEOUT_S / 0.01)):
         if one.agent.versions() == versions:
             return True
         threading.Event().wait(0.01)
@@ -146,7 +146,7 @@ def test_nodes_whose_last_commits_differ_cannot_go_back(voters: Any) -> None:
         if members[1].state.commits == 2:
             link = members[1].worker.link
             stream = link._streams[local.STATE]
-            link._wait(lambda: not stream.due, PATIENCE_S)
+            link._wait(lambda: not stream.due, TIMEOUT_S)
             members[1].agent.refusal, stream.ready = "full", None
             reached.set()
         return commit(ok=ok)
@@ -175,7 +175,7 @@ def test_a_voter_that_is_lost_leaves_no_commit(voters: Any) -> None:
     survivor.until(local.TrainingStarted)
     with pytest.raises(KeyboardInterrupt):
         lost.worker.join()
-    assert survivor.framework.groups[0].aborted.wait(PATIENCE_S)
+    assert survivor.framework.groups[0].aborted.wait(TIMEOUT_S)
     survivor.agent.send(local.Break(1, "node a is gone"))
     survivor.steps = 8
     seat_all([survivor], 2, restore=(1, 4))
@@ -262,7 +262,7 @@ def test_another_thread_may_not_commit() -> None:
 
         thread = threading.Thread(target=commit, name="writer")
         thread.start()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
 
     one.before_step = elsewhere
     one.start()
@@ -305,7 +305,7 @@ def test_after_a_swallowed_failure_nothing_is_committed(trainer: Trainer) -> Non
     trainer.train = train  # type: ignore[method-assign]
     seat_all([trainer], 1)
     underway([trainer], 1)
-    assert trainer.framework.groups[0].aborted.wait(PATIENCE_S)
+    assert trainer.framework.groups[0].aborted.wait(TIMEOUT_S)
     assert not trainer.agent.kept
     trainer.agent.send(local.Break(1, "node b is gone"))
     seat_all([trainer], 2)
@@ -316,7 +316,7 @@ def test_after_a_swallowed_failure_nothing_is_committed(trainer: Trainer) -> Non
 def test_a_swallowed_failure_that_nobody_explains_ends_the_worker(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.worker.loop.LOST_PATIENCE_S", 0.01)
+    monkeypatch.setattr("edl.worker.loop.LOST_TIMEOUT_S", 0.01)
 
     def train(state: BaseState) -> None:
         trainer.framework.groups[-1].failed = "a collective failed: time out"
@@ -341,7 +341,7 @@ def test_what_train_returns_after_its_group_was_aborted_is_not_taken(trainer: Tr
         rounds.append(trainer.framework.groups[-1].seat.round)
         if rounds == [1]:
             trainer.agent.send(local.Break(1, "node b is gone"))
-            assert trainer.worker.link.wait_until_broken(1, PATIENCE_S)
+            assert trainer.worker.link.wait_until_broken(1, TIMEOUT_S)
             return "garbage"
         return "trained"
 
@@ -357,7 +357,7 @@ def test_a_late_break_of_the_round_before_spoils_nothing(trainer: Trainer) -> No
     link = trainer.worker.link
 
     def train(state: BaseState) -> str:
-        return "trained" if trainer.framework.groups[-1].seat.round == 2 else str(link.wait_until_broken(1, PATIENCE_S))
+        return "trained" if trainer.framework.groups[-1].seat.round == 2 else str(link.wait_until_broken(1, TIMEOUT_S))
 
     trainer.train = train  # type: ignore[method-assign]
     seat_all([trainer], 1)

@@ -16,7 +16,7 @@ from edl.master import service as sv
 from edl.master.shell import MasterShell
 from edl.ports import Delete, LineListener, Lines, Put
 from edl.types import FencingToken, Round
-from edl.wire.messages import Finish, ServiceSaid, StartRound
+from edl.wire.messages import Finish, ServiceFromWorker, StartRound
 from ps.net import master_lines as lines_module
 from ps.net.caller import EndpointPeer, FrameEndpoint, FrameReply
 from ps.net.master_lines import HelperLines, MasterLinesDeps
@@ -395,7 +395,7 @@ def test_a_service_that_fails_ends_the_job() -> None:
         agent.ready()
         await agent.hears(StartRound)
         why = "pserver 3 on n2 is lost with 17 buckets, and there is no checkpoint"
-        agent.say(ServiceSaid("ps", 0, Round(1), why))
+        agent.say(ServiceFromWorker("ps", 0, Round(1), why))
         finish = await agent.hears(Finish)
         assert isinstance(finish, Finish)
         assert (finish.exit_code, finish.reason) == (ExitCode.WORKER_FAILED, why)

@@ -32,7 +32,7 @@ class Asking:
             self.answer.set_exception(FencedOut(OVER))
 
 
-class News:
+class Updates:
     """Lets any number of tasks wait for the next change, each since its last look."""
 
     def __init__(self) -> None:
