@@ -18,37 +18,37 @@ class SystemThreads:
         self.now_s = SystemClock().now_s
 
     def sleep(self, seconds: float) -> object:
-        """See ``Threads``."""
+        """Block this thread."""
         return threading.Event().wait(seconds)
 
     def start(self, target: Callable[..., object], *arguments: Any, name: str) -> threading.Thread:
-        """See ``Threads``."""
+        """Start a daemon thread with this name."""
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
         thread.start()
         return thread
 
     def current(self) -> object:
-        """See ``Threads``."""
+        """The calling thread, for comparisons."""
         return threading.current_thread()
 
     def lock(self) -> threading.Lock:
-        """See ``Threads``."""
+        """A new lock."""
         return threading.Lock()
 
     def rlock(self) -> threading.RLock:
-        """See ``Threads``."""
+        """A new reentrant lock."""
         return threading.RLock()
 
     def condition(self, lock: Any = None) -> threading.Condition:
-        """See ``Threads``."""
+        """A new condition, with its own lock unless one is given."""
         return threading.Condition(lock)
 
     def event(self) -> threading.Event:
-        """See ``Threads``."""
+        """A new event, not set."""
         return threading.Event()
 
     def queue(self) -> queue.SimpleQueue[Any]:
-        """See ``Threads``."""
+        """A new unbounded queue."""
         return queue.SimpleQueue()
 
 

@@ -1,4 +1,4 @@
-"""What an agent's shell is given: the workers' room, checkpoints, ports, and its way to the Master."""
+"""Dependencies of an agent's shell: workers, checkpoints, ports, and its connection to the Master."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkerStarter(Protocol):
         ...
 
     def events(self) -> AsyncIterator[ProcessEvent]:
-        """What happens to the workers, in order. One consumer."""
+        """Events of the workers, in order. One consumer."""
         ...
 
     def entitle(self, until_s: float) -> None:
@@ -172,7 +172,7 @@ class NodeCheckpoints(Protocol):
         ...
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What this node has in memory."""
+        """The commits in this node's memory."""
         ...
 
     def enter(self, world: World) -> None:
@@ -229,7 +229,7 @@ class MasterStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentDeps:
-    """What an agent needs from its launcher."""
+    """Dependencies of an agent on its launcher."""
 
     clock: Clock
     processes: WorkerStarter
@@ -249,10 +249,10 @@ class AgentDeps:
     master_refused: Callable[[FencingToken], None]
     log: Callable[[str], None]
     activity: Callable[[Collection[int]], Mapping[int, Activity]]
-    """What workers have used so far. Blocks."""
+    """Resources used by workers so far. Blocks."""
     save_timeout_s: float = 600.0
     """How long the end of the job waits for what was saved to be written."""
     switches: SwitchFiles | None = None
-    """The files by which somebody asks for a checkpoint, where there is a checkpoint directory."""
+    """The request files for a checkpoint in the checkpoint directory, if there is one."""
     decided: Callable[[AgentState, ev.Event | None, ev.Decision], None] = lambda before, event, decision: None
     """Observes each decision before it is carried out; no event: the first one."""

@@ -36,7 +36,7 @@ def data_sets(texts: Sequence[str]) -> tuple[DataFiles, ...]:
 
 
 def functions_from(listed: str, sets: Iterable[DataFiles]) -> tuple[str, ...]:
-    """Functions that trainers may have readers call: those of ``--reader-functions`` and those that data sets name.
+    """Functions that trainers may run in readers: from ``--reader-functions``, and those that data sets name.
     Raises ``SettingError``."""
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:

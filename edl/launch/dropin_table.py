@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class Fate(enum.Enum):
-    """How edl treats an option of another launcher."""
+    """The treatment of another launcher's option."""
 
     HONOURED = "honoured"
     """It has the same meaning; differences are in ``Row.why``."""

@@ -73,7 +73,7 @@ class HelperKind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HelperDeps:
-    """What a group of helpers needs from its launcher."""
+    """Dependencies of a group of helper processes on its launcher."""
 
     store: Store
     keys: JobKeys

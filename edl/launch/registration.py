@@ -179,7 +179,7 @@ class Registration:
         return entries
 
     def _foreign(self, entries: dict[str, KeyValue]) -> dict[str, str]:
-        """The aspects in which the job's founder differs, except those that are allowed, with a text about each."""
+        """Aspects that differ from the job's first launcher, except permitted ones, each with a description."""
         if self._origin is None:
             return {}
         stored = entries.get(self._keys.origin)

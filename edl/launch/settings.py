@@ -36,7 +36,7 @@ CONF_KEYS = {
     "user": str,
     "password": str,
 }
-"""What ``--rdzv-conf`` understands of its own."""
+"""Keys of ``--rdzv-conf`` that edl defines."""
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -44,7 +44,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """How to reach etcd."""
+    """Endpoints, credentials and time limits of the store."""
 
     backend: Backend
     endpoints: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class NoticeSettings:
-    """Who tells that this host is about to be taken away."""
+    """Sources of notices that this host will be reclaimed."""
 
     provider: str
     base: str
@@ -115,14 +115,14 @@ class NoticeSettings:
 
 @dataclass(frozen=True, slots=True)
 class LeaveSettings:
-    """How this node leaves the job."""
+    """Preemption and shutdown of this node."""
 
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR2)
     """On these it leaves in good order."""
     exit_code: int = 0
     """Status of a launcher that has left in good order while the job goes on."""
     notice: NoticeSettings | None = None
-    """Who is asked for notices; None: nobody."""
+    """The source of preemption notices; None if there is none."""
     passed: tuple[int, ...] = ()
     """On these it leaves as well, and its workers get the same one (``--signals-to-handle``)."""
     handled: str = torch_environment.SIGNALS
@@ -139,19 +139,19 @@ class ReaderPool:
     capacity: int = 16
     """Streams that each of them serves at once."""
     functions: tuple[str, ...] = ()
-    """What trainers may have them call, as ``module:function``."""
+    """Functions that trainers may run in readers, as ``module:function``."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What the workers of this node are, and how they are started."""
+    """The command of this node's workers, and how they are started."""
 
     command: WorkerCommand
     standby: Standby = Standby.FORK
     preload: tuple[str, ...] = ()
     """Modules to import ahead of them, beside those found in the script."""
     role: str = ""
-    """What torchrun calls their role; empty: default."""
+    """torchrun's role of the workers; empty: ``default``."""
     python: str = ""
     """Their interpreter; empty: the launcher's own."""
     virtual_local_rank: bool = False
@@ -166,7 +166,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """What is left when the job has ended."""
+    """Files that remain after the job has ended."""
 
     error_file: str = ""
     """Where the program that started this launcher looks for a failed job's error (``TORCHELASTIC_ERROR_FILE``);
@@ -179,7 +179,7 @@ class ReportSettings:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """Everything compose.py needs."""
+    """All settings of one launcher, as ``compose`` takes them."""
 
     spec: JobSpec
     store: StoreSettings
@@ -210,14 +210,14 @@ class LaunchSettings:
     arguments: tuple[str, ...] = ()
     """The command line that these settings come from, without the program."""
     remarks: tuple[str, ...] = ()
-    """What the person who gave them should know, a line each."""
+    """Remarks for the user, one line each."""
     allowed: tuple[str, ...] = ()
     """In what this launcher may differ from the one that has founded the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionLaunch:
-    """What ``edl.launch.api`` adds to a command line."""
+    """Settings that ``edl.launch.api`` adds to a command line."""
 
     command: WorkerCommand | None = None
     """The function that is called; None: the command line says what the workers run."""
@@ -238,7 +238,7 @@ class HelperSettings:
     recover_s: float
     """How long to wait for the job to appear."""
     grace_s: float
-    """How long what is under way may take when a process has to end."""
+    """Seconds that pending work may take when a process has to end."""
 
 
 @dataclass(frozen=True, slots=True)

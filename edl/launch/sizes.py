@@ -1,4 +1,4 @@
-"""How many nodes, workers and pservers a command line means: read once, before anything else is decided."""
+"""Numbers of nodes, workers and pservers of a command line. Read once, before anything else is decided."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Sizes:
     servers: ServerSettings = field(default_factory=ServerSettings)
     """Pservers of edl's own here."""
     training: Training | None = None
-    """How a job with those trains; None: it has none."""
+    """Training settings of a job with pservers; None without them."""
     scripts: ScriptPlaces = NOWHERE
     """Which workers here are pservers that run the script."""
     script_servers: ScriptServers = field(default_factory=ScriptServers)
-    """Those of the whole job."""
+    """Pservers of the whole job."""
 
 
 def sizes_from(options: Mapping[str, Any]) -> Sizes:
-    """Who is here, and how many there may be. Raises ``SettingError``."""
+    """This node's identity and the job's size limits. Raises ``SettingError``."""
     roles = roles_from(options, slots_from)
     if roles is not None:
         return Sizes(roles.nodes, roles.slots, scripts=roles.here, script_servers=roles.job)

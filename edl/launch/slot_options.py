@@ -20,7 +20,7 @@ class NodeSlots:
     workers: int
     spare: int
     remark: str = ""
-    """What whoever starts it should know; empty: nothing."""
+    """A warning for the user who starts the job; empty if there is none."""
 
 
 def slots_from(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What torchrun says about its rendezvous, in terms of our store: ``--master-addr``, ``--rdzv-conf`` and the like."""
+"""torchrun's rendezvous options as settings of our store: ``--master-addr``, ``--rdzv-conf`` and the like."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _unknown(resolved: ResolvedOptions, name: str) -> None:
 
 
 def _take_rank(resolved: ResolvedOptions, text: str) -> None:
-    """Of the static rendezvous."""
+    """Read the rank of torchrun's static rendezvous."""
     if not text.isdecimal():
         raise _wrong(resolved, f"rank={text}", "must be the number of a node, from 0")
     _offer(resolved, "node_rank", int(text), "rank")

@@ -215,7 +215,7 @@ class Variable:
     becomes: str = ""
     why: str = ""
     quiet: bool = False
-    """No remark: it changes nothing that anybody could miss."""
+    """Ignored without a remark, since it has no visible effect."""
 
 
 VARIABLES: tuple[Variable, ...] = (

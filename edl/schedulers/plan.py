@@ -1,4 +1,4 @@
-"""How many nodes a scheduler should provide, and which surplus nodes can be removed. Arithmetic without state."""
+"""Computes how many nodes a scheduler should provide, and which surplus nodes can be removed. Stateless."""
 
 from __future__ import annotations
 

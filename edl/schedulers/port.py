@@ -16,7 +16,7 @@ class SchedulerSize:
     there: int = -1
     """How many of these have been placed; -1: unknown."""
     detail: str = ""
-    """What is pending, in the scheduler's own words: ``2 pods pending: insufficient cpu``."""
+    """Pending nodes, in the scheduler's own words: ``2 pods pending: insufficient cpu``."""
 
 
 @dataclass(frozen=True, slots=True)

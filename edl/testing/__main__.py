@@ -55,7 +55,7 @@ def unseen(done: Iterable[Result]) -> str:
 
 
 def summary(done: Iterable[Result]) -> str:
-    """What a number of runs came to."""
+    """Results of a number of runs."""
     total: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for result in done:

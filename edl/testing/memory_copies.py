@@ -14,7 +14,7 @@ from edl.wire.messages import Version
 
 
 class Trouble(enum.Enum):
-    """What happens to bytes on their way."""
+    """Faults of bytes in transit."""
 
     TRUNCATE = "the connection ends in the middle"
     FLIP = "one bit changes"
@@ -23,7 +23,7 @@ class Trouble(enum.Enum):
 
 @dataclass
 class MemoryNetwork:
-    """Who can be reached. ``trouble`` befalls every transfer as long as it is set."""
+    """Registry of reachable servers. While ``trouble`` is set, it affects every transfer."""
 
     trouble: Trouble | None = None
     served: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ class MemoryScheduler:
         self._watchers: list[asyncio.Queue[Observation]] = []
 
     async def current(self) -> SchedulerSize:
-        """Those it has given."""
+        """Nodes that it has provided."""
         await self._called("current")
         return self._size()
 
@@ -63,7 +63,7 @@ class MemoryScheduler:
     # --- what a test may do ----------------------------------------------------------------------------------------
 
     def resize(self, nodes: int) -> None:
-        """Somebody changes the size."""
+        """Change the size, as a user of the scheduler does."""
         before = len(self.names)
         while len(self.names) < nodes:
             self.names.append(f"n-{self._made}")

@@ -1,7 +1,7 @@
 """A store in memory with etcd's rules, for tests and simulations.
 
 Everything is decided by plain methods that end in ``_now``; a simulator calls those, without asyncio. The coroutines
-of ``Store`` are thin covers over them. Time comes from a ``Clock``: a lease ends when somebody looks (any call, or
+of ``Store`` are thin covers over them. Time comes from a ``Clock``: a lease expires at the next access (any call, or
 ``tick``) at or after its end, in the order of the ends, each as a revision of its own, as in etcd.
 """
 
@@ -47,7 +47,7 @@ class MemoryStore:
     """``Store`` in memory. ``shortest_ttl_s`` is what the store grants when less is asked.
 
     Set ``available`` to False and every call, also the plain ones, raises ``StoreUnavailable``; watches wait.
-    Leases go on running meanwhile and end when somebody looks again, as nobody could renew them either.
+    Leases keep running meanwhile, since they cannot be renewed either, and expire at the next access.
     """
 
     def __init__(self, clock: Clock, *, shortest_ttl_s: float = 1.0) -> None:
@@ -98,7 +98,7 @@ class MemoryStore:
             lease.ends_s = self._clock.now_s() + lease.ttl_s
 
     def peek(self, prefix: str) -> list[KeyValue]:
-        """What lies under a prefix, without ending leases whose time is over."""
+        """Entries under a prefix, without expiring overdue leases."""
         return [entry for key, entry in self._entries.items() if key.startswith(prefix)]
 
     def read_now(self, prefix: str) -> PrefixSnapshot:
@@ -230,7 +230,7 @@ class MemoryStore:
         return self.write_now(operations, conditions)
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
-        """``Store.watch``. It sees the end of a lease when somebody looks at the store or calls ``tick``."""
+        """``Store.watch``. It reports an expired lease at the next access to the store or call of ``tick``."""
         changed, seen = asyncio.Event(), after_revision
         self._watchers[changed] = None
         try:

@@ -29,7 +29,7 @@ _WORD = struct.Struct("=I")
 _SACKED = struct.Struct("=28xI")
 """``tcpi_sacked`` of ``struct tcp_info``, which holds the length of the queue in the case of a listener."""
 _NCCL_QUEUE = 16384
-"""What NCCL passes to ``listen``; the kernel caps it."""
+"""The backlog that NCCL passes to ``listen``; the kernel caps it."""
 _SOMAXCONN = "/proc/sys/net/core/somaxconn"
 _ANY = ("0.0.0.0", "::")  # noqa: S104  compared with, not bound to
 

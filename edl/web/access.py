@@ -19,7 +19,7 @@ MOST_BYTES = 64 * 1024
 
 
 class Rights(enum.Enum):
-    """What the holder of a token may do."""
+    """Permissions that a token gives."""
 
     FULL = "full"
     READ = "read"

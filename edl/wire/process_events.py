@@ -1,4 +1,4 @@
-"""What happens to the worker processes of a node: reported by the fork server, and an event of the agent under the same
+"""Events of a node's worker processes: reported by the fork server, and an event of the agent under the same
 name."""
 
 from __future__ import annotations

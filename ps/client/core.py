@@ -81,7 +81,7 @@ class Tally:
 
 @dataclass
 class Core:
-    """What one client's parts share."""
+    """State shared by the parts of one client."""
 
     session: LiveMasterSession | FixedMasterSession
     pool: ConnectionPool

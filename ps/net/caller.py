@@ -77,7 +77,7 @@ class FrameCaller:
         self.where = where
         """Name and address of the server, for messages."""
         self.greeting = greeting
-        """What the server sent about itself in the handshake."""
+        """The server's description of itself, from the handshake."""
         self.heard: Callable[[Frame], None] = lambda frame: None
         """Called with unsolicited frames while ``request`` or ``receive`` waits. Must not use this caller."""
         self._connection = connection

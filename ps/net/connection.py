@@ -98,7 +98,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What a server listens on."""
+    """Address on which a server listens."""
 
     listeners: Sequence[Listener]
     port: int

@@ -85,7 +85,7 @@ class Connect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MasterLinesDeps:
-    """What the connections need."""
+    """Dependencies of the connections."""
 
     lease_ttl_s: float
     log: Callable[[str], None]

@@ -35,7 +35,7 @@ Mask = NDArray[np.uint8]
 
 
 class BucketShellDeps(Protocol):
-    """What the shell needs from the process. Called from the shell's thread, except ``connect``."""
+    """Dependencies of the shell on the process. Called from the shell's thread, except ``connect``."""
 
     def connect(self, follower: int) -> FrameCaller:
         """Connect to another pserver. Raises ``PsError``."""

@@ -44,7 +44,7 @@ fit again."""
 
 
 class CheckpointTaskDeps(Protocol):
-    """What the task needs from the pserver."""
+    """Dependencies of the task on the pserver."""
 
     def say(self, message: Any) -> None:
         """Send a message to the Master."""

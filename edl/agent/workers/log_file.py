@@ -168,7 +168,7 @@ class LogFile:
     # --- by the scribe ---------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        assert self._path is not None  # noqa: S101 - asked for by whoever has one
+        assert self._path is not None  # noqa: S101 - only called with a file
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "ab")  # noqa: SIM115 - stays open as long as the stream

@@ -26,11 +26,11 @@ class ClusterEnv:
     find: Callable[[Mapping[str, str]], Findings | None]
     """Raises ``SettingError`` for variables that cannot be."""
     evidence: str
-    """What tells it."""
+    """The variables that identify it."""
     starts_by: tuple[str, ...] = ()
     """Cluster environments through which this one starts its own helpers: their variables describe those helpers."""
     on_request: bool = False
-    """Its variables may be anybody's."""
+    """Other tools may have set the same variables."""
 
 
 CLUSTER_ENVS: dict[str, ClusterEnv] = {
@@ -46,7 +46,7 @@ CLUSTER_ENVS: dict[str, ClusterEnv] = {
 
 
 def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Offer what the cluster says for options that nobody has given. Raises ``SettingError``."""
+    """Use the cluster's values for options that were not given. Raises ``SettingError``."""
     wanted = resolved.values["cluster_env"]
     if wanted == "none":
         return
@@ -69,7 +69,7 @@ def _open(resolved: ResolvedOptions) -> bool:
 
 
 def _most(resolved: ResolvedOptions) -> int:
-    """Most nodes, by what somebody has said; 0: nobody has."""
+    """The greatest number of nodes, as given by the user; 0 if not given."""
     return parse_nnodes(str(resolved.values["nnodes"])).maximum if resolved.given("nnodes") else 0
 
 
@@ -85,7 +85,7 @@ def _asked_for(resolved: ResolvedOptions, wanted: str, env: Mapping[str, str]) -
 
 
 def _recognised(resolved: ResolvedOptions, env: Mapping[str, str]) -> Findings | None:
-    """What the nearest cluster environment says. One that disagrees is named in a remark."""
+    """The findings of the nearest cluster environment. A remark names one that disagrees."""
     names = [name for name, env_kind in CLUSTER_ENVS.items() if not env_kind.on_request]
     for name in names:
         found = CLUSTER_ENVS[name].find(env)

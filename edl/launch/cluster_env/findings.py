@@ -1,4 +1,4 @@
-"""What a cluster's variables come to, and how they are read. Pure: the environment is an argument."""
+"""Findings from a cluster's environment variables, and their parsing. Pure: the environment is an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_NODES = 1_000_000
 """Above it a number is taken for a mistake."""
 FIRST_PORT = 20_000
 PORTS = 5_000
-"""Ports of a store that nobody has chosen one for: the even ones from 20000 to 29998, the next one of each for etcd's
+"""Default ports of the store: the even ones from 20000 to 29998, the next one of each for etcd's
 peers. They lie below those that Linux hands out to connections (32768 and above)."""
 LONGEST_NAME = 128
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -41,11 +41,11 @@ class Findings:
     grows: bool = False
     """More nodes than ``nnodes`` may come later."""
     advice: str = ""
-    """What to do where ``host`` is not known."""
+    """The user's next action if ``host`` is unknown."""
     unclear: str = ""
     """Why nothing of it can be used."""
     hint: str = ""
-    """What else the person should know."""
+    """Further remarks for the user."""
 
 
 def store_port(job: str) -> int:

@@ -17,7 +17,7 @@ from edl.launch.cluster_env.slurm import hosts_of
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
-    """How one MPI says it."""
+    """Variables of one MPI implementation."""
 
     title: str
     size: str
@@ -58,7 +58,7 @@ BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 def find(env: Mapping[str, str]) -> Findings | None:
-    """What mpirun says. Raises ``SettingError`` for several launchers on a host, or broken variables."""
+    """Findings from mpirun. Raises ``SettingError`` for several launchers on a host or broken variables."""
     flavour = next((one for one in FLAVOURS if all(env.get(name) for name in (one.size, one.local_rank))), None)
     if flavour is None:
         return None

@@ -1,7 +1,7 @@
-"""Pods of Kubeflow's and Volcano's jobs, and bare ``MASTER_ADDR`` variables where somebody asks for them.
+"""Pods of Kubeflow's and Volcano's jobs, and bare ``MASTER_ADDR`` variables, on request.
 
 ``WORLD_SIZE`` and ``RANK`` count pods here, that is launchers; workers have variables of the same names that count
-workers. Anybody may have exported them, so they are believed only beside what a cluster alone sets.
+workers. Other tools export them too, so they count only beside variables that only a cluster sets.
 Sources: kubeflow/trainer (release 1.x: pkg/controller.v1/pytorch/envvar.go; 2.x: pkg/runtime/framework/plugins/torch),
 volcano (pkg/controllers/job/plugins: env, svc, distributed-framework/pytorch).
 """
@@ -39,7 +39,7 @@ def find_volcano(env: Mapping[str, str]) -> Findings | None:
     if first_of(env, "MASTER_ADDR") and first_of(env, "WORLD_SIZE"):
         return _by_variables("Volcano", env, job=_stem(env["MASTER_ADDR"]))
     if not tasks:
-        return None  # the plugin env alone: an index, and nobody to meet
+        return None  # the plugin env alone: an index without addresses
     return _by_hosts(env, tasks)
 
 
@@ -83,7 +83,7 @@ def find_kubeflow(env: Mapping[str, str]) -> Findings | None:
 
 
 def find_variables(env: Mapping[str, str]) -> Findings | None:
-    """``MASTER_ADDR``, ``WORLD_SIZE`` and ``RANK`` of launchers, whoever has set them: only on request."""
+    """``MASTER_ADDR``, ``WORLD_SIZE`` and ``RANK`` of launchers, from any source: only on request."""
     if not all(first_of(env, name) for name in ("MASTER_ADDR", "WORLD_SIZE", "RANK")):
         return None
     bare = {name: value for name, value in env.items() if not name.startswith("PET_")}

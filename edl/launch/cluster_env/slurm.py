@@ -23,7 +23,7 @@ ONE_A_NODE = "srun --ntasks-per-node=1"
 
 
 def find(env: Mapping[str, str]) -> Findings | None:
-    """What a step says. Raises ``SettingError`` for a step with several launchers on a node, or broken variables."""
+    """Findings from a Slurm step. Raises ``SettingError`` for several launchers on a node or broken variables."""
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
     if not step or not first_of(env, "SLURM_STEP_NUM_NODES") or first_of(env, TERMINAL):
         return None

@@ -1,4 +1,4 @@
-"""What all launchers of a job must agree on, option by option, and in what two of them differ."""
+"""Options on which all launchers of a job must agree, and the differences between two launchers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MOST_SLOTS = 4096
 
 
 def aspects(option: str, text: str) -> tuple[str, ...]:
-    """What may differ between launchers of a job. Raises ``SettingError`` for what is not compared."""
+    """Aspects that may differ between launchers of a job. Raises ``SettingError`` for one that is not compared."""
     found = names(option, text)
     for name in found:
         if name not in ASPECTS:

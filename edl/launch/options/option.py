@@ -57,7 +57,7 @@ class Option:
     """Its name in messages and documentation, with dashes: ``--max-restarts``."""
     _: KW_ONLY
     help: str
-    """What it does, in Markdown: for ``--help``, and for the tables in docs/launcher.md."""
+    """Description in Markdown: for ``--help``, and for the tables in docs/launcher.md."""
     setting: Setting | None = None
     """The field that it fills; None: several options together decide what the settings hold."""
     written_default: Any = _Missing.MISSING
@@ -67,13 +67,13 @@ class Option:
     choices: tuple[str, ...] = ()
     """All values that it takes; empty: any of its type. An enum as the default has its members here."""
     type: click.ParamType[Any] | None = None
-    """How click reads it; None: by the type of the default."""
+    """Type for click; None: the type of the default."""
     parse: Parser | None = None
-    """How its text becomes what the settings hold, where that is more than its type."""
+    """Parser from text to the value in the settings, if the type alone does not determine it."""
     check: Check | None = None
-    """What the value may be, where no settings record checks it."""
+    """Check of the value, if no settings record does it."""
     advice: str = ""
-    """What to do instead, for the error of ``check``."""
+    """The suggested action in the error of ``check``."""
     metavar: str | None = None
     repeated: bool = False
     """It may be given more than once."""

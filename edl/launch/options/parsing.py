@@ -63,7 +63,7 @@ def between(least: int, most: int) -> Check:
 
 
 def above_zero(value: float) -> str:
-    """More than 0."""
+    """Parse a number above 0."""
     return "" if value > 0 else "must be more than 0"
 
 
@@ -74,5 +74,5 @@ def at_least(least: int, why: str = "") -> Check:
 
 
 def finite_seconds(value: float) -> str:
-    """A time that ends."""
+    """Parse a finite time in seconds."""
     return "" if 0 <= value < math.inf else "must be a number of seconds, 0 or more"

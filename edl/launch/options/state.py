@@ -15,7 +15,7 @@ MOST_READERS = 1024
 
 
 def copies_in_time(rate: int) -> str:
-    """The least of ``--copy-rate``."""
+    """Check the lower bound of ``--copy-rate``."""
     creeps = 0 < rate < SLOWEST_COPY
     return "must be at least 2M, or 0 for no limit: a copy that creeps is given up" if creeps else ""
 

@@ -37,7 +37,7 @@ LONGEST_RETRY_S = 86400.0
 
 
 class Found(enum.Enum):
-    """What is known about one step."""
+    """Measurements of one step."""
 
     UNKNOWN = "unknown"
     GOOD = "good"
@@ -64,7 +64,7 @@ class Learnt:
     """Knowledge that outlives the Master. It contains no times, since clocks differ."""
 
     measure: str = ""
-    """What was counted, and under which settings; knowledge is not transferable between measures."""
+    """The unit that was counted, and under which settings. Results of one measure do not apply to another."""
     rungs: tuple[Rung, ...] = ()
     last: int = 0
     """Size that was measured last; 0: none. A step is judged only by two sizes measured in succession."""

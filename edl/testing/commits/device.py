@@ -1,6 +1,6 @@
 """An accelerator and its collectives, as far as they matter for commits.
 
-Calls return at once; the work is done later, in order, at the latest when somebody waits for the device. A collective
+Calls return at once; the work is done later, in order, at the latest when a caller waits for the device. A collective
 whose group is aborted ends without an exception, and what it leaves is garbage. So NCCL behaves.
 """
 
@@ -22,7 +22,7 @@ class Device:
 
     def __init__(self, wait: Callable[[], None], most: int = 1 << 30) -> None:
         """``wait``: called while the host waits and nothing can be done; something has happened when it returns.
-        ``most``: so much may be under way. Whoever begins more waits, as on a real one."""
+        ``most``: the greatest number of pending operations. Starting another blocks, as on a real device."""
         self._wait = wait
         self._most = most
         self._queue: deque[Work] = deque()
@@ -108,7 +108,7 @@ class AsynchronousArrays:
 
 
 class PeerGone(RuntimeError):
-    """What a collective of a synchronous backend raises."""
+    """Raised by a collective of a synchronous backend."""
 
 
 class AsynchronousGroup:
@@ -131,7 +131,7 @@ class AsynchronousGroup:
         """The device does, when it is synchronised."""
 
     def abort(self) -> None:
-        """What is under way ends, with garbage."""
+        """End pending operations, with garbage as results."""
         self.aborted = True
 
     def end(self, why: str = "") -> None:
@@ -205,7 +205,7 @@ class AsynchronousFramework:
         return isinstance(error, PeerGone)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """All agree, says whoever is not there as well: garbage may look like an answer."""
+        """All agree, absent ranks included: garbage may look like an answer."""
         assert self.group is not None, "prepared"  # noqa: S101
         answers = [data] * self.group.seat.world_size
         self.group.collective(lambda: None, lambda: None)

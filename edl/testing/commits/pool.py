@@ -27,7 +27,7 @@ def results(seeds: range, jobs: int, checked: bool) -> Iterator[Played]:
     try:
         yield from pool.map(play, chunks, [checked] * len(chunks))
     finally:
-        # Whoever has found a wrong number, or is interrupted, does not wait for all the chunks that are queued.
+        # After a wrong number or an interrupt, do not wait for the queued chunks.
         pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -34,14 +34,14 @@ STEPS = 4
 _WATCHED = ("edl/worker/", "edl/wire/snapshot", "edl/testing/commits/schedule")
 """Instructions of these files are moments at which something may happen."""
 _KINDS = ("peer", "peer", "break", "watchdog", "swallowed", "alone")
-"""What goes wrong: a peer dies; the round is broken for another reason; the backend aborts by itself; a synchronous
-backend raises what the script swallows; the same, and nobody is ever reported missing."""
+"""The fault: a peer dies; the round is broken for another reason; the backend aborts by itself; a synchronous
+backend raises what the script swallows; the same, and no peer is ever reported missing."""
 _JOB = "job"
 
 
 @dataclass(frozen=True)
 class SurvivorSchedule:
-    """What happens to one survivor, in moments since its faulty step began."""
+    """Events of one survivor, in moments since the start of its faulty step."""
 
     rank: int
     world_size: int
@@ -77,7 +77,7 @@ class SurvivorSchedule:
 
 @dataclass
 class SurvivorResult:
-    """What one survivor left behind."""
+    """Final state of one survivor."""
 
     kept: dict[Key, bytes] = field(default_factory=dict)
     result: Any = None
@@ -366,13 +366,13 @@ class Player:
 
 
 class Played(NamedTuple):
-    """What came of some schedules."""
+    """Results of several schedules."""
 
     schedules: int
     moments: int
     """Instructions played in them."""
     wrong: str = ""
-    """What was found, by the last of them."""
+    """The defect that the last of them found."""
 
 
 def play(seeds: range, checked: bool) -> Played:

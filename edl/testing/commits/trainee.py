@@ -1,4 +1,4 @@
-"""What is trained: numbers that show any step that was done wrongly, for ever after."""
+"""Models whose numbers permanently show any step that was computed wrongly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FrameworkModel(Protocol):
         ...
 
     def combine(self, gradients: Sequence[Any]) -> Any:
-        """Those of all ranks, averaged or added up, always in the same way."""
+        """Combine the gradients of all ranks, averaged or summed, always in the same order."""
         ...
 
     def apply(self, gradient: Any) -> None:

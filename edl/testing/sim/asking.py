@@ -13,7 +13,7 @@ from edl.wire.scale_requests import Drain, DrainMode, Granted, ScaleRequest, Ver
 
 
 class Promises:
-    """What has been granted, and whether it is kept."""
+    """Granted requests, and checks that they are kept."""
 
     def __init__(self, spec: NodeRange, fail: Callable[[str], None]) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""How slow, late and stubborn the processes of a schedule are: each schedule may have its own mix."""
+"""Delays and unresponsiveness of a schedule's processes; each schedule may draw its own mix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in every simulated moment, beyond what one machine can see."""
+"""Invariants of the whole simulated job, beyond those of a single machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from edl.wire.messages import (
 REPORT_S = 2.0
 """Seconds until the Master must know that a node has a copy."""
 AFTERMATH_S = 15.0
-"""How long after a fault its consequences may show."""
+"""Seconds after a fault in which its consequences may appear."""
 
 
 UNDERWAY_STEPS = 20
@@ -69,14 +69,14 @@ def succession_violations(before: World, after: World, spec: JobSpec, sizing: Si
 
 @dataclass(slots=True)
 class RoundProgress:
-    """How far a round has come."""
+    """Progress of a round."""
 
     reached: int
     """Highest commit that a worker has passed."""
     copied_by: set[int]
     """Which launchers have copies of its commits, by ``id``."""
     target: int = 0
-    """Where it is left, once that is agreed; nobody may go further."""
+    """The commit at which the round ends, once agreed; no worker may pass it."""
     saves: set[int] = field(default_factory=set)
     """Commits that are to be saved on the way."""
     passed_s: float = 0.0
@@ -95,7 +95,7 @@ class Checks:
         self.memories: Mapping[tuple[str, int], SimMemory] = {}
         self.directory = Directory()
         self.record: Record | None = None
-        """What the store holds."""
+        """Content of the store."""
         self.worlds: dict[Round, World] = {}
         """Every world ever recorded."""
         self.courses: dict[Round, RoundProgress] = {}
@@ -110,7 +110,7 @@ class Checks:
         self.lost_memories = 0
         """In-memory checkpoints that went without writing what they had."""
         self.owed: tuple[Version, int] | None = None
-        """What the kill switch must leave in the checkpoint directory, as long as no more memories are lost."""
+        """The checkpoint that the kill switch must leave in the directory, unless more memories are lost."""
         self.steps = 0
         self.pairs: Counter[Pair] = Counter()
         """Which events have met which states."""
@@ -155,7 +155,7 @@ class Checks:
         return self.timeline.now_s > self.trouble_until_s
 
     def fresh_ports(self, count: int) -> tuple[int, ...]:
-        """Ports nobody has had yet."""
+        """Ports that have not been used yet."""
         first = self._next_port
         self._next_port += count
         return tuple(range(first, first + count))
@@ -240,7 +240,7 @@ class Checks:
             self.fail(f"round {world.round} begins from {world.restore} although {newest} is there")
 
     def _check_unusable(self, state: MasterState, decided_s: float) -> None:
-        """When that was decided, the Master knew of nobody with a state to begin from, and none lay in the directory.
+        """When that was decided, the Master knew of no node with a state to start from, and the directory held none.
         What a node that was away then writes when it ends is for the next job."""
         until_s = decided_s - REPORT_S
         found = max(self._newest(self._attached(state.nodes.values()), 1, until_s), self.directory.usable(until_s))

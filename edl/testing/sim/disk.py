@@ -21,7 +21,7 @@ class _File:
     unsafe: str = ""
     """The host with whose crash it is lost."""
     before: _File | None = None
-    """What is there after such a crash."""
+    """Content after such a crash."""
 
 
 class SimDisk:
@@ -39,7 +39,7 @@ class SimDisk:
         self._stamps = 0
 
     def wait_s(self) -> float:
-        """How long one access takes now."""
+        """Duration of one access now, in seconds."""
         frozen_s = max(0.0, self.frozen_until_s - self._timeline.now_s)
         return frozen_s + self.slowness * (0.0002 + 0.004 * self._random() ** 3)
 
@@ -51,13 +51,13 @@ class SimDisk:
         self.files[name] = _File(data, self._stamps, host, self.files.get(name))
 
     def sync(self, name: str) -> None:
-        """What is there now stays there."""
+        """Make the current content durable."""
         file = self.files.get(name)
         if file is not None:
             file.unsafe, file.before = "", None
 
     def crash(self, host: str) -> None:
-        """What this host has not synced is lost."""
+        """Lose the content that this host has not synced."""
         for name, file in list(self.files.items()):
             if file.unsafe == host:
                 self.lost += 1

@@ -1,4 +1,4 @@
-"""What goes wrong, when, drawn from a seed."""
+"""Faults and their times, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class FaultKind(enum.Enum):
     HANG = "hang"
     """The collectives of the round hang, and agents notice."""
     SAVE = "save"
-    """Somebody asks for a checkpoint."""
+    """Request a checkpoint."""
     SET = "set"
-    """Somebody changes settings."""
+    """Change settings."""
     KILL = "kill"
-    """Somebody uses the kill switch."""
+    """Kill the job through the switch."""
     CRASH_ON_HOLD = "crash-on-hold"
     """The Master dies while workers hold at a step boundary."""
     CRASH_ON_SWITCH = "crash-on-switch"
@@ -61,19 +61,19 @@ class FaultKind(enum.Enum):
     SPOIL = "spoil"
     """The newest checkpoint turns out to be corrupt."""
     RESIZE = "resize"
-    """Somebody asks for another size; now and then an impossible one, with an old revision, or the same once more."""
+    """Request another size; sometimes an impossible one, with an old revision, or the same again."""
     SET_BOUNDS = "set-bounds"
-    """Somebody changes the bounds."""
+    """Change the bounds."""
     EVICT = "evict"
-    """Somebody has nodes leave."""
+    """Drain nodes."""
     CORDON = "cordon"
-    """Somebody has a node take no part, or take part again."""
+    """Cordon or uncordon a node."""
     SUSPEND = "suspend"
-    """Somebody suspends the job for a while."""
+    """Suspend the job for a while."""
     BAD_SLOT = "bad-slot"
     """A card goes bad: for a while every worker in that slot fails."""
     DROP_SLOT = "drop-slot"
-    """Somebody has a slot take no part, or take part again."""
+    """Cordon or uncordon a slot."""
     UNFIT = "unfit"
     """A check names a slot."""
     NOTICE = "notice"
@@ -93,13 +93,13 @@ class FaultKind(enum.Enum):
 SIZES = (FaultKind.RESIZE, FaultKind.SET_BOUNDS, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
 """Nothing goes wrong with these: they change what is wanted."""
 SIGNS = (FaultKind.NOTICE, FaultKind.NO_ROOM, FaultKind.NO_LOGS, FaultKind.GIVE_UP)
-"""What nodes and workers say about themselves."""
+"""Reports of nodes and workers about themselves."""
 SLOTS = (FaultKind.BAD_SLOT, FaultKind.DROP_SLOT, FaultKind.UNFIT)
 """They need nodes of several slots, and have schedules of their own. Only with the first one something goes wrong."""
 
 
 SERVICES = (FaultKind.SERVICE_FLAW, FaultKind.SERVICE_FAILS)
-"""What the Master's services report. The simulated jobs have none, so these events are posted in their place."""
+"""Reports of the Master's services. The simulated jobs have none, so these events are posted in their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class FaultPlan:
         return FaultPlan((*self.faults, *more), max([self.quiet_s, *(one.at_s + one.for_s + 0.1 for one in more)]))
 
     def with_requests(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
-        """The plan, and now and then somebody who changes settings; more often when much else happens."""
+        """The plan, sometimes with changes of settings; more often when there are many other faults."""
         moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
         chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.3]
         chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 4))]

@@ -18,7 +18,7 @@ SHORTEST_S = 0.05
 
 
 class IndependentJob(Job):
-    """What a worker has done is kept elsewhere: the next process in its slot goes on from there."""
+    """A worker's progress is kept outside of it, so that the next process in its slot continues from there."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class IndependentJob(Job):
         self._go_on(worker)
 
     def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
-        """Nobody waits for a world here."""
+        """Does nothing: independent workers do not wait for a world."""
         self.watcher.fail(f"{owner[0]} starts a worker ahead although workers are independent")
         raise AssertionError("unreachable")
 
@@ -97,7 +97,7 @@ class IndependentJob(Job):
         self.watcher.placed(worker, world)
 
     def hear(self, worker: SimWorker, message: ToWorker) -> None:
-        """Nobody is interrupted here."""
+        """Does nothing: independent workers are not interrupted."""
         self.watcher.fail(f"{worker} gets {message} although workers are independent")
 
     def _go_on(self, worker: SimWorker) -> None:

@@ -49,7 +49,7 @@ class SimLauncher(SimProcess):
         self.workers: list[SimWorker] = []
         self.lost = 0
         self.outcome: Outcome | None = None
-        """What it has decided to exit with."""
+        """The exit status it has decided on."""
         self.isolated_s: float | None = None
         """Since when it has reached neither the store nor the real Master; kept by the world."""
         self.server = SimServer(self)
@@ -253,7 +253,7 @@ class SimLauncher(SimProcess):
 
     @property
     def agent(self) -> AgentState | None:
-        """What its agent knows; None before it has one."""
+        """State of its agent; None before it has one."""
         return self.shell.state if self.shell is not None else None
 
     @property
@@ -345,17 +345,17 @@ class _ProcessClock:
 
 class _NoNote:
     def write(self) -> None:
-        """Nobody looks for it here."""
+        """Does nothing: the simulator does not use it."""
 
     def remove(self) -> None:
-        """Nobody looks for it here."""
+        """Does nothing: the simulator does not use it."""
 
 
 class _NoReport:
     folder = ""
 
     def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry]) -> None:
-        """Nobody reads it here."""
+        """Does nothing: the simulator does not read it."""
 
 
 class _NoGuard:

@@ -102,7 +102,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.clear()
 
     def finish(self) -> None:
-        """After the simulation: close what still waits, without a word to anybody."""
+        """After the simulation: close all coroutines that still wait, silently."""
         self.kill()
         around = asyncio._get_running_loop()  # another world's, when this one is collected
         asyncio._set_running_loop(self)

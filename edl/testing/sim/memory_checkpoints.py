@@ -46,7 +46,7 @@ class Directory:
     def __init__(self) -> None:
         self.entries: dict[Version, Saved] = {}
         self.save_asked = ""
-        """Who has set the switch to save."""
+        """Requester of the pending save."""
         self.kill_asked = ""
 
     def write(self, version: Version, shard: int = 0, shards: int = 1, now_s: float = 0.0) -> bool:
@@ -58,7 +58,7 @@ class Directory:
         return saved.complete
 
     def complete(self) -> list[tuple[Version, Saved]]:
-        """Those that count, the newest first."""
+        """Valid commits, the newest first."""
         return sorted(((v, s) for v, s in self.entries.items() if s.complete), key=lambda pair: pair[0], reverse=True)
 
     def usable(self, until_s: float = math.inf) -> Version:
@@ -69,14 +69,14 @@ class Directory:
 
 @dataclass(slots=True)
 class StateNet:
-    """What the in-memory checkpoints of all launchers share."""
+    """State shared by the in-memory checkpoints of all launchers."""
 
     timeline: Timeline
     rng: random.Random
     network: Network
     directory: Directory
     memories: dict[tuple[str, int], SimMemory] = field(default_factory=dict)
-    """Those that live, by address."""
+    """Live servers, by address."""
     copying: Copying = Copying.AUTO
     """``--copies``."""
     acknowledged: set[Version] = field(default_factory=set)
@@ -137,7 +137,7 @@ class SimMemory:
         self._nodes = 1
         self._owed = PendingSave()
         self._writing: Version | None = None
-        """What is being written; a new attempt is made only for what came since."""
+        """The save being written; only a newer one starts another attempt."""
         self._tried = NO_STATE
         self._fetches: dict[tuple[Version, int], list[Callable[[bool], None]]] = {}
         self._parts_to_write = 0
@@ -213,7 +213,7 @@ class SimMemory:
         self._replicate()
 
     def _trim(self, restore: Version) -> None:
-        """What is older than the commit that the world begins from, or of a line given up, goes."""
+        """Drop commits older than the one that the world starts from, and those of an abandoned era."""
         if restore == NO_STATE:
             return
         for held in self._streams.values():
@@ -372,7 +372,7 @@ class SimMemory:
 
     @property
     def unsaved(self) -> str:
-        """What workers have saved and this node, if it writes, has not written; empty for nothing."""
+        """Saves of workers that this node, if it is the writer, has not written; empty if none."""
         return self._owed.text if self._writer else ""
 
     def try_again(self) -> None:

@@ -17,7 +17,7 @@ Pair = tuple[str, str]
 
 
 class Process(Protocol):
-    """What a stream needs to know of the process that holds one of its ends."""
+    """A stream's view of the process that holds one of its ends."""
 
     host: str
 
@@ -50,11 +50,11 @@ class Network:
         self._blocked: Counter[Pair] = Counter()
 
     def delay_s(self) -> float:
-        """How long one message takes."""
+        """Delay of one message, in seconds."""
         return self.slowness * (0.0005 + 0.006 * self.rng.random() ** 3)
 
     def read_delay_s(self) -> float:
-        """How long an arrived message waits for its reader."""
+        """Seconds that an arrived message waits for its reader."""
         slow = self.biases.slow_reader and self.rng.random() < self.biases.slow_reader
         return self.rng.uniform(0.0, self.biases.slowest_read_s) if slow else 0.0
 
@@ -84,7 +84,7 @@ class Network:
         self.tell()
 
     def tell(self) -> None:
-        """Have everybody look again who depends on paths and processes."""
+        """Re-evaluate everything that depends on paths and processes."""
         for call in list(self.changed):
             call()
 

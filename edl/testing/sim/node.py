@@ -1,4 +1,4 @@
-"""What an agent's shell is given on a simulated node: processes, workers, their connections, ports and checkpoints.
+"""Dependencies of an agent's shell on a simulated node: processes, workers, their connections, ports and checkpoints.
 
 Each class stands for an adapter, or for the room of the agent that talks to processes; see ``edl.agent.deps``.
 """
@@ -66,7 +66,7 @@ class SimProcesses:
         return "warm"
 
     async def events(self) -> AsyncIterator[ProcessEvent]:
-        """What happens to the workers, in order."""
+        """Events of the workers, in order."""
         while True:
             yield await self._happened.get()
 
@@ -111,7 +111,7 @@ class SimWorkers:
         """Processes that ended because they had lost a peer."""
         self.warn: Callable[[str], None] = lambda why: None
         self.worlds: dict[Round, World] = {}
-        """Those in which seats were given."""
+        """Rounds in which seats were assigned."""
 
     def meet_at(self, worker_server: str) -> None:
         """Workers find their agent by themselves here."""
@@ -208,7 +208,7 @@ class SimWorkers:
         return (worker.born, worker.slot) if worker is not None else None
 
     async def look_for_last_words(self, pid: int, code: int) -> None:
-        """What a worker says about its end is in ``ended``."""
+        """Does nothing: a worker's last error is in ``ended``."""
 
     def ended(self, pid: int, code: int) -> ag.WorkerEnded | None:
         """A process is gone."""
@@ -241,7 +241,7 @@ class SimWorkers:
         self._processes.report(WorkerResumed(self._pid(worker)))
 
     def alive(self, slots: tuple[int, ...] = ()) -> list[SimWorker]:
-        """Those that live, in these slots or in any."""
+        """Live workers, in these slots or in any."""
         return [one for one in self._running.values() if one.alive and (not slots or one.slot in slots)]
 
 
@@ -272,7 +272,7 @@ class SimWorkerLink:
             self._parent.deps.training.service_message(worker, message.service, message.body)
 
     def reattached(self, token: int) -> None:
-        """What workers have said to services may be lost."""
+        """Messages of workers to services may be lost."""
         for worker in self._workers.alive():
             self._parent.deps.training.service_message(worker, "", None)
 
@@ -289,7 +289,7 @@ class SimWorkerLink:
 
 
 class SimPorts:
-    """``edl.agent.deps.Ports``: numbers that nobody has had before."""
+    """``edl.agent.deps.Ports``: numbers that have not been used before."""
 
     def __init__(self, fresh: Callable[[int], tuple[int, ...]]) -> None:
         self._fresh = fresh
@@ -338,7 +338,7 @@ class SimCheckpoints:
             await asyncio.sleep(0.02)
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What this node has in memory."""
+        """The commits in this node's memory."""
         return self._memory.holdings()
 
     def enter(self, world: World) -> None:
@@ -398,7 +398,7 @@ class SimSwitchFiles:
         self._directory = directory
 
     def poll(self) -> Collection[Asked]:
-        """What is asked for now."""
+        """The current requests."""
         if self._directory.kill_asked:
             return [Asked(Purpose.KILL, self._directory.kill_asked)]
         return [Asked(Purpose.SAVE, self._directory.save_asked)] if self._directory.save_asked else []

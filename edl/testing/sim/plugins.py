@@ -39,7 +39,7 @@ class Plugin:
         return ()
 
     def companions(self, launcher: SimLauncher, master: ElectedMaster) -> Sequence[Coroutine[Any, Any, None]]:
-        """What runs beside a new Master, on the loop of its launcher."""
+        """Coroutines that run beside a new Master, on its launcher's loop."""
         return ()
 
     def heal(self) -> None:

@@ -24,7 +24,7 @@ MOST_REQUESTS = 100
 
 @dataclass(slots=True)
 class SimDeps:
-    """What all processes of a world share."""
+    """State shared by all processes of a world."""
 
     spec: JobSpec
     timeline: Timeline
@@ -60,7 +60,7 @@ class SimDeps:
 
 
 class BareDeps(Protocol):
-    """What processes of any world share."""
+    """State shared by processes of all worlds."""
 
     @property
     def timeline(self) -> Timeline:

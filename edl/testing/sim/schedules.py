@@ -53,7 +53,7 @@ class Schedule:
     script: Script | None = None
     """None: the script is plain."""
     saved: tuple[Version, ...] = ()
-    """What lies in the checkpoint directory at the start."""
+    """Content of the checkpoint directory at the start."""
     racks: int = 1
     sized: bool = False
     """People ask for other sizes."""
@@ -62,7 +62,7 @@ class Schedule:
     spare_slots: int = -1
     """Of each node; nodes have several slots then, and some are dropped. -1: nothing of that."""
     devices: bool = False
-    """What is in the slots is known, and workers are bound to it."""
+    """Devices in the slots are known, and workers are bound to them."""
     plugins: tuple[Callable[[], Plugin], ...] = ()
     """Make the parts of this job that the world does not know."""
 
@@ -143,7 +143,7 @@ class Schedule:
         rng = random.Random(f"sizes {seed}")  # noqa: S311 - not for secrets
         plan = drawn.plan if rng.random() < 0.7 else FaultPlan()
         spec = dataclasses.replace(drawn.spec, cooldown_s=rng.choice((0.0, 0.0, 2.0, 8.0)))
-        if drawn.script is None:  # nobody would do it
+        if drawn.script is None:  # users do not do this
             plan = FaultPlan(tuple(one for one in plan.faults if one.kind is not FaultKind.SAVE), plan.quiet_s)
         plan, indexed = plan.with_sizes(rng), rng.random() < 0.4
         return dataclasses.replace(drawn, spec=spec, plan=plan, sized=True, indexed=indexed)
@@ -228,7 +228,7 @@ def _draw_script(rng: random.Random) -> Script | None:
 
 @dataclass(slots=True)
 class Result:
-    """What a run came to."""
+    """Result of a run."""
 
     seed: int
     violation: str = ""
@@ -297,7 +297,7 @@ KINDS: Mapping[str, Callable[[int], Schedule]] = {
     "bursting": Schedule.bursting,
     "scheduled": Schedule.scheduled,
 }
-"""What a seed is the seed of."""
+"""Kinds of schedules that a seed can stand for."""
 
 
 def play_seed(seed: int, kind: str = "plain") -> Result:

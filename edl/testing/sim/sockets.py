@@ -48,7 +48,7 @@ class OpenConnections:
         self._open.append((stream, end))
 
     def streams(self) -> list[Stream]:
-        """Those that are open."""
+        """Open sockets."""
         return [stream for stream, end in self._open if end.open]
 
     def close(self) -> None:

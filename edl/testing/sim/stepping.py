@@ -67,7 +67,7 @@ class Stepper(SimWorker):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What kind of script a job runs."""
+    """Kind of script that a job runs."""
 
     rejoins: bool = True
     """Else its workers use edl's state, and are restarted."""
@@ -88,7 +88,7 @@ class Crew(RoundWorkers):
         super().__init__(world, hangs=job.rng.random() < 0.3)
         self.job = job
         self.members: dict[Rank, Stepper] = {}
-        """Those that are in it now."""
+        """Members that have arrived."""
         self.broken = False
         self.stalled = False
         """Its collectives hang for ever."""
@@ -101,7 +101,7 @@ class Crew(RoundWorkers):
         self.look()
 
     def look(self) -> None:
-        """Take the next step together when everybody is there."""
+        """Take the next step together when all ranks have arrived."""
         members = self.members.values()
         able = not self.broken and not self.stalled and len(members) == self.world.size
         stages = {worker.stage for worker in members} if able else set()
@@ -205,7 +205,7 @@ class SteppingJob(Job):
         self.total = min(self.total, self.farthest + max(1, math.ceil(left_s / self.script.step_s)))
 
     def heal(self) -> None:
-        """Whatever goes wrong in the training itself goes wrong no more."""
+        """End all faults of the training itself."""
         super().heal()
         self.calm = True
         for crew in self.rounds.values():
@@ -365,7 +365,7 @@ class SteppingJob(Job):
                 return
             if not there:
                 if world.stored or worker.parent.memory.lives(world.sources):
-                    self.watcher.worker_failed()  # nobody's death explains it
+                    self.watcher.worker_failed()  # not explained by a peer's death
                 self.notice(worker, crew)
                 return
             worker.stage, worker.up = Stage.TRAINING, True

@@ -30,7 +30,7 @@ class _TimelineClock:
 
 
 class SimStore:
-    """The store itself. While it is ``away`` nobody is answered, and no lease ends, as in etcd without a leader."""
+    """The store itself. While it is ``away``, as etcd without a leader, no request is answered and no lease expires."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -87,7 +87,7 @@ class SimStore:
         self.do(lambda memory: memory.revoke_now(lease))
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """What lies under a prefix, without asking over the network."""
+        """Entries under a prefix, read without the network."""
         return {entry.key: entry.value for entry in self.memory.peek(prefix)}
 
     def created(self, key: str) -> FencingToken:

@@ -26,7 +26,7 @@ PREEMPTED_S = 0.003
 
 
 class Uncertain(Protocol):
-    """What draws delays."""
+    """Source of random delays."""
 
     def random(self) -> float:
         """A number from 0 to 1."""
@@ -58,7 +58,7 @@ class SimThread:
         self.name = name
         self.done = False
         self.woken = False
-        """What it waits for has happened; otherwise the time is up."""
+        """Whether the awaited event has happened; False after a timeout."""
         self._threads, self._target, self._arguments = threads, target, arguments
         self._ended = _WaitQueue(threads)
         self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()
@@ -306,7 +306,7 @@ class SimThreads:
         return self._rng.random()
 
     def soon_s(self) -> float:
-        """How long a thread that may go on takes to do so."""
+        """Seconds that a runnable thread takes to continue."""
         return self._rng.random() * WAKES_S
 
     def preempt(self) -> None:

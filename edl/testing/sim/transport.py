@@ -16,7 +16,7 @@ from edl.testing.sim.process import SimDeps, SimProcess
 from edl.wire.messages import AgentMessage, MasterMessage
 
 UNREACHABLE_S = 0.3, 1.2
-"""How long a call lasts that does not get through."""
+"""Seconds until a call without an answer fails."""
 KNOCK_S = 1.0
 
 
@@ -34,7 +34,7 @@ class Joinable(Protocol):
 
 
 class SimServer:
-    """What a launcher listens with."""
+    """Listener of a launcher."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
@@ -159,7 +159,7 @@ class SimConnection:
 
 
 async def refuses(deps: SimDeps, source: str, host: str, port: int, timeout_s: float = KNOCK_S) -> bool:
-    """Whether the host answers that nobody listens on the port."""
+    """Whether the host refuses the connection because no process listens on the port."""
     if not deps.network.both(source, host):
         await asyncio.sleep(timeout_s)
         return False

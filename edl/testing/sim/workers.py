@@ -41,7 +41,7 @@ class Parent(Protocol):
 
 
 class Watcher(Protocol):
-    """Who checks what workers do."""
+    """Checker of workers' actions."""
 
     def worker_started(self, worker: SimWorker, world: World | None) -> None:
         """An agent has created a worker process."""
@@ -112,7 +112,7 @@ class RoundWorkers:
 
 
 class Job(ABC):
-    """What is to be computed, by whom, and how much of it is done."""
+    """The computation, its workers, and its progress."""
 
     def __init__(self, timeline: Timeline, rng: random.Random, watcher: Watcher, directory: Directory) -> None:
         self.timeline = timeline
@@ -186,7 +186,7 @@ class Job(ABC):
         """See that not much is left to do; what runs now ends as planned."""
 
     def heal(self) -> None:
-        """Whatever goes wrong in the training itself goes wrong no more."""
+        """End all faults of the training itself."""
         for worker in self.alive():
             if worker.frozen:
                 self.thaw(worker)

@@ -201,7 +201,7 @@ class SimWorld:
         return pairs
 
     def ask(self, purpose: Purpose, *, by_file: bool) -> None:
-        """Somebody wants a checkpoint, or the end of the job: by a file that all agents see, or at the Master."""
+        """Request a checkpoint or the end of the job: by a file that all agents see, or from the Master."""
         if by_file and purpose is Purpose.SAVE:
             self.directory.save_asked = "file"
         elif by_file:
@@ -210,7 +210,7 @@ class SimWorld:
             self._ask_master(Asked(purpose, "somebody"))
 
     def _ask_master(self, asked: Asked) -> None:
-        """What ``edl save`` and the like do."""
+        """Send a request, as ``edl save`` does."""
         master = self.master
         shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
@@ -223,11 +223,11 @@ class SimWorld:
         master.run(ask)
 
     def request_settings(self, text: str) -> None:
-        """Somebody changes settings."""
+        """Request a change of settings from the Master."""
         self._ask_master(Asked(Purpose.SET, "somebody", text))
 
     def ask_for(self, request: ScaleRequest, heard: Callable[[Granted], None] = lambda granted: None) -> None:
-        """Somebody wants another size. Where nobody rules, or the Master dies meanwhile, no answer comes."""
+        """Request another size. No answer comes without a Master, or if it dies meanwhile."""
         master = self.master
         shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
@@ -250,7 +250,7 @@ class SimWorld:
 
     @property
     def scaled(self) -> int:
-        """Revision of the size that somebody sees who looks now."""
+        """Revision of the size that a reader sees now."""
         return self.store.modified(self.deps.keys.scale)
 
     def hang(self, after_s: float) -> None:
@@ -388,7 +388,7 @@ class SimWorld:
             self.checks.fail(f"{launcher.node} is frozen, and its workers train beside round {record.round}")
 
     def _world_age_s(self, record: Record) -> float:
-        """How long the recorded world has been seen."""
+        """Seconds since the recorded world was first seen."""
         if self._world_since[0] != record.round:
             self._world_since = record.round, self.timeline.now_s
         return self.timeline.now_s - self._world_since[1]
@@ -401,7 +401,7 @@ class SimWorld:
             launcher.isolated_s = self.timeline.now_s
 
     def _led_well(self, launcher: SimLauncher, master: SimLauncher | None) -> bool:
-        """Attached to the real Master, or to one that misses nobody."""
+        """Attached to the real Master, or to one that misses no node."""
         leader = launcher.connected_to()
         if leader is None or not isinstance(leader, SimLauncher) or leader.master_shell is None:
             return False
@@ -427,7 +427,7 @@ class SimWorld:
         self._replenish()
 
     def _replenish(self) -> None:
-        """Somebody starts a launcher wherever one is missing, as long as the job goes on."""
+        """Start a launcher on each host without one, as long as the job runs."""
         for node, launcher in [] if self.plugin.replenishes else list(self.launchers.items()):
             missing = len(self.able()) < self._sizing.bounds(self.spec.nodes).highest
             if not self.ended() and missing and not launcher.alive:
@@ -494,7 +494,7 @@ class SimWorld:
     def _written(self) -> bool:
         """The newest commit that the Master of a suspended job knows to be complete would survive all launchers."""
         if self.ended() or not self._sizing.suspended:
-            return True  # somebody else has resumed it
+            return True  # resumed by another request
         shell = self.master.master_shell if self.master is not None else None
         if shell is None or shell.state is None:
             return False
@@ -502,7 +502,7 @@ class SimWorld:
         return known <= max((version for version, _ in self.directory.complete()), default=NO_STATE)
 
     def _mend(self) -> None:
-        """Somebody has put in other cards, and says so until they all take part again."""
+        """Cards have been replaced: uncordon the slots until all take part again."""
         record = self.checks.record
         for one in record.dropped if record is not None and not self.ended() else ():
             self.ask_for(Cordon(one.node, False, "somebody", device=str(one.slot)))
@@ -510,7 +510,7 @@ class SimWorld:
             self.timeline.after(1.0, self._mend)
 
     def _go_on(self) -> None:
-        """Somebody resumes the job, and asks again until it has been granted."""
+        """Resume the job, repeating the request until it is granted."""
 
         def again() -> None:
             if self._sizing.suspended and not self.ended():
@@ -521,7 +521,7 @@ class SimWorld:
         self.run_until(lambda: not self._sizing.suspended or self.ended(), 30.0, "the job is resumed")
 
     def judge(self) -> None:
-        """Liveness: the job gets on, comes to its end, and everybody goes home with the same outcome."""
+        """Liveness: the job progresses and ends, and all launchers exit with the same outcome."""
         times = self.spec.timeouts
         settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + SETTLE_S + self.plugin.settle_s
         if isinstance(self.training, SteppingJob):
@@ -559,7 +559,7 @@ class SimWorld:
         return NO_STATE
 
     def _judge_outcome(self) -> None:
-        """The job ended for a reason that holds, and everybody agrees about it."""
+        """The job ended for a valid reason, and all launchers report it."""
         assert self.checks.record is not None and self.checks.record.outcome is not None  # noqa: S101 - ended
         outcome = self.checks.record.outcome
         expected = outcome.exit_code

@@ -27,7 +27,7 @@ Shards = tuple[tuple[int, int, bool], ...]
 
 @dataclass
 class History:
-    """What has happened between two rollbacks."""
+    """Events between two rollbacks."""
 
     begun: set[Record] = field(default_factory=set)
     """Records that count from the beginning."""
@@ -41,7 +41,7 @@ class History:
 
 @dataclass
 class Acknowledged:
-    """What one worker process has acknowledged, as its client understands the Master's promises."""
+    """Records that one worker process has acknowledged, by the client's view of the Master's guarantees."""
 
     asked: dict[int, Ack | Open] = field(default_factory=dict)
     """By number of the request."""
@@ -56,7 +56,7 @@ class AloneAccount:
         self._data, self._leased, self._redone = data, leased, redone
         self.fail: Callable[[str], None] = lambda text: None
         self.positions: list[Beginning] = []
-        """Those with a name."""
+        """Named entries."""
         self.beginning: Beginning | None = None
         """Where workers begin since the last rollback."""
         self._histories: dict[int, History] = {0: History()}

@@ -23,7 +23,7 @@ FILE_BYTES = 100
 
 @dataclass
 class SimDataSet:
-    """What there is to read, and how it is read."""
+    """A data set's shards, and how they are read."""
 
     mode: str
     format: str
@@ -102,7 +102,7 @@ class SimDataSet:
         return range(first + ref.begin, first + ref.end)
 
     def is_poison(self, ref: ShardRef) -> bool:
-        """Whether nobody can read this shard."""
+        """Whether this shard is unreadable."""
         return self.key(ref.file, ref.begin) in self.poison
 
     @property

@@ -21,7 +21,7 @@ DELIVERY_S = 0.0003
 
 
 class Account(Protocol):
-    """Who keeps account of what is read."""
+    """Owner of the accounting of records read."""
 
     def stepped(self, world: World, commit: int, fed: Mapping[Rank, Fed]) -> None:
         """All workers of a world have taken a step."""

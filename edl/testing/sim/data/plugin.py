@@ -46,16 +46,16 @@ MOST_KEPT_BYTES = 1_000_000
 
 
 class DataFaultKind(enum.Enum):
-    """What may happen to data, beside the faults of the schedule."""
+    """Faults of data sets, beside those of the schedule."""
 
     GROW = "grow"
-    """Somebody adds a file (``edl data add``)."""
+    """Add a file, as ``edl data add`` does."""
     SLOW = "slow"
     """Reading takes long for a while."""
     NONSENSE = "nonsense"
-    """A worker of another version says what nobody understands."""
+    """A worker of another version sends an unknown message."""
     LOSE = "lose"
-    """What a worker and the Master say to each other is lost for a while; then the agent says so."""
+    """Messages between a worker and the Master are lost for a while; then the agent reports it."""
     STOP = "stop"
     """A worker is stopped (SIGSTOP) until the faults are over: it is silent, and others get its shards."""
     DEPOSE = "depose"
@@ -405,7 +405,7 @@ class DataPlugin(Plugin):
             self.fail(f"epoch {epoch}: records {missing} are lost")
 
     def _pushed(self, rows: SimRows, used: Counter[Record]) -> Counter[Record]:
-        """What is in the rows, however late it arrives."""
+        """Content of the rows, including late pushes."""
         for server in rows.servers:
             server.flush()
         counted = rows.counted(used)
@@ -415,7 +415,7 @@ class DataPlugin(Plugin):
         return +counted
 
     def _committed(self) -> Counter[Record]:
-        """What the last commit rests on."""
+        """State on which the last commit is based."""
         counted: Counter[Record] = Counter()
         version = max(self.steps, default=NO_STATE)
         while version != NO_STATE:

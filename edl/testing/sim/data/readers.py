@@ -35,7 +35,7 @@ SLOWEST_WORD_S = 0.002
 """Between a worker and its agent."""
 EXCHANGE_S = 0.002
 NOTHING = "fills a whole step"
-"""What a loader says of an epoch that ``tail="drop"`` leaves without a step."""
+"""A loader's message about an epoch that ``tail="drop"`` leaves without a step."""
 
 
 class ReaderHome:
@@ -240,7 +240,7 @@ class SimData(Loader):
 
 @dataclass(frozen=True)
 class Fed:
-    """What a worker got for one step."""
+    """The batch of one worker for one step."""
 
     epoch: int
     records: tuple[int, ...]
@@ -276,7 +276,7 @@ class DataReader:
         self.over_upto = 0
         """Rounds up to this one are over for it."""
         self.fed: Fed | None = None
-        """What it has for the step that comes next."""
+        """Its batch for the next step."""
         self.finished = False
         """It has read all epochs."""
         self.broken = False

@@ -1,4 +1,4 @@
-"""What must hold in a lease table after each event."""
+"""Invariants of a lease table after each event."""
 
 from __future__ import annotations
 
