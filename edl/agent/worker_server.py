@@ -104,7 +104,7 @@ class WorkerServer:
         self._strangers: set[_WorkerConnection] = set()
         self._background = BackgroundTasks()
         self.progress: dict[int, int] = {}
-        """Newest commit of each slot, for the detection of hangs."""
+        """Newest commit that each slot has announced, for the detection of hangs. Some workers announce none."""
         self.newest: tuple[int, float] | None = None
         """The highest of these commits and its time on the event loop's clock; None before the first one."""
         self.address = f"edl-{os.getpid()}-{secrets.token_hex(8)}"

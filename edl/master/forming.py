@@ -1,7 +1,7 @@
 """Leads from one world to the next: stop the old one, wait for the living nodes, form the new one.
 
-There is no fixed waiting time. A world forms in the step in which the last node to wait for becomes ready or turns out
-to be dead.
+Only the first world waits a fixed time, ``--join-grace``, for more nodes than the minimum. Otherwise a world forms in
+the step in which the last node to wait for becomes ready or turns out to be dead.
 """
 
 from __future__ import annotations
