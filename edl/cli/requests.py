@@ -20,7 +20,7 @@ from edl.wire.status import DroppedSlot, JobStatus
 
 LOOK_S = 0.5
 """Seconds between two reads of the status."""
-LONGEST_SILENCE = 120
+MOST_SILENT_READS = 120
 """Consecutive reads without an answer after which waiting ends."""
 
 
@@ -99,7 +99,7 @@ async def reach(
             if isinstance(error, NoMaster) and error.outcome is not None:
                 return replace(result_of(granted), ok=False, text=str(error))
             silent += 1
-            if silent >= LONGEST_SILENCE:
+            if silent >= MOST_SILENT_READS:
                 text = f"no Master answers for the job ({said}). The request is still valid; see edl status"
                 return replace(result_of(granted), ok=False, text=text)
             if silent == 2:

@@ -35,7 +35,7 @@ class Sizes:
 
 
 def sizes_from(options: Mapping[str, Any]) -> Sizes:
-    """This node's identity and the job's size limits. Raises ``SettingError``."""
+    """Workers and pservers of this node, and the job's range of sizes. Raises ``SettingError``."""
     roles = roles_from(options, slots_from)
     if roles is not None:
         return Sizes(roles.nodes, roles.slots, scripts=roles.here, script_servers=roles.job)

@@ -28,7 +28,7 @@ class MemoryScheduler:
         self._watchers: list[asyncio.Queue[Observation]] = []
 
     async def current(self) -> SchedulerSize:
-        """Nodes that it has provided."""
+        """The size that is intended now, and its placement."""
         await self._called("current")
         return self._size()
 

@@ -98,7 +98,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Address on which a server listens."""
+    """Listeners of a server, and their addresses."""
 
     listeners: Sequence[Listener]
     port: int

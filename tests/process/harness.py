@@ -48,8 +48,8 @@ def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S, pa
     return value
 
 
-_LANE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
-_range = range(10_000 + _LANE * 1200, 11_200 + _LANE * 1200, 10)
+_XDIST_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
+_range = range(10_000 + _XDIST_WORKER * 1200, 11_200 + _XDIST_WORKER * 1200, 10)
 _ports = itertools.islice(itertools.cycle(_range), os.getpid() % len(_range), None)
 """Ports below those that private members choose from and those that the kernel hands out to connections, which would
 take them at any moment. Tests that run side by side have ranges of their own: one that kills a member wants to find its

@@ -63,7 +63,7 @@ def between(least: int, most: int) -> Check:
 
 
 def above_zero(value: float) -> str:
-    """Parse a number above 0."""
+    """Check that a number is above 0. Returns the complaint, or ``""``."""
     return "" if value > 0 else "must be more than 0"
 
 
@@ -74,5 +74,5 @@ def at_least(least: int, why: str = "") -> Check:
 
 
 def finite_seconds(value: float) -> str:
-    """Parse a finite time in seconds."""
+    """Check that a time is finite, in seconds. Returns the complaint, or ``""``."""
     return "" if 0 <= value < math.inf else "must be a number of seconds, 0 or more"

@@ -37,7 +37,7 @@ LONGEST_RETRY_S = 86400.0
 
 
 class Found(enum.Enum):
-    """Measurements of one step."""
+    """Verdict on one step from a size to the next."""
 
     UNKNOWN = "unknown"
     GOOD = "good"

@@ -124,5 +124,5 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def moments(watched: Watched) -> Moments:
-    """The means of this interpreter. ``watched``: whether the instructions of this code count."""
+    """The tracing that this interpreter offers. ``watched``: whether the instructions of this code count."""
     return Monitored(watched) if sys.version_info >= (3, 12) else Traced(watched)

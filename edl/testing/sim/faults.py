@@ -51,7 +51,7 @@ class FaultKind(enum.Enum):
     SET = "set"
     """Change settings."""
     KILL = "kill"
-    """Kill the job through the switch."""
+    """Use the kill switch: write a checkpoint and end the job."""
     CRASH_ON_HOLD = "crash-on-hold"
     """The Master dies while workers hold at a step boundary."""
     CRASH_ON_SWITCH = "crash-on-switch"

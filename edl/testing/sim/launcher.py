@@ -49,7 +49,7 @@ class SimLauncher(SimProcess):
         self.workers: list[SimWorker] = []
         self.lost = 0
         self.outcome: Outcome | None = None
-        """The exit status it has decided on."""
+        """The outcome with which it has decided to exit."""
         self.isolated_s: float | None = None
         """Since when it has reached neither the store nor the real Master; kept by the world."""
         self.server = SimServer(self)

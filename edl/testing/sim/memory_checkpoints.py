@@ -58,7 +58,7 @@ class Directory:
         return saved.complete
 
     def complete(self) -> list[tuple[Version, Saved]]:
-        """Valid commits, the newest first."""
+        """Complete commits, the newest first."""
         return sorted(((v, s) for v, s in self.entries.items() if s.complete), key=lambda pair: pair[0], reverse=True)
 
     def usable(self, until_s: float = math.inf) -> Version:
@@ -76,7 +76,7 @@ class StateNet:
     network: Network
     directory: Directory
     memories: dict[tuple[str, int], SimMemory] = field(default_factory=dict)
-    """Live servers, by address."""
+    """In-memory checkpoints of live launchers, by address."""
     copying: Copying = Copying.AUTO
     """``--copies``."""
     acknowledged: set[Version] = field(default_factory=set)

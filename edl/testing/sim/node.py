@@ -111,7 +111,7 @@ class SimWorkers:
         """Processes that ended because they had lost a peer."""
         self.warn: Callable[[str], None] = lambda why: None
         self.worlds: dict[Round, World] = {}
-        """Rounds in which seats were assigned."""
+        """Worlds in which seats were assigned, by round."""
 
     def meet_at(self, worker_server: str) -> None:
         """Workers find their agent by themselves here."""
@@ -272,7 +272,7 @@ class SimWorkerLink:
             self._parent.deps.training.service_message(worker, message.service, message.body)
 
     def reattached(self, token: int) -> None:
-        """Messages of workers to services may be lost."""
+        """Report to workers that their messages to services may have been lost."""
         for worker in self._workers.alive():
             self._parent.deps.training.service_message(worker, "", None)
 

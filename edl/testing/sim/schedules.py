@@ -297,7 +297,7 @@ KINDS: Mapping[str, Callable[[int], Schedule]] = {
     "bursting": Schedule.bursting,
     "scheduled": Schedule.scheduled,
 }
-"""Kinds of schedules that a seed can stand for."""
+"""Kinds of schedules, by name: a seed gives one schedule of each kind."""
 
 
 def play_seed(seed: int, kind: str = "plain") -> Result:

@@ -88,7 +88,7 @@ class Crew(RoundWorkers):
         super().__init__(world, hangs=job.rng.random() < 0.3)
         self.job = job
         self.members: dict[Rank, Stepper] = {}
-        """Members that have arrived."""
+        """Workers that take part now."""
         self.broken = False
         self.stalled = False
         """Its collectives hang for ever."""

@@ -56,7 +56,7 @@ class AloneAccount:
         self._data, self._leased, self._redone = data, leased, redone
         self.fail: Callable[[str], None] = lambda text: None
         self.positions: list[Beginning] = []
-        """Named entries."""
+        """Beginnings that have a name."""
         self.beginning: Beginning | None = None
         """Where workers begin since the last rollback."""
         self._histories: dict[int, History] = {0: History()}

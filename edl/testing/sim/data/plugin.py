@@ -405,7 +405,7 @@ class DataPlugin(Plugin):
             self.fail(f"epoch {epoch}: records {missing} are lost")
 
     def _pushed(self, rows: SimRows, used: Counter[Record]) -> Counter[Record]:
-        """Content of the rows, including late pushes."""
+        """Records in the rows, counted, late pushes included."""
         for server in rows.servers:
             server.flush()
         counted = rows.counted(used)
@@ -415,7 +415,7 @@ class DataPlugin(Plugin):
         return +counted
 
     def _committed(self) -> Counter[Record]:
-        """State on which the last commit is based."""
+        """Records on which the last commit is based, counted."""
         counted: Counter[Record] = Counter()
         version = max(self.steps, default=NO_STATE)
         while version != NO_STATE:
