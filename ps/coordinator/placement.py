@@ -2,8 +2,10 @@
 
 A bucket has an owner, at most one replica in sync (``backup``) and at most one being made (``joining``). A new owner
 always has all data first: it is the backup, or ``joining`` once in sync (``heir``). It serves once the old owner, the
-``giver``, has released the bucket; the old owner is then its backup. With asynchronous replication (``lagging``) a
-backup may miss pushes; to become the owner it must also be ``joining`` until it has caught up.
+``giver``, has released the bucket; the old owner is then its backup. Until the new owner reports that it serves, no push
+is acknowledged that the old owner lacks, in any mode of replication, so either of them may be lost. With asynchronous
+replication (``lagging``) a backup may miss pushes; to become the owner it must also be ``joining`` until it has caught
+up.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class Grid:
                 self.put(bucket, owner, follower)
 
     def unsynced(self, teller: int, follower: int, version: int, buckets: Iterable[int], copies: bool) -> None:
-        """A replica is out of sync, or a giver reports that its release may not have reached the new owner."""
+        """A replica is out of sync, or a giver reports that its release may not have reached the new owner. The giver
+        then gets the bucket back: it is alive and has everything acknowledged, and the new owner may be dead."""
         for bucket in self._current(buckets, version):
             owner, backup, joining, giver = self.roles(bucket)
             if owner == teller and giver == follower:
@@ -116,7 +119,7 @@ class Grid:
             elif owner == teller and joining == follower:
                 self.touched.add(bucket)
             elif giver == teller and owner == follower:
-                self.put(bucket, owner, NOBODY if backup == giver else backup, joining or giver * copies)
+                self.put(bucket, giver, NOBODY if backup == giver else backup, joining or owner * copies)
 
     def took(self, owner: int, version: int, buckets: Iterable[int], copies: bool) -> None:
         """The owner now serves buckets that were released to it or loaded."""

@@ -11,7 +11,8 @@ happened. The shell's duties:
 - ``FeedFollowers``: from now on, pieces of these buckets go to the followers in ``to``, and a push is answered only
   when the followers in ``wait`` have acknowledged its pieces. This includes pushes that were applied earlier; a
   follower that received no piece of a push has it through an image. Waiting for a follower that is not in ``to`` lasts
-  until the next ``FeedFollowers``. With asynchronous replication a push does not wait for a replica, but it is not
+  until the next ``FeedFollowers``. A push waits for the giver of its bucket until orders confirm that it has been
+  taken. With asynchronous replication a push does not wait for other replicas, but it is not
   answered while the replica is more than ``lag_s`` behind, or its stream is down, or it has refused anything under
   orders that have not arrived here: it may own all of this by now. Streams to all followers in ``to`` are opened even
   if there is nothing to send. A repeated push (its seq is known) waits in the same way, for everything that is in the
@@ -521,8 +522,9 @@ class BucketMachine:
             fed = bucket in follower.step or bucket in follower.acked
             if fed:
                 to.append(backup)
-            waits = joining == backup or self.orders is None or self.orders.training.replication is Replication.SYNC
-            if waits or not fed:
+            given = self._giver[bucket] == backup  # the Master gives the bucket back if this pserver does not take it
+            always = self.orders is None or self.orders.training.replication is Replication.SYNC
+            if always or given or joining == backup or not fed:
                 wait.append(backup)
         if joining and joining != backup:
             follower = self._follower(joining)

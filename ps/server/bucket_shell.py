@@ -412,12 +412,14 @@ class BucketShell:
                 to_follower.live[some] = to_follower.to[some] & (to_follower.pending[some] == 0)
 
     def _reset(self, number: int, history: int) -> None:
+        """Drop all rows, except those that a sender has sent meanwhile to the new number, which the machine has had
+        since its step."""
         for follower in list(self._to_followers):
             self._part(follower)
         for some in self._locked(range(BUCKETS)):
             self.served[some] = 0
             self.stops[some] += np.uint32(1)
-            self._store.drop(some)
+            self._store.drop(some[self._taken[some] < self._turns])
         self._deps.reset(number, history)
 
     def _drop(self, buckets: Sequence[int], turn: int) -> None:

@@ -34,6 +34,8 @@ TABLES_S = 5.0
 class _Accepted:
     """The buckets accepted from one sender so far."""
 
+    meant: tuple[int, int]
+    """Number and history of this pserver for which the stream was opened."""
     turn: int = -1
     version: int = -1
     buckets: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(BUCKETS, np.bool_))
@@ -54,6 +56,14 @@ class ReplicationIn:
             if self._newest.get(peer.number) is peer:
                 del self._newest[peer.number]
 
+    def reset(self) -> None:
+        """This pserver has a new number or history: close the streams that were opened for the previous one."""
+        with self._lock:
+            newest = list(self._newest.values())
+        for peer in newest:
+            if isinstance(peer.data, _Accepted) and peer.data.meant != self._name():
+                peer.hang_up()
+
     def take(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         """Process one frame of a stream. Raises ``ProtocolError``, and the store's ``PsError``."""
         head = frame.json()
@@ -63,7 +73,7 @@ class ReplicationIn:
             text = f"this is pserver {mine.number or '(no number yet)'} in history {mine.history}"
             return FrameReply.no(FrameOp.REFUSED, kind="number", text=text)
         if not isinstance(peer.data, _Accepted):
-            peer.data = _Accepted()
+            peer.data = _Accepted(meant)
             with self._lock:
                 old, self._newest[peer.number] = self._newest.get(peer.number), peer
             if old is not None:

@@ -311,8 +311,7 @@ class ParameterServer:
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
                 peer.farewell = True  # its disconnecting does not mean that the trainer is lost
-            elif peer.role == SERVER:
-                peer.hang_up()
+        self._following.reset()
         self._trainers.forget()
 
     def failed(self, what: str) -> None:
