@@ -213,7 +213,8 @@ class BucketMachine:
         return self._finish(todo)
 
     def refuses(self, sender: int, version: int, buckets: Iterable[int]) -> list[int]:
-        """The buckets for which nothing is accepted from ``sender``, whose newest orders are ``version``."""
+        """The buckets for which nothing is accepted from ``sender``, whose newest orders are ``version``. Buckets that
+        are accepted under newer orders than this pserver's are another pserver's by now: ``allowed`` may change."""
         refused = []
         for bucket in buckets:
             if version > self.version:
@@ -224,6 +225,9 @@ class BucketMachine:
                     refused.append(bucket)
                     continue
                 self._has[bucket] = 1
+                if self.allowed[bucket] == SERVED:
+                    self.allowed[bucket] = WAITING
+                    self._fenced.add(bucket)
             elif not self._is_fed_by(bucket, sender) or version < self._born:
                 refused.append(bucket)
         return refused
@@ -333,7 +337,12 @@ class BucketMachine:
         elif giver == RESTORE:
             self._waits(todo, bucket)
             todo.restore.append(bucket)
-        elif giver == NOBODY or released or giver not in self._known or giver == self.number:
+        elif released:
+            self._take(todo, [bucket])
+        elif bucket in self._beyond:
+            self._waits(todo, bucket)
+            self._fenced.add(bucket)
+        elif giver == NOBODY or giver not in self._known or giver == self.number:
             self._take(todo, [bucket])
         else:
             self._waits(todo, bucket)
@@ -341,11 +350,12 @@ class BucketMachine:
             todo.took.append(bucket)
 
     def _is_released_early(self, bucket: int) -> bool:
-        """True if the bucket's release arrived before the orders it refers to, which are here now. The release may
-        carry an even newer version in which the bucket did not change."""
+        """True if the bucket's release arrived before the orders it refers to, which are here now. A release that
+        carries an even newer version counts, and is kept for that version: in between, the bucket may go back to the
+        giver and be released again by this very release."""
         giver, version = self._early.get(bucket, (NOBODY, 0))
         mine = self.owner[bucket] == self.number and giver == self._giver[bucket] and version >= self._since[bucket]
-        if mine or version <= self.version:
+        if version <= self.version:
             self._early.pop(bucket, None)
         return giver != NOBODY and mine
 
@@ -493,10 +503,10 @@ class BucketMachine:
 
     def _released(self, todo: _Todo, giver: int, version: int, buckets: tuple[int, ...]) -> None:
         for bucket in buckets:
+            if version > self.version:
+                self._early[bucket] = (giver, version)
             if self._giver[bucket] == giver and version >= self._since[bucket]:
                 self._take(todo, [bucket])
-            elif version > self.version:
-                self._early[bucket] = (giver, version)
 
     # --- effects -----------------------------------------------------------------------------------------------------
 

@@ -109,15 +109,16 @@ def promotes_any_copy(patch: Patch) -> None:
 
 def keeps_a_number(patch: Patch) -> None:
     """A pserver that was taken for dead and comes back has its old number and its old rows."""
-    buried: dict[tuple[int, str], int] = {}
+    buried: dict[tuple[int, str], tuple[Any, int]] = {}
+    """Number by state and name; the state is kept alive, or another one could have its id."""
     bury, hello = PserverRegistry.bury, PserverRegistry._hello
 
     def remembers(self: PserverRegistry, turn: Any, server: Any, why: str) -> None:
-        buried[id(self._state), server.name] = server.number
+        buried[id(self._state), server.name] = self._state, server.number
         bury(self, turn, server, why)
 
     def returns(self: PserverRegistry, turn: Any, name: str, server: Any, word: Any) -> None:
-        number = buried.get((id(self._state), name))
+        _, number = buried.get((id(self._state), name), (None, NOBODY))
         if server is None and number and name in self.keys:
             before, self._state.numbers = self._state.numbers, number - 1
             hello(self, turn, name, server, word)
