@@ -67,7 +67,7 @@ def _lines(status: JobStatus) -> list[str]:
     lines += [_dropped(one) for one in status.dropped]
     lines += [f"Incomplete: {text}" for text in status.flaws]
     if status.kill:
-        lines.append(f"Ending: {status.kill}")
+        lines.append(f"Ending: stop requested by {status.kill}")
     return lines
 
 

@@ -128,7 +128,7 @@ def try_to_form(turn: MasterTurn) -> None:
         _end_for_failures(turn)
         return
     if turn.record.kill:
-        _end(turn, ExitCode.KILLED, turn.record.kill)
+        _end(turn, ExitCode.KILLED, f"stopped by {turn.record.kill}")
         return
     if turn.record.sizing.suspended:
         _rest(turn)

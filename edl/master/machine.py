@@ -148,6 +148,7 @@ def _settle(turn: MasterTurn) -> None:
     dropping.come_back(turn)
     rules = (
         planning.look_at_agreement,
+        planning.consider_stop,
         planning.see_off,
         resizing.suspend,
         resizing.consider_size,

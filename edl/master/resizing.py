@@ -83,7 +83,7 @@ def _line(request: ScaleRequest, judged: Judged) -> str:
 
 def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
     record, spec = turn.record, turn.spec
-    over = f"the job is being stopped ({record.kill})" if record.kill else ""
+    over = f"the job is being stopped by {record.kill}" if record.kill else ""
     if record.phase is Phase.ENDED:
         over = f"the job has ended: {record.reason}"
     bound = planning.fits_one_size_only(turn) and not event.saves and record.world is not None

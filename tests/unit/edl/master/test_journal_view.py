@@ -250,9 +250,9 @@ class TestState:
         plain = job_status(dataclasses.replace(STATE, record=Record()), NodeId("a"), ())
         assert (plain.era, plain.restored, plain.boundary, plain.kill) == (0, Version(), "", "")
 
-    def test_says_who_has_set_the_kill_switch(self) -> None:
-        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="kill switch: me"))
-        assert job_status(state, NodeId("a"), ()).kill == "kill switch: me"
+    def test_says_who_has_asked_the_job_to_stop(self) -> None:
+        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="me"))
+        assert job_status(state, NodeId("a"), ()).kill == "me"
 
     def test_says_where_the_last_checkpoint_is_as_long_as_history_knows(self) -> None:
         lying = [dataclasses.replace(entry, stored=Version(3, 40)) for entry in TRAINERS]
@@ -303,7 +303,7 @@ class TestReply:
 
     def test_a_job_that_ends_is_past_asking(self) -> None:
         ending = dataclasses.replace(
-            IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="kill switch: me")
+            IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="me")
         )
         assert not reply(ending, Purpose.SAVE, "/ckpt").ok
         assert reply(ending, Purpose.KILL, "/ckpt").ok
