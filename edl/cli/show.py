@@ -156,7 +156,7 @@ def _table(status: JobStatus, nodes: Sequence[NodeView]) -> Table:
 
 
 def _slots(node: NodeView) -> str:
-    """The number of slots, spare ones included; where not all of them are in use ``slots 0,2,3 of 4``: their numbers."""
+    """The number of slots, spare ones included; where not all are in use their numbers: ``slots 0,2,3 of 4``."""
     everything = node.slots + node.spare_slots
     if not node.places or node.places == tuple(range(everything)):
         return str(everything)

@@ -302,9 +302,7 @@ class TestReply:
         assert "without a new checkpoint" in answer.text
 
     def test_a_job_that_ends_is_past_asking(self) -> None:
-        ending = dataclasses.replace(
-            IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="me")
-        )
+        ending = dataclasses.replace(IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="me"))
         assert not reply(ending, Purpose.SAVE, "/ckpt").ok
         assert reply(ending, Purpose.KILL, "/ckpt").ok
         over = dataclasses.replace(STATE, record=Record(Phase.ENDED, reason="all done"))
