@@ -348,7 +348,13 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
         info, places = entry.info, turn.places(entry)
         members.append(
             Member(
-                *(info.node, info.incarnation, info.host, len(places), Rank(rank), entry.ports, _said(info, places)),
+                node=info.node,
+                incarnation=info.incarnation,
+                host=info.host,
+                slots=len(places),
+                first_rank=Rank(rank),
+                ports=entry.ports,
+                places=_said(info, places),
                 role=info.role,
             )
         )
