@@ -119,7 +119,7 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.callback(LoopWatch(log).end)
         settings = dataclasses.replace(settings, logs=claim(settings.logs))
         reporter = Reporter(
-            settings.spec.job, settings.logs.folder, settings.report.error_file, log, settings.report.file
+            settings.spec.job, settings.node, settings.logs, settings.report.error_file, log, settings.report.file
         )
         cleanup.callback(reporter.close)  # registered early, so it runs late
         for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
