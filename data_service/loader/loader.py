@@ -13,7 +13,7 @@ from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.current_step import CurrentStep
 from data_service.loader.growing_files import GrowingFiles
 from data_service.loader.independent import BatchWait, IndependentLoader, open_lasting
-from data_service.loader.lease_client import LeaseClient
+from data_service.loader.lease_client import LOOK_S, LeaseClient
 from data_service.loader.loader_config import MODES, BatchConversion, LoaderConfig
 from data_service.loader.loader_position import LoaderPosition
 from data_service.loader.meter import Meter
@@ -26,14 +26,16 @@ from data_service.protocol.file_list_messages import NOW
 from data_service.protocol.messages import DataSetOptions, Done, Opened
 from edl.arithmetic.hyper import StepPlan
 from edl.errors import DataError, StateError
+from edl.tasks import Backoff
 from edl.worker.session import note
 from edl.worker.steps import Share
 
 STATE_VERSION = 2
 GONE_S = 2.0
 """Seconds that ``close`` waits for the Master to confirm that the worker leaves."""
-AGAIN_S = 0.01
-"""Pause in seconds when no worker has data but some may be returned."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+"""Seconds between two requests while there is no data for this worker but some may be returned: each pause is twice the
+previous one, since at the end of an epoch many workers may wait for the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +335,7 @@ class Loader(IndependentLoader):
             if self._independent:
                 wait.look()
 
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             with self._meter.waiting():
                 steps, supply = prefetcher.ready(check)
@@ -352,8 +355,13 @@ class Loader(IndependentLoader):
             if window.over:
                 return False
             with self._meter.waiting():
-                self._deps.threads.event().wait(AGAIN_S)
-                check()
+                self._pause(pauses.next(), check)
+
+    def _pause(self, pause_s: float, check: Callable[[], None]) -> None:
+        while pause_s > 0:
+            self._deps.threads.event().wait(min(pause_s, LOOK_S))
+            check()
+            pause_s -= LOOK_S
 
     def _offer(self, prefetcher: Prefetcher, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
         spare, micros = self._padding.spare(prefetcher.step_sizes.total), len(prefetcher.step_sizes.sizes)

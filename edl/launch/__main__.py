@@ -47,8 +47,8 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     """Run SCRIPT as an elastic job; start the same command on every node.
 
     \b
-    One machine, two workers:   edl-run --nproc-per-node=2 train.py
-    Two to four machines:       edl-run --nnodes=2:4 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job train.py
+    One node, two workers:      edl-run --nproc-per-node=2 train.py
+    Two to four nodes:          edl-run --nnodes=2:4 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job train.py
     Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
     Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """

@@ -119,7 +119,7 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.callback(LoopWatch(log).end)
         settings = dataclasses.replace(settings, logs=claim(settings.logs))
         reporter = Reporter(
-            settings.spec.job, settings.logs.folder, settings.report.error_file, log, settings.report.file
+            settings.spec.job, settings.node, settings.logs, settings.report.error_file, log, settings.report.file
         )
         cleanup.callback(reporter.close)  # registered early, so it runs late
         for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
@@ -454,7 +454,14 @@ def _put_together(
     spec, clock, info = settings.spec, SystemClock(), deps.info
     candidate, agent, launcher = wire(
         MasterDeps(
-            *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
+            store=store,
+            clock=clock,
+            keys=JobKeys(spec.job),
+            spec=spec,
+            node=info.node,
+            refuses=refuses,
+            log=log,
+            wall_clock_s=wall_clock_s,
             checkpoint_dir=settings.state.checkpoint_dir,
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
@@ -546,7 +553,11 @@ def _agent(
     slots, devices = settings.slots + settings.spare_slots, visible_devices()
     kind, count = paddle_devices()
     workers_deps = WorkerGroupDeps(
-        *(count, settings.state.checkpoint_dir, slots, devices, kind),
+        gpus=count,
+        checkpoint_dir=settings.state.checkpoint_dir,
+        slots=slots,
+        devices=devices,
+        paddle=kind,
         virtual=settings.workers.virtual_local_rank,
         signals=settings.leave.handled,
         cores=settings.workers.cores,

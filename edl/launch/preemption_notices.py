@@ -187,7 +187,7 @@ class Gce:
 
 
 class Azure:
-    """Azure: the name of this machine, read once, and its scheduled events."""
+    """Azure: the name of this host, read once, and its scheduled events."""
 
     def __init__(self) -> None:
         self._machine = ""

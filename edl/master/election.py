@@ -46,6 +46,14 @@ class ElectionState:
     """Newest known revision of the election key, of its creation or its deletion; anything older is outdated."""
     registered: bool = False
     """This launcher has a living lease, without which it cannot run for election."""
+    deposing: FencingToken = FencingToken(0)
+    """The Master that this launcher's last campaign replaces; 0 for none."""
+
+    @property
+    def known(self) -> MasterInfo | None:
+        """The Master, if one is known that this launcher does not run against. A candidate learns of another one's
+        success before its own campaign ends, which takes seconds if its store member was lost with the Master."""
+        return None if self.role is Role.CANDIDATE and self.token == self.deposing else self.master
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +221,8 @@ def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecis
 
 
 def _stand(state: ElectionState, depose: FencingToken, reason: str) -> ElectionDecision:
-    return ElectionDecision(dataclasses.replace(state, role=Role.CANDIDATE), (Campaign(depose),), reason)
+    standing = dataclasses.replace(state, role=Role.CANDIDATE, deposing=depose)
+    return ElectionDecision(standing, (Campaign(depose),), reason)
 
 
 def _retire(state: ElectionState) -> ElectionDecision:
@@ -229,6 +238,6 @@ def _resign(state: ElectionState, reason: str) -> ElectionDecision:
     effects: tuple[ElectionEffect, ...] = (StepDown(reason),) if state.role is Role.MASTER else ()
     follower = dataclasses.replace(state, role=Role.FOLLOWER)
     if follower.registered and not follower.token:
-        candidate = dataclasses.replace(follower, role=Role.CANDIDATE)
-        return ElectionDecision(candidate, (*effects, Campaign(FencingToken(0))), reason)
+        standing = _stand(follower, FencingToken(0), reason)
+        return ElectionDecision(standing.state, (*effects, *standing.effects), reason)
     return ElectionDecision(follower, effects, reason)

@@ -7,6 +7,7 @@ import collections
 from collections.abc import AsyncIterator, Sequence
 
 from edl.master.events import HistoryEntry, Kind
+from edl.master.view import complete
 from edl.wire.status import JournalEntry
 
 KEPT = 500
@@ -17,6 +18,8 @@ FOLDED = 8
 """Nodes named individually per kind of note in one write; if more come together, the rest are only counted, so that a
 thousand joining nodes do not push their cause out of the history."""
 _FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
+"""The kinds of which many come in one write. What comes in one write after the other is not combined: each line has its
+time and its node. Except for checkpoints: see ``Journal``."""
 
 
 def folded(notes: Sequence[HistoryEntry]) -> list[HistoryEntry]:
@@ -36,17 +39,21 @@ def folded(notes: Sequence[HistoryEntry]) -> list[HistoryEntry]:
 
 
 class Journal:
-    """The last lines of the history, and its followers."""
+    """The last lines of the history, and its followers.
+
+    Of checkpoints that are completed with nothing else in between, only the newest line stays. Otherwise a job that
+    saves every minute would have nothing else in its history, and in the last lines of its status, after some hours.
+    """
 
     def __init__(self) -> None:
-        self._entries: collections.deque[JournalEntry] = collections.deque(maxlen=KEPT)
+        self._entries: tuple[JournalEntry, ...] = ()
         self._next = 1
         self._followers: set[asyncio.Queue[JournalEntry | None]] = set()
         self._closed = False
 
     def load(self, entries: Sequence[JournalEntry]) -> None:
         """Continue the history of the last Master."""
-        self._entries.extend(sorted(entries, key=lambda entry: entry.number))
+        self._entries = tuple(sorted(entries, key=lambda entry: entry.number))
         if self._entries:
             self._next = self._entries[-1].number + 1
 
@@ -56,20 +63,33 @@ class Journal:
         self._next += 1
         return entry
 
-    def outdated(self, added: Sequence[JournalEntry]) -> list[int]:
-        """Numbers of the lines to delete from the store when these are added."""
-        return [entry.number - KEPT for entry in added if entry.number > KEPT]
+    def change(self, added: Sequence[JournalEntry]) -> tuple[list[JournalEntry], list[int]]:
+        """What adding these lines changes in the store: the lines to write, and the numbers of those to delete."""
+        kept = {entry.number for entry in self._with(added)}
+        return (
+            [entry for entry in added if entry.number in kept],
+            [entry.number for entry in self._entries if entry.number not in kept],
+        )
+
+    def _with(self, added: Sequence[JournalEntry]) -> tuple[JournalEntry, ...]:
+        """The lines that are kept once these are added."""
+        kept: list[JournalEntry] = []
+        for entry in (*self._entries, *added):
+            if kept and complete(kept[-1]) and complete(entry):
+                kept.pop()
+            kept.append(entry)
+        return tuple(kept[-KEPT:])
 
     def publish(self, added: Sequence[JournalEntry]) -> None:
-        """Show lines that have been written to the store."""
-        self._entries.extend(added)
+        """Show lines that have been written to the store. Followers get all of them."""
+        self._entries = self._with(added)
         for follower in self._followers:
             for entry in added:
                 follower.put_nowait(entry)
 
     def last(self, count: int) -> tuple[JournalEntry, ...]:
         """The newest lines, oldest first."""
-        return tuple(self._entries)[-count:]
+        return self._entries[-count:]
 
     async def read(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
         """Lines numbered above ``after``; with ``follow`` also new ones, until the Master steps down."""
@@ -78,7 +98,7 @@ class Journal:
         if follow:
             self._followers.add(queue)
         try:
-            for entry in tuple(self._entries):
+            for entry in self._entries:
                 if entry.number > after:
                     yield entry
             while follow and (new := await queue.get()) is not None:

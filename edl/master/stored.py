@@ -63,9 +63,10 @@ def record_operations(keys: JobKeys, before: Record | None, record: Record) -> l
 
 def journal_operations(keys: JobKeys, journal: Journal, added: Sequence[JournalEntry]) -> list[Operation]:
     """Operations that add lines of history and delete those that they displace."""
+    new, outdated = journal.change(added)
     return [
-        *(Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added),
-        *(Delete(keys.journal_entry(number)) for number in journal.outdated(added)),
+        *(Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in new),
+        *(Delete(keys.journal_entry(number)) for number in outdated),
     ]
 
 

@@ -175,7 +175,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
         return Answer(f"the job has ended: {record.reason}", ok=False)
     if purpose is Purpose.KILL:
         if record.kill:
-            return Answer(f"the job is being stopped already ({record.kill})", ok=True)
+            return Answer(f"the job is already being stopped by {record.kill}", ok=True)
         if underway and checkpoint_dir == "":
             return Answer(f"the job would lose its state, {keep}. Its launchers end on Ctrl-C (SIGINT)", ok=False)
         if state.spec.independent:
@@ -188,7 +188,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
     if purpose is not Purpose.SAVE:
         return Answer(f"{purpose.value} is not for the asking", ok=False)
     if record.kill:
-        return Answer(f"the job is being stopped ({record.kill})", ok=False)
+        return Answer(f"the job is being stopped by {record.kill}", ok=False)
     if state.spec.independent:
         return Answer(f"not for a job with parameter servers: {_BY_SCRIPT}", ok=False)
     if not underway:

@@ -104,7 +104,7 @@ def _degraded(status: JobStatus) -> Judgement:
 
 
 def _stopping(status: JobStatus) -> Judgement:
-    return (True, "Asked", status.kill) if status.kill else (False, "NotAsked", "")
+    return (True, "Asked", f"stop requested by {status.kill}") if status.kill else (False, "NotAsked", "")
 
 
 def _ended(status: JobStatus) -> Judgement:

@@ -165,7 +165,7 @@ FIRST: list[tuple[Bug, int]] = [
     (joins_in_name_only, 50),
     (trusts_who_opens, 8),
     (fences_nobody, 92),
-    (redoes_nothing, 8),
-    (redoes_under_another_number, 8),
+    (redoes_nothing, 41),
+    (redoes_under_another_number, 56),
 ]
 """Each with a schedule that is known to find it."""

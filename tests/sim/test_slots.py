@@ -11,8 +11,8 @@ import pytest
 
 from edl.agent.machine import rounds
 from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
-from edl.master import forming, planning, slots
-from edl.master.policies import slots as policy
+from edl.master import dropping, forming, planning
+from edl.master.policies import slots
 from edl.master.state import Phase, Record
 from edl.testing.sim.faults import SLOTS
 from edl.testing.sim.schedules import Schedule, play
@@ -53,12 +53,12 @@ def test_schedules_meet_all_of_it() -> None:
 
 def _dropped_slots_are_used() -> Any:
     """What has been dropped is not looked up."""
-    return mock.patch.object(policy, "dropped_here", lambda dropped, info, slot: None)
+    return mock.patch.object(slots, "dropped_here", lambda dropped, info, slot: None)
 
 
 def _worlds_keep_the_slots_they_have() -> Any:
     """A world that runs is not compared with what is dropped."""
-    return mock.patch.object(slots, "misplaced", lambda turn: [])
+    return mock.patch.object(dropping, "misplaced", lambda turn: [])
 
 
 def _those_in_other_slots_stay() -> Any:

@@ -104,7 +104,14 @@ class SimLauncher(SimProcess):
         clock = _ProcessClock(self.now_s)
         self.candidate, self.shell, launcher = wire(
             MasterDeps(
-                *(self.store, clock, deps.keys, spec, info.node, self._refuses, self.log, lambda: deps.timeline.now_s),
+                store=self.store,
+                clock=clock,
+                keys=deps.keys,
+                spec=spec,
+                node=info.node,
+                refuses=self._refuses,
+                log=self.log,
+                wall_clock_s=lambda: deps.timeline.now_s,
                 checkpoint_dir="directory",
                 services=deps.plugin.services,
                 companions=lambda master: deps.plugin.companions(self, master),

@@ -262,7 +262,7 @@ class TestStop:
             job.agent.say(None)
             outcome = await asked
             assert (outcome.ok, outcome.commit, outcome.where) == (True, 6, "/ckpt/commit-6")
-            assert "the job has ended: kill switch: edl test" in outcome.text
+            assert "the job has ended: stopped by edl test" in outcome.text
             assert (await again).ok
 
         act(scenario)
@@ -287,10 +287,10 @@ class TestStop:
     def test_says_when_the_state_could_not_be_kept(self) -> None:
         reader = StopReader()
         assert reader.take(JournalEntry(1, 0.0, "state", "commit 6 could not be written: disk full")) is None
-        assert reader.take(JournalEntry(2, 0.0, "job-ended", "kill switch: x")) is None
+        assert reader.take(JournalEntry(2, 0.0, "job-ended", "stopped by x")) is None
         outcome = reader.history_ended("the Master has gone")
         assert outcome == RequestOutcome(
-            False, "the job has ended (kill switch: x), but commit 6 could not be written: disk full"
+            False, "the job has ended (stopped by x), but commit 6 could not be written: disk full"
         )
 
     def test_does_not_take_the_end_of_a_master_for_the_end_of_the_job(self) -> None:
@@ -465,10 +465,10 @@ class TestCommandLine:
         assert "edl: error: there is nothing to save" in capsys.readouterr().err
 
     def test_stop(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        ended = JournalEntry(10, 0.0, "job-ended", "kill switch: x")
+        ended = JournalEntry(10, 0.0, "job-ended", "stopped by x")
         client = FakeClient(Answer("", ok=True), SAVED, ended)
         assert call(monkeypatch, client, "stop") == 0
-        assert "the job has ended: kill switch: x; commit 6 is complete in /ckpt/6" in capsys.readouterr().out
+        assert "the job has ended: stopped by x; commit 6 is complete in /ckpt/6" in capsys.readouterr().out
         assert client.asked[0].purpose is Purpose.KILL
 
     def test_stop_without_waiting(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -496,14 +496,14 @@ class TestStatus:
                 saved=Version(3, 100),
                 saved_in="/ckpt/commit-100.era-3",
                 boundary="switch: node b leaves (1 of 2 nodes have answered)",
-                kill="kill switch: x",
+                kill="x",
             )
         )
         for part in (
             "State: era 4, began from commit 120 of era 3",
             "Last checkpoint: commit 100 of era 3 in /ckpt/commit-100.era-3",
             "Agreeing on a step boundary to switch: node b leaves (1 of 2 nodes have answered)",
-            "Ending: kill switch: x",
+            "Ending: stop requested by x",
             "UNDERWAY",
             "in process",
             "restarted (was killed)",

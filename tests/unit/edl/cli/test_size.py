@@ -173,7 +173,26 @@ def test_the_status_names_dropped_slots_and_counts_the_others() -> None:
         "Dropped: slot 1 of node-a (GPU-1) after round 3: failed by itself 2 times, last: was killed by SIGBUS" in shown
     )
     assert "edl uncordon node-a --device=1" in shown
-    assert "0-2" in shown and "0,2,3 of 4" in shown
+    assert "0-2" in shown and "slots 0,2,3 of 4" in shown
+
+
+def test_a_single_slot_in_use_is_not_taken_for_a_number_of_slots() -> None:
+    node = dataclasses.replace(STATUS.nodes[0], slots=2, places=(0,))
+    console = Console(file=io.StringIO(), width=200)
+    show_status(console, dataclasses.replace(STATUS, nodes=(node, *STATUS.nodes[1:])))
+    assert isinstance(console.file, io.StringIO)
+    assert " slot 0 of 2 " in console.file.getvalue()
+
+
+def test_off_a_terminal_no_line_of_the_status_is_wrapped(
+    run: Callable[..., tuple[Client, Result]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = "3 in process, 1 restarted (was killed by SIGKILL), on a host whose name is as long as some names are"
+    first = dataclasses.replace(STATUS.nodes[0], underway=True, how=how, host="a-host-with-a-long-name.example.com")
+    monkeypatch.setattr(FakeMaster, "status", lambda self: dataclasses.replace(STATUS, nodes=(first,)))
+    monkeypatch.setenv("COLUMNS", "60")
+    (line,) = (line for line in run("status")[1].stdout.splitlines() if line.startswith("node-a"))
+    assert how in line and first.host in line
 
 
 def test_waiting_for_sleep_and_for_the_way_back() -> None:
@@ -259,7 +278,7 @@ def test_what_is_refused_is_an_error() -> None:
 class Client(FakeMaster):
     """Stands where the command line expects a connection to a Master."""
 
-    token, http = "the-token", "http://h:1"
+    token, http, door = "the-token", "http://h:1", ""
 
     async def status(self) -> JobStatus:  # type: ignore[override]
         return FakeMaster.status(self)

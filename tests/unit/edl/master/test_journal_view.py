@@ -77,7 +77,36 @@ class TestKeeping:
         journal = filled(KEPT - 1)
         added = [journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0) for _ in range(3)]
         assert [entry.number for entry in added] == [KEPT, KEPT + 1, KEPT + 2]
-        assert journal.outdated(added) == [1, 2]
+        assert journal.change(added) == (added, [1, 2])
+
+    def test_of_checkpoints_in_a_row_the_newest_stays(self) -> None:
+        journal = Journal()
+        notes = [
+            HistoryEntry(Kind.WORKER_FAILED, "why"),
+            *(HistoryEntry(Kind.STATE, f"commit {commit} is complete in /ckpt/{commit}", "a") for commit in (5, 9)),
+            HistoryEntry(Kind.STATE, "commit 12 could not be written: disk full", "a"),
+            *(HistoryEntry(Kind.STATE, f"commit {commit} is complete in /ckpt/{commit}", "a") for commit in (15, 20)),
+        ]
+        entries = [journal.make(note, 1, 0.0) for note in notes]
+        journal.publish(entries[:2])
+        assert journal.change(entries[2:3]) == (entries[2:3], [2])
+        journal.publish(entries[2:3])
+        assert journal.change(entries[3:]) == ([entries[3], entries[5]], [])
+        journal.publish(entries[3:])
+        assert journal.last(9) == (entries[0], entries[2], entries[3], entries[5])
+        again = Journal()
+        again.load(journal.last(9))
+        assert again.make(notes[0], 1, 0.0).number == 7
+
+    def test_thousands_of_checkpoints_leave_the_rest_of_the_history(self) -> None:
+        journal = filled(3)
+        for commit in range(2 * KEPT):
+            note = HistoryEntry(Kind.STATE, f"commit {commit} is complete in /ckpt/{commit}", "a")
+            journal.publish([journal.make(note, 1, 0.0)])
+        assert [entry.text for entry in journal.last(9)] == [
+            *("text 1", "text 2", "text 3"),
+            f"commit {2 * KEPT - 1} is complete in /ckpt/{2 * KEPT - 1}",
+        ]
 
     def test_last_gives_the_newest_oldest_first(self) -> None:
         assert [entry.number for entry in filled(9).last(3)] == [7, 8, 9]
@@ -90,6 +119,18 @@ class TestReading:
             assert await numbers(journal.read(0, False)) == [1, 2, 3, 4, 5]
             assert await numbers(journal.read(3, False)) == [4, 5]
             assert await numbers(journal.read(99, False)) == []
+
+        play(scenario)
+
+    def test_a_follower_gets_every_checkpoint(self) -> None:
+        async def scenario() -> None:
+            journal = Journal()
+            lines = journal.read(0, True)
+            reading = asyncio.ensure_future(anext(lines))
+            await turns()
+            notes = [HistoryEntry(Kind.STATE, f"commit {commit} is complete in /ckpt", "a") for commit in (1, 2)]
+            journal.publish([journal.make(note, 1, 0.0) for note in notes])
+            assert ((await reading).number, (await anext(lines)).number) == (1, 2)
 
         play(scenario)
 
@@ -250,9 +291,9 @@ class TestState:
         plain = job_status(dataclasses.replace(STATE, record=Record()), NodeId("a"), ())
         assert (plain.era, plain.restored, plain.boundary, plain.kill) == (0, Version(), "", "")
 
-    def test_says_who_has_set_the_kill_switch(self) -> None:
-        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="kill switch: me"))
-        assert job_status(state, NodeId("a"), ()).kill == "kill switch: me"
+    def test_says_who_has_asked_the_job_to_stop(self) -> None:
+        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="me"))
+        assert job_status(state, NodeId("a"), ()).kill == "me"
 
     def test_says_where_the_last_checkpoint_is_as_long_as_history_knows(self) -> None:
         lying = [dataclasses.replace(entry, stored=Version(3, 40)) for entry in TRAINERS]
@@ -302,9 +343,7 @@ class TestReply:
         assert "without a new checkpoint" in answer.text
 
     def test_a_job_that_ends_is_past_asking(self) -> None:
-        ending = dataclasses.replace(
-            IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="kill switch: me")
-        )
+        ending = dataclasses.replace(IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="me"))
         assert not reply(ending, Purpose.SAVE, "/ckpt").ok
         assert reply(ending, Purpose.KILL, "/ckpt").ok
         over = dataclasses.replace(STATE, record=Record(Phase.ENDED, reason="all done"))

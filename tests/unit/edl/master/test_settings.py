@@ -321,7 +321,7 @@ class TestByHand:
         now = "no world with edl.State is in training: holds from the next world on"
         assert says("global-batch=128") == (now, True)
         rule.feed(ev.OperatorRequest(Asked(Purpose.KILL, "boss")))
-        assert says("global-batch=128") == ("the job is being stopped (kill switch: boss)", False)
+        assert says("global-batch=128") == ("the job is being stopped by boss", False)
 
 
 def detach(rule: Aware, name: str) -> None:

@@ -89,11 +89,20 @@ class TestRecord:
 class TestHistory:
     def test_what_comes_pushes_out_what_is_oldest(self) -> None:
         journal = Journal()
-        added = [journal.make(HistoryEntry(Kind.NODE_JOINED, str(one)), 1, 0.0) for one in range(KEPT + 3)]
+        entries = [journal.make(HistoryEntry(Kind.NODE_JOINED, str(one)), 1, 0.0) for one in range(KEPT + 3)]
+        journal.publish(entries[:KEPT])
+        added = entries[KEPT:]
         operations = journal_operations(KEYS, journal, added)
         gone = [operation.key for operation in operations if isinstance(operation, Delete)]
         assert gone == [KEYS.journal_entry(number) for number in (1, 2, 3)]
         assert len(operations) == len(added) + len(gone)
+
+    def test_no_key_is_written_and_deleted_at_once(self) -> None:
+        """A transaction of etcd takes each key once."""
+        journal = Journal()
+        texts = [f"commit {commit} is complete in /ckpt" for commit in range(3)]
+        added = [journal.make(HistoryEntry(Kind.STATE, text), 1, 0.0) for text in texts]
+        assert journal_operations(KEYS, journal, added) == [Put(KEYS.journal_entry(3), plain.dumps(added[2]))]
 
 
 class TestFolding:
