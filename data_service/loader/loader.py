@@ -33,7 +33,7 @@ STATE_VERSION = 2
 GONE_S = 2.0
 """Seconds that ``close`` waits for the Master to confirm that the worker leaves."""
 AGAIN_S = 0.01
-"""Pause in seconds when no worker has data but some may be returned."""
+"""Pause in seconds before asking again when no worker has data, but some may still come."""
 
 
 @dataclass(frozen=True, slots=True)

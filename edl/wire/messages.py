@@ -24,6 +24,9 @@ class Version:
     commit: int = 0
     """Calls of ``commit()`` since the state was first created."""
 
+    def __str__(self) -> str:
+        return f"commit {self.commit} (era {self.era})"
+
 
 NO_STATE = Version()
 
@@ -36,6 +39,9 @@ class Holding:
     shard: int = 0
     shards: int = 1
     """Number of parts of the commit: 1 when every worker has the same state, the world size when it is sharded."""
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} of {self.shards} of {self.version}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from edl.wire.status import JournalEntry
 
 T = TypeVar("T")
 RETRY_S = 0.1
-MISTAKE = "a mistake in edl"
+BUG = "a bug in edl"
 
 
 class SimLauncher(SimProcess):
@@ -183,7 +183,7 @@ class SimLauncher(SimProcess):
 
     def log(self, text: str) -> None:
         """A line of its log."""
-        if MISTAKE in text:
+        if BUG in text:
             self.deps.checks.fail(f"{self.node}: {text}")
         self.say(text)
 
