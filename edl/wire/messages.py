@@ -1,7 +1,5 @@
-"""Messages between agents, the Master and the command line: frozen dataclasses without behaviour beyond look-ups.
-
-``codec.py`` turns each into the protobuf message of the same name in ``edl.proto`` and back.
-"""
+"""Messages between agents, the Master and the command line: frozen dataclasses with no logic but look-ups. ``codec.py``
+converts each to and from the protobuf message of the same name in ``edl.proto``."""
 
 from __future__ import annotations
 
@@ -294,10 +292,8 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """All workers of the round on this node use ``edl.run``, have state and communicator, and train.
-
-    From now on they can hold at a step boundary and rejoin without a restart.
-    """
+    """All workers of the round on this node use ``edl.run``, have state and communicator, and train. From now on they
+    can hold at a step boundary and rejoin without a restart."""
 
     round: Round
     how: str

@@ -286,7 +286,7 @@ class LiveMasterSession:
                 self._checkpoint = 0
 
     def wait(self, seconds: float = LOOK_S) -> None:
-        """Wait until a message arrives, at most ``seconds``."""
+        """Wait up to ``seconds`` for the next message."""
         with self._changed:
             self._changed.wait(seconds)
 

@@ -55,7 +55,7 @@ class CheckpointTaskDeps(Protocol):
         ...
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """The buckets have been loaded."""
+        """Report that the buckets have been loaded."""
         ...
 
 
@@ -67,7 +67,7 @@ class _Mark:
 
 
 class CheckpointTask:
-    """Runs the phases of checkpoints; see the module."""
+    """Runs this pserver's phases of checkpoints."""
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class CheckpointTask:
             self._work.put(write)
 
     def reset(self) -> None:
-        """All rows have been discarded, so drop the mark. The Master may ask again which checkpoints there are; that
-        phase has the same name each time."""
+        """All rows were discarded: drop the mark and obsolete the loads under way. The Master may repeat the search for
+        checkpoints, whose phase has the same name each time."""
         self._lives += 1
         self._begun.discard(FIND)
         self._said.pop(FIND, None)

@@ -299,11 +299,11 @@ class ParameterServer:
             self.checkpoint_task.restore(orders, checkpoint, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """The buckets have been loaded."""
+        """Report that the buckets have been loaded."""
         self.bucket_shell.post(Restored(number, buckets))
 
     def reset(self, number: int, history: int) -> None:
-        """Everything starts again; the rows have been discarded."""
+        """This pserver starts again without rows: it has a new number, or a new history has begun."""
         log.info("Parameter server %s starts again, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
@@ -425,7 +425,7 @@ class _Trainers:
             self._since[trainer] = now_s
 
     def confirmed(self, trainer: int) -> None:
-        """The Master knows about this trainer."""
+        """The Master has confirmed that it considers this trainer lost."""
         with self._lock:
             self._since.pop(trainer, None)
             self.lost.discard(trainer)

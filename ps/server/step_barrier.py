@@ -1,7 +1,7 @@
 """The step barrier: averages a step's gradients in mode sync, and bounds the staleness in mode async.
 
 Pure; one per pserver. In mode sync, and in mode async with a staleness bound, each trainer pushes each step to *every*
-pserver that owns a bucket, if necessary without keys: the barrier waits for a trainer that has not been heard of. The
+pserver that owns a bucket, if necessary without keys, because the barrier waits for trainers that have not pushed. The
 shell answers a push with the step of its ``Apply``; a trainer continues from the highest one.
 """
 

@@ -27,7 +27,7 @@ class BarrierTimeout(Exception):
 
 
 class Revoked(Exception):
-    """The trainer is no longer a trainer of the job."""
+    """The Master considers this trainer lost."""
 
 
 @dataclass(slots=True)
