@@ -92,7 +92,7 @@ class MemoryCopies:
             if len(data) < label.size:
                 raise CheckpointError(f"{len(data)} of {label.size} bytes came")
             if zlib.crc32(data) != label.crc32:
-                raise CheckpointError("damaged on the way: wrong checksum")
+                raise CheckpointError("damaged in transit: wrong checksum")
             arrival.accept()
         finally:
             arrival.discard()

@@ -127,7 +127,7 @@ class LiveMasterSession:
         self._asked_s = float("-inf")
         line.listen(SERVICE, self._heard)
 
-    # --- what has been heard -----------------------------------------------------------------------------------------
+    # --- received state ----------------------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
@@ -314,7 +314,7 @@ class LiveMasterSession:
     def _say(self, message: Any) -> None:
         self._line.call(SERVICE, messages.encode(message), self._round())
 
-    # --- on the link's side thread -----------------------------------------------------------------------------------
+    # --- on the link's receiving thread ------------------------------------------------------------------------------
 
     def _heard(self, text: str | None) -> None:
         if text is None:

@@ -134,7 +134,7 @@ class ReplicationStream:
         self._moved_s = clock.now_s()
         """Time of the follower's last acknowledgement, or when it last had nothing to acknowledge."""
 
-    # --- what it is asked for ---------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def put(self, content: Content, version: int, copy: int = 0) -> tuple[int, int]:
         """Append content; return the connection's ``life`` and the item's number. Dropped while the stream is down."""

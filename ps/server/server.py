@@ -127,7 +127,7 @@ class ParameterServer:
         self.checkpoint_task.start()
         self.eviction_task.start()
         self.endpoint.start(host, port)
-        self._setup.threads.start(self._look_after, name="edl-ps-looks")
+        self._setup.threads.start(self._run_periodic, name="edl-ps-looks")
         if self.store.kernels != (wanted := self._setup.kernels or chosen()):
             self._setup.threads.start(self._compile, wanted, name="edl-ps-compiles")
 
@@ -157,7 +157,7 @@ class ParameterServer:
             "Parameter server %s: compiled kernels in use after %.1f s", self._setup.name, self._clock.now_s() - start_s
         )
 
-    # --- who comes ---------------------------------------------------------------------------------------------------
+    # --- connections -------------------------------------------------------------------------------------------------
 
     def _met(self, peer: EndpointPeer) -> tuple[str, str] | None:
         view = self.handlers.view
@@ -263,7 +263,7 @@ class ParameterServer:
             try:
                 self.store.define(table)
             except EdlError as error:
-                log.error("Parameter server: %s", error)
+                log.error("Parameter server %s: ignoring a table definition: %s", self._setup.name, error)
 
     def followed(self, orders: messages.Orders) -> None:
         """New orders have taken effect."""
@@ -304,7 +304,7 @@ class ParameterServer:
 
     def reset(self, number: int, history: int) -> None:
         """This pserver starts again without rows: it has a new number, or a new history has begun."""
-        log.info("Parameter server %s starts again, empty, as number %d in history %d",
+        log.info("Parameter server %s restarts without rows as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
         self.handlers.barrier.reset()
@@ -347,7 +347,7 @@ class ParameterServer:
 
     # --- periodic work -----------------------------------------------------------------------------------------------
 
-    def _look_after(self) -> None:
+    def _run_periodic(self) -> None:
         while not self._over.wait(LOOK_S):
             try:
                 self.look(self._clock.now_s())

@@ -34,8 +34,8 @@ class Stale:
 Verdict = Apply | Stale
 
 
-class May(enum.Enum):
-    """Answer to a trainer's pull."""
+class PullDecision(enum.Enum):
+    """Whether a trainer may have the rows that it pulls."""
 
     GO = "go"
     WAIT = "wait"
@@ -114,16 +114,16 @@ class StepBarrier:
         if waiting is not None and waiting not in self._waiting.values():
             self._reached[waiting.trainer] = waiting.step - 1
 
-    def may_pull(self, trainer: int, step: int) -> May:
+    def may_pull(self, trainer: int, step: int) -> PullDecision:
         """Decide whether a trainer may have the rows for this step. Ask again after every event."""
         if trainer in self._revoked:
-            return May.STALE
+            return PullDecision.STALE
         bound = self._training.staleness
         if self._training.mode is not Mode.ASYNC or not bound:
-            return May.GO
+            return PullDecision.GO
         self._reached[trainer] = max(self._reached.get(trainer, -1), step)
         slowest = min((self._at(one) for one in self._members if one != trainer), default=step)
-        return May.GO if step - slowest <= bound else May.WAIT
+        return PullDecision.GO if step - slowest <= bound else PullDecision.WAIT
 
     def waits_for(self, step: int) -> tuple[TrainerMember, ...]:
         """The members that hold this step up, for messages."""
