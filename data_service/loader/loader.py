@@ -33,7 +33,7 @@ from edl.worker.steps import Share
 STATE_VERSION = 2
 GONE_S = 2.0
 """Seconds that ``close`` waits for the Master to confirm that the worker leaves."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
 """Seconds between two requests while there is no data for this worker but some may be returned: each pause is twice the
 previous one, since at the end of an epoch many workers may wait for the slowest."""
 

@@ -42,11 +42,11 @@ LONGEST_RECONNECT_PAUSE_S = 2.0
 pause. A new Master is contacted at once."""
 REGISTER_PAUSE_S = 0.5
 STACKS_S = 10.0
-"""Time limit for dumping the stacks of all workers."""
+"""Time limit in seconds for dumping the stacks of all workers."""
 LOGS_S = 2.0
-"""Time that a launcher waits for the logs' disk before it exits."""
+"""Seconds that a launcher waits for the logs' disk before it exits."""
 LET_GO_S = 1.0
-"""Time that the agent waits for a cancelled save to end."""
+"""Seconds that the agent waits for a cancelled save to end."""
 
 
 class AgentShell:
@@ -299,7 +299,7 @@ class AgentShell:
                 )
             )
 
-    # --- what feeds it ---------------------------------------------------------------------------------------------
+    # --- sources of events -------------------------------------------------------------------------------------------
 
     def follow(self, host: str, port: int, token: FencingToken) -> None:
         """Attach to this Master instead of the previous one."""
@@ -375,7 +375,7 @@ class AgentShell:
         self.post(ev.StateChanged())
 
     def room(self, why: str) -> None:
-        """Report why commits find no memory; empty: memory is available again."""
+        """Report why there is no memory for commits; empty: there is again."""
         self.post(ev.KeepingChanged(why))
 
     def _mark(self) -> Mark | None:
@@ -452,8 +452,8 @@ class AgentShell:
     def _task_failed(self, error: Exception) -> None:
         """Exit on a failed background task: without it this node would silently stall or miss events."""
         text = "".join(traceback.format_exception(error))
-        self._deps.log(f"a mistake in edl, please report it: {text}")
-        self.post(ev.Fatal(Outcome(int(ExitCode.INTERNAL), f"a mistake in edl's agent: {error!r}")))
+        self._deps.log(f"a bug in edl, please report it: {text}")
+        self.post(ev.Fatal(Outcome(int(ExitCode.INTERNAL), f"a bug in edl's agent: {error!r}")))
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,8 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Make a worker dump the stacks of its threads to its stderr. Its children are spared, because the signal would
-    kill a process that is no worker. If it fails, a ``LogLine`` says why."""
+    """Make a worker dump the stacks of its threads to its stderr. Its child processes get no signal, because it would
+    kill them. On failure, a ``LogLine`` says why."""
 
     pid: int
 

@@ -349,7 +349,7 @@ class PserverRegistry:
         return f"{text}. Start more of them (--servers), or check why they exit"
 
     def _watch_few(self, turn: PlacementTurn) -> None:
-        """Report when fewer pservers are left than the minimum; the job continues."""
+        """Report when fewer pservers than the minimum are left, and when there are enough again. The job continues."""
         state = self._state
         able = sum(1 for one in state.servers.values() if not one.draining)
         below = able < state.training.servers[0]

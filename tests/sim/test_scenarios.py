@@ -85,7 +85,7 @@ class Story:
 
     def passed(self, number: int) -> int:
         """The last step boundary that a round has come to."""
-        return self.world.checks.courses[Round(number)].reached
+        return self.world.checks.progress[Round(number)].reached
 
     def ways(self, name: str) -> list[str]:
         """How the workers of a node were started."""

@@ -199,7 +199,7 @@ def test_a_drop_by_hand_loses_no_step(sharded: bool) -> None:
     before, alive = story.record.round, [w for w in story.world.training.alive() if (w.node, w.slot) != ("a", 1)]
     story.cordon("a", 1)
     story.becomes({"a": (0, 2, 3), "b": ALL})
-    world, left_at = story.record.world, story.world.checks.courses[before]
+    world, left_at = story.record.world, story.world.checks.progress[before]
     assert world is not None and left_at.target == left_at.reached == world.restore.commit
     assert all(worker.alive for worker in alive), "the others keep their processes"
     story.world.run(5.0)

@@ -1,4 +1,4 @@
-"""The worker processes of one round on this node: environment, output and ends."""
+"""The worker processes of one round on this node: environment, output and exits."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class WorkerGroup:
             return
         written = await worker.output.last_error(self._timeout_s)
         worker.written = written or ""
-        self._timeout_s = TIMEOUT_S if written is not None else SHORT_TIMEOUT_S  # its peers wait in line
+        self._timeout_s = TIMEOUT_S if written is not None else SHORT_TIMEOUT_S  # the exits of other workers wait
 
     async def done(self, limit_s: float) -> None:
         """Wait until the workers' output is in files, at most ``limit_s`` seconds."""
