@@ -13,6 +13,8 @@ import click
 
 from edl.config import (
     CREDENTIALS,
+    AutoscaleRules,
+    HyperPolicy,
     JobSpec,
     NodeRange,
     SlotRules,
@@ -23,10 +25,8 @@ from edl.config import (
 )
 from edl.errors import SettingError, UsageError
 from edl.job_records import DataFiles, SchedulerChoice
-from edl.launch.autoscale_options import autoscale_from
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.http_options import http_from
-from edl.launch.hyper_options import policy_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
 from edl.launch.naming import private_name
@@ -148,14 +148,41 @@ def _spec(
         nodes=sizes.nodes,
         timeouts=record(Timeouts, options),
         data=data_sets(options["data"]),
-        hyper=policy_from(options, sizes.nodes, workers),
+        hyper=_hyper(options, sizes.nodes, workers),
         servers=sizes.training,
         script_servers=sizes.script_servers,
         scheduler=scheduler,
-        autoscale=autoscale_from(options, sizes.nodes),
+        autoscale=_autoscale(options, sizes.nodes),
         slots=record(SlotRules, options),
         verify=record(VerifyRules, options),
     )
+
+
+def _hyper(options: Mapping[str, Any], nodes: NodeRange, workers: int) -> HyperPolicy:
+    """The policy for batch and learning rate, for nodes with ``workers`` workers each. Raises ``SettingError``."""
+    policy = record(HyperPolicy, options)
+    most = nodes.highest * workers
+    if policy.logical_ranks and most > policy.logical_ranks:
+        raise SettingError(
+            "--logical-ranks",
+            policy.logical_ranks,
+            f"{nodes.highest} nodes with {workers} workers each are {most}, and each worker needs a logical rank",
+            "Raise it, or lower the maximum of --nnodes",
+        )
+    return policy
+
+
+def _autoscale(options: Mapping[str, Any], nodes: NodeRange) -> AutoscaleRules:
+    """The rules of the autoscale policy. Raises ``SettingError``."""
+    rules = record(AutoscaleRules, options, enabled=options["autoscale"] != "off")
+    if rules.enabled and nodes.lowest == nodes.highest:
+        raise SettingError(
+            "--autoscale",
+            options["autoscale"],
+            f"--nnodes={nodes} leaves no choice of size",
+            "Give a range such as --nnodes=1:8, or drop one of the two options",
+        )
+    return rules
 
 
 def _job(options: Mapping[str, Any], nodes: NodeRange, state: StateSettings) -> JobId:
