@@ -23,13 +23,12 @@ from edl.config import (
     check_job_id,
     environment,
 )
-from edl.errors import SettingError, UsageError
+from edl.errors import SettingError
 from edl.job_records import DataFiles, SchedulerChoice
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.http_options import http_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
-from edl.launch.naming import private_name
 from edl.launch.options import OPTIONS, fields, record, value
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import node_index, node_name, wanted_from
@@ -49,7 +48,7 @@ from edl.launch.settings import (
 from edl.launch.sizes import Sizes, sizes_from
 from edl.launch.slot_options import with_spares
 from edl.launch.spelling import Spelling, one_spelling
-from edl.launch.store_options import backend_from, endpoints_from, store_from
+from edl.launch.store_options import endpoints_from, job_and_store, store_from
 from edl.launch.torchrun_options import OWN_ROLES, workers_from
 from edl.launch.torchrun_table import NAMES
 from edl.types import JobId
@@ -84,8 +83,7 @@ def _launch_settings(
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     here, chosen = with_spares(options, sizes.slots), fields(LaunchSettings, options)
     state, scheduler = record(StateSettings, options), wanted_from(options)
-    job = _job(options, sizes.nodes, state)
-    store = store_from(options, job)
+    job, store = job_and_store(options, sizes.nodes, state.checkpoint_dir)
     spec = _spec(options, job, sizes, here.workers, scheduler)
     _check_node_rank(chosen["node_rank"], sizes.nodes)
     node = _node(options, node_name(scheduler, env))
@@ -185,22 +183,6 @@ def _autoscale(options: Mapping[str, Any], nodes: NodeRange) -> AutoscaleRules:
     return rules
 
 
-def _job(options: Mapping[str, Any], nodes: NodeRange, state: StateSettings) -> JobId:
-    """The name of the job. Raises ``UsageError`` if its nodes could not find each other."""
-    endpoints, standalone = endpoints_from(options), options["standalone"]
-    if standalone and endpoints:
-        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a private store")
-    private = standalone or not endpoints
-    if backend_from(options) is Backend.EMBEDDED and private and nodes.minimum > 1:
-        raise SettingError(
-            "--rdzv-endpoint",
-            "''",
-            f"--nnodes={nodes} needs a store that every node can reach",
-            "Give the same --rdzv-endpoint=HOST:PORT on all nodes",
-        )
-    return JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
-
-
 def _readers(options: Mapping[str, Any], data: Iterable[DataFiles]) -> ReaderPool:
     functions = functions_from(options["reader_functions"], data)
     return ReaderPool(value("readers", options), value("reader_capacity", options), functions)
@@ -234,10 +216,10 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
     if not options["rdzv_id"]:
         raise SettingError("--rdzv-id", "''", f"--role={role} needs the name of the job", "Give the job's --rdzv-id")
     check_job_id(options["rdzv_id"])
-    timeouts = record(Timeouts, options)
+    job, timeouts = JobId(options["rdzv_id"]), record(Timeouts, options)
     return HelperSettings(
-        job=JobId(options["rdzv_id"]),
-        store=store_from(options, options["rdzv_id"]),
+        job=job,
+        store=store_from(options, job),
         node=_node(options),
         local_addr=options["local_addr"],
         recover_s=timeouts.recover_s,
