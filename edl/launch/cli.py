@@ -22,6 +22,7 @@ from edl.config import (
     VerifyRules,
     check_job_id,
     environment,
+    parse_nnodes,
 )
 from edl.errors import SettingError
 from edl.job_records import DataFiles, SchedulerChoice
@@ -30,9 +31,11 @@ from edl.launch.http_options import http_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
 from edl.launch.options import OPTIONS, fields, record, value
+from edl.launch.ps_options import sizes_with_servers, wants_servers
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import node_index, node_name, wanted_from
 from edl.launch.script_check import worker_command
+from edl.launch.script_servers import sizes_with_script_servers
 from edl.launch.settings import (
     Backend,
     FunctionLaunch,
@@ -42,11 +45,11 @@ from edl.launch.settings import (
     ReaderPool,
     ReaderSettings,
     ReportSettings,
+    Sizes,
     StateSettings,
     StoreSettings,
 )
-from edl.launch.sizes import Sizes, sizes_from
-from edl.launch.slot_options import with_spares
+from edl.launch.slot_options import slots_from, with_spares
 from edl.launch.spelling import Spelling, one_spelling
 from edl.launch.store_options import endpoints_from, job_and_store, store_from
 from edl.launch.torchrun_options import OWN_ROLES, workers_from
@@ -66,10 +69,21 @@ def settings_of(
         raise click.UsageError(f"--role={role} runs no script: drop {resolved.script}")
     if role == "reader":
         return reader_settings_from(options)
-    sizes = sizes_from(options)
+    sizes = _sizes(options)
     if role == "pserver" or (role not in OWN_ROLES and not sizes.slots):
         return pserver_settings_from(options, sizes)
     return _launch_settings(resolved, sizes, function or FunctionLaunch(), arguments)
+
+
+def _sizes(options: Mapping[str, Any]) -> Sizes:
+    """The numbers of nodes, workers and pservers. Raises ``SettingError``."""
+    sizes = sizes_with_script_servers(options)
+    if sizes is None and wants_servers(options):
+        sizes = sizes_with_servers(options)
+    if sizes is None:
+        nodes = parse_nnodes(options["nnodes"], options["node_unit"])
+        sizes = Sizes(nodes, slots_from(options["nproc_per_node"]))
+    return sizes
 
 
 def _launch_settings(

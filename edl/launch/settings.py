@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from edl.agent.workers import torch_environment
 from edl.agent.workers.paddle_environment import NOWHERE, ScriptPlaces
 from edl.checkpoint.memory.copy_policy import Copying
-from edl.config import JobSpec, LogPlan, Standby
+from edl.config import JobSpec, LogPlan, NodeRange, ScriptServers, Standby
+from edl.job_records import Training
 from edl.ports import WorkerCommand
 from edl.types import JobId
 from edl.web.settings import HttpSettings
@@ -102,6 +103,24 @@ class ServerSettings:
     """Addresses of all pservers of the job, if they were named one by one."""
     log_folder: str = ""
     """Where each has a file for what it says, as under Paddle's launcher; empty: on the console."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Nodes of the job, and what runs on this one."""
+
+    nodes: NodeRange
+    """Nodes with workers."""
+    slots: int
+    """Workers here, pservers that run the script among them; 0: none."""
+    servers: ServerSettings = ServerSettings()
+    """Pservers of edl's own here."""
+    training: Training | None = None
+    """Training settings of a job with pservers; None without them."""
+    scripts: ScriptPlaces = NOWHERE
+    """Which workers here are pservers that run the script."""
+    script_servers: ScriptServers = field(default_factory=ScriptServers)
+    """Pservers of the whole job."""
 
 
 @dataclass(frozen=True, slots=True)
