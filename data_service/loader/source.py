@@ -231,6 +231,12 @@ def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError) as error:
         value = environment.get(VARIABLE, "")
         raise SettingError(VARIABLE, value, f"is not in the launcher's format ({error})") from None
+    return loader_arguments(name, items)
+
+
+def loader_arguments(name: str, items: Mapping[str, Any]) -> dict[str, Any]:
+    """The same from the settings of data set ``name`` as the launcher has them: ``files``, and texts by key. Raises
+    ``SettingError``."""
     found: dict[str, Any] = {}
     options: dict[str, Any] = {}
     kinds = {one.name: one.type for one in fields(FormatOptions)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import secrets
 import socket
@@ -197,17 +196,16 @@ def _autoscale(options: Mapping[str, Any], nodes: NodeRange) -> AutoscaleRules:
     return rules
 
 
-def _readers(options: Mapping[str, Any], data: Iterable[DataFiles]) -> ReaderPool:
+def _readers(options: Mapping[str, Any], data: Iterable[DataFiles], least: int = 0) -> ReaderPool:
     functions = functions_from(options["reader_functions"], data)
-    return ReaderPool(value("readers", options), value("reader_capacity", options), functions)
+    return ReaderPool(max(least, value("readers", options)), value("reader_capacity", options), functions)
 
 
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     """The settings for ``--role=reader``: only options about the store, the readers and the job's name count. Raises
     ``UsageError``."""
     helper = _helper_settings(options, "readers")
-    readers = _readers(options, data_sets(options["data"]))
-    return ReaderSettings(helper, dataclasses.replace(readers, count=readers.count or 1))
+    return ReaderSettings(helper, _readers(options, data_sets(options["data"]), least=1))
 
 
 def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSettings:
@@ -216,8 +214,7 @@ def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSe
     helper = _helper_settings(options, "pservers")
     if not sizes.servers.count:
         raise SettingError("--servers-per-node", 0, "--role=pserver needs at least 1")
-    servers = dataclasses.replace(sizes.servers, log_folder=server_folder(options))
-    return PserverSettings(helper, servers, value("checkpoint_dir", options))
+    return PserverSettings(helper, sizes.servers, value("checkpoint_dir", options), server_folder(options))
 
 
 def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:

@@ -434,10 +434,15 @@ def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
         authority = readers.authority_of(settings.store.secret, spec.job)
         kinds.append(readers.ReaderHelpers(settings.readers, READERS_GRACE_S, authority))
     if settings.servers.count:
-        secret, times = pservers.secret_of(token), spec.timeouts
-        limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}
-        servers = dataclasses.replace(settings.servers, log_folder=settings.logs.links)
-        kinds.append(pservers.Pservers(servers, spec.job, secret, checkpoint_dir=folder, **limits))
+        kinds.append(
+            pservers.Pservers(
+                *(settings.servers, spec.job, pservers.secret_of(token)),
+                checkpoint_dir=folder,
+                shutdown_s=spec.timeouts.shutdown_s,
+                lease_s=spec.timeouts.lease_ttl_s,
+                log_folder=settings.logs.links,
+            )
+        )
     return kinds
 
 

@@ -101,8 +101,6 @@ class ServerSettings:
     """Most that the rows of each of them may take; 0: half of what is free at the start, split among them."""
     listed: tuple[str, ...] = ()
     """Addresses of all pservers of the job, if they were named one by one."""
-    log_folder: str = ""
-    """Where each has a file for what it says, as under Paddle's launcher; empty: on the console."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +273,5 @@ class PserverSettings:
     helper: HelperSettings
     servers: ServerSettings
     checkpoint_dir: str = ""
+    log_folder: str = ""
+    """Where each pserver has a file for its output, as under Paddle's launcher; empty: on the console."""
