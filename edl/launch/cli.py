@@ -29,7 +29,7 @@ from edl.launch.data_option import data_sets, functions_from
 from edl.launch.http_options import http_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
-from edl.launch.options import OPTIONS, fields, record, value
+from edl.launch.options import OPTIONS, record, value
 from edl.launch.ps_options import sizes_with_servers, wants_servers
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import node_index, node_name, wanted_from
@@ -40,6 +40,7 @@ from edl.launch.settings import (
     FunctionLaunch,
     HelperSettings,
     LaunchSettings,
+    NodeSettings,
     PserverSettings,
     ReaderPool,
     ReaderSettings,
@@ -94,12 +95,11 @@ def _launch_settings(
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
     if not resolved.script and function.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
-    here, chosen = with_spares(options, sizes.slots), fields(LaunchSettings, options)
+    here = with_spares(options, sizes.slots)
     state, scheduler = record(StateSettings, options), wanted_from(options)
     job, store = job_and_store(options, sizes.nodes, state.checkpoint_dir)
     spec = _spec(options, job, sizes, here.workers, scheduler)
-    _check_node_rank(chosen["node_rank"], sizes.nodes)
-    node = _node(options, node_name(scheduler, env))
+    node = _node(options, sizes.nodes, scheduler, env)
     http, leave = http_from(options), leave_from(options)
     command = function.command or worker_command(
         options["module"], options["no_python"], resolved.script, resolved.arguments
@@ -110,14 +110,12 @@ def _launch_settings(
         scripts=sizes.scripts,
     )
     return LaunchSettings(
-        **chosen,
         spec=spec,
         store=store,
         workers=workers,
         slots=here.workers,
         spare_slots=here.spare,
         node=node,
-        index=node_index(options, scheduler, env),
         state=state,
         readers=_readers(options, spec.data),
         servers=sizes.servers,
@@ -127,6 +125,7 @@ def _launch_settings(
             env.get("TORCHELASTIC_ERROR_FILE", ""), function.report_file, options["exit_code"] == "worker"
         ),
         arguments=arguments,
+        allowed=value("allow_differences", options),
         remarks=tuple(
             filter(
                 None,
@@ -134,7 +133,7 @@ def _launch_settings(
             )
         ),
         # Last, because it creates a folder: nothing is created before everything has been checked.
-        logs=log_plan(options, job, node, here.workers, command, env, servers=sizes.scripts.servers),
+        logs=log_plan(options, job, node.name, here.workers, command, env, servers=sizes.scripts.servers),
     )
 
 
@@ -231,20 +230,26 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
     return HelperSettings(
         job=job,
         store=store_from(options, job),
-        node=_node(options),
+        node=_node_name(options),
         local_addr=options["local_addr"],
         recover_s=timeouts.recover_s,
         grace_s=timeouts.shutdown_s,
     )
 
 
-def _check_node_rank(rank: int, nodes: NodeRange) -> None:
+def _node(
+    options: Mapping[str, Any], nodes: NodeRange, scheduler: SchedulerChoice | None, env: Mapping[str, str]
+) -> NodeSettings:
+    """The name, rank, index and addresses of this node. Raises ``SettingError``."""
+    rank = value("node_rank", options)
     if not -1 <= rank < nodes.maximum:
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
         raise SettingError("--node-rank", rank, allowed, "Or omit it: nodes get ranks in the order they join")
+    name = _node_name(options, node_name(scheduler, env))
+    return record(NodeSettings, options, name=name, index=node_index(options, scheduler, env))
 
 
-def _node(options: Mapping[str, Any], scheduled: str = "") -> str:
+def _node_name(options: Mapping[str, Any], scheduled: str = "") -> str:
     """The name of this node. ``scheduled``: its name in the scheduler; empty: none. Raises ``SettingError``."""
     node = options["node_id"] or scheduled or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", node):

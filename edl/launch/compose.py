@@ -105,7 +105,7 @@ READERS_GRACE_S = 5.0
 
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
-    log = console(settings.node)
+    log = console(settings.node.name)
     files_before = take_all(settings, log)
     readers.check_packages(settings.readers.count)
     if settings.spec.servers:
@@ -139,9 +139,9 @@ async def launch(settings: LaunchSettings) -> int:
         store, member, endpoints = await _open_store(settings, cleanup, log)
         deps = _NodeDeps(
             Registration(
-                *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log),
+                *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node.name), refuses, answers, log),
                 secret=settings.store.secret,
-                origin=origin_of(settings.workers.command, settings.node, settings.workers.python),
+                origin=origin_of(settings.workers.command, settings.node.name, settings.workers.python),
                 allowed=settings.allowed,
             ),
             endpoints,
@@ -331,21 +331,21 @@ async def _join(
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.local_addr or address_towards(deps.endpoints[0])
+    host = settings.node.local_addr or address_towards(deps.endpoints[0])
     port = await deps.server.start(host)
     try:
         if deps.web is not None:
             deps.web.listen(host)
         info = NodeInfo(
-            NodeId(settings.node),
+            NodeId(settings.node.name),
             Incarnation(0),
             host,
             port,
             settings.slots,
-            settings.node_rank,
+            settings.node.rank,
             state_port=memory.start(host),
-            rack=settings.rack,
-            index=settings.index,
+            rack=settings.node.rack,
+            index=settings.node.index,
             members=deps.members,
             spare_slots=settings.spare_slots,
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
@@ -404,7 +404,7 @@ async def _memory_checkpoints(
             adopt=wanted.adopt,
         )
         await asyncio.to_thread(checkpoint_storage.check)
-    node = NodeId(settings.node)
+    node = NodeId(settings.node.name)
     memory = MemoryCheckpoints(
         node,
         settings.spec.job,
@@ -422,7 +422,7 @@ async def _memory_checkpoints(
 
 def _helper_deps(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> HelperDeps:
     spec = settings.spec
-    return HelperDeps(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
+    return HelperDeps(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node.name, host, log)
 
 
 def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:

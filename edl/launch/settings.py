@@ -195,6 +195,21 @@ class ReportSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What other nodes learn of this one."""
+
+    name: str
+    rank: int = -1
+    """Position that this node asks for, from 0; -1: any."""
+    index: int = -1
+    """The scheduler's number for this node; -1 for none."""
+    local_addr: str = ""
+    """Address other nodes reach this one at; empty: the one that leads to the store."""
+    rack: str = ""
+    """Where it stands: copies of its commits prefer another rack."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """All settings of one launcher, as ``compose`` takes them."""
 
@@ -202,15 +217,9 @@ class LaunchSettings:
     store: StoreSettings
     workers: WorkerSettings
     slots: int
-    node: str
+    node: NodeSettings
     logs: LogPlan
     state: StateSettings
-    node_rank: int = -1
-    """Position that this node asks for, from 0; -1: any."""
-    local_addr: str = ""
-    """Address other nodes reach this one at; empty: the one that leads to the store."""
-    rack: str = ""
-    """Where it stands: copies of its commits prefer another rack."""
     readers: ReaderPool = ReaderPool()
     """Readers beside the workers."""
     servers: ServerSettings = ServerSettings()
@@ -219,8 +228,6 @@ class LaunchSettings:
     """Where it answers HTTP; None: nowhere."""
     spare_slots: int = 0
     """Idle slots that take the place of dropped ones."""
-    index: int = -1
-    """The scheduler's number for this node; -1 for none."""
     leave: LeaveSettings = LeaveSettings()
     """On which signals and notices it leaves, and with which status."""
     report: ReportSettings = ReportSettings()

@@ -157,10 +157,10 @@ EFFECTS: dict[str, Effect] = {
     "local_ranks_filter": Effect(("--nproc-per-node=2",), lambda made: made.logs.shown, frozenset({0})),
     "duplicate_stdout_filters": Effect((), lambda made: made.logs.stdout_filters, ("a,b", "c")),
     "duplicate_stderr_filters": Effect((), lambda made: made.logs.stderr_filters, ("d",)),
-    "node_rank": Effect(STORE, lambda made: made.node_rank, 1),
+    "node_rank": Effect(STORE, lambda made: made.node.rank, 1),
     "master_addr": Effect(("--nnodes=2",), lambda made: made.store.endpoints, ("h:29500",)),
     "master_port": Effect(("--nnodes=2",), lambda made: made.store.endpoints, ("127.0.0.1:7",)),
-    "local_addr": Effect((), lambda made: made.local_addr, "10.0.0.9"),
+    "local_addr": Effect((), lambda made: made.node.local_addr, "10.0.0.9"),
     "signals_to_handle": Effect((), lambda made: made.leave.passed, (signal.SIGUSR1,)),
     "shutdown_timeout": Effect((), lambda made: made.spec.timeouts.shutdown_s, 5.0),
     "virtual_local_rank": Effect((), lambda made: made.workers.virtual_local_rank, True),
@@ -298,7 +298,7 @@ def test_what_kubeflow_trainer_sets_makes_a_job_of_several_nodes() -> None:
         "PET_MASTER_PORT": "29500",
     }
     made = read(env=env)
-    assert (made.spec.nodes, made.slots, made.node_rank) == (NodeRange(3, 3), 2, 1)
+    assert (made.spec.nodes, made.slots, made.node.rank) == (NodeRange(3, 3), 2, 1)
     assert made.store.endpoints == ("job-node-0-0.job:29500",)
 
 
