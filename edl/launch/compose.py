@@ -1,9 +1,9 @@
-"""The main path of a launcher, and the one module that chooses adapters. Start reading here.
+"""The main path of a launcher, and the module that chooses adapters, the store's excepted. Start reading here.
 
 A launcher
 
 1. begins to warm its fork server, the process that will fork the workers (``ForkServerProcesses``);
-2. connects to the job's store, starting an embedded etcd member first if it should run one (``_open_store``);
+2. connects to the job's store, starting an embedded etcd member first if it should run one (``store_opening.py``);
 3. agrees with the other launchers on the job's settings and takes a name under a lease (``Registration``);
 4. stands for election (``Candidate``); the winner runs the Master (``MasterShell`` around the pure
    ``edl.master.machine``);
@@ -20,31 +20,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import shutil
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
-from edl.adapters.etcd_cluster import (
-    hosts_without_address,
-    refuse_other_secret,
-    start_local_member,
-    start_private_member,
-)
-from edl.adapters.etcd_disk import roomy_parent
 from edl.adapters.etcd_server import EtcdMember
-from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
+from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
-from edl.adapters.leftovers import disown, own, sweep
 from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
@@ -63,10 +51,10 @@ from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec, changed, environment
-from edl.errors import EdlError, StoreRefused, StoreUnavailable
+from edl.errors import EdlError
 from edl.launch import log_options, pservers, readers, scaling
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
-from edl.launch.addresses import address_towards, etcd_leases, etcd_store, identity_for, store_identity
+from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
@@ -76,7 +64,8 @@ from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
-from edl.launch.settings import Backend, LaunchSettings, StoreSettings
+from edl.launch.settings import LaunchSettings
+from edl.launch.store_opening import open_store, retried
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import wire
 from edl.master.candidate import Candidate
@@ -85,7 +74,7 @@ from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
-from edl.types import FencingToken, Incarnation, JobId, NodeId
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo
 
@@ -94,11 +83,6 @@ if TYPE_CHECKING:
 
 # Modules that only some jobs use are imported where they are needed: a launcher's start is mostly imports.
 
-T = TypeVar("T")
-
-STORE_RETRY_S = 0.1
-NAMES_RETRY_S = 1.0
-"""Seconds between two look-ups of store hosts whose names do not resolve yet."""
 READERS_GRACE_S = 5.0
 """Seconds that readers may take to finish open streams when a launcher with workers ends."""
 
@@ -136,7 +120,7 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.push_async_callback(processes.close)
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
-        store, member, endpoints = await _open_store(settings, cleanup, log)
+        store, member, endpoints = await open_store(settings, cleanup, log)
         deps = _NodeDeps(
             Registration(
                 *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node.name), refuses, answers, log),
@@ -163,133 +147,6 @@ async def launch(settings: LaunchSettings) -> int:
             deps.beside.append(helpers)
             cleanup.push_async_callback(helpers.leave)
         return await _put_together(settings, store, member, deps, processes, warming, log).run()
-
-
-async def _open_store(
-    settings: LaunchSettings, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
-) -> tuple[Store, EtcdMember | None, tuple[str, ...]]:
-    """Connect to etcd, starting this launcher's member of an embedded cluster first. Returns the store, the member
-    (None: no member runs here) and the endpoints."""
-    wanted = settings.store
-    endpoints, member, serve = wanted.endpoints, None, _serve_nothing
-    if wanted.backend is Backend.EMBEDDED:
-        folder = data_folder(wanted, settings.spec.job)
-        if not wanted.data_dir:
-            cleanup.callback(_remove_if_empty, folder)
-        serve = functools.partial(_serve, settings, folder, cleanup, log)
-        member = await serve()
-        if member is not None and not endpoints:
-            endpoints = (member.endpoint,)
-    store = etcd_store(wanted, endpoints)
-    cleanup.push_async_callback(store.close)
-    if member is not None:
-        store.expect(await member.cluster_id())
-    member = await _reach(store, settings, endpoints, member, serve, log)
-    return store, member, endpoints
-
-
-async def _serve_nothing() -> EtcdMember | None:
-    return None
-
-
-async def _serve(
-    settings: LaunchSettings, folder: Path, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
-) -> EtcdMember | None:
-    """Start this launcher's member of the embedded store; None if it should not run one."""
-    wanted = settings.store
-    if wanted.endpoints:
-        member = await start_local_member(
-            wanted.endpoints, folder, token=settings.spec.job, identity=store_identity(wanted)
-        )
-    else:
-        for parent in {runtime_folder(), folder.parent}:
-            for left in await asyncio.to_thread(sweep, parent):
-                log(f"removed {left}: its launcher is gone")
-        if folder.parent != runtime_folder() and not wanted.data_dir:
-            log(f"{tempfile.gettempdir()} has no room for the store; using {folder}")
-        sockets = socket_folder()
-        own(sockets)
-        cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
-        member = await start_private_member(folder, sockets, token=settings.spec.job)
-    if member is not None:
-        if not (wanted.endpoints or wanted.data_dir):
-            cleanup.callback(member.discard)  # a private store is of no use without its launcher
-        # Time to transfer etcd's leadership to another member; without a majority a longer wait would be in vain.
-        cleanup.push_async_callback(member.stop, 1.0)
-        opened = wanted.endpoints and wanted.secret is None
-        advice = (
-            ", open to anyone who can reach its ports; use --secret-file to close it (docs/security.md)"
-            if opened
-            else ""
-        )
-        log(f"serving the store at {member.endpoint} (embedded etcd){advice}")
-        if member.flaw:
-            log(member.flaw)
-    return member
-
-
-def data_folder(wanted: StoreSettings, job: JobId) -> Path:
-    """The data folder of this launcher's member of an embedded store; it is created.
-
-    A private store gets a new folder, because jobs of the same name may run on a host, each with a private store.
-    """
-    if not (wanted.data_dir or wanted.endpoints):
-        private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder(roomy_parent())))
-        own(private)
-        return private
-    folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / job
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _remove_if_empty(folder: Path) -> None:
-    disown(folder)
-    with contextlib.suppress(OSError):  # other members of this host may have their data there
-        folder.rmdir()
-
-
-async def _reach(
-    store: Store,
-    settings: LaunchSettings,
-    endpoints: tuple[str, ...],
-    member: EtcdMember | None,
-    serve: Callable[[], Awaitable[EtcdMember | None]],
-    log: Callable[[str], None],
-) -> EtcdMember | None:
-    """Wait for the store's first answer, starting this launcher's member when possible.
-
-    A host of an embedded cluster that has no address yet may turn out to be this one: as soon as its name resolves to
-    this host, the member is started (``serve``). Returns the member that runs here. Raises ``StoreUnavailable`` or
-    ``StoreRefused``.
-    """
-    clock = SystemClock()
-    timeout_s = _timeout_s(settings)
-    embedded = settings.store.backend is Backend.EMBEDDED and bool(settings.store.endpoints)
-    deadline_s, said, look_s = clock.now_s() + timeout_s, False, clock.now_s()
-    nameless = endpoints if embedded and member is None else ()
-    while True:
-        try:
-            await store.read(JobKeys(settings.spec.job).master)
-            return member
-        except StoreRefused:
-            if embedded:
-                await refuse_other_secret(endpoints, store_identity(settings.store))
-            raise
-        except StoreUnavailable as error:
-            if embedded and member is None:
-                await refuse_other_secret(endpoints, store_identity(settings.store))
-            if member is None and nameless and clock.now_s() >= look_s:
-                nameless, look_s = await hosts_without_address(endpoints), clock.now_s() + NAMES_RETRY_S
-                member = await serve()
-            unknown = f" (no address yet for {', '.join(nameless)})" if nameless and member is None else ""
-            if clock.now_s() >= deadline_s:
-                raise StoreUnavailable(f"gave up after {timeout_s:g} s{unknown}: {error}") from error
-            if not said and clock.now_s() > deadline_s - timeout_s + 3:
-                said = True
-                log(f"waiting for the store at {', '.join(endpoints)}{unknown}")
-        await asyncio.sleep(STORE_RETRY_S)
-        if member is not None and not member.running:
-            raise member.failure()
 
 
 @dataclass(slots=True)
@@ -326,7 +183,7 @@ async def _join(
     """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` if this node's previous launcher
     belonged to a job that has just ended."""
     registration = deps.registration
-    await _retried(registration.agree, settings)
+    await retried(registration.agree, settings)
     memory = await _memory_checkpoints(settings, deps, log)
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
@@ -351,31 +208,10 @@ async def _join(
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
             role=settings.workers.role,
         )
-        deps.info = await _retried(lambda: registration.join(info), settings)
+        deps.info = await retried(lambda: registration.join(info), settings)
     except EdlError:
         await deps.server.stop()
         raise
-
-
-async def _retried(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:
-    """Run an action that may be repeated, until the store answers or has been unavailable for too long."""
-    clock = SystemClock()
-    deadline_s = clock.now_s() + _timeout_s(settings)
-    while True:
-        try:
-            return await action()
-        except StoreUnavailable:
-            if clock.now_s() >= deadline_s:
-                raise
-        await asyncio.sleep(STORE_RETRY_S)
-
-
-def _timeout_s(settings: LaunchSettings) -> float:
-    """How long the store may be unavailable at the start, in seconds. Launchers that run the store themselves wait for
-    one another."""
-    if settings.store.backend is Backend.EMBEDDED and settings.store.endpoints:
-        return max(settings.store.connect_timeout_s, settings.spec.timeouts.recover_s)
-    return settings.store.connect_timeout_s
 
 
 def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Web | None:
