@@ -54,7 +54,7 @@ from edl.launch.spelling import Spelling, one_spelling
 from edl.launch.store_options import endpoints_from, job_and_store, store_from
 from edl.launch.torchrun_options import OWN_ROLES, workers_from
 from edl.launch.torchrun_table import NAMES
-from edl.types import JobId
+from edl.types import JobId, NodeId
 
 
 def settings_of(
@@ -249,12 +249,12 @@ def _node(
     return record(NodeSettings, options, name=name, index=node_index(options, scheduler, env))
 
 
-def _node_name(options: Mapping[str, Any], scheduled: str = "") -> str:
+def _node_name(options: Mapping[str, Any], scheduled: str = "") -> NodeId:
     """The name of this node. ``scheduled``: its name in the scheduler; empty: none. Raises ``SettingError``."""
     node = options["node_id"] or scheduled or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", node):
         raise SettingError("--node-id", repr(node), "use 1 to 128 letters, digits, '.', '_' and '-'")
-    return str(node)
+    return NodeId(node)
 
 
 def with_both_spellings(arguments: list[str]) -> list[str]:

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ from data_service.leases.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
-from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
 from edl.adapters.processes import ForkServerProcesses
@@ -50,7 +48,7 @@ from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentit
 from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.checkpoint.memory.memory_files import available_bytes
-from edl.config import JobSpec, changed, environment
+from edl.config import JobSpec, LogPlan, changed, environment
 from edl.errors import EdlError
 from edl.launch import log_options, pservers, readers, scaling
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
@@ -65,14 +63,14 @@ from edl.launch.preemption_notices import poller_of
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LaunchSettings
-from edl.launch.store_opening import open_store, retried
+from edl.launch.store_opening import OpenedStore, open_store, retried
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import wire
 from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
-from edl.ports import Files, LineListener, Lines, Store
+from edl.ports import Files, LineListener, Lines
 from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire.keys import JobKeys
@@ -101,71 +99,72 @@ async def launch(settings: LaunchSettings) -> int:
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(listen_to_modules(log))
         cleanup.callback(LoopWatch(log).end)
-        settings = dataclasses.replace(settings, logs=claim(settings.logs))
-        reporter = Reporter(
-            settings.spec.job, settings.logs.folder, settings.report.error_file, log, settings.report.file
-        )
+        logs, report = claim(settings.logs), settings.report
+        reporter = Reporter(settings.spec.job, logs.folder, report.error_file, log, report.file)
         cleanup.callback(reporter.close)  # registered early, so it runs late
-        for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
+        for remark in (*settings.remarks, *log_options.remarks(logs)):
             log(remark)
         # The fork server's imports take longest, so they begin before anything else; the agent waits for them later.
-        fork_server = fork_server_environment(changed(environment(), settings.workers.variables), settings.slots)
-        workers = settings.workers
-        processes = ForkServerProcesses(
-            *(workers.command, workers.standby, settings.slots, fork_server, workers.preload, log),
-            python=workers.python or sys.executable,
-            answer_s=settings.spec.timeouts.spawn_s,
-            files=files_before,
-        )
+        base = changed(environment(), settings.workers.variables)
+        processes = _fork_server(settings, base, files_before, log)
         cleanup.push_async_callback(processes.close)
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
-        store, member, endpoints = await open_store(settings, cleanup, log)
-        deps = _NodeDeps(
-            Registration(
-                *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node.name), refuses, answers, log),
-                secret=settings.store.secret,
-                origin=origin_of(settings.workers.command, settings.node.name, settings.workers.python),
-                allowed=settings.allowed,
-            ),
-            endpoints,
-            files,
-            switches,
-            reporter,
+        opened = await open_store(settings, cleanup, log)
+        registration = Registration(
+            *(opened.store, JobKeys(settings.spec.job), settings.spec, settings.node.name, refuses, answers, log),
+            secret=settings.store.secret,
+            origin=origin_of(settings.workers.command, settings.node.name, settings.workers.python),
+            allowed=settings.allowed,
         )
+        deps = _NodeDeps(opened, registration, files, switches, reporter, logs, base)
         deps.web = _web(settings, deps, log)
         if deps.web is not None:
             cleanup.push_async_callback(deps.web.leave)
         try:
-            deps.members = len(settings.store.endpoints or endpoints) if member is not None else 0
             await _join(settings, deps, cleanup, log)
         except JobEnded as error:
-            return ended_before(error, log, worker_status=settings.report.worker_status)
+            return ended_before(error, log, worker_status=report.worker_status)
         cleanup.push_async_callback(deps.server.stop)
-        for kind in _kinds(settings, deps.registration.token):
-            helpers = HelpersBeside(_helper_deps(settings, store, deps.info.host, log), kind)
+        for helpers in _helpers(settings, deps, log):
             deps.beside.append(helpers)
             cleanup.push_async_callback(helpers.leave)
-        return await _put_together(settings, store, member, deps, processes, warming, log).run()
+        return await _put_together(settings, deps, processes, warming, log).run()
+
+
+def _fork_server(
+    settings: LaunchSettings, base: Mapping[str, str], files: tuple[int, int], log: Callable[[str], None]
+) -> ForkServerProcesses:
+    """The fork server. ``base``: the workers' environment. ``files``: their limits of open files."""
+    workers = settings.workers
+    variables = fork_server_environment(base, settings.slots)
+    return ForkServerProcesses(
+        *(workers.command, workers.standby, settings.slots, variables, workers.preload, log),
+        python=workers.python or sys.executable,
+        answer_s=settings.spec.timeouts.spawn_s,
+        files=files,
+    )
 
 
 @dataclass(slots=True)
 class _NodeDeps:
     """The parts of a launcher that its place in the job consists of."""
 
+    opened: OpenedStore
     registration: Registration
-    endpoints: tuple[str, ...]
     files: Files | None
     """The checkpoint directory."""
     switches: Switches | None
     """The switch files in the checkpoint directory (``SAVE``, ``KILL``); None without a directory."""
     reporter: Reporter
+    logs: LogPlan
+    """With the folder of this launch."""
+    base: Mapping[str, str]
+    """The environment of the workers, without what differs between them."""
     beside: list[Beside] = field(default_factory=list)
     """The processes of this launcher that are not workers."""
     web: Web | None = None
     """The HTTP side; None without ``--http-port``."""
-    members: int = 0
-    """Number of members of the embedded store if one of them runs here; otherwise 0."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     checkpoint_manager: CheckpointManager = field(init=False)
@@ -188,13 +187,13 @@ async def _join(
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.node.local_addr or address_towards(deps.endpoints[0])
+    host = settings.node.local_addr or address_towards(deps.opened.endpoints[0])
     port = await deps.server.start(host)
     try:
         if deps.web is not None:
             deps.web.listen(host)
         info = NodeInfo(
-            NodeId(settings.node.name),
+            settings.node.name,
             Incarnation(0),
             host,
             port,
@@ -203,7 +202,7 @@ async def _join(
             state_port=memory.start(host),
             rack=settings.node.rack,
             index=settings.node.index,
-            members=deps.members,
+            members=deps.opened.members,
             spare_slots=settings.spare_slots,
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
             role=settings.workers.role,
@@ -240,7 +239,7 @@ async def _memory_checkpoints(
             adopt=wanted.adopt,
         )
         await asyncio.to_thread(checkpoint_storage.check)
-    node = NodeId(settings.node.name)
+    node = settings.node.name
     memory = MemoryCheckpoints(
         node,
         settings.spec.job,
@@ -256,13 +255,8 @@ async def _memory_checkpoints(
     return memory
 
 
-def _helper_deps(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> HelperDeps:
-    spec = settings.spec
-    return HelperDeps(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node.name, host, log)
-
-
-def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
-    """The kinds of helper processes that run beside the workers."""
+def _helpers(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Iterator[HelpersBeside]:
+    """Start the helper processes that run beside the workers, by kinds."""
     kinds: list[HelperKind] = []
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers.count:
@@ -272,34 +266,36 @@ def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
     if settings.servers.count:
         kinds.append(
             pservers.Pservers(
-                *(settings.servers, spec.job, pservers.secret_of(token)),
+                *(settings.servers, spec.job, pservers.secret_of(deps.registration.token)),
                 checkpoint_dir=folder,
                 shutdown_s=spec.timeouts.shutdown_s,
                 lease_s=spec.timeouts.lease_ttl_s,
-                log_folder=settings.logs.links,
+                log_folder=deps.logs.links,
             )
         )
-    return kinds
+    own = settings.node.name, deps.info.host
+    for kind in kinds:
+        yield HelpersBeside(
+            HelperDeps(deps.opened.store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, *own, log), kind
+        )
 
 
 def _put_together(
     settings: LaunchSettings,
-    store: Store,
-    member: EtcdMember | None,
     deps: _NodeDeps,
     processes: ForkServerProcesses,
     warming: asyncio.Future[str],
     log: Callable[[str], None],
 ) -> Launcher:
     """Build the candidate, the agent and the launcher, which are connected only by callbacks."""
-    spec, clock, info = settings.spec, SystemClock(), deps.info
+    spec, clock, info, store = settings.spec, SystemClock(), deps.info, deps.opened.store
     candidate, agent, launcher = wire(
         MasterDeps(
             *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
             checkpoint_dir=settings.state.checkpoint_dir,
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
-            companions=scaling.companions(settings, store, deps.endpoints, log),
+            companions=scaling.companions(settings, store, deps.opened.endpoints, log),
         ),
         MasterInfo(info.node, info.host, info.port, deps.web.url if deps.web is not None else ""),
         elected=lambda shell: _elected(deps, shell),
@@ -309,13 +305,13 @@ def _put_together(
             lease_ttl_s=spec.timeouts.lease_ttl_s,
             clock=clock,
             store=store,
-            member=member,
+            member=deps.opened.member,
             server=deps.server,
             registration=deps.registration,
             candidate=candidate,
             agent=agent,
             info=info,
-            note=HostNote(spec.job, info.node, deps.endpoints, secret_file=settings.store.secret_file),
+            note=HostNote(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file),
             log=log,
             reporter=deps.reporter,
             beside=deps.beside,
@@ -324,7 +320,7 @@ def _put_together(
             worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(
                 spec.timeouts.lease_ttl_s,
-                etcd_leases(settings.store, deps.endpoints),
+                etcd_leases(settings.store, deps.opened.endpoints),
                 processes.entitle_aside,
                 renewed,
                 log,
@@ -393,9 +389,8 @@ def _agent(
         cores=settings.workers.cores,
         scripts=settings.workers.scripts,
     )
-    own = changed(environment(), settings.workers.variables)
-    base = {**own, **pservers.environment_of(settings.servers)}
-    workers = WorkerGroup(processes, spec, node, base, settings.logs, workers_deps, log, wall_clock_s)
+    base = {**deps.base, **pservers.environment_of(settings.servers)}
+    workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
     manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(

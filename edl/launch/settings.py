@@ -13,7 +13,7 @@ from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import JobSpec, LogPlan, NodeRange, ScriptServers, Standby
 from edl.job_records import Training
 from edl.ports import WorkerCommand
-from edl.types import JobId
+from edl.types import JobId, NodeId
 from edl.web.settings import HttpSettings
 from edl.wire.secret import Secret
 
@@ -198,7 +198,7 @@ class ReportSettings:
 class NodeSettings:
     """What other nodes learn of this one."""
 
-    name: str
+    name: NodeId
     rank: int = -1
     """Position that this node asks for, from 0; -1: any."""
     index: int = -1

@@ -43,6 +43,8 @@ class OpenedStore(NamedTuple):
     member: EtcdMember | None
     """This launcher's member of an embedded store; None: no member runs here."""
     endpoints: tuple[str, ...]
+    members: int
+    """Number of members of the embedded store if one of them runs here; otherwise 0."""
 
 
 async def open_store(
@@ -64,7 +66,8 @@ async def open_store(
     if member is not None:
         store.expect(await member.cluster_id())
     member = await _reach(store, settings, endpoints, member, serve, log)
-    return OpenedStore(store, member, endpoints)
+    members = len(wanted.endpoints or endpoints) if member is not None else 0
+    return OpenedStore(store, member, endpoints, members)
 
 
 async def _serve_nothing() -> EtcdMember | None:
