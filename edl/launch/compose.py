@@ -89,13 +89,8 @@ async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
     log = console(settings.node.name)
     files_before = take_all(settings, log)
-    readers.check_packages(settings.readers.count)
-    if settings.spec.servers:
-        pservers.check_packages()
-    files = open_files(settings.state.checkpoint_dir) if settings.state.checkpoint_dir else None
-    switches = Switches(files, log) if files is not None else None
-    if switches is not None:
-        await asyncio.to_thread(switches.refuse_if_killed)
+    _check_packages(settings)
+    files, switches = await _checkpoint_directory(settings, log)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(listen_to_modules(log))
         cleanup.callback(LoopWatch(log).end)
@@ -111,13 +106,7 @@ async def launch(settings: LaunchSettings) -> int:
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
         opened = await open_store(settings, cleanup, log)
-        registration = Registration(
-            *(opened.store, JobKeys(settings.spec.job), settings.spec, settings.node.name, refuses, answers, log),
-            secret=settings.store.secret,
-            origin=origin_of(settings.workers.command, settings.node.name, settings.workers.python),
-            allowed=settings.allowed,
-        )
-        deps = _NodeDeps(opened, registration, files, switches, reporter, logs, base)
+        deps = _NodeDeps(opened, _registration(settings, opened, log), files, switches, reporter, logs, base)
         deps.web = _web(settings, deps, log)
         if deps.web is not None:
             cleanup.push_async_callback(deps.web.leave)
@@ -130,6 +119,36 @@ async def launch(settings: LaunchSettings) -> int:
             deps.beside.append(helpers)
             cleanup.push_async_callback(helpers.leave)
         return await _put_together(settings, deps, processes, warming, log).run()
+
+
+def _check_packages(settings: LaunchSettings) -> None:
+    """Check the packages that the job's helpers need. Raises ``SettingError``."""
+    readers.check_packages(settings.readers.count)
+    if settings.spec.servers:
+        pservers.check_packages()
+
+
+async def _checkpoint_directory(
+    settings: LaunchSettings, log: Callable[[str], None]
+) -> tuple[Files | None, Switches | None]:
+    """The checkpoint directory and its switch files; None without one. Raises ``Killed`` while it holds
+    ``KILL``, and ``CheckpointError`` if it cannot be read."""
+    if not settings.state.checkpoint_dir:
+        return None, None
+    files = open_files(settings.state.checkpoint_dir)
+    switches = Switches(files, log)
+    await asyncio.to_thread(switches.refuse_if_killed)
+    return files, switches
+
+
+def _registration(settings: LaunchSettings, opened: OpenedStore, log: Callable[[str], None]) -> Registration:
+    name, workers = settings.node.name, settings.workers
+    return Registration(
+        *(opened.store, JobKeys(settings.spec.job), settings.spec, name, refuses, answers, log),
+        secret=settings.store.secret,
+        origin=origin_of(workers.command, name, workers.python),
+        allowed=settings.allowed,
+    )
 
 
 def _fork_server(
