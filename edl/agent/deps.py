@@ -86,11 +86,7 @@ class Workers(Protocol):
         """The round a process was born in, and its slot."""
         ...
 
-    async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Read the error file of a worker that has ended; call it before ``ended``."""
-        ...
-
-    def ended(self, pid: int, code: int) -> ev.WorkerEnded | None:
+    async def ended(self, pid: int, code: int) -> ev.WorkerEnded | None:
         """Forget a process that has ended, and describe its end; None for one that is not known."""
         ...
 
