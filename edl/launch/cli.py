@@ -37,8 +37,8 @@ from edl.launch.script_check import worker_command
 from edl.launch.script_servers import sizes_with_script_servers
 from edl.launch.settings import (
     Backend,
-    FunctionLaunch,
     HelperSettings,
+    Invocation,
     LaunchSettings,
     NodeSettings,
     PserverSettings,
@@ -58,12 +58,10 @@ from edl.types import JobId, NodeId
 
 
 def settings_of(
-    resolved: ResolvedOptions, function: FunctionLaunch | None = None, arguments: tuple[str, ...] = ()
+    resolved: ResolvedOptions, invocation: Invocation | None = None
 ) -> LaunchSettings | ReaderSettings | PserverSettings:
-    """The settings of this launcher. Everything that can be checked before anything is started is checked here.
-
-    ``arguments``: the command line, without the program. Raises ``UsageError``.
-    """
+    """The settings of this launcher. Everything that can be checked before anything is started is checked here. Raises
+    ``UsageError``."""
     options, role = resolved.values, resolved.values["role"]
     if role in ("reader", "pserver") and resolved.script:
         raise click.UsageError(f"--role={role} runs no script: drop {resolved.script}")
@@ -72,7 +70,7 @@ def settings_of(
     sizes = _sizes(options)
     if role == "pserver" or (role not in OWN_ROLES and not sizes.slots):
         return pserver_settings_from(options, sizes)
-    return _launch_settings(resolved, sizes, function or FunctionLaunch(), arguments)
+    return _launch_settings(resolved, sizes, invocation or Invocation())
 
 
 def _sizes(options: Mapping[str, Any]) -> Sizes:
@@ -86,14 +84,12 @@ def _sizes(options: Mapping[str, Any]) -> Sizes:
     return sizes
 
 
-def _launch_settings(
-    resolved: ResolvedOptions, sizes: Sizes, function: FunctionLaunch, arguments: tuple[str, ...]
-) -> LaunchSettings:
+def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invocation) -> LaunchSettings:
     options, env = resolved.values, environment()
-    if function.report_file and options["scheduler"] == "process":
+    if invocation.report_file and options["scheduler"] == "process":
         what = "a job started from Python has no command line with which more launchers could be started"
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
-    if not resolved.script and function.command is None:
+    if not resolved.script and invocation.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     here = with_spares(options, sizes.slots)
     state, scheduler = record(StateSettings, options), wanted_from(options)
@@ -101,7 +97,7 @@ def _launch_settings(
     spec = _spec(options, job, sizes, here.workers, scheduler)
     node = _node(options, sizes.nodes, scheduler, env)
     http, leave = http_from(options), leave_from(options)
-    command = function.command or worker_command(
+    command = invocation.command or worker_command(
         options["module"], options["no_python"], resolved.script, resolved.arguments
     )
     workers = workers_from(
@@ -122,9 +118,9 @@ def _launch_settings(
         http=http,
         leave=leave,
         report=ReportSettings(
-            env.get("TORCHELASTIC_ERROR_FILE", ""), function.report_file, options["exit_code"] == "worker"
+            env.get("TORCHELASTIC_ERROR_FILE", ""), invocation.report_file, options["exit_code"] == "worker"
         ),
-        arguments=arguments,
+        arguments=invocation.arguments,
         allowed=value("allow_differences", options),
         remarks=tuple(
             filter(

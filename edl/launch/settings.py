@@ -240,9 +240,12 @@ class LaunchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionLaunch:
-    """Settings that ``edl.launch.api`` adds to a command line."""
+class Invocation:
+    """The command line of a launcher, and what ``edl.launch.api`` adds to it."""
 
+    arguments: tuple[str, ...] = ()
+    """Without the program, in one spelling (see ``with_both_spellings``). Empty for a function: no other launcher can
+    be started for it, and the arguments may contain a password."""
     command: WorkerCommand | None = None
     """The function that is called; None: the command line says what the workers run."""
     report_file: str = ""

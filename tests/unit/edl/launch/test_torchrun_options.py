@@ -20,7 +20,7 @@ from edl.launch import torchrun_options
 from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
 from edl.launch.resolved_options import OptionSource, ResolvedOptions
-from edl.launch.settings import CONF_KEYS, Backend, LaunchSettings
+from edl.launch.settings import CONF_KEYS, Backend, Invocation, LaunchSettings
 from edl.launch.torchrun_table import CONF_KEYS as THEIR_KEYS
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
 from edl.ports import CommandKind
@@ -525,7 +525,7 @@ def complaint(arguments: list[str], env: Mapping[str, str] | None = None) -> str
             program.run.make_context("edl-run", with_both_spellings(arguments))
         told = tell(*arguments, env=env)
         if told.values["role"] == "reader":
-            program._start(told)
+            program._start(told, Invocation())
         read(*arguments, env=env)
     error = refused.value
     return error.format_message() if isinstance(error, click.ClickException) else str(error)
