@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from data_service.formats import FormatReader, open_reader
 from data_service.formats.options import FormatOptions
+from data_service.loader.window import Tail
 from data_service.manifest import USER_FORMAT, Manifest
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
+from data_service.protocol.messages import DataSetOptions
 from edl.errors import SettingError
 
 if TYPE_CHECKING:
@@ -205,6 +207,15 @@ class DataSettings:
             self.rescan or "",
             self.when or "",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SettledData:
+    """A data set after the settings of script and launcher have been combined."""
+
+    source: DataSource
+    options: DataSetOptions
+    tail: Tail
 
 
 def _is_rescan(value: str) -> bool:
