@@ -1,4 +1,4 @@
-"""The main path of a launcher, and the module that chooses adapters, the store's excepted. Start reading here.
+"""The main path of a launcher. It chooses the adapters, with ``store_opening`` and ``node_checkpoints``. Start here.
 
 A launcher
 
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from data_service.leases.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
-from edl.adapters.copies import TcpCopies
 from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
 from edl.adapters.processes import ForkServerProcesses
@@ -43,11 +42,7 @@ from edl.agent.workers.environment import WorkerGroupDeps, fork_server_environme
 from edl.agent.workers.outputs import claim
 from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.workers import WorkerGroup
-from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.checkpoint.manager import CheckpointManager
-from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
-from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec, LogPlan, changed, environment
 from edl.errors import EdlError
 from edl.launch import log_options, pservers, readers, scaling
@@ -58,6 +53,7 @@ from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
+from edl.launch.node_checkpoints import CheckpointReports, open_checkpoints
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
 from edl.launch.registration import JobEnded, Registration
@@ -74,7 +70,7 @@ from edl.ports import Files, LineListener, Lines
 from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Kept, NodeInfo
+from edl.wire.messages import NodeInfo
 
 if TYPE_CHECKING:
     from edl.web.front import Web
@@ -187,12 +183,7 @@ class _NodeDeps:
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     checkpoint_manager: CheckpointManager = field(init=False)
-    kept: Callable[[Kept], None] = field(init=False, default=lambda message: None)
-    """Called for each commit that has been written, or could not be."""
-    room: Callable[[str], None] = field(init=False, default=lambda why: None)
-    """Called with the reason when commits do not fit in memory, and again when they do."""
-    copied: Callable[[], None] = field(init=False, default=lambda: None)
-    """Called when a part of another node's commit has arrived."""
+    reports: CheckpointReports = field(default_factory=CheckpointReports)
 
 
 async def _join(
@@ -202,7 +193,9 @@ async def _join(
     belonged to a job that has just ended."""
     registration = deps.registration
     await retried(registration.agree, settings)
-    memory = await _memory_checkpoints(settings, deps, log)
+    memory, deps.checkpoint_manager = await open_checkpoints(
+        settings, deps.files, lambda: registration.token, deps.reports, log
+    )
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
@@ -239,39 +232,6 @@ def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) 
     from edl.web.front import Web, WebDeps
 
     return Web(WebDeps(settings.spec.job, settings.http, lambda: deps.registration.token, log, SystemClock().now_s))
-
-
-async def _memory_checkpoints(
-    settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]
-) -> MemoryCheckpoints:
-    """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
-    wanted, checkpoint_storage = settings.state, None
-    if deps.files is not None:
-        checkpoint_storage = FileCheckpointStorage(
-            deps.files,
-            WriterIdentity(
-                settings.spec.job, run=hashlib.sha256(f"run {deps.registration.token}".encode()).hexdigest()[:16]
-            ),
-            Retention(wanted.keep_last, wanted.keep_every),
-            wall_clock_s=wall_clock_s,
-            say=log,
-            adopt=wanted.adopt,
-        )
-        await asyncio.to_thread(checkpoint_storage.check)
-    node = settings.node.name
-    memory = MemoryCheckpoints(
-        node,
-        settings.spec.job,
-        limit_bytes=wanted.memory_bytes or available_bytes() // 2,
-        copies=TcpCopies(node, lambda: deps.registration.token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
-        checkpoint_storage=checkpoint_storage,
-        on_kept=lambda version, where, error, took_s: deps.kept(Kept(version, where, error, took_s)),
-        on_room=lambda why: deps.room(why),
-        on_copy=lambda: deps.copied(),
-        copying=wanted.copying,
-    )
-    deps.checkpoint_manager = CheckpointManager(node, memory, checkpoint_storage, log)
-    return memory
 
 
 def _helpers(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Iterator[HelpersBeside]:
@@ -347,7 +307,8 @@ def _put_together(
             kill_workers=processes.kill,
         ),
     )
-    deps.kept, deps.room, deps.copied = agent.kept, agent.room, agent.copied
+    reports = deps.reports
+    reports.kept, reports.room, reports.copied = agent.kept, agent.room, agent.copied
     _begin_web(deps, candidate)
     return launcher
 
