@@ -327,10 +327,11 @@ class ForkServerProcesses:
                     answer.set_exception(WorkerStartError(f"cannot start {shlex.quote(self._command.target)}: {error}"))
             case WorkerExited(pid):
                 self._alive.discard(pid)
-                self._publish(message)
+                if pid not in self._unwanted:
+                    self._events.put_nowait(message)
                 self._unwanted.discard(pid)
-            case WorkerSuspended() | WorkerResumed():
-                self._publish(message)
+            case WorkerSuspended(pid) | WorkerResumed(pid) if pid not in self._unwanted:
+                self._events.put_nowait(message)
             case WorkersStopped():
                 self._events.put_nowait(message)
             case LogLine(text):
@@ -345,10 +346,6 @@ class ForkServerProcesses:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.send(encode(Signal(pid, signal.SIGKILL)))
-
-    def _publish(self, event: WorkerExited | WorkerSuspended | WorkerResumed) -> None:
-        if event.pid not in self._unwanted:
-            self._events.put_nowait(event)
 
     def _import_advice(self, failure: WarmFailed) -> str:
         text = f"the workers' interpreter {self._python} cannot import {failure.module}: {failure.error}"

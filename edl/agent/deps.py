@@ -86,12 +86,8 @@ class Workers(Protocol):
         """The round in which a process was started, and its slot; None if unknown."""
         ...
 
-    async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Read the error file of a worker that has ended; call it before ``ended``."""
-        ...
-
-    def ended(self, pid: int, code: int) -> ev.WorkerEnded | None:
-        """Forget a process that has ended, and describe its end; None for an unknown process."""
+    async def ended(self, pid: int, code: int) -> ev.WorkerEnded | None:
+        """Forget a process that has ended, and describe its end; None for one that is not known."""
         ...
 
     async def done(self, limit_s: float) -> None:

@@ -7,7 +7,6 @@ under Paddle's launcher. What they hold is up to the script.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edl.agent.workers.paddle_environment import ScriptPlaces
@@ -16,6 +15,7 @@ from edl.errors import SettingError
 from edl.launch.options import is_default
 from edl.launch.ps_options import ONLY_OURS, count_from, endpoints_of, is_list, of_this_host, slots_of_trainers
 from edl.launch.resolved_options import ResolvedOptions
+from edl.launch.settings import Sizes
 from edl.launch.torchrun_options import OWN_ROLES
 from edl.wire.address import address
 
@@ -28,16 +28,6 @@ WORDS = {
 CLIENTS = ("edl.torch.ps", "edl.paddle.ps", "ps")
 """Modules with which a script uses edl's own pservers."""
 _GLOO = ("0", "1", "2")
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """The workers of this node and of the whole job, pservers among them."""
-
-    nodes: NodeRange
-    slots: int
-    here: ScriptPlaces
-    job: ScriptServers
 
 
 def take_words(resolved: ResolvedOptions) -> None:
@@ -78,8 +68,8 @@ def imports_of(resolved: ResolvedOptions) -> frozenset[str]:
     return imported_by("module" if resolved.values["module"] else "script", resolved.script)
 
 
-def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Roles | None:
-    """The roles in a job whose pservers run the script; None for any other job. Raises ``SettingError``."""
+def sizes_with_script_servers(options: Mapping[str, Any]) -> Sizes | None:
+    """The sizes of a job whose pservers run the script; None for any other job. Raises ``SettingError``."""
     if options["pservers"] != "script":
         return None
     for name in ONLY_OURS:
@@ -95,12 +85,12 @@ def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Ro
     if servers or trainers:
         return _listed(servers, trainers, options["local_addr"], gloo)
     each = count_from("--servers-per-node", options["servers_per_node"] or "1", least=1)
-    slots = each + slots_of_trainers(options, slots_of)
+    slots = each + slots_of_trainers(options)
     nodes = parse_nnodes(options["nnodes"], options["node_unit"])
-    return Roles(nodes, slots, ScriptPlaces(each), ScriptServers(each, gloo=gloo))
+    return Sizes(nodes, slots, scripts=ScriptPlaces(each), script_servers=ScriptServers(each, gloo=gloo))
 
 
-def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
+def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Sizes:
     for option, text in (("--servers", servers), ("--trainers", trainers)):
         if not is_list(text):
             why = "must be a list of HOST:PORT where pservers run the script"
@@ -113,7 +103,8 @@ def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
     total = len({host for part in named for host, _ in part})
     all_servers, all_trainers = (tuple(address(*one) for one in part) for part in named)
     job = ScriptServers(0, all_servers, all_trainers, gloo)
-    return Roles(NodeRange(total, total), sum(map(len, here)), ScriptPlaces(len(here[0]), (*here[0], *here[1])), job)
+    scripts = ScriptPlaces(len(here[0]), (*here[0], *here[1]))
+    return Sizes(NodeRange(total, total), sum(map(len, here)), scripts=scripts, script_servers=job)
 
 
 def _wanted(resolved: ResolvedOptions) -> bool:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from edl.agent.workers import torch_environment
 from edl.agent.workers.paddle_environment import NOWHERE, ScriptPlaces
 from edl.checkpoint.memory.copy_policy import Copying
-from edl.config import JobSpec, LogPlan, Standby
+from edl.config import JobSpec, LogPlan, NodeRange, ScriptServers, Standby
+from edl.job_records import Training
 from edl.ports import WorkerCommand
-from edl.types import JobId
+from edl.types import JobId, NodeId
 from edl.web.settings import HttpSettings
 from edl.wire.secret import Secret
 
@@ -100,8 +101,24 @@ class ServerSettings:
     """Most that the rows of each of them may take; 0: half of what is free at the start, split among them."""
     listed: tuple[str, ...] = ()
     """Addresses of all pservers of the job, if they were named one by one."""
-    log_folder: str = ""
-    """Where each has a file for what it says, as under Paddle's launcher; empty: on the console."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Nodes of the job, and what runs on this one."""
+
+    nodes: NodeRange
+    """Nodes with workers."""
+    slots: int
+    """Workers here, pservers that run the script among them; 0: none."""
+    servers: ServerSettings = ServerSettings()
+    """Pservers of edl's own here."""
+    training: Training | None = None
+    """Training settings of a job with pservers; None without them."""
+    scripts: ScriptPlaces = NOWHERE
+    """Which workers here are pservers that run the script."""
+    script_servers: ScriptServers = field(default_factory=ScriptServers)
+    """Pservers of the whole job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +195,21 @@ class ReportSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What other nodes learn of this one."""
+
+    name: NodeId
+    rank: int = -1
+    """Position that this node asks for, from 0; -1: any."""
+    index: int = -1
+    """The scheduler's number for this node; -1 for none."""
+    local_addr: str = ""
+    """Address other nodes reach this one at; empty: the one that leads to the store."""
+    rack: str = ""
+    """Where it stands: copies of its commits prefer another rack."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """All settings of one launcher, as ``compose`` takes them."""
 
@@ -185,15 +217,9 @@ class LaunchSettings:
     store: StoreSettings
     workers: WorkerSettings
     slots: int
-    node: str
+    node: NodeSettings
     logs: LogPlan
     state: StateSettings
-    node_rank: int = -1
-    """Position that this node asks for, from 0; -1: any."""
-    local_addr: str = ""
-    """Address other nodes reach this one at; empty: the one that leads to the store."""
-    rack: str = ""
-    """Where it stands: copies of its commits prefer another rack."""
     readers: ReaderPool = ReaderPool()
     """Readers beside the workers."""
     servers: ServerSettings = ServerSettings()
@@ -202,8 +228,6 @@ class LaunchSettings:
     """Where it answers HTTP; None: nowhere."""
     spare_slots: int = 0
     """Idle slots that take the place of dropped ones."""
-    index: int = -1
-    """The scheduler's number for this node; -1 for none."""
     leave: LeaveSettings = LeaveSettings()
     """On which signals and notices it leaves, and with which status."""
     report: ReportSettings = ReportSettings()
@@ -216,9 +240,12 @@ class LaunchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionLaunch:
-    """Settings that ``edl.launch.api`` adds to a command line."""
+class Invocation:
+    """The command line of a launcher, and what ``edl.launch.api`` adds to it."""
 
+    arguments: tuple[str, ...] = ()
+    """Without the program, in one spelling (see ``with_both_spellings``). Empty for a function: no other launcher can
+    be started for it, and the arguments may contain a password."""
     command: WorkerCommand | None = None
     """The function that is called; None: the command line says what the workers run."""
     report_file: str = ""
@@ -256,3 +283,5 @@ class PserverSettings:
     helper: HelperSettings
     servers: ServerSettings
     checkpoint_dir: str = ""
+    log_folder: str = ""
+    """Where each pserver has a file for its output, as under Paddle's launcher; empty: on the console."""

@@ -168,7 +168,8 @@ class MasterShell:
                 if self._deps.clock.now_s() - let_others_s > TURN_S:
                     await asyncio.sleep(0)  # a non-empty queue never yields, and leases need renewal
                     let_others_s = self._deps.clock.now_s()
-                event = await self._next()
+                held, self._held = self._held, None
+                event = held if held is not None else await self._events.get()
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Hosted):
@@ -184,10 +185,6 @@ class MasterShell:
             return self._stored.outcome
         finally:
             self._let_go()
-
-    async def _next(self) -> _Incoming:
-        event, self._held = self._held, None
-        return event if event is not None else await self._events.get()
 
     def _decide(self, event: ev.Event | Asking) -> tuple[Sequence[ev.Event], ev.Decision]:
         """Decide on this event together with those queued since: one decision and one write serve all, because

@@ -119,14 +119,10 @@ _UNION: TaggedUnion[Message] = TaggedUnion(
 )
 
 
-def encode(message: Message) -> bytes:
-    """Encode a message as one datagram."""
-    return _UNION.encode(message)
-
-
-def decode(datagram: bytes) -> Message:
-    """The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
-    return _UNION.decode(datagram)
+encode = _UNION.encode
+"""Encode a message as one datagram."""
+decode = _UNION.decode
+"""The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
 
 
 @dataclass(frozen=True, slots=True)

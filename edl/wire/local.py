@@ -295,21 +295,13 @@ class Seat:
     """Complete environment of a worker started into this place."""
 
 
-def encode_to_agent(message: ToAgent) -> bytes:
-    """Encode a message as one datagram."""
-    return _TO_AGENT.encode(message)
+encode_to_agent = _TO_AGENT.encode
+"""Encode a message as one datagram."""
+decode_to_agent = _TO_AGENT.decode
+"""Decode a datagram. Raises ``ProtocolError``."""
 
 
-def decode_to_agent(datagram: bytes) -> ToAgent:
-    """Decode a datagram. Raises ``ProtocolError``."""
-    return _TO_AGENT.decode(datagram)
-
-
-def encode_to_worker(message: ToWorker) -> bytes:
-    """Encode a message as one datagram."""
-    return _TO_WORKER.encode(message)
-
-
-def decode_to_worker(datagram: bytes) -> ToWorker:
-    """Decode a datagram. Raises ``ProtocolError``."""
-    return _TO_WORKER.decode(datagram)
+encode_to_worker = _TO_WORKER.encode
+"""Encode a message as one datagram."""
+decode_to_worker = _TO_WORKER.decode
+"""Decode a datagram. Raises ``ProtocolError``."""

@@ -42,8 +42,6 @@ class _Running:
     slot: int
     output: Output
     pid: int = 0
-    written: str = ""
-    """The worker's description of an uncaught exception."""
 
 
 class WorkerGroup:
@@ -206,22 +204,14 @@ class WorkerGroup:
         worker = self._running.get(pid)
         return (worker.born, worker.slot) if worker else None
 
-    async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Read the worker's error file before ``ended`` is called, with a time limit, since its disk may hang."""
-        worker = self._running.get(pid)
-        if worker is None or not code or not worker.output.error_file:
-            return
-        written = await worker.output.last_error(self._timeout_s)
-        worker.written = written or ""
-        self._timeout_s = TIMEOUT_S if written is not None else SHORT_TIMEOUT_S  # the exits of other workers wait
-
     async def done(self, limit_s: float) -> None:
         """Wait until the workers' output is in files, at most ``limit_s`` seconds."""
         if not await self._outputs.done(limit_s):
             self._log(f"the log disk has not answered for {limit_s:g} s: some of the workers' output is lost")
 
-    def ended(self, pid: int, code: int) -> WorkerEnded | None:
+    async def ended(self, pid: int, code: int) -> WorkerEnded | None:
         """The event for a process that has ended, with its last output; None for an unknown process."""
+        written = await self._last_error(pid) if code else ""
         worker = self._running.pop(pid, None)
         if worker is None:
             return None
@@ -229,7 +219,7 @@ class WorkerGroup:
         if not code:
             output.close()
             return WorkerEnded(worker.born, worker.slot, code)
-        tail, written = output.stderr.tail(), worker.written
+        tail = output.stderr.tail()
         words = last_words(code, tail, written)
         output.close()
         starved = self._memory.look() if code == -signal.SIGKILL else ""
@@ -246,6 +236,16 @@ class WorkerGroup:
             time_s=self._wall_clock_s(),
             error_file=output.error_file if written else "",
         )
+
+    async def _last_error(self, pid: int) -> str:
+        """The worker's description of an uncaught exception, with a time limit, since its disk may hang; "" for
+        none."""
+        worker = self._running.get(pid)
+        if worker is None or not worker.output.error_file:
+            return ""
+        written = await worker.output.last_error(self._timeout_s)
+        self._timeout_s = TIMEOUT_S if written is not None else SHORT_TIMEOUT_S  # its peers wait in line
+        return written or ""
 
 
 class _TimeBudget:

@@ -8,7 +8,7 @@ from edl.arithmetic.affinity import MODES
 from edl.config import LogLayout, LogPlan
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import bytes_from, bytes_or_default, names
-from edl.launch.settings import LaunchSettings, WorkerSettings
+from edl.launch.settings import NodeSettings, WorkerSettings
 
 TORCH_LAUNCH = "torch.distributed.launch"
 """The dialect of torchrun's elder sister."""
@@ -63,7 +63,7 @@ WORKERS = (
     ),
     Option(
         "--local-addr",
-        setting=Setting(LaunchSettings, "local_addr"),
+        setting=Setting(NodeSettings, "local_addr"),
         help=(
             "Address of this node that other nodes reach. The launcher listens on it, and rank 0's store is "
             "announced under it. Default: the address from which this host reaches the store."

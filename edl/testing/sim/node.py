@@ -208,11 +208,8 @@ class SimWorkers:
         worker = self._running.get(pid)
         return (worker.born, worker.slot) if worker is not None else None
 
-    async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Does nothing: a worker's last error is in ``ended``."""
-
-    def ended(self, pid: int, code: int) -> ag.WorkerEnded | None:
-        """The event for a process that has ended."""
+    async def ended(self, pid: int, code: int) -> ag.WorkerEnded | None:
+        """A process is gone."""
         worker = self._running.pop(pid, None)
         if worker is None:
             return None

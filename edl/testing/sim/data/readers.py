@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data_service.loader.batching import StepSizes
 from data_service.loader.deps import LoaderDeps, RequestNumbers
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.loader import Loader
-from data_service.loader.source import DataSource
+from data_service.loader.source import SettledData
 from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.transport import SERVICE, Dispatcher
 from data_service.loader.worker_context import RankAssignment
@@ -220,13 +220,13 @@ class SimData(Loader):
     def _tensor(self, array: Any) -> Any:
         return array
 
-    def _settle(self) -> DataSource:
-        fresh = self._source is None
-        source = super()._settle()
+    def _settle(self) -> SettledData:
+        fresh = self._settled is None
+        settled = super()._settle()
         if fresh:
-            source = SimSource(self._reader_process.data, self._reader_process.threads)  # type: ignore[assignment]
-            self._source = source
-        return source
+            source = SimSource(self._reader_process.data, self._reader_process.threads)
+            self._settled = settled = replace(settled, source=source)  # type: ignore[arg-type]
+        return settled
 
     def _columns(self, table: Any) -> Any:
         assert isinstance(table, SimTable)  # noqa: S101 - its readers give no others

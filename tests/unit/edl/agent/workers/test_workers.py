@@ -132,7 +132,7 @@ def play(bench: Bench, scenario: Callable[[], Coroutine[None, None, None]]) -> N
         finally:
             bench.processes.end_all()
             for pid in (1000, 1001):
-                bench.group.ended(pid, 0)
+                await bench.group.ended(pid, 0)
             await bench.group.done(DEADLINE_S)  # a thread closes the files
 
     asyncio.run(whole())
@@ -262,14 +262,14 @@ def test_a_bad_end_comes_with_the_last_words(tmp_path: Path) -> None:
         await bench.group.start(WORLD, (0, 1))
         text = b'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: Connection closed by peer\n'
         bench.processes.write(1001, stderr=text)
-        ended = bench.group.ended(1001, 1)
+        ended = await bench.group.ended(1001, 1)
         assert ended is not None
         assert (ended.round, ended.slot, ended.exit_code) == (3, 1, 1)
         assert ended.exception == "RuntimeError: Connection closed by peer"
         assert ended.traceback == ended.tail == text.decode().rstrip()
         assert ended.peer_loss
         assert bench.group.place(1001) is None
-        assert bench.group.ended(1001, 1) is None
+        assert await bench.group.ended(1001, 1) is None
 
     play(bench, scenario)
 
@@ -281,8 +281,7 @@ def test_the_error_file_knows_better(tmp_path: Path) -> None:
         await bench.group.start(WORLD, (0, 1))
         await bench.group.done(DEADLINE_S)
         (tmp_path / "attempt_2" / "0" / "error.json").write_text('{"message": "from the file"}')
-        await bench.group.look_for_last_words(1000, 1)
-        ended = bench.group.ended(1000, 1)
+        ended = await bench.group.ended(1000, 1)
         assert ended is not None
         assert ended.exception == "from the file"
 
@@ -297,7 +296,7 @@ def test_one_that_the_kernel_has_killed_for_lack_of_memory_is_told_from_others(
     async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         monkeypatch.setattr(OutOfMemory, "look", lambda self: "out of memory: the kernel killed a process")
-        killed, stopped = (bench.group.ended(1000 + rank, -number) for rank, number in ((0, 9), (1, 15)))
+        killed, stopped = [await bench.group.ended(1000 + rank, -number) for rank, number in ((0, 9), (1, 15))]
         assert killed is not None and stopped is not None
         assert killed.exception == "out of memory: the kernel killed a process"
         assert stopped.exception == "", "no kernel sends this one"
@@ -311,7 +310,7 @@ def test_a_good_end_has_no_last_words(tmp_path: Path) -> None:
     async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1000, stderr=b"ValueError: only a log line\n")
-        assert bench.group.ended(1000, 0) == WorkerEnded(Round(3), 0, 0)
+        assert await bench.group.ended(1000, 0) == WorkerEnded(Round(3), 0, 0)
 
     play(bench, scenario)
 
@@ -322,7 +321,7 @@ def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.
     async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1001, stdout=b"to the file\n", stderr=b"to both\n")
-        bench.group.ended(1001, 0)
+        await bench.group.ended(1001, 0)
         await bench.group.done(DEADLINE_S)
         folder = tmp_path / "attempt_2" / "1"
         assert (folder / "stdout.log").read_bytes() == b"to the file\n"
