@@ -138,8 +138,8 @@ def test_a_worker_without_data_asks_less_and_less_often_but_at_least_every_secon
     assert sorted(seen) == [*range(RECORDS)]
     waiting = [at_s for at_s in asked_s if at_s < 10.0]
     gaps = [later - earlier for earlier, later in itertools.pairwise(waiting)]
-    assert 10 <= len(waiting) <= 20, "not every 10 ms"
-    assert max(gaps) == pytest.approx(1.0)
+    assert 10 <= len(waiting) <= 60, "not every 10 ms"
+    assert max(gaps) == pytest.approx(0.25)
     assert gaps[:3] == pytest.approx([0.02, 0.04, 0.08])
 
 
