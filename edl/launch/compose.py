@@ -91,7 +91,7 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.callback(listen_to_modules(log))
         cleanup.callback(LoopWatch(log).end)
         logs, report = claim(settings.logs), settings.report
-        reporter = Reporter(settings.spec.job, settings.node, logs, report.error_file, log, report.file)
+        reporter = Reporter(settings.spec.job, settings.node.name, logs, report.error_file, log, report.file)
         cleanup.callback(reporter.close)  # registered early, so it runs late
         for remark in (*settings.remarks, *log_options.remarks(logs)):
             log(remark)

@@ -12,11 +12,10 @@ happened. The shell's duties:
   when the followers in ``wait`` have acknowledged its pieces. This includes pushes that were applied earlier; a
   follower that received no piece of a push has it through an image. Waiting for a follower that is not in ``to`` lasts
   until the next ``FeedFollowers``. A push waits for the giver of its bucket until orders confirm that it has been
-  taken. With asynchronous replication a push does not wait for other replicas, but it is not
-  answered while the replica is more than ``lag_s`` behind, or its stream is down, or it has refused anything under
-  orders that have not arrived here: it may own all of this by now. Streams to all followers in ``to`` are opened even
-  if there is nothing to send. A repeated push (its seq is known) waits in the same way, for everything that is in the
-  streams when it arrives.
+  taken. With asynchronous replication it does not wait for other replicas, but it is not answered while the replica is
+  more than ``lag_s`` behind, or its stream is down, or it has refused anything under orders that have not arrived here:
+  it may own all of this by now. Streams to all followers in ``to`` are opened even if there is nothing to send. A
+  repeated push (its seq is known) waits in the same way, for everything that is in the streams when it arrives.
 - ``Copy``: take each bucket's image under its lock and put it into the follower's stream; pieces follow from that
   moment on, none before. A copy is skipped if its follower is not in the bucket's newest ``FeedFollowers``
   when its turn comes.
@@ -350,9 +349,8 @@ class BucketMachine:
             todo.took.append(bucket)
 
     def _is_released_early(self, bucket: int) -> bool:
-        """True if the bucket's release arrived before the orders it refers to, which are here now. A release that
-        carries an even newer version counts, and is kept for that version: in between, the bucket may go back to the
-        giver and be released again by this very release."""
+        """True if the bucket's release arrived before the orders it refers to, which are here now. One with an even
+        newer version counts, and is kept: the giver may get the bucket back in between, and release it by this one."""
         giver, version = self._early.get(bucket, (NOBODY, 0))
         mine = self.owner[bucket] == self.number and giver == self._giver[bucket] and version >= self._since[bucket]
         if version <= self.version:

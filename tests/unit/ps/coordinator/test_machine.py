@@ -159,19 +159,6 @@ def test_empty_buckets_are_no_loss() -> None:
     assert one.machine.state.history == 1
 
 
-def test_a_new_history_begins_when_no_pserver_may_take_the_empty_buckets() -> None:
-    """A pserver looks for checkpoints once a history: the one that stays has looked already."""
-    one = cluster("p", "q", training=Training(servers=(2, 4), replication=Replication.NONE))
-    one.drain("p")
-    one.kill("q")
-    assert one.machine.state.stage == "new"
-    one.add("r")
-    one.add("s")
-    one.pass_time(1.0)
-    assert one.machine.state.stage == "placed"
-    assert {machine.history for machine in one.bucket_machines.values()} == {2}
-
-
 def test_hot_buckets_are_spread() -> None:
     one = cluster("p", "q", "r")
     load = messages.PserverLoad(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
