@@ -18,7 +18,6 @@ from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
 from edl.adapters.system_threads import SystemThreads
 from edl.errors import DataError, SettingError
-from edl.threads import ThreadEvent
 from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
 
 RECORDS = 600
@@ -95,7 +94,7 @@ class PausingThreads(SystemThreads):
         """Called after each such wait."""
         self.main = threading.current_thread()
 
-    def event(self) -> ThreadEvent:
+    def event(self) -> threading.Event:
         return PausingEvent(self)
 
 
