@@ -19,7 +19,7 @@ FOLDED = 8
 thousand joining nodes do not push their cause out of the history."""
 _FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
 """The kinds of which many come in one write. What comes in one write after the other is not combined: each line has its
-time and its node. Except for checkpoints: see ``History``."""
+time and its node. Except for checkpoints: see ``JobHistory``."""
 
 
 def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
@@ -38,7 +38,7 @@ def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
     return found
 
 
-class History:
+class JobHistory:
     """The last lines of the history, and its followers.
 
     Of checkpoints that are completed with nothing else in between, only the newest line stays. Otherwise a job that

@@ -20,7 +20,7 @@ from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.companions import OVER, Asking, Companions, Updates
 from edl.master.guarded import GuardedStore
-from edl.master.history import KEPT, History, folded
+from edl.master.history import KEPT, JobHistory, folded
 from edl.master.hosting import Hosted, Hosting
 from edl.master.machine import absent, step, step_all, take_over
 from edl.master.probing import Probing, Refuses
@@ -134,7 +134,7 @@ class MasterShell:
         self._services_timer = Timer(deps.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
-        self.history = History()
+        self.history = JobHistory()
         self._updates = Updates()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from edl.errors import ProtocolError
-from edl.master.history import History
+from edl.master.history import JobHistory
 from edl.master.service import Keep
 from edl.master.state import Record
 from edl.ports import Delete, Operation, Put
@@ -61,7 +61,7 @@ def record_operations(keys: JobKeys, before: Record | None, record: Record) -> l
     return operations
 
 
-def history_operations(keys: JobKeys, history: History, added: Sequence[HistoryEntry]) -> list[Operation]:
+def history_operations(keys: JobKeys, history: JobHistory, added: Sequence[HistoryEntry]) -> list[Operation]:
     """Operations that add lines of history and delete those that they displace."""
     new, outdated = history.change(added)
     return [

@@ -11,7 +11,7 @@ import pytest
 from edl.config import FaultTolerance, JobSpec, NodeRange
 from edl.job_records import Training
 from edl.master.events import HistoryNote, Kind
-from edl.master.history import KEPT, History
+from edl.master.history import KEPT, JobHistory
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.view import job_status, reply
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
@@ -21,8 +21,8 @@ from edl.wire.status import Answer, HistoryEntry
 TURNS = 20
 
 
-def filled(count: int) -> History:
-    history = History()
+def filled(count: int) -> JobHistory:
+    history = JobHistory()
     for number in range(1, count + 1):
         history.publish([history.make(HistoryNote(Kind.NODE_JOINED, f"text {number}", "a"), 3, 100.0 + number)])
     return history
@@ -43,26 +43,26 @@ async def turns() -> None:
 
 class TestNumbering:
     def test_counts_from_one_and_keeps_what_a_note_says(self) -> None:
-        history = History()
+        history = JobHistory()
         first = history.make(HistoryNote(Kind.NODE_LOST, "gone", "a"), 3, 12.5)
         assert first == HistoryEntry(1, 12.5, "node-lost", "gone", "a", 3)
         assert history.make(HistoryNote(Kind.WAITING, "why"), 3, 13.0).number == 2
 
     def test_a_line_is_not_shown_before_it_is_published(self) -> None:
-        history = History()
+        history = JobHistory()
         entry = history.make(HistoryNote(Kind.WAITING, "why"), 0, 1.0)
         assert history.last(10) == ()
         history.publish([entry])
         assert history.last(10) == (entry,)
 
     def test_goes_on_where_the_last_master_stopped(self) -> None:
-        history = History()
+        history = JobHistory()
         history.load([HistoryEntry(7, 2.0, "k", "b"), HistoryEntry(6, 1.0, "k", "a")])
         assert [entry.number for entry in history.last(10)] == [6, 7]
         assert history.make(HistoryNote(Kind.WAITING, "why"), 0, 3.0).number == 8
 
     def test_begins_anew_when_there_is_nothing(self) -> None:
-        history = History()
+        history = JobHistory()
         history.load([])
         assert history.make(HistoryNote(Kind.WAITING, "why"), 0, 3.0).number == 1
 
@@ -80,7 +80,7 @@ class TestKeeping:
         assert history.change(added) == (added, [1, 2])
 
     def test_of_checkpoints_in_a_row_the_newest_stays(self) -> None:
-        history = History()
+        history = JobHistory()
         notes = [
             HistoryNote(Kind.WORKER_FAILED, "why"),
             *(HistoryNote(Kind.STATE, f"commit {commit} is complete in /ckpt/{commit}", "a") for commit in (5, 9)),
@@ -94,7 +94,7 @@ class TestKeeping:
         assert history.change(entries[3:]) == ([entries[3], entries[5]], [])
         history.publish(entries[3:])
         assert history.last(9) == (entries[0], entries[2], entries[3], entries[5])
-        again = History()
+        again = JobHistory()
         again.load(history.last(9))
         assert again.make(notes[0], 1, 0.0).number == 7
 
@@ -124,7 +124,7 @@ class TestReading:
 
     def test_a_follower_gets_every_checkpoint(self) -> None:
         async def scenario() -> None:
-            history = History()
+            history = JobHistory()
             lines = history.read(0, True)
             reading = asyncio.ensure_future(anext(lines))
             await turns()

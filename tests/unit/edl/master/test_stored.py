@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from edl.master.events import HistoryNote, Kind
-from edl.master.history import FOLDED, KEPT, History, folded
+from edl.master.history import FOLDED, KEPT, JobHistory, folded
 from edl.master.service import Keep
 from edl.master.state import Phase, Record
 from edl.master.stored import (
@@ -88,7 +88,7 @@ class TestRecord:
 
 class TestHistory:
     def test_what_comes_pushes_out_what_is_oldest(self) -> None:
-        history = History()
+        history = JobHistory()
         entries = [history.make(HistoryNote(Kind.NODE_JOINED, str(one)), 1, 0.0) for one in range(KEPT + 3)]
         history.publish(entries[:KEPT])
         added = entries[KEPT:]
@@ -99,7 +99,7 @@ class TestHistory:
 
     def test_no_key_is_written_and_deleted_at_once(self) -> None:
         """A transaction of etcd takes each key once."""
-        history = History()
+        history = JobHistory()
         texts = [f"commit {commit} is complete in /ckpt" for commit in range(3)]
         added = [history.make(HistoryNote(Kind.STATE, text), 1, 0.0) for text in texts]
         assert history_operations(KEYS, history, added) == [Put(KEYS.history_entry(3), plain.dumps(added[2]))]
