@@ -25,7 +25,7 @@ from edl.wire import codec
 from edl.wire.address import address
 from edl.wire.messages import AgentMessage, Asked, MasterMessage, Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
-from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, Question
+from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, Question
 
 SERVICE = "edl.v1.Master"
 _ACCEPTED = ("edl-master", "1")
@@ -99,7 +99,7 @@ class MasterService(Protocol):
         """The current status of the job."""
         ...
 
-    def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
+    def events(self, request: EventsRequest) -> AsyncIterator[HistoryEntry]:
         """The history, and with ``follow`` also new entries."""
         ...
 
@@ -187,7 +187,7 @@ class MasterServer:
     async def _status(self, request: Question, context: Any) -> JobStatus:
         return (await self._serving_master(context)).status()
 
-    async def _events(self, request: EventsRequest, context: Any) -> AsyncIterator[JournalEntry]:
+    async def _events(self, request: EventsRequest, context: Any) -> AsyncIterator[HistoryEntry]:
         service = await self._serving_master(context)
         async for entry in service.events(request):
             yield entry
@@ -283,7 +283,7 @@ class MasterClient:
         status: JobStatus = await reply
         return status
 
-    async def events(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
+    async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
         """The history after a line number, and with ``follow`` also new entries. Raises ``grpc.aio.AioRpcError``."""
         method = self._channel.unary_stream(f"/{SERVICE}/Events", codec.encode, _decode_entry)
         call: Any = method(EventsRequest(after, follow), metadata=self._metadata)
@@ -361,5 +361,5 @@ def _decode_status(data: bytes) -> JobStatus:
     return codec.decode(JobStatus, data)
 
 
-def _decode_entry(data: bytes) -> JournalEntry:
-    return codec.decode(JournalEntry, data)
+def _decode_entry(data: bytes) -> HistoryEntry:
+    return codec.decode(HistoryEntry, data)

@@ -15,7 +15,7 @@ from edl.errors import CheckpointError, UsageError
 from edl.master.events import Kind
 from edl.master.view import changed, complete, saving, unwritten
 from edl.wire.messages import Asked, Purpose
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
 
@@ -40,7 +40,7 @@ _LISTED = " listed already"
 class Reader(Protocol):
     """Reads the history line by line until the outcome is known."""
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """Process the next line; returns the outcome once it is certain."""
         ...
 
@@ -55,7 +55,7 @@ class SaveReader:
     def __init__(self) -> None:
         self._commit: int | None = None
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """The outcome when the commit is complete, or can no longer be completed."""
         number = saving(entry)
         if number is not None:
@@ -87,7 +87,7 @@ class StopReader:
         self._saved: tuple[int, str] = (0, "")
         self._trouble = ""
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """Never an outcome: the job has ended for good only when the history ends."""
         self._saved = complete(entry) or self._saved
         if unwritten(entry):
@@ -113,7 +113,7 @@ class SetReader:
     def __init__(self, who: str) -> None:
         self._who = who
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """The outcome when the settings have been changed or refused."""
         if entry.kind == Kind.SETTINGS.value:
             commit = changed(entry)
@@ -136,7 +136,7 @@ class OrderReader:
     def __init__(self, dataset: str, number: int) -> None:
         self._begin = f"data {dataset}: order {number} ("
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """The outcome when the history says what happened to the order."""
         if entry.kind == Kind.SERVICE.value and entry.text.startswith(self._begin):
             return RequestOutcome(": nothing is added: " not in entry.text or _LISTED in entry.text, entry.text)
@@ -160,8 +160,8 @@ async def ask(
     client: MasterClient, purpose: Purpose, command: str, *, wait: bool, argument: str = ""
 ) -> RequestOutcome:
     """Send a request; with ``wait`` wait for its outcome. Raises ``UsageError`` when it is refused."""
-    journal = (await client.status()).journal
-    after = journal[-1].number if journal else 0
+    history = (await client.status()).history
+    after = history[-1].number if history else 0
     who = f"{command} ({who_asks()})"
     answer = await client.ask(Asked(purpose, who, argument))
     if not answer.ok:
@@ -171,7 +171,7 @@ async def ask(
     return await follow(client.events(after, follow=True), _READERS[purpose](who))
 
 
-async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> RequestOutcome:
+async def follow(history: AsyncIterator[HistoryEntry], reader: Reader) -> RequestOutcome:
     """Read the history until the outcome is known."""
     why = "the Master has gone"
     try:

@@ -159,7 +159,7 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
 
 def _stays(status: JobStatus) -> str:
     """The history's line about nodes that do not leave after all (``edl.master.planning``); empty: none."""
-    lines = [line.text for line in status.journal if line.kind == Kind.SCALE.value]
+    lines = [line.text for line in status.history if line.kind == Kind.SCALE.value]
     newest = next((line for line in reversed(lines) if " stays: " in line or " sent away" in line), "")
     return newest if " stays: " in newest else ""
 

@@ -13,7 +13,7 @@ from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
-from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
+from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 
 SCREEN = 24
 """Up to this many nodes are all listed; of more nodes only the unusual ones, and at most this many."""
@@ -49,9 +49,9 @@ def show_status(
         console.print(_summary(status, len(listed)), markup=False, highlight=False, soft_wrap=True)
     if listed:
         console.print(_table(status, listed))
-    if status.journal:
+    if status.history:
         console.print("Last events:")
-    for entry in status.journal:
+    for entry in status.history:
         console.print(f"  {entry_line(entry)}", markup=False, highlight=False, soft_wrap=True)
     if status.failures:
         causes = sorted(status.failures, key=lambda failure: failure.peer_loss)
@@ -169,7 +169,7 @@ def _ranks(first: int, slots: int) -> str:
     return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 
-def entry_line(entry: JournalEntry) -> str:
+def entry_line(entry: HistoryEntry) -> str:
     """One line of history."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at_s))
     return f"{stamp} round {entry.round} {entry.kind:<14} {entry.text}"

@@ -195,7 +195,7 @@ class Registration:
         operations: list[Operation] = [Delete(self._keys.farewell), Delete(self._keys.launchers, prefix=True)]
         if stored is not None:
             leftovers = (self._keys.record, self._keys.world, self._keys.scale, self._keys.over)
-            histories = (self._keys.journal, self._keys.services)
+            histories = (self._keys.history, self._keys.services)
             operations += [Delete(key) for key in leftovers]
             operations += [Delete(key, prefix=True) for key in histories]
         operations += [

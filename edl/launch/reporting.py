@@ -14,7 +14,7 @@ from edl.agent.workers.log_paths import HISTORY, REPORT, Attempt, WorkerFiles
 from edl.config import LogPlan
 from edl.wire.json_messages import to_plain
 from edl.wire.messages import Failure
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Reporter:
         return self.logs.folder
 
     def keep(
-        self, exit_code: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry] = ()
+        self, exit_code: int, reason: str, failures: Sequence[Failure], history: Sequence[HistoryEntry] = ()
     ) -> None:
         """Write the files about the end of the job. A file that cannot be written is reported in the log.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edl.wire.status import JobStatus, JournalEntry
+from edl.wire.status import HistoryEntry, JobStatus
 
 TYPES = ("Available", "Progressing", "Suspended", "Degraded", "Stopping", "Ended")
 
@@ -28,11 +28,11 @@ class Condition:
     """Seconds since 1970 by the wall clock of a Master's host; 0 if no history is left."""
 
 
-Shift = Callable[[JournalEntry], "bool | None"]
+Shift = Callable[[HistoryEntry], "bool | None"]
 """The value of a condition after a history entry; None: the entry does not change it."""
 
 
-def conditions(status: JobStatus, history: Sequence[JournalEntry]) -> tuple[Condition, ...]:
+def conditions(status: JobStatus, history: Sequence[HistoryEntry]) -> tuple[Condition, ...]:
     """All conditions of the job, in the order of ``TYPES``."""
     found = []
     for kind, judge, shift in _JUDGES:
@@ -41,7 +41,7 @@ def conditions(status: JobStatus, history: Sequence[JournalEntry]) -> tuple[Cond
     return tuple(found)
 
 
-def _since(holds: bool, shift: Shift, history: Sequence[JournalEntry]) -> float:
+def _since(holds: bool, shift: Shift, history: Sequence[HistoryEntry]) -> float:
     """The time of the last change to this value, as far as the history tells."""
     state, since_s = None, history[0].at_s if history else 0.0
     for entry in history:
@@ -125,7 +125,7 @@ def _by_kind(table: dict[str, bool]) -> Shift:
     return lambda entry: table.get(entry.kind)
 
 
-def _suspension(entry: JournalEntry) -> bool | None:
+def _suspension(entry: HistoryEntry) -> bool | None:
     """Recognises suspensions by the beginning of their history entries (see ``edl.master.sizing``)."""
     if entry.kind != "scale":
         return None

@@ -33,7 +33,7 @@ from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import SimWorker
 from edl.types import FencingToken, NodeId
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceFromWorker, Switch
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 T = TypeVar("T")
 RETRY_S = 0.1
@@ -363,7 +363,7 @@ class _NoNote:
 class _NoReport:
     folder = ""
 
-    def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry]) -> None:
+    def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[HistoryEntry]) -> None:
         """Does nothing: the simulator does not read it."""
 
 

@@ -25,7 +25,7 @@ from edl.cli.show import scale_lines, show_status
 from edl.errors import StoreUnavailable, UsageError
 from edl.wire.messages import Finish
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Granted, Resize, ScaleView, SetBounds, Suspend, Verdict
-from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
+from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 from tests.support.fake_master import FakeMaster
 
 STATUS = FakeMaster().status()
@@ -233,13 +233,13 @@ def test_a_node_comes_anew_under_its_name() -> None:
 
 
 def test_a_node_stays_since_nothing_could_be_saved() -> None:
-    away = JournalEntry(7, 0.0, "scale", "node-a sent away by me")
-    stays = JournalEntry(8, 0.0, "scale", "node-a stays: the checkpoint could not be written (disk full)")
+    away = HistoryEntry(7, 0.0, "scale", "node-a sent away by me")
+    stays = HistoryEntry(8, 0.0, "scale", "node-a stays: the checkpoint could not be written (disk full)")
     done = status(generation=2, observed=2)
-    result, _ = reach(wi.gone(("node-a",), 2), dataclasses.replace(done, journal=(away, stays)))
+    result, _ = reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(away, stays)))
     assert (result.ok, result.text) == (False, stays.text)
-    again = JournalEntry(9, 0.0, "scale", "node-a sent away by me")
-    assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, journal=(stays, again)))[0].ok
+    again = HistoryEntry(9, 0.0, "scale", "node-a sent away by me")
+    assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(stays, again)))[0].ok
 
 
 def test_the_job_ends_meanwhile() -> None:

@@ -10,7 +10,7 @@ from edl.config import LogLayout, LogPlan
 from edl.launch.reporting import Reporter
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 
 def failure(error_file: str = "") -> Failure:
@@ -62,7 +62,7 @@ def test_a_report_that_cannot_be_written_costs_a_line_each(tmp_path: Path) -> No
 
 def test_the_history_that_goes_from_the_store_stays_in_the_folder(tmp_path: Path) -> None:
     reporter = Reporter("job", "a", LogPlan(str(tmp_path)), "", print)
-    history = [JournalEntry(n, 7.0, "node-lost", f"line {n}", "a", 1) for n in (1, 2)]
+    history = [HistoryEntry(n, 7.0, "node-lost", f"line {n}", "a", 1) for n in (1, 2)]
     reporter.keep(0, "done", [], history)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["line 1", "line 2"]

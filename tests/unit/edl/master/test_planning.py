@@ -226,7 +226,7 @@ def test_the_kill_switch_outweighs_what_is_being_agreed_on() -> None:
 
 
 def notes(rule: Aware) -> list[str]:
-    return [f"{effect.kind.value}: {effect.text}" for effect in rule.effects if isinstance(effect, ev.HistoryEntry)]
+    return [f"{effect.kind.value}: {effect.text}" for effect in rule.effects if isinstance(effect, ev.HistoryNote)]
 
 
 def test_the_history_says_once_who_stops_the_job_and_where_it_ends() -> None:

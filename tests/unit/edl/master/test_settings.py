@@ -66,7 +66,7 @@ def request_settings(rule: Aware, text: str) -> None:
 
 
 def notes(rule: Aware) -> list[str]:
-    return [e.text for e in rule.effects if isinstance(e, ev.HistoryEntry) and e.kind is ev.Kind.SETTINGS]
+    return [e.text for e in rule.effects if isinstance(e, ev.HistoryNote) and e.kind is ev.Kind.SETTINGS]
 
 
 def held(rule: Aware) -> Settings:
