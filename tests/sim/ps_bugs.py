@@ -184,15 +184,15 @@ def acknowledges_early(patch: Patch) -> None:
 
 def wakes_nobody(patch: Patch) -> None:
     """Those whose pushes another thread has applied at the barrier are not woken up."""
-    carry = StepBarrierShell._carry
+    carry = StepBarrierShell._apply_batch
 
     def carries(self: StepBarrierShell, batch: Any, apply: Any) -> None:
-        turn = self._turn
+        turn = self._changed
         with patch.context() as without:
             without.setattr(turn, "notify_all", lambda: None)
             carry(self, batch, apply)
 
-    patch.setattr(StepBarrierShell, "_carry", carries)
+    patch.setattr(StepBarrierShell, "_apply_batch", carries)
 
 
 def dies_unheard(patch: Patch) -> None:
