@@ -21,6 +21,7 @@ class ScheduledCall:
     def cancel(self) -> None:
         """Forget it; cancelling twice, or after it has happened, changes nothing."""
         self.call = None
+        self.args = ()
 
 
 class Timeline:
@@ -37,15 +38,17 @@ class Timeline:
 
     def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
         """Call ``call(*args)`` when ``delay_s`` (0 or more) has passed."""
-        return self.at(self.now_s + delay_s, call, *args)
-
-    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
-        """Call ``call(*args)`` at a moment; one that has passed means now."""
-        timer = ScheduledCall(max(at_s, self.now_s), call, args)
+        timer = ScheduledCall(self.now_s + delay_s, call, args)
         heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
         return timer
 
-    def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
+        """Call ``call(*args)`` at a moment; one that has passed means now."""
+        timer = ScheduledCall(at_s if at_s > self.now_s else self.now_s, call, args)
+        heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
+        return timer
+
+    def run(self, until_s: float, stop: Callable[[], bool] | None = None) -> None:
         """Let time pass up to ``until_s``, or until ``stop`` holds after some call."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
@@ -57,6 +60,6 @@ class Timeline:
             timer.call(*timer.args)
             if self.failure is not None:
                 raise self.failure
-            if stop():
+            if stop is not None and stop():
                 return
         self.now_s = max(self.now_s, until_s)
