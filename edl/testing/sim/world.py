@@ -300,8 +300,7 @@ class SimWorld:
     def usable(self) -> list[SimLauncher]:
         """Launchers whose node could take part."""
         idle = (AgentPhase.LEAVING, AgentPhase.OVER)
-        alive = (one for one in self.launchers.values() if one.alive)
-        return [one for one in alive if (agent := one.agent) is not None and agent.phase not in idle]
+        return [one for one in self.alive() if (agent := one.agent) is not None and agent.phase not in idle]
 
     def picture(self) -> str:
         """Everything that matters, for a failed check."""
@@ -444,29 +443,25 @@ class SimWorld:
     def _sizing(self) -> Sizing:
         return self.checks.record.sizing if self.checks.record is not None else NO_SIZING
 
-    def able(self) -> list[SimLauncher]:
+    def able(self, usable: Sequence[SimLauncher] = ()) -> list[SimLauncher]:
         """Launchers whose node can take part as far as people want it to."""
-        return self._able_of(self.usable())
-
-    def _able_of(self, usable: Sequence[SimLauncher]) -> list[SimLauncher]:
-        stay = [one for one in usable if (agent := one.agent) is not None and agent.draining is None]
+        stay = [one for one in usable or self.usable() if (agent := one.agent) is not None and agent.draining is None]
         dropped = self.checks.record.dropped if self.checks.record is not None else ()
         return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info)]
 
     def settled(self) -> bool:
         """Ended, or running a world as large as is wanted and the living nodes allow, or waiting with good reason."""
-        record = self.checks.record
+        record, usable = self.checks.record, self.usable()
         if record is None:
             return False
         if record.phase is Phase.ENDED:
             return True
-        usable, evicted = self.usable(), self.checks.promises.evicted
-        if evicted and any(one.info.incarnation in evicted.values() for one in usable):
+        if any(one.info.incarnation in self.checks.promises.evicted.values() for one in usable):
             return False
         if self._sizing.suspended:
             return self._rests(record)
         bounds, requested = self._sizing.bounds(self.spec.nodes), self._sizing.requested(self.spec.nodes)
-        able, previous = self._able_of(usable), len(record.world.members) if record.world else 0
+        able, previous = self.able(usable), len(record.world.members) if record.world else 0
         size = next_size(bounds, self.spec.fault_tolerance, previous, len(able), requested).nodes
         if record.phase is not Phase.RUNNING or record.world is None:
             return size == 0
