@@ -21,6 +21,7 @@ SHOWN = 10
 _SAVING = re.compile(r".*: saving commit (\d+)", re.DOTALL)
 _COMPLETE = re.compile(r"commit (\d+) is complete in (.*)", re.DOTALL)
 _SETTINGS = re.compile(r"settings \d+ from commit (\d+): .*", re.DOTALL)
+_STATE = Kind.STATE.value
 _FAILED = re.compile(r"commit (\d+) could not be written: (.*)", re.DOTALL)
 
 
@@ -215,7 +216,7 @@ def changed(entry: HistoryEntry) -> int | None:
 
 def complete(entry: HistoryEntry) -> tuple[int, str] | None:
     """Number and place of a complete checkpoint, if this line reports one."""
-    found = _COMPLETE.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
+    found = _COMPLETE.fullmatch(entry.text) if entry.kind == _STATE else None
     return (int(found[1]), found[2]) if found else None
 
 

@@ -101,6 +101,10 @@ class MemoryStore:
         """Entries under a prefix, without expiring overdue leases."""
         return [entry for key, entry in self._entries.items() if key.startswith(prefix)]
 
+    def peek_one(self, key: str) -> KeyValue | None:
+        """The entry of a key, without expiring overdue leases."""
+        return self._entries.get(key)
+
     def read_now(self, prefix: str) -> PrefixSnapshot:
         """``Store.read`` without waiting."""
         self._look()

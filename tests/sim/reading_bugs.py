@@ -157,7 +157,7 @@ FIRST: list[tuple[Bug, int]] = [
     (believes_nobody, 51),
     (reads_on_from_the_start, 4),
     (reads_on_from_the_start, 14),
-    (keeps_lost_leases, 24),
+    (keeps_lost_leases, 11),
     (leaves_nothing_out, 19),
     (tells_nobody, 10),
     (drops_what_is_held, 8),

@@ -80,6 +80,16 @@ def _a_change_by_hand_interrupts() -> Any:
     return mock.patch.object(planning, "change", change)
 
 
+FIRST = {
+    "_dropped_slots_are_used": 1,
+    "_worlds_keep_the_slots_they_have": 13,
+    "_a_change_by_hand_interrupts": 8,
+    "_those_in_other_slots_stay": 29,
+    "_devices_are_found_by_chance": 14,
+}
+"""Schedules known to find a bug; the search begins anew at 0 when one does not any more."""
+
+
 @pytest.mark.parametrize(
     "bug",
     [
@@ -92,7 +102,7 @@ def _a_change_by_hand_interrupts() -> Any:
 )
 def test_a_planted_bug_is_found(bug: Callable[[], Any]) -> None:
     with bug():
-        for seed in range(200):
+        for seed in (FIRST.get(bug.__name__, 0), *range(200)):
             try:
                 if play(Schedule.slotted(seed)).violation:
                     return

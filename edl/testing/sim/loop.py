@@ -25,6 +25,13 @@ SLOWEST_CALL_S = 0.02
 """Longest delay until a function for ``run_in_executor`` is called, in seconds."""
 
 
+class SimTimer(asyncio.TimerHandle):
+    """A timer of a loop; ``call`` is its place on the timeline."""
+
+    __slots__ = ("call",)
+    call: ScheduledCall
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """The event loop of one process. Its clock reads ``offset_s`` at the timeline's start and advances by ``rate``
     seconds per second. ``failed`` receives what asyncio would log: exceptions of callbacks, and of tasks whose result
@@ -50,7 +57,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._failed = failed
         self._ready: deque[asyncio.Handle] = deque()
         self._scheduled = False
-        self._timers: dict[asyncio.TimerHandle, ScheduledCall] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         """Every task that may still run. Holds those of a dead process too: collecting them would run their ``finally``
         blocks."""
@@ -76,9 +82,10 @@ class SimLoop(asyncio.BaseEventLoop):
             return
         asyncio._set_running_loop(self)
         try:
-            for _ in range(len(self._ready)):
-                handle = self._ready.popleft()
-                if not handle.cancelled():
+            ready = self._ready
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
                     handle._run()
                 if self.dead:
                     return
@@ -130,7 +137,8 @@ class SimLoop(asyncio.BaseEventLoop):
         handle = asyncio.Handle(callback, args, self, context)
         if not self.dead:
             self._ready.append(handle)
-            self._begin_soon()
+            if not self._scheduled:
+                self._begin_soon()
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no threads
@@ -145,21 +153,20 @@ class SimLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Run a callback at a time of this process's clock."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        if not self.dead:
-            self._timers[handle] = self._timeline.at((when - self._offset_s) / self._rate, self._due, handle)
+        handle = SimTimer(when, callback, args, self, context)
+        handle.call = self._timeline.at((when - self._offset_s) / self._rate, self._due, handle)
+        if self.dead:
+            handle.call.cancel()
         return handle
 
-    def _due(self, handle: asyncio.TimerHandle) -> None:
-        self._timers.pop(handle, None)
+    def _due(self, handle: SimTimer) -> None:
+        handle.call.cancel()  # the two refer to each other
         if not self.dead:
             self._ready.append(handle)
             self._begin_soon()
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        call = self._timers.pop(handle, None)
-        if call is not None:
-            call.cancel()
+    def _timer_handle_cancelled(self, handle: SimTimer) -> None:
+        handle.call.cancel()
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.job_records import SizeOwner
+from edl.master.sizing import Sizing
 from edl.master.state import Phase
 from edl.ports import ElectedMaster
 from edl.schedulers.plan import JobSummary
@@ -239,17 +240,20 @@ class SchedulerPlugin(Plugin):
             return False
         if world.timeline.now_s - self._acted_s < REST_S:
             return False
-        job = job_of(shell.status())
-        return job.suspended or (self.cluster.complete and self._fits(job) and not shell.status().scale.waiting)
+        sizing = shell.state.record.sizing
+        if sizing.suspended:
+            return True
+        # A status takes long to make, and this is asked after each event.
+        return self.cluster.complete and self._fits(sizing) and not shell.status().scale.waiting
 
-    def _fits(self, job: JobSummary) -> bool:
-        lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
-        provided = self.cluster.replicas
+    def _fits(self, sizing: Sizing) -> bool:
+        bounds = sizing.bounds(self._world.spec.nodes)
+        desired, provided = sizing.target(self._world.spec.nodes), self.cluster.replicas
         if self.owner is SizeOwner.EXTERNAL:
-            return not provided or job.desired == min(max(provided, job.minimum), job.maximum)
-        if job.asked:
-            return provided == min(max(job.desired // job.unit * job.unit, lowest), highest)
-        return lowest <= provided <= highest
+            return not provided or desired == min(max(provided, bounds.minimum), bounds.maximum)
+        if sizing.desired:
+            return provided == min(max(desired // bounds.unit * bounds.unit, bounds.lowest), bounds.highest)
+        return bounds.lowest <= provided <= bounds.highest
 
     def finish(self) -> None:
         """Check that a cluster that restarts finished nodes has been scaled to zero."""

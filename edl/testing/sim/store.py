@@ -93,11 +93,13 @@ class SimStore:
 
     def created(self, key: str) -> FencingToken:
         """Create revision of a key; 0 if it does not exist."""
-        return FencingToken(next((one.create_revision for one in self.memory.peek(key) if one.key == key), 0))
+        entry = self.memory.peek_one(key)
+        return FencingToken(entry.create_revision if entry is not None else 0)
 
     def modified(self, key: str) -> int:
         """Revision of the last write of a key; 0 if it does not exist."""
-        return next((one.mod_revision for one in self.memory.peek(key) if one.key == key), 0)
+        entry = self.memory.peek_one(key)
+        return entry.mod_revision if entry is not None else 0
 
 
 class StoreUser(Protocol):

@@ -21,6 +21,7 @@ class ScheduledCall:
     def cancel(self) -> None:
         """Cancel the call. Does nothing if it was made or cancelled before."""
         self.call = None
+        self.args = ()
 
 
 class Timeline:
@@ -37,15 +38,17 @@ class Timeline:
 
     def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
         """Call ``call(*args)`` in ``delay_s`` (0 or more) seconds."""
-        return self.at(self.now_s + delay_s, call, *args)
-
-    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
-        """Call ``call(*args)`` at this time, or as soon as possible if it has passed."""
-        timer = ScheduledCall(max(at_s, self.now_s), call, args)
+        timer = ScheduledCall(self.now_s + delay_s, call, args)
         heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
         return timer
 
-    def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
+        """Call ``call(*args)`` at this time, or as soon as possible if it has passed."""
+        timer = ScheduledCall(at_s if at_s > self.now_s else self.now_s, call, args)
+        heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
+        return timer
+
+    def run(self, until_s: float, stop: Callable[[], bool] | None = None) -> None:
         """Make the calls that are due up to ``until_s``, or until ``stop`` returns true after one. Raises
         ``failure``."""
         heap = self._heap
@@ -58,6 +61,6 @@ class Timeline:
             timer.call(*timer.args)
             if self.failure is not None:
                 raise self.failure
-            if stop():
+            if stop is not None and stop():
                 return
         self.now_s = max(self.now_s, until_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from edl.agent.entitlement import LEASE_SHARE, LIFE_SHARE
@@ -300,7 +300,7 @@ class SimWorld:
     def usable(self) -> list[SimLauncher]:
         """Launchers whose node could be in a world."""
         idle = (AgentPhase.LEAVING, AgentPhase.OVER)
-        return [one for one in self.alive() if one.agent is not None and one.agent.phase not in idle]
+        return [one for one in self.alive() if (agent := one.agent) is not None and agent.phase not in idle]
 
     def picture(self) -> str:
         """The state of all launchers, for the message of a failed check."""
@@ -318,7 +318,7 @@ class SimWorld:
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def run(self, for_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+    def run(self, for_s: float, stop: Callable[[], bool] | None = None) -> None:
         """Advance time by ``for_s`` seconds, or until ``stop`` returns true."""
         self.timeline.run(self.timeline.now_s + for_s, stop)
 
@@ -443,29 +443,29 @@ class SimWorld:
     def _sizing(self) -> Sizing:
         return self.checks.record.sizing if self.checks.record is not None else NO_SIZING
 
-    def able(self) -> list[SimLauncher]:
+    def able(self, usable: Sequence[SimLauncher] = ()) -> list[SimLauncher]:
         """Launchers whose node may be in a world, given the users' requests."""
-        stay = [one for one in self.usable() if one.agent is not None and one.agent.draining is None]
+        stay = [one for one in usable or self.usable() if (agent := one.agent) is not None and agent.draining is None]
         dropped = self.checks.record.dropped if self.checks.record is not None else ()
         return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info)]
 
     def settled(self) -> bool:
         """Whether the job has ended, runs a world as large as requested and possible, or waits for a valid reason."""
-        record = self.checks.record
+        record, usable = self.checks.record, self.usable()
         if record is None:
             return False
         if record.phase is Phase.ENDED:
             return True
-        if any(one.info.incarnation in self.checks.promises.evicted.values() for one in self.usable()):
+        if any(one.info.incarnation in self.checks.promises.evicted.values() for one in usable):
             return False
         if self._sizing.suspended:
             return self._rests(record)
         bounds, requested = self._sizing.bounds(self.spec.nodes), self._sizing.requested(self.spec.nodes)
-        able, previous = self.able(), len(record.world.members) if record.world else 0
+        able, previous = self.able(usable), len(record.world.members) if record.world else 0
         size = next_size(bounds, self.spec.fault_tolerance, previous, len(able), requested).nodes
         if record.phase is not Phase.RUNNING or record.world is None:
             return size == 0
-        agents = {one.node: one.agent for one in self.usable()}
+        agents = {one.node: one.agent for one in usable}
         for member in record.world.members:
             agent = agents.get(member.node)
             if agent is None or agent.info.incarnation != member.incarnation or agent.running_round != record.round:
