@@ -165,8 +165,8 @@ class Forker:
 
     @classmethod
     def of(cls, framework: str) -> Forker:
-        """One for scripts of torch or paddle."""
-        return cls(MODULES[framework])
+        """The one for scripts of torch or paddle, and for launchers of such scripts. It ends with this process."""
+        return _forker("edl.launch", MODULES[framework], "")
 
     def start(self, script: Path, *arguments: str) -> Talking:
         """Run a script, which says by itself when it is ready."""
