@@ -304,6 +304,7 @@ def test_with_pushes_they_count_when_those_are_acknowledged(bench: Bench, files:
     next(steps)
     mark = trainers.mark()
     next(steps), next(looks), next(looks)
+    evaluation.settle()
     assert ledger_records(bench) == 0 and bench.machine.sets["e"].position.ledger.records == 8
     trainers.pushed(mark)
     assert ledger_records(bench) == 8
