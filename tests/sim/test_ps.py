@@ -9,7 +9,7 @@ from tests.sim.ps_world import PsSim
 
 MEETING = range(36)
 """Histories in which everything is met."""
-LOSING = 55
+LOSING = 16
 """A history in which, with async copies, an owner dies with pushes that its copy has not."""
 KNOWN = [
     173,  # the check's own: a trainer that the Master had given up had a push applied that it did not hear of
@@ -88,26 +88,26 @@ def found(first: int) -> int:
 @pytest.mark.parametrize(
     ("bug", "first"),
     [
-        (ps_bugs.fences_nobody, 65),
-        (ps_bugs.serves_at_once, 46),
+        (ps_bugs.fences_nobody, 6),
+        (ps_bugs.serves_at_once, 210),
         (ps_bugs.acknowledges_alone, 0),
         (ps_bugs.believes_broken_copies, 4),
-        (ps_bugs.tells_nobody, 4),
-        (ps_bugs.goes_on_with_old_copies, 14),
-        (ps_bugs.drops_what_came_early, 108),
+        (ps_bugs.tells_nobody, 0),
+        (ps_bugs.goes_on_with_old_copies, 0),
+        (ps_bugs.drops_what_came_early, 25),
         (ps_bugs.forgets_early_releases, 0),
-        (ps_bugs.believes_old_words, 65),
-        (ps_bugs.promotes_any_copy, 15),
+        (ps_bugs.believes_old_words, 103),
+        (ps_bugs.promotes_any_copy, 37),
         (ps_bugs.keeps_a_number, 50),
-        (ps_bugs.waits_for_the_dead, 0),
-        (ps_bugs.moves_while_it_marks, 57),
+        (ps_bugs.waits_for_the_dead, 1),
+        (ps_bugs.moves_while_it_marks, 179),
         (ps_bugs.marks_without_trainers, 6),
-        (ps_bugs.copies_rows_only, 9),
+        (ps_bugs.copies_rows_only, 16),
         # A lagging backup that a plan makes the owner: no history of some hundreds shows it; test_placement.py does.
         # In the shells:
         (ps_bugs.acknowledges_early, 0),
         (ps_bugs.dies_unheard, 0),
-        (ps_bugs.retries_at_once, 6),
+        (ps_bugs.retries_at_once, 19),
     ],
 )
 def test_planted_bug_is_found(bug: ps_bugs.Bug, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
