@@ -1,4 +1,4 @@
-"""The launcher's options for automatic sizes."""
+"""The launcher's options for the autoscale policy."""
 
 from __future__ import annotations
 

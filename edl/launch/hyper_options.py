@@ -18,7 +18,7 @@ def policy_from(options: Mapping[str, Any], nodes: NodeRange, slots: int) -> Hyp
         raise SettingError(
             "--logical-ranks",
             policy.logical_ranks,
-            f"{nodes.highest} nodes with {slots} workers each are {most}, and each worker needs a logical rank",
-            "Raise it, or lower the maximum of --nnodes",
+            f"{nodes.highest} nodes with {slots} workers each are {most} workers, and each needs a logical rank",
+            "Raise --logical-ranks, or lower the maximum of --nnodes",
         )
     return policy

@@ -1,4 +1,4 @@
-"""Numbers of nodes, workers and pservers of a command line. Read once, before anything else is decided."""
+"""Numbers of nodes, workers and pservers, which the other settings depend on."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from edl.launch.slot_options import slots_from
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Nodes of the job, and what runs on this one."""
+    """The job's range of nodes, and what runs on this node."""
 
     nodes: NodeRange
-    """Nodes with workers."""
+    """Number of nodes with workers."""
     slots: int
-    """Workers here, pservers that run the script among them; 0: none."""
+    """Number of workers on this node, including pservers that run the script; 0: none."""
     servers: ServerSettings = field(default_factory=ServerSettings)
-    """Pservers of edl's own here."""
+    """edl's own pservers on this node."""
     training: Training | None = None
-    """Training settings of a job with pservers; None without them."""
+    """Training settings of a job with edl's own pservers; None: any other job."""
     scripts: ScriptPlaces = NOWHERE
-    """Which workers here are pservers that run the script."""
+    """Which workers on this node are pservers that run the script."""
     script_servers: ScriptServers = field(default_factory=ScriptServers)
-    """Pservers of the whole job."""
+    """The whole job's pservers that run the script."""
 
 
 def sizes_from(options: Mapping[str, Any]) -> Sizes:
-    """Workers and pservers of this node, and the job's range of sizes. Raises ``SettingError``."""
+    """Compute the sizes from the options. Raises ``SettingError``."""
     roles = roles_from(options, slots_from)
     if roles is not None:
         return Sizes(roles.nodes, roles.slots, scripts=roles.here, script_servers=roles.job)

@@ -1,4 +1,4 @@
-"""The options about the job's store: which kind, where it is, and how it is reached."""
+"""The launcher's options about the job's store: kind, addresses, credentials and timeouts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ BACKENDS = {
     "etcd": Backend.ETCD,
     "etcd-v2": Backend.ETCD,
     "etcd-embedded": Backend.EMBEDDED,
-    # torchrun's names: they ask for a store that needs no server of its own.
+    # torchrun's names for a store that needs no separate server.
     "c10d": Backend.EMBEDDED,
     "static": Backend.EMBEDDED,
 }
 
 REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
-"""A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
-dies, too. Members next door answer in milliseconds."""
+"""Default timeouts of a call. A write in progress when etcd's leader dies is never answered, so the timeout adds to the
+recovery from the loss of a host with an embedded member. Embedded members answer in milliseconds."""
 
 
 def backend_from(options: Mapping[str, Any]) -> Backend:
-    """``--rdzv-backend``, or the kind of store that the endpoint looks like. Raises ``SettingError``."""
+    """The kind of store: ``--rdzv-backend``, or else inferred from the endpoint. Raises ``SettingError``."""
     external = str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
     name = options["rdzv_backend"] or ("etcd" if external else "etcd-embedded")
     if name not in BACKENDS:
-        why = f"not one of {', '.join(BACKENDS)}; the store is etcd, and torchrun's plug-ins for others are not loaded"
+        why = f"not one of {', '.join(BACKENDS)}; torchrun's rendezvous plug-ins are not supported"
         raise SettingError("--rdzv-backend", name, why)
     if BACKENDS[name] is Backend.ETCD and not endpoints_from(options):
         raise SettingError(
@@ -42,7 +42,7 @@ def backend_from(options: Mapping[str, Any]) -> Backend:
 
 
 def store_from(options: Mapping[str, Any], job: str) -> StoreSettings:
-    """How this job's store is reached, and the job's secret. Raises ``SettingError``."""
+    """The settings of this job's store, and the job's secret. Raises ``SettingError``."""
     backend = backend_from(options)
     conf = _conf(options["rdzv_conf"])
     files = {key: conf.get(key, "") for key in ("ca", "cert", "key")}
@@ -51,9 +51,7 @@ def store_from(options: Mapping[str, Any], job: str) -> StoreSettings:
             raise SettingError(f"--rdzv-conf {key}", path, "no such file")
     wants_tls = files["cert"] or files["key"] or "etcds://" in options["rdzv_endpoint"]
     if wants_tls and not files["ca"]:
-        raise SettingError(
-            "--rdzv-conf ca", "''", "TLS needs the authority's certificate", "Add ca=FILE to --rdzv-conf"
-        )
+        raise SettingError("--rdzv-conf ca", "''", "TLS needs the CA certificate", "Add ca=FILE to --rdzv-conf")
     secret, secret_file = secret_from(options["secret_file"].strip(), environment().get("EDL_SECRET", ""), job)
     return StoreSettings(
         backend=backend,
@@ -70,14 +68,15 @@ def store_from(options: Mapping[str, Any], job: str) -> StoreSettings:
 
 
 def endpoints_from(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Members of the store; empty: a private one. Raises ``SettingError``."""
+    """The addresses of the store's members; empty: a private store. Raises ``SettingError``."""
     text = options["rdzv_endpoint"].strip()
     if re.fullmatch(r"(localhost|127\.0\.0\.1|\[?::1\]?):0", text):
-        return ()  # how torchrun asks for a store of its own on a free port
+        return ()  # torchrun's way to ask for a private store on a free port
     return parse_endpoints(text)
 
 
 def _conf(text: str) -> dict[str, Any]:
+    """Parse ``--rdzv-conf``, which has only keys in ``CONF_KEYS`` by now. Raises ``SettingError``."""
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")

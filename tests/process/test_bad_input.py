@@ -83,7 +83,7 @@ def test_settings(job: Job, options: list[str], texts: list[str]) -> None:
 def test_a_missing_script(job: Job) -> None:
     job.script = ("trian.py",)
     job.start("a")
-    refused(job, ExitCode.USAGE, "trian.py", "No such file", f"looked from {job.folder}", "-m", "--no-python")
+    refused(job, ExitCode.USAGE, "trian.py", "No such file", f"working directory {job.folder}", "-m", "--no-python")
 
 
 def test_a_script_with_a_syntax_error(job: Job) -> None:
@@ -102,7 +102,14 @@ def test_a_missing_program(job: Job) -> None:
 def test_a_missing_module(job: Job) -> None:
     job.script = ("-m", "no.such_module")
     job.start("a")
-    refused(job, ExitCode.USAGE, "-m no.such_module: no module 'no'", f"looked from {job.folder}", "Install it")
+    refused(
+        job,
+        ExitCode.USAGE,
+        "-m no.such_module: ",
+        "finds no module 'no'",
+        f"working directory {job.folder}",
+        "Install it",
+    )
 
 
 def test_an_endpoint_where_nobody_is(job: Job) -> None:

@@ -215,7 +215,7 @@ class TestCheckpoint:
             job.keep(3)
             outcome = await asked
             assert not outcome.ok
-            assert "before the checkpoint was complete. Look with edl status" in outcome.text
+            assert "before the checkpoint was complete. See edl status" in outcome.text
 
         act(scenario)
 
@@ -422,7 +422,7 @@ class TestSet:
         lost = SetReader("edl set (me)").history_ended("the Master has gone")
         assert (lost.ok, lost.text) == (
             False,
-            "the Master has gone before the settings were changed. Look with edl status",
+            "the Master has gone before the settings were changed. See edl status",
         )
 
     def test_history_of_others_is_passed_over(self) -> None:

@@ -230,7 +230,7 @@ class TestRefusals:
             (["--rdzv-conf=connect_timeout=nan"], ["--rdzv-conf=connect_timeout=nan", "more than 0"]),
             (["--rdzv-conf=ca=missing.pem"], ["--rdzv-conf ca=missing.pem", "no such file"]),
             (["--rdzv-endpoint=etcds://h:1"], ["--rdzv-conf ca", "Add ca=FILE"]),
-            (["--global-batch=0"], ["--global-batch=0", "at least 1", "Leave it out"]),
+            (["--global-batch=0"], ["--global-batch=0", "at least 1", "Omit it"]),
             (["--global-batch=many"], ["--global-batch=many", "whole number"]),
             (["--local-batch=0"], ["--local-batch=0", "at least 1"]),
             (["--local-batch=-8"], ["--local-batch=-8", "at least 1"]),
