@@ -94,7 +94,8 @@ for _command in size.COMMANDS:
     edl.add_command(_command)
 
 LINE = 60
-"""Longest list of nodes, in characters, that the confirmation of ``edl stop`` shows; otherwise it shows their number."""
+"""Longest list of nodes, in characters, that the confirmation of ``edl stop`` shows; otherwise it shows their
+number."""
 _COMMANDS = {"kill": "edl stop", "save": "edl checkpoint", "set": "edl set"}
 """Commands by purpose, for the history."""
 

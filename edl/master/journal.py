@@ -1,4 +1,4 @@
-"""The job's history: stored in etcd, shown by ``edl events``."""
+"""The job's history, which is in the store and is shown by ``edl events``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from edl.master.events import HistoryEntry, Kind
 from edl.wire.status import JournalEntry
 
 KEPT = 500
-"""Number of lines kept in the store and in memory."""
+"""Number of entries kept in the store and in memory."""
 
 
 FOLDED = 8
-"""Nodes named individually per kind of note in one write; if more come together, the rest are only counted, so that a
-thousand joining nodes do not push their cause out of the history."""
+"""Number of nodes that are named individually in one write, per kind of entry. Further ones are only counted, so that
+a thousand joining nodes do not push older entries out of the history."""
 _FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
+"""Kinds whose entries are combined, and what the combined entry says."""
 
 
 def folded(notes: Sequence[HistoryEntry]) -> list[HistoryEntry]:
-    """The notes of one write, with many of a kind combined into one."""
+    """The notes of one write; more than ``FOLDED`` about joined or lost nodes are combined into one."""
     counts = collections.Counter(note.kind for note in notes)
     many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
     found: list[HistoryEntry] = []
@@ -36,7 +37,7 @@ def folded(notes: Sequence[HistoryEntry]) -> list[HistoryEntry]:
 
 
 class Journal:
-    """The last lines of the history, and its followers."""
+    """The last ``KEPT`` entries of the history, and the readers that follow it."""
 
     def __init__(self) -> None:
         self._entries: collections.deque[JournalEntry] = collections.deque(maxlen=KEPT)
@@ -51,28 +52,29 @@ class Journal:
             self._next = self._entries[-1].number + 1
 
     def make(self, note: HistoryEntry, number_of_round: int, at_s: float) -> JournalEntry:
-        """Number a note. It becomes visible through ``publish``."""
+        """Create the next numbered entry from a note. It becomes visible with ``publish``. ``at_s``: seconds since the
+        Unix epoch."""
         entry = JournalEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round)
         self._next += 1
         return entry
 
     def outdated(self, added: Sequence[JournalEntry]) -> list[int]:
-        """Numbers of the lines to delete from the store when these are added."""
+        """Numbers of the entries to delete from the store when these are added."""
         return [entry.number - KEPT for entry in added if entry.number > KEPT]
 
     def publish(self, added: Sequence[JournalEntry]) -> None:
-        """Show lines that have been written to the store."""
+        """Make entries visible that have been written to the store."""
         self._entries.extend(added)
         for follower in self._followers:
             for entry in added:
                 follower.put_nowait(entry)
 
     def last(self, count: int) -> tuple[JournalEntry, ...]:
-        """The newest lines, oldest first."""
+        """The newest ``count`` entries, oldest first."""
         return tuple(self._entries)[-count:]
 
     async def read(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
-        """Lines numbered above ``after``; with ``follow`` also new ones, until the Master steps down."""
+        """Yields entries with a number above ``after``; with ``follow`` also new ones, until the Master steps down."""
         queue: asyncio.Queue[JournalEntry | None] = asyncio.Queue()
         follow = follow and not self._closed
         if follow:
@@ -88,7 +90,7 @@ class Journal:
             self._followers.discard(queue)
 
     def close(self) -> None:
-        """End all followers, including future ones."""
+        """End all readers that follow, including future ones."""
         self._closed = True
         for follower in self._followers:
             follower.put_nowait(None)

@@ -188,8 +188,8 @@ class DiscoveryScheduler:
 
 
 def read_hosts(text: str, name: str) -> tuple[str, ...]:
-    """Parse one ``host`` or ``host:slots`` per line; hosts with 0 slots are left out. Raises ``SchedulerError``, also if
-    no host is left."""
+    """Parse one ``host`` or ``host:slots`` per line; hosts with 0 slots are left out. Raises ``SchedulerError``, also
+    if no host is left."""
     hosts: list[str] = []
     for line in (line.strip() for line in text.splitlines()):
         if not line or line.startswith("#"):

@@ -110,8 +110,8 @@ class PaddleCloud:
     def __init__(
         self, store: Store, key: str, first: int, log: Callable[[str], None], pods: Scheduler | None, *, mine: bool
     ) -> None:
-        """``first``: the number to write if the key does not exist. ``pods``: the adapter of the PaddleJob; None: others
-        create the pods. ``mine``: whether to close the store at the end."""
+        """``first``: the number to write if the key does not exist. ``pods``: the adapter of the PaddleJob; None:
+        others create the pods. ``mine``: whether to close the store at the end."""
         self._store = store
         self._key = key
         self._nodes = first

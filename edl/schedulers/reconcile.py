@@ -1,4 +1,5 @@
-"""Decides what to ask of a scheduler, and which requests to make of the Master because of the scheduler's reports. Pure.
+"""Decides what to ask of a scheduler, and which requests to make of the Master because of the scheduler's reports.
+Pure.
 
 Level-triggered: each step compares what the job wants with what the scheduler intends to provide, and takes one step
 towards it. Nothing is planned ahead, so a new Master begins with a query and reaches the same decisions. At most one

@@ -126,8 +126,8 @@ class Slurm:
             self._deps.log(f"slurm: submitted job {number} for an additional node ({reason})")
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Cancel surplus jobs that wait for a host; nodes that run leave by themselves, as ordered. With ``nodes`` 0 also
-        cancel the Master's other running jobs. Raises ``SchedulerError``."""
+        """Cancel surplus jobs that wait for a host; nodes that run leave by themselves, as ordered. With ``nodes`` 0
+        also cancel the Master's other running jobs. Raises ``SchedulerError``."""
         queue = await self._queue()
         named = [one for one in queue if f"{PREFIX}{one.number}" in names]
         others = [one for one in queue if one not in named]

@@ -185,8 +185,8 @@ def put_scale(body: ScaleBody, status: JobStatus, by: str) -> Resize:
 
 
 def patch_scale(body: ScalePatchBody, status: JobStatus, by: str) -> Resize | None:
-    """The request in a partial Scale; None: it has no ``replicas``. Raises ``Refusal``: 422 if it names another job, 409
-    if it has no ``replicas`` and an outdated version."""
+    """The request in a partial Scale; None: it has no ``replicas``. Raises ``Refusal``: 422 if it names another job,
+    409 if it has no ``replicas`` and an outdated version."""
     _same_job(body, status.job)
     if body.spec.replicas is UNSET:
         seen = _revision(body.metadata.resource_version)

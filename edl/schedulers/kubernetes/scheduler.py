@@ -150,7 +150,9 @@ class KubernetesScheduler:
             uid = str(pod["metadata"].get("uid", ""))
             if reported.get(name) == uid:
                 continue
-            why = pods.pending_removal(pod) or pods.removal_by_taint(pod, hosts.get(str(pod.get("spec", {}).get("nodeName", ""))))
+            why = pods.pending_removal(pod) or pods.removal_by_taint(
+                pod, hosts.get(str(pod.get("spec", {}).get("nodeName", "")))
+            )
             if why is not None:
                 reported[name] = uid
                 yield Doomed(name, why[0], why[1])

@@ -401,7 +401,7 @@ class TestSet:
     def test_plain_scripts_have_it_later(self) -> None:
         async def scenario(job: Setup) -> None:
             outcome = await job.ask(Purpose.SET, argument="global-batch=64")
-            assert outcome.ok and outcome.text.endswith(": global-batch=64: holds from the next world on")
+            assert outcome.ok and outcome.text.endswith(": global-batch=64: takes effect with the next world")
 
         act(scenario)
 

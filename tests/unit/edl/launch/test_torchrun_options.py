@@ -310,8 +310,8 @@ class TestStatic:
         told = tell("--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=1234")
         assert told.values["rdzv_endpoint"] == "10.0.0.1:1234"
         assert told.remarks == [
-            "--master-addr=10.0.0.1 --master-port=1234: the job's store is at 10.0.0.1:1234; the workers' MASTER_PORT is "
-            "a free port, a new one in each round"
+            "--master-addr=10.0.0.1 --master-port=1234: the job's store is at 10.0.0.1:1234; the workers' MASTER_PORT "
+            "is a free port, a new one in each round"
         ]
 
     def test_an_address_of_ipv6_may_stand_in_brackets(self) -> None:

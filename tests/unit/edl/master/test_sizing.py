@@ -88,9 +88,9 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
         Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
     ),
     "trying without a directory": (Drain(("a",), "me"), NO_SIZING, {"saves": False}, ACCEPTED, "a sent away"),
-    "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "not a time"),
-    "a drain by the end of time": (Drain(("a",), "me", deadline_s=float("inf")), NO_SIZING, {}, REFUSED, "not a time"),
-    "a drain by a time past": (Drain(("a",), "me", deadline_s=-1.0), NO_SIZING, {}, REFUSED, "not a time"),
+    "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "0 or more"),
+    "a drain by the end of time": (Drain(("a",), "me", deadline_s=float("inf")), NO_SIZING, {}, REFUSED, "0 or more"),
+    "a drain by a time past": (Drain(("a",), "me", deadline_s=-1.0), NO_SIZING, {}, REFUSED, "0 or more"),
     "a drain that sharded state does not live through": (
         Drain(("a",), "me"), NO_SIZING, {"bound_to": 4}, REFUSED, "would be lost without a --checkpoint-dir"
     ),
@@ -138,7 +138,7 @@ def test_a_fact_outside_the_bounds_is_noted_once() -> None:
     again = judged(Resize(9, "ss", external=True), first.sizing)
     assert (again.verdict, again.said, again.sizing) == (KNOWN, "", first.sizing)
     nothing = judged(Resize(0, "ss", external=True), first.sizing)
-    assert nothing.said.startswith("ss gives 0 nodes: ignored")
+    assert nothing.said.startswith("ss provides 0 nodes: ignored")
     assert not judged(Resize(0, "ss", external=True), nothing.sizing).said
 
 

@@ -186,7 +186,10 @@ def test_what_holds_pods_up() -> None:
     assert pods.pending_reasons([unplaced(few)], 0) == "1 pod pending: 0/3 nodes are available: 3 Insufficient cpu"
     assert pods.pending_reasons([pod(host="", phase="Pending")], 1) == "1 pod pending: waiting for the scheduler"
     assert pods.pending_reasons([waiting("ContainerCreating")], 1) == ""
-    assert pods.pending_reasons([waiting("ErrImagePull", "no such image")], 1) == "1 pod pending: ErrImagePull: no such image"
+    assert (
+        pods.pending_reasons([waiting("ErrImagePull", "no such image")], 1)
+        == "1 pod pending: ErrImagePull: no such image"
+    )
     assert pods.pending_reasons([{**unplaced(few), "metadata": {"name": "x", **GOING}}], 1) == "1 pod not created yet"
     assert pods.pending_reasons([pod(host="", phase="Succeeded")], 1) == ""
     assert len(pods.pending_reasons([unplaced("x" * 5000)], 1)) < 300
