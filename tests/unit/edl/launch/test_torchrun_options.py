@@ -477,7 +477,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--rdzv-conf=ca_cert=/no/file"], "/no/file: no such file"),
     (
         ["--rdzv-endpoint=h:1", "--rdzv-backend=etcd-v2", "--rdzv-conf=protocol=https"],
-        "needs the authority's certificate",
+        "needs the CA certificate",
     ),
     (["--max-restarts=x"], "'x' is not a valid integer"),
     (["--max-restarts=-1"], "--max-restarts=-1: must be 0 or more"),

@@ -75,7 +75,7 @@ class TestOptions:
             (2, "gpu", 2, "leaves no worker"),
             (0, "1", -1, "must be from 0"),
             (0, "gpu", 0, "no GPU found"),
-            (0, "9999", 0, "at most 4096"),
+            (0, "9999", 0, "from 1 to 4096"),
         ],
     )
     def test_refusals(self, devices: int, nproc: str, spare: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -499,7 +499,7 @@ class TestWhoWins:
         told = applied({**SLURM, **VOLCANO})
         assert told.values["nnodes"] == "4" and told.values["rdzv_id"] == "slurm-1234-0"
         (other,) = [remark for remark in told.remarks if "--cluster-env=volcano" in remark]
-        assert "Slurm has 4 launchers, Volcano 2" in other
+        assert "Slurm has 4 launchers, Volcano has 2" in other
 
     def test_a_broken_one_farther_away_does_not_matter(self) -> None:
         assert applied({**SLURM, **VOLCANO_PYTORCH, "WORLD_SIZE": "?"}).values["nnodes"] == "4"
