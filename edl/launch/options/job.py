@@ -49,7 +49,7 @@ SIZE_OF_THE_JOB = (
         check=between(0, MOST_SLOTS),
         metavar="N",
         help=(
-            "Additional slots of this node that stay idle until one replaces a [dropped](slots.md) slot. With "
+            "Additional slots of this node that stay idle until one replaces a [dropped slot](slots.md). With "
             "`--nproc-per-node=gpu` or `auto` they are taken from the devices that are counted."
         ),
     ),
