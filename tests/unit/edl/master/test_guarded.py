@@ -71,7 +71,7 @@ def test_what_is_decided_is_written_as_soon_as_it_can_be(error: StoreError) -> N
 
 def test_another_reason_is_said_as_well() -> None:
     _, said = written(StoreUnavailable("silent"), StoreFull("no room"), StoreFull("no room"))
-    assert [text.partition("(")[2] for text in said] == ["silent)", "no room)"]
+    assert [text.partition(": ")[2] for text in said] == ["silent", "no room"]
 
 
 def test_who_has_been_replaced_waits_for_nothing() -> None:

@@ -44,7 +44,7 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes asked for"),
     "the same again": (Resize(4, "me"), sized(desired=4), {}, KNOWN, "already"),
     "none": (Resize(0, "me"), NO_SIZING, {}, REFUSED, "edl suspend"),
-    "fewer than none": (Resize(-2, "me"), NO_SIZING, {}, REFUSED, "not a size"),
+    "fewer than none": (Resize(-2, "me"), NO_SIZING, {}, REFUSED, "needs at least one"),
     "too many": (Resize(8, "me"), NO_SIZING, {}, REFUSED, "outside 2:6"),
     "too few": (Resize(1, "me"), NO_SIZING, {}, REFUSED, "outside 2:6"),
     "off the unit": (Resize(3, "me"), NO_SIZING, {}, REFUSED, "Ask for 2 or 4"),
