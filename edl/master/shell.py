@@ -75,8 +75,7 @@ MOST_TOGETHER = 500
 """Limit on the events that are processed together; this many take some hundredths of a second."""
 RESTS = 4.0
 SHORTEST_REST_S, LONGEST_REST_S = 0.002, 0.05
-"""Pause before a decision, as a multiple of the last decision's duration, and its bounds in seconds; shorter pauses are
-skipped."""
+"""Pause before a decision, in durations of the last decision, and its bounds in seconds; shorter pauses are skipped."""
 TURN_S = 0.02
 """Seconds of event processing after which other tasks on the event loop get a turn."""
 READ_AT_ONCE = 100
@@ -161,10 +160,8 @@ class MasterShell:
     # --- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self) -> Finish:
-        """Act as Master until the job has concluded; returns its outcome.
-
-        Raises ``FencedOut`` if another Master has been elected, ``StoreError`` if a watch is lost.
-        """
+        """Act as Master until the job has concluded; returns its outcome. Raises ``FencedOut`` if another Master has
+        been elected, ``StoreError`` if a watch is lost."""
         try:
             await self._take_over()
             self._companions.begin(self._deps.companions(self))
@@ -254,8 +251,7 @@ class MasterShell:
         return found
 
     async def _just_ended(self) -> Record | None:
-        """A record with the outcome that the last Master left when it deleted the job's keys, so that a late launcher
-        does not run the job again; None: there is none."""
+        """A record with the outcome that the last Master left for late launchers when it deleted the job's keys."""
         farewell = self._deps.keys.farewell
         for entry in (await self._store.read(farewell)).entries:
             if entry.key == farewell:
@@ -504,8 +500,7 @@ class MasterShell:
         return await asking.answer
 
     async def changed(self) -> None:
-        """Wait for the next change of the status; see ``ElectedMaster``. Raises ``FencedOut`` if this Master has
-        stepped down."""
+        """Wait for the next change of the status; see ``ElectedMaster``. Raises ``FencedOut`` after stepping down."""
         await self._notifier.changed()
 
     def explain(self, text: str) -> None:
@@ -513,8 +508,7 @@ class MasterShell:
         self._explanation = text
 
     def ask(self, asked: Asked) -> Answer:
-        """Handle a request for a checkpoint, the end of the job, or other settings. The outcome appears in the
-        history."""
+        """Answer a request for a checkpoint, the end of the job, or other settings; the outcome is in the history."""
         assert self._state is not None  # noqa: S101 - as above
         answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.argument)
         if answer.ok:
@@ -522,10 +516,8 @@ class MasterShell:
         return answer
 
     async def order(self, asked: Asked) -> Answer:
-        """Pass a request to a service (``Purpose.DATA``); returns once its result is in the store.
-
-        Raises ``FencedOut`` if this Master steps down first.
-        """
+        """Pass a request to a service (``Purpose.DATA``); returns once its result is in the store. Raises ``FencedOut``
+        if this Master steps down first."""
         assert self._state is not None  # noqa: S101 - as above
         if self._over or self.ended:
             return Answer(f"the job has ended: {self._state.record.reason}", ok=False)
