@@ -59,7 +59,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         (["--rdzv-backend=etcd", "--rdzv-endpoint="], ["--rdzv-backend=etcd needs an address"]),
         (["--rdzv-endpoint=127.0.0.1:x"], ["127.0.0.1:x"]),
         (["--rdzv-endpoint=127.0.0.1:99999"], ["99999"]),
-        (["--nproc-per-node=0"], ["--nproc-per-node=0", "at least 1"]),
+        (["--nproc-per-node=0"], ["--nproc-per-node=0", "from 1 to 4096"]),
         (["--max-restarts=-1"], ["--max-restarts=-1", "must be 0 or more"]),
         (["--lease-ttl=0.5"], ["--lease-ttl=0.5", "from 1 to 3600"]),
         (["--node-id=a/b"], ["--node-id='a/b'", "use 1 to 128 letters"]),
