@@ -146,7 +146,8 @@ class FileList:
         return ListVersion(segment.shards, segment.digest, number)
 
     def knows(self, digest: str, shards: int | None = None) -> bool:
-        """True if this is the digest of the list or of an earlier version; searches newest first."""
+        """True if this is the digest of the list or of an earlier version. ``shards``: also require this number of
+        shards. Searches newest first."""
         return any(one.digest == digest and shards in (None, one.shards) for one in reversed(self.segments))
 
     def extends(self, other: FileList) -> bool:
@@ -267,16 +268,16 @@ def _after(before: ListSegment | None, part: Manifest) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class ComparedFiles:
     """Found files compared with a list."""
 
     fresh: Manifest
-    """Files that the list does not contain."""
+    """Files that are not in the list."""
     known: int
-    """Number of files that it contains, with the same size."""
+    """Number of files that are in the list, with the same size."""
 
 
-def sort_out(files: FileList, found: Manifest) -> Sorted:
+def compare_files(files: FileList, found: Manifest) -> ComparedFiles:
     """Split found files into new and known ones. Raises ``DataError`` that names files whose size has changed."""
     sizes = files.sizes()
     fresh: list[int] = []
@@ -289,7 +290,7 @@ def sort_out(files: FileList, found: Manifest) -> Sorted:
             changed.append(f"{path} ({size:,} bytes instead of {before:,})")
     if changed:
         raise DataError(f"{named('whose size has changed since they were listed', changed)}. {REPLACED}")
-    return Sorted(chosen(found, fresh), found.file_count - len(fresh))
+    return ComparedFiles(chosen(found, fresh), found.file_count - len(fresh))
 
 
 REPLACED = "Files of a data set must not change: put new content under a new name"

@@ -457,6 +457,11 @@ class LogPlan:
     """Number of local ranks, the first ones, that are pservers. In Paddle's layout their files have names of their
     own."""
 
+    @property
+    def keeps_output(self) -> bool:
+        """Whether the output of any worker is kept in files."""
+        return bool(self.folder and (self.redirects or self.tee or self.redirect_all or self.tee_all or self.links))
+
     def stdout(self, local_rank: int) -> StreamTarget:
         """Destination of the stdout of this local rank."""
         return self._target(local_rank, 1)

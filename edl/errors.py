@@ -1,12 +1,15 @@
-"""The exceptions that edl raises, grouped by who has to act.
+"""The exceptions that edl raises.
 
     EdlError
     ├── UsageError          the user: fix the value named in the message
     │   ├── SettingError    a setting is out of range or contradicts another
     │   ├── ScriptError     the training script is missing or does not compile
-    │   └── StateError      the script's state cannot be saved, or its workers commit out of step
+    │   ├── StateError      the script's state cannot be saved, or its workers commit out of step
+    │   ├── UnsupportedData     the data has a type that cannot be served
+    │   └── DataFunctionError   a user function that reads or decodes data raised an exception
     ├── JobConflict         the job's id, rank or node id is in use with other settings
-    ├── StoreError          the store
+    │   └── ForeignJob      the job's id is in use by another owner, script or software version
+    ├── StoreError          a call to the store failed
     │   ├── StoreUnavailable    no answer; the call may or may not have taken effect; retrying helps
     │   │   └── StoreFull       no writes until space is freed
     │   ├── StoreRefused        the store rejected the call (credentials, TLS); retrying does not help
@@ -16,6 +19,7 @@
     ├── StateDiffers        ranks that should hold the same parameters do not
     ├── CheckpointError     a checkpoint cannot be used, or the checkpoint directory cannot be written
     ├── DataError           a data set changed, is damaged or missing, or a saved position does not fit it
+    │   └── UnreachableData     a data file cannot be reached at the moment; retrying may help
     ├── PsError             a parameter server refused, is unreachable, or lost rows that a trainer needs
     ├── SchedulerError      a scheduler is unreachable or refused
     ├── Killed              the kill switch is set
@@ -38,7 +42,7 @@ from edl.exit_codes import ExitCode
 
 
 class EdlError(Exception):
-    """Base of the tree; never raised itself (``TypeError``)."""
+    """Base class of all edl errors. Instantiating it directly raises ``TypeError``."""
 
     exit_code: int = ExitCode.INTERNAL
     definite: ClassVar[bool] = True

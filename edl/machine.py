@@ -1,6 +1,6 @@
 """The contract between a machine and its shell.
 
-A *machine* is pure: ``step(state, event, now_s)`` returns a ``Decision``. It reads no clock, opens nothing, uses no
+A *machine* is pure: ``step(state, event, now_s)`` returns a ``Decision``. It reads no clock, does no I/O, uses no
 randomness, and keeps nothing between two steps except the state that it returns. Times are seconds on the shell's
 monotonic clock.
 

@@ -1,4 +1,4 @@
-"""Background tasks and timers of the shells; none is leaked or lost."""
+"""Background tasks, timers and backoff for shells."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 AGAIN_S = 0.1
+"""Seconds between two cancellations of a task that has not ended, and between other retries."""
 
 
 async def end(task: asyncio.Future[Any], limit_s: float = math.inf) -> None:
@@ -42,7 +43,7 @@ class Backoff:
 
 
 class BackgroundTasks:
-    """Tasks that run alongside their owner and end with it. asyncio alone keeps no strong reference to a task.
+    """Tasks that run alongside their owner until it calls ``drop``. asyncio alone keeps no strong reference to a task.
 
     ``failed`` is called with an exception that ends a task, which indicates a bug. By default the event loop's handler
     logs it.

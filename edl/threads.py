@@ -1,4 +1,5 @@
-"""Threads, what they wait with, and the clock of their waits, as a port: the simulator steps threads of its own."""
+"""A port for threads, their locks and queues, and the clock of their waits. The simulator implements it in virtual
+time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class ThreadLock(Protocol):
         ...
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock. Raises ``RuntimeError`` if it is not held."""
         ...
 
     def __enter__(self) -> bool: ...
@@ -49,15 +50,15 @@ class ThreadEvent(Protocol):
     """``threading.Event``."""
 
     def is_set(self) -> bool:
-        """True after ``set``."""
+        """Whether ``set`` has been called since the last ``clear``."""
         ...
 
     def set(self) -> None:
-        """Wake up all waiting threads, now and later."""
+        """Wake up all waiting threads; later calls of ``wait`` return at once until ``clear``."""
         ...
 
     def clear(self) -> None:
-        """Let threads wait again."""
+        """Reset the event, so that ``wait`` blocks again."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -69,11 +70,11 @@ class ThreadQueue(Protocol[Item]):
     """``queue.SimpleQueue``."""
 
     def put(self, item: Item) -> None:
-        """Append an item."""
+        """Append an item; never blocks."""
         ...
 
     def get(self) -> Item:
-        """Wait for an item and remove it."""
+        """Remove and return the oldest item; blocks while the queue is empty."""
         ...
 
 
@@ -93,11 +94,11 @@ class Threads(Protocol):
     """Starts daemon threads and makes what they wait with. All timeouts are in seconds of ``now_s``."""
 
     def now_s(self) -> float:
-        """See ``edl.ports.Clock``."""
+        """Seconds on a monotonic clock; see ``edl.ports.Clock``."""
         ...
 
     def sleep(self, seconds: float) -> object:
-        """Pause the calling thread."""
+        """Block the calling thread for this many seconds."""
         ...
 
     def start(self, target: Callable[..., object], *arguments: Any, name: str) -> ThreadHandle:
@@ -109,21 +110,21 @@ class Threads(Protocol):
         ...
 
     def lock(self) -> ThreadLock:
-        """A lock that its holder must not acquire again."""
+        """A new lock, not reentrant."""
         ...
 
     def rlock(self) -> ThreadLock:
-        """A lock that its holder may acquire again."""
+        """A new reentrant lock."""
         ...
 
     def condition(self, lock: Any = None) -> ThreadCondition:
-        """A condition with this lock of ``lock()``, or with one of its own that its holder may acquire again."""
+        """A new condition with this lock, from ``lock()``, or with a reentrant lock of its own."""
         ...
 
     def event(self) -> ThreadEvent:
-        """An event that is not set."""
+        """A new event, not set."""
         ...
 
     def queue(self) -> ThreadQueue[Any]:
-        """An empty queue without a limit."""
+        """A new unbounded queue."""
         ...

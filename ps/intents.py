@@ -28,7 +28,7 @@ class Intent:
     text: str = ""
     """The records, in the trainer's own format."""
     fenced: bool = False
-    """The trainer may not push anything new."""
+    """Whether further intents of the trainer are refused."""
 
 
 class IntentFenced(Exception):

@@ -1,4 +1,4 @@
-"""A wait that reports itself: a log line after a while, repeated, one at the end, and an error at the deadline."""
+"""A wait that logs its reason after a while, then repeatedly, and once it is over; it fails at its deadline."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class BoundedWait:
         return float("inf") if self._deadline_s is None else self._moved_s + self._deadline_s - self._now_s()
 
     def moved(self) -> None:
-        """There was progress: restart the deadline."""
+        """Restart the deadline: there was progress."""
         self._moved_s = self._now_s()
 
     def look(self, why: Callable[[], str]) -> None:
-        """Still waiting, for reason ``why``. Raises ``PsError`` at the deadline."""
+        """Log ``why()`` when due. Raises ``PsError`` at the deadline."""
         now_s = self._now_s()
         if self.left_s <= 0:
             raise PsError(
@@ -65,7 +65,7 @@ class BoundedWait:
             self._notify(f"waiting for {self._what} for {now_s - self._begun_s:.0f} s: {why()}")
 
     def over(self) -> None:
-        """The wait has ended."""
+        """The wait is over. Log that if the wait was logged."""
         if self._notified:
             self._notified = False
             self._notify(f"continuing after {self._now_s() - self._begun_s:.0f} s ({self._what})")

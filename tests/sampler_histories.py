@@ -18,7 +18,7 @@ from unittest import mock
 from edl.arithmetic.permutation import Permutation, key
 from edl.wire.messages import NO_SETTINGS, Settings
 from edl.worker import feeding
-from edl.worker.feeding import Batches, Feed, Handing
+from edl.worker.feeding import Batches, BatchIterator, Feed
 from edl.worker.sampler import CoreSampler, WorldPlace
 from edl.worker.steps import Share
 
@@ -94,8 +94,8 @@ class Worker:
         self._feed = Feed(Batches(sampler, batch_size, whole, blocks))
         self._ahead = ahead
 
-    def iterate(self, whole_steps: bool) -> Handing:
-        return Handing(
+    def iterate(self, whole_steps: bool) -> BatchIterator:
+        return BatchIterator(
             self.sampler, self._feed.prepare, self._open, lambda *_: None, self._feed.known, whole_steps=whole_steps
         )
 
@@ -265,7 +265,7 @@ class History:
             at += len(real)
 
 
-def _next_of_all(loaders: list[Handing]) -> list[tuple[Any, Share]] | None:
+def _next_of_all(loaders: list[BatchIterator]) -> list[tuple[Any, Share]] | None:
     """The next micro-batch of each worker; None when all have come to the end, which they do together."""
     found = [next(loader, None) for loader in loaders]
     assert len({one is None for one in found}) == 1, "all workers have the same number of micro-batches"

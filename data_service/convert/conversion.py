@@ -373,7 +373,7 @@ def _checked(job: ConversionJob, manifest: Manifest, done: dict[str, Written], f
     return Converted(len(done), records, sum(one.size_bytes for one in done.values()), found)
 
 
-# --- a process that works --------------------------------------------------------------------------------------------
+# --- worker processes ------------------------------------------------------------------------------------------------
 
 
 class ConversionWorker:

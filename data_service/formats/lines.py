@@ -96,7 +96,7 @@ class LineReader(FileReader[LineFile]):
     def _agreed(self, file: str, schema: pa.Schema) -> pa.Schema:
         return super()._agreed(file, _texts_for_nulls(schema))
 
-    # --- what a format says ------------------------------------------------------------------------------------------
+    # --- overridden by each format -----------------------------------------------------------------------------------
 
     can_split: bool = True
 

@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Mapping
 
-from data_service.file_list import FileList, ListSegment, sort_out
+from data_service.file_list import FileList, ListSegment, compare_files
 from data_service.leases.state import AddOrder, DataSet, LeaseTurn, printable
 from data_service.manifest import Manifest, counted
 from data_service.protocol.file_list_messages import NOW, AddFiles, Grow, Grown, Listed, ListFiles
@@ -38,7 +38,7 @@ def grow(data: DataSet, turn: LeaseTurn, message: Grow, *, is_open: bool) -> Ans
     try:
         if message.error:
             raise DataError(message.error)
-        found = sort_out(data.files, Manifest.decode(message.manifest))
+        found = compare_files(data.files, Manifest.decode(message.manifest))
         segment = _append(data, turn, found.fresh, message) if found.fresh.file_count else None
     except DataError as error:
         if not message.order:

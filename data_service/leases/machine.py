@@ -276,7 +276,7 @@ class LeaseMachine:
         clients = (item for data in self.sets.values() for item in data.clients.items())
         turn.effects += self._readers.tell({caller for caller, client in clients if client.opened})
 
-    # --- the rest ----------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _find(self, message: Request) -> DataSet | DataRefused:
         data = self.sets.get(message.dataset)

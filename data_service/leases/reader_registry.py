@@ -49,7 +49,7 @@ class ReaderRegistry:
                 stored = json.loads(event.value)
                 host, port, secret = stored["host"], stored["port"], stored["secret"]
                 if not (isinstance(host, str) and isinstance(secret, str) and type(port) is int and 0 < port < 65536):
-                    raise ValueError("host, port or secret is none")
+                    raise ValueError("host, port or secret is invalid")
                 self._readers[name] = (name, host, port, secret)
             except (ValueError, TypeError, KeyError) as error:
                 self._readers.pop(name, None)

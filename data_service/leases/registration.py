@@ -183,7 +183,7 @@ def _replace(data: DataSet, turn: LeaseTurn, files: FileList, message: RegisterF
 
 
 def keep_set(data: DataSet, encoded: bytes) -> list[Effect]:
-    """The manifest and the options into the store."""
+    """The writes that store the manifest and the options."""
     return list(data.values.put(f"sets/{data.name}", json_messages.encode(data.options) + b"\n" + encoded))
 
 

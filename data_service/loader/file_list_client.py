@@ -59,7 +59,7 @@ class FileListClient:
             ledger.belongs(self.files.digest, len(self.files), options.seed, options.shuffle)
         ledger.belongs(ledger.digest, ledger.shards, options.seed, options.shuffle)
 
-    # --- the Master's ------------------------------------------------------------------------------------------------
+    # --- fetching and registering ------------------------------------------------------------------------------------
 
     def fetch(self, client: LeaseClient, check: Check, segments: int = 0) -> None:
         """Fetch the Master's list up to at least ``segments`` segments; 0: all of it. Raises ``DataError``."""
@@ -122,7 +122,7 @@ class FileListClient:
             answer = client.wait(client.ask(message), check, Grown)
         return answer
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- scanning ----------------------------------------------------------------------------------------------------
 
     def add(
         self,

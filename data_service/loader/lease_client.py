@@ -94,7 +94,7 @@ class LeaseClient:
         """Receives unsolicited messages. Must not block."""
         transport.listen(dataset, self._heard)
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def register(self, manifest: bytes, options: messages.DataSetOptions) -> PendingRequest:
         """Rank 0: register the shards."""
@@ -246,7 +246,7 @@ class LeaseClient:
             self._queue.clear()
         self._transport.forget(self.dataset, self._heard)
 
-    # --- how ---------------------------------------------------------------------------------------------------------
+    # --- implementation ----------------------------------------------------------------------------------------------
 
     def _pending(self, message: Any, *, again: bool = False) -> PendingRequest:
         return PendingRequest(message, self.deps.threads.event(), again=again)

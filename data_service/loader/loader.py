@@ -13,27 +13,29 @@ from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.current_step import CurrentStep
 from data_service.loader.growing_files import GrowingFiles
 from data_service.loader.independent import BatchWait, IndependentLoader, open_lasting
-from data_service.loader.lease_client import LeaseClient
+from data_service.loader.lease_client import LOOK_S, LeaseClient
 from data_service.loader.loader_config import MODES, BatchConversion, LoaderConfig
 from data_service.loader.loader_position import LoaderPosition
 from data_service.loader.meter import Meter
 from data_service.loader.padding import Padding
 from data_service.loader.prefetcher import LeasedShards, Prefetcher, ReadOrder, ReadyStep
-from data_service.loader.source import DataSettings, DataSource, checked_name
+from data_service.loader.source import DataSettings, SettledData, checked_name
 from data_service.loader.window import Offer, Supply, Tail, decode, encode, plan, tail_named
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.file_list_messages import NOW
 from data_service.protocol.messages import DataSetOptions, Done, Opened
 from edl.arithmetic.hyper import StepPlan
 from edl.errors import DataError, StateError
+from edl.tasks import Backoff
 from edl.worker.session import note
 from edl.worker.steps import Share
 
 STATE_VERSION = 2
 GONE_S = 2.0
 """Seconds that ``close`` waits for the Master to confirm that the worker leaves."""
-AGAIN_S = 0.01
-"""Pause in seconds when no worker has data but some may be returned."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
+"""Seconds between two requests while there is no data for this worker but some may be returned: each pause is twice the
+previous one, since at the end of an epoch many workers may wait for the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +135,13 @@ class Loader(IndependentLoader):
             rescan=None if rescan is None else str(rescan),
             when=when,
         )
-        self._tail = Tail.PAD if tail is None else tail_named(tail)
+        if tail is not None:
+            tail_named(tail)
         self._begin()
 
     def _begin(self) -> None:
         """Initialise the state of an unused loader."""
-        self._source: DataSource | None = None
-        self._options = DataSetOptions()
+        self._settled: SettledData | None = None
         self._padding = Padding(0, False)
         self._position = LoaderPosition(independent=self._independent)
         self._files = GrowingFiles(self._name, self._position, self._context, self._deps, independent=self._independent)
@@ -175,7 +177,7 @@ class Loader(IndependentLoader):
         """
         place, client = self._connect()
         names = (files,) if isinstance(files, str) else tuple(files)
-        return self._files.add(client, self._settle(), names, when, lambda: self._context.check(place.round))
+        return self._files.add(client, self._settle().source, names, when, lambda: self._context.check(place.round))
 
     @property
     def epoch(self) -> int:
@@ -246,7 +248,7 @@ class Loader(IndependentLoader):
         if state["dataset"] != self._name:
             raise DataError(f"the position belongs to the data set {state['dataset']!r}, this one is {self._name!r}")
         ledger = None if state["ledger"] is None else Ledger.load(state["ledger"])
-        self._settle()
+        options = self._settle().options
         if self._context.anew():
             self._opened = None
         elif self._place is not None and not self._context.over(self._place.round):
@@ -258,7 +260,7 @@ class Loader(IndependentLoader):
         self._generation += 1
         self._position.restore(ledger)
         self._restored = True
-        self._files.restore(state, self._options)
+        self._files.restore(state, options)
 
     # --- iterating ---------------------------------------------------------------------------------------------------
 
@@ -333,12 +335,13 @@ class Loader(IndependentLoader):
             if self._independent:
                 wait.look()
 
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             with self._meter.waiting():
                 steps, supply = prefetcher.ready(check)
             offer = self._offer(prefetcher, steps, supply)
             offers = [offer] if single else [decode(data) for data in self._context.exchange(encode(offer))]
-            window = plan(offers, self._tail if not self._independent else Tail.JOIN)
+            window = plan(offers, self._settle().tail if not self._independent else Tail.JOIN)
             assert self._client is not None, "attached"  # noqa: S101
             self._files.grow_to(window.version, self._client, prefetcher.known, check)
             self._padding.pattern = self._padding.pattern or window.pattern
@@ -352,8 +355,13 @@ class Loader(IndependentLoader):
             if window.over:
                 return False
             with self._meter.waiting():
-                self._deps.threads.event().wait(AGAIN_S)
-                check()
+                self._pause(pauses.next(), check)
+
+    def _pause(self, pause_s: float, check: Callable[[], None]) -> None:
+        while pause_s > 0:
+            self._deps.threads.event().wait(min(pause_s, LOOK_S))
+            check()
+            pause_s -= LOOK_S
 
     def _offer(self, prefetcher: Prefetcher, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
         spare, micros = self._padding.spare(prefetcher.step_sizes.total), len(prefetcher.step_sizes.sizes)
@@ -368,13 +376,13 @@ class Loader(IndependentLoader):
         if not ledger.records and not ledger.done_shards and not self._independent:
             raise DataError(self._nothing())
         dropped = 0
-        if self._tail is Tail.DROP and not self._independent:
+        if self._settle().tail is Tail.DROP and not self._independent:
             dropped = max(1, total - ledger.records)  # at least 1, because files may have joined just now
             if place.rank == 0 and ledger.done_shards < ledger.shards:
                 left = f"{dropped:,}" if total >= 0 else "some"
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are skipped (tail=drop)")
         self._end_prefetcher()
-        self._files.rescan_at_epoch_end(place, client, self._settle())
+        self._files.rescan_at_epoch_end(place, client, self._settle().source)
         if self._independent:
             asked = client.next_epoch(ledger.epoch + 1, dropped, tell=True)
             assert asked is not None, "it was sent"  # noqa: S101
@@ -394,7 +402,7 @@ class Loader(IndependentLoader):
         assert self._ledger is not None  # noqa: S101
         which = f"data set {self._name}: not a single record of epoch {self._ledger.epoch}"
         troubles = self._prefetcher.troubles if self._prefetcher is not None else []
-        if self._tail is Tail.DROP and not troubles:
+        if self._settle().tail is Tail.DROP and not troubles:
             return f"{which} fills a whole step of all workers (tail=drop); use a smaller batch_size or fewer workers"
         reason = f", such as: {troubles[-1]}" if troubles else ""
         return f"{which} could be read: all {self._ledger.shards} shards were skipped{reason}"
@@ -433,7 +441,7 @@ class Loader(IndependentLoader):
         return place, client
 
     def _open(self, place: RankAssignment) -> None:
-        source = self._settle()
+        source, options = self._settle().source, self._settle().options
         where = self._context.where if self._lasting else None
         at = self._context.transport(), self._name, place.round, place.rank
         client = LeaseClient(*at, self._position.announced, where, self._deps)  # type: ignore[arg-type]
@@ -442,7 +450,7 @@ class Loader(IndependentLoader):
             self._context.check(place.round)
 
         def register() -> None:
-            self._files.register(client, source, self._options, check)
+            self._files.register(client, source, options, check)
 
         self._files.listen(place, client, source)
         try:
@@ -457,10 +465,10 @@ class Loader(IndependentLoader):
             client.close()
             raise
         if self._ledger is None:
-            seed, shuffle = self._options.seed, self._options.shuffle
+            seed, shuffle = options.seed, options.shuffle
             ledger = Ledger(opened.digest, opened.shards, seed=seed, shuffle=shuffle, epoch=opened.epoch)
             self._position.restore(ledger)
-        self._files.fit_position(client, opened, self._options, check)
+        self._files.fit_position(client, opened, options, check)
         if self._independent and opened.epoch != self._position.known.epoch:
             self._position.known.start(opened.epoch)
         if self._reader is None:
@@ -469,16 +477,15 @@ class Loader(IndependentLoader):
         self._files.rescan_periodically(place, client, source)
         self._padding.pattern = ""
 
-    def _settle(self) -> DataSource:
+    def _settle(self) -> SettledData:
         """Resolve the settings with those of the launcher."""
-        if self._source is None:
+        if self._settled is None:
             settings = self._settings.settle(self._name, self._context.environment())
-            self._tail = tail_named(settings.tail or "")
             mode, failures = MODES[self._config.mode], self._config.failures
-            self._options = DataSetOptions(settings.seed or 0, bool(settings.shuffle), mode, failures)
-            self._padding = Padding(self._options.seed, self._options.shuffle)
-            self._source = settings.source(self._name)
-        return self._source
+            options = DataSetOptions(settings.seed or 0, bool(settings.shuffle), mode, failures)
+            self._settled = SettledData(settings.source(self._name), options, tail_named(settings.tail or ""))
+            self._padding = Padding(options.seed, options.shuffle)
+        return self._settled
 
     @property
     def _ledger(self) -> Ledger | None:
@@ -491,15 +498,14 @@ class Loader(IndependentLoader):
 
     def _new_prefetcher(self, place: RankAssignment, held: LeasedShards) -> Prefetcher:
         assert self._client is not None and self._reader is not None  # noqa: S101
-        independent = self._independent
-        config = self._config
+        independent, config, settled = self._independent, self._config, self._settle()
         step_sizes, self._plan = self._context.step_sizes(config.batch_size, place)
         order = ReadOrder(
-            self._options.seed,
+            settled.options.seed,
             self.epoch,
-            self._options.shuffle,
-            config.mixed_shards if self._options.shuffle else 1,
-            independent or self._tail is not Tail.DROP,
+            settled.options.shuffle,
+            config.mixed_shards if settled.options.shuffle else 1,
+            independent or settled.tail is not Tail.DROP,
             config.mixed_bytes,
         )
         prefetcher = Prefetcher(

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from data_service.formats import FormatReader, open_reader
 from data_service.formats.options import FormatOptions
+from data_service.loader.window import Tail
 from data_service.manifest import USER_FORMAT, Manifest
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
+from data_service.protocol.messages import DataSetOptions
 from edl.errors import SettingError
 
 if TYPE_CHECKING:
@@ -207,6 +209,15 @@ class DataSettings:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SettledData:
+    """A data set after the settings of script and launcher have been combined."""
+
+    source: DataSource
+    options: DataSetOptions
+    tail: Tail
+
+
 def _is_rescan(value: str) -> bool:
     try:
         return value in ("", EPOCH) or 0 < float(value) < float("inf")
@@ -231,6 +242,12 @@ def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError) as error:
         value = environment.get(VARIABLE, "")
         raise SettingError(VARIABLE, value, f"is not in the launcher's format ({error})") from None
+    return loader_arguments(name, items)
+
+
+def loader_arguments(name: str, items: Mapping[str, Any]) -> dict[str, Any]:
+    """The same from the settings of data set ``name`` as the launcher has them: ``files``, and texts by key. Raises
+    ``SettingError``."""
     found: dict[str, Any] = {}
     options: dict[str, Any] = {}
     kinds = {one.name: one.type for one in fields(FormatOptions)}

@@ -72,7 +72,7 @@ class Dispatcher:
             try:
                 message = messages.decode(text)
             except ProtocolError as error:
-                sys.stderr.write(f"edl: a message about data could not be used: {error}\n")
+                sys.stderr.write(f"edl: ignored an invalid message about data: {error}\n")
                 return
         dataset = getattr(message, "dataset", "")
         # Some messages, such as the list of readers, are for all data sets.

@@ -1,6 +1,6 @@
 """The server of a remote reader: decodes shards for trainers and streams them over Arrow Flight.
 
-It knows no ledgers and no leases: a trainer that holds a shard's lease requests its records from some number on, and
+It has no part in ledgers and leases: a trainer that holds a shard's lease requests its records from some number on, and
 every reader returns the same ones. So a trainer continues at another reader when one dies, and no accounting is needed
 here. HTTP/2 flow control blocks the server while a trainer does not read: a batch is made when the previous one has
 been sent.

@@ -30,7 +30,8 @@ def serve(host: str, port: int, capacity: int, grace_s: float, functions: Collec
     def leave() -> None:
         if server.drain(grace_s):
             _end(0)
-        click.echo(f"reader at {address(host, server.port)}: streams still run after {grace_s:g} s", err=True)
+        where = address(host, server.port)
+        click.echo(f"reader at {where}: streams still run after {grace_s:g} s, exiting anyway", err=True)
         _end(1)
 
     at_sigterm(leave)

@@ -1,4 +1,4 @@
-"""Resource use of workers, which shows that a script lives if it does not report its steps."""
+"""Resource use of workers: evidence of progress for scripts that do not report their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared code of the processes that a launcher starts and talks to in lines."""
+"""Shared code of helper processes that talk to their launcher line by line, over stdin and stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from edl.errors import ProtocolError
 
 
 def private_stdout() -> TextIO:
-    """Keep the pipe to the launcher for this process, and send what users' functions print to stderr."""
+    """The pipe to the launcher. Stdout is redirected to stderr, so that nothing that user functions print gets into the
+    pipe."""
     mine = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(mine, "w")

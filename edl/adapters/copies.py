@@ -108,14 +108,14 @@ class TcpCopies:
         """Send a copy to another node; returns when that node has all of it. Raises ``CheckpointError``."""
         label = lent.label
         with self._call(host, port) as line:
-            line.say({"op": "put", **_from_label(label)})
-            answer = line.hear_answer()
+            line.send_frame({"op": "put", **_from_label(label)})
+            answer = line.receive_answer()
             if "have" in answer:
                 return
             if "go" not in answer:
                 raise ProtocolError(f"unexpected answer to put: {_short(answer)}")
             line.send_file(lent.descriptor, label.size, self._rate, self._ended.wait)
-            answer = line.hear_answer()
+            answer = line.receive_answer()
             if "whole" not in answer:
                 raise ProtocolError(f"unexpected answer at the end of a copy: {_short(answer)}")
 
@@ -124,13 +124,13 @@ class TcpCopies:
     ) -> None:
         """Fetch a part of a commit from another node. Raises ``CheckpointError``."""
         with self._call(host, port) as line:
-            line.say({"op": "get", "era": version.era, "commit": version.commit, "shard": shard})
-            label = _to_label(line.hear_answer())
+            line.send_frame({"op": "get", "era": version.era, "commit": version.commit, "shard": shard})
+            label = _to_label(line.receive_answer())
             if (label.holding.version, label.holding.shard) != (version, shard):
-                raise ProtocolError(f"sent {label.holding} instead of shard {shard} of {version}")
+                raise ProtocolError(f"the peer sent {label.holding} instead of shard {shard} of {version}")
             arrival = arriving(label)
             if arrival is not None:
-                line.say({"go": True})
+                line.send_frame({"go": True})
                 _receive(line, label, arrival)
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class TcpCopies:
             if thread is not threading.current_thread():
                 thread.join(1.0)
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- client ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _call(self, host: str, port: int) -> Iterator[_CopyConnection]:
@@ -178,7 +178,7 @@ class TcpCopies:
             with self._lock:
                 self._open.discard(connection)
 
-    # --- serving -----------------------------------------------------------------------------------------------------
+    # --- server ------------------------------------------------------------------------------------------------------
 
     def _launch(self, target: Callable[..., None], *arguments: Any) -> None:
         def run() -> None:
@@ -212,7 +212,7 @@ class TcpCopies:
             with connection, self._live(connection):
                 line = _CopyConnection(connection, self._clock, self._limits)
                 _admit(line, self._token())
-                request = line.hear()
+                request = line.receive_frame()
                 match request.get("op"):
                     case "put":
                         self._take(line, snapshot_pool, request)
@@ -230,24 +230,24 @@ class TcpCopies:
 
     def _take(self, line: _CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         label = _to_label(request)
-        _go_slow()  # copies arrive while workers train
+        _lower_priority()  # copies arrive while workers train
         try:
             arrival = line.wait_for(lambda: snapshot_pool.arriving(label), _discard)
         except CheckpointError as error:
             line.refuse(str(error))
             return
         if arrival is None:
-            line.say({"have": True})
+            line.send_frame({"have": True})
             return
         try:
-            line.say({"go": True})
+            line.send_frame({"go": True})
             _receive(line, label, arrival)
         except CheckpointError as error:
             line.refuse(str(error))
             return
         finally:
             arrival.discard()
-        line.say({"whole": True})
+        line.send_frame({"whole": True})
 
     def _give(self, line: _CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         version, shard = Version(_count(request, "era"), _count(request, "commit")), _count(request, "shard")
@@ -256,8 +256,8 @@ class TcpCopies:
             line.refuse(f"node {self._node} does not hold shard {shard} of {version} any more")
             return
         try:
-            line.say(_from_label(lent.label))
-            if "go" in line.hear_answer():
+            line.send_frame(_from_label(lent.label))
+            if "go" in line.receive_answer():
                 line.send_file(lent.descriptor, lent.label.size)
         finally:
             lent.release()
@@ -300,7 +300,7 @@ class _CopyConnection:
         self._socket.settimeout(self._timeout_s())
         self._socket.sendall(data)
 
-    def hear(self) -> dict[str, Any]:
+    def receive_frame(self) -> dict[str, Any]:
         """Receive one frame."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
         if length > _LONGEST_FRAME:
@@ -313,17 +313,17 @@ class _CopyConnection:
             raise ProtocolError(f"not a frame: {_short(frame)}")
         return frame
 
-    def hear_answer(self) -> dict[str, Any]:
+    def receive_answer(self) -> dict[str, Any]:
         """The next frame other than ``wait``. Raises ``CheckpointError`` with the peer's reason for a ``no``."""
         while True:
             self.within(self._limits.silence_s)
-            frame = self.hear()
+            frame = self.receive_frame()
             if "no" in frame:
                 raise CheckpointError(str(frame["no"])[:_LONGEST_REASON])
             if "wait" not in frame:
                 return frame
 
-    def say(self, frame: dict[str, Any]) -> None:
+    def send_frame(self, frame: dict[str, Any]) -> None:
         """Send one frame."""
         self.within(self._limits.silence_s)
         data = json.dumps(frame).encode()
@@ -331,7 +331,7 @@ class _CopyConnection:
 
     def refuse(self, why: str) -> None:
         """Answer ``no`` with a reason of at most 1000 characters."""
-        self.say({"no": why[:_LONGEST_REASON]})
+        self.send_frame({"no": why[:_LONGEST_REASON]})
 
     def wait_for(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:
         """Run ``work`` in a thread, and send ``wait`` to the peer until it is done. If the peer disconnects meanwhile,
@@ -352,7 +352,7 @@ class _CopyConnection:
             helper.join(self._limits.silence_s / 3)
             if helper.is_alive() and broken is None:
                 try:
-                    self.say({"wait": True})
+                    self.send_frame({"wait": True})
                 except OSError as error:
                     broken = error  # what the work has allocated must be released, so wait for its end
         if failure:
@@ -480,7 +480,7 @@ def _short(value: object) -> str:
     return repr(value)[:200]
 
 
-def _go_slow() -> None:
+def _lower_priority() -> None:
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
 

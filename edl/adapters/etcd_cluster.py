@@ -293,8 +293,8 @@ def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
 async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan], timeout_s: float) -> None:
     """Start a member that has no data: together with the others for the first time, or as a replacement.
 
-    A cluster that has run before does not accept a member without its data, since that member may have made promises
-    that it no longer knows. So the old member is removed and a new one added.
+    A cluster that has run before does not accept a member without its data, since that member may have voted for or
+    acknowledged something that it has forgotten. So the old member is removed and a new one added.
     """
     others = [other.endpoint for other in plans if other.endpoint != plan.endpoint]
     deadline_s = _now_s() + timeout_s

@@ -1,7 +1,7 @@
 """Renews a lease by a blocking call from a thread, in case the event loop that normally does it is busy.
 
-The store's connections belong to the event loop, so these are separate. They stay open until ``close``: on a busy
-machine, each new connection would cost the thread many waits for its turn.
+The store's connections belong to the event loop, so these are separate. They stay open until ``close``, because opening
+a connection is slow on a busy machine.
 """
 
 from __future__ import annotations

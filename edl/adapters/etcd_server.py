@@ -48,7 +48,8 @@ HISTORY = 2000
 """Revisions that are kept."""
 
 INCONSISTENT = ((3, 5, 0), (3, 5, 3))
-"""First affected and first fixed release: a killed member may come back with other data than the rest (etcd#13766)."""
+"""First affected and first fixed release: a killed member may restart with different data than its peers
+(etcd#13766)."""
 
 NOT_FOR_BROWSERS = {
     # JSON over plain HTTP, which any web page can post to a port of its visitor's host. edl does not need it.
@@ -172,7 +173,7 @@ class EtcdMember:
         else:
             refuse_small(self.data_dir)
         if self.identity is not None:
-            self.identity.leave_in(self._tls_dir)
+            self.identity.write_to(self._tls_dir)
         script = os.path.abspath(edl.adapters.with_parent.__file__)
         wrapper = [sys.executable, "-I", "-S", script, str(os.getpid())]
         with self.log_file.open("ab") as log:

@@ -68,7 +68,7 @@ class HostNote:
         return runtime_folder() / f"{self.job}@{os.getpid()}.json"
 
     def write(self) -> None:
-        """Write the note; without room on the disk, only the convenience is lost."""
+        """Write the note. Without space on the disk there is none, and ``edl status`` needs an endpoint."""
         notes()  # removes those of launchers that were killed
         with contextlib.suppress(OSError):
             fields = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}

@@ -81,7 +81,7 @@ class Identity:
             context.load_cert_chain(file.name)
         return context
 
-    def leave_in(self, folder: Path) -> None:
+    def write_to(self, folder: Path) -> None:
         """Write the files that etcd reads, readable only for this user."""
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, data in (("ca.pem", self.ca), ("key.pem", self.key), ("cert.pem", self.server)):
@@ -126,13 +126,13 @@ def _signed(
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    def called(text: str) -> x509.Name:
+    def common_name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
     made = (
         x509.CertificateBuilder()
-        .subject_name(called(subject))
-        .issuer_name(called(issuer))
+        .subject_name(common_name(subject))
+        .issuer_name(common_name(issuer))
         .public_key(public)
         # Every process creates the authority's certificate anew, and all must be equal.
         .serial_number(1 if names is None else x509.random_serial_number())

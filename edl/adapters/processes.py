@@ -54,13 +54,13 @@ from edl.wire.process_events import (
 )
 
 _MODULE = "edl.worker.fork_server"
-_FAREWELL_S = 12.0
+_EXIT_TIMEOUT_S = 12.0
 """Seconds that the fork server gets to kill and reap its children before it is killed itself."""
-_SHORT_FAREWELL_S = 1.0
+_SHORT_EXIT_TIMEOUT_S = 1.0
 ANSWER_S = 10.0
 """Seconds that a fork server may leave a request unanswered before it is killed."""
 _REAP_S = 2.0
-"""Seconds to wait for a killed fork server. A process that waits for a broken disk never ends."""
+"""Seconds to wait for a killed fork server. A process that is blocked on I/O to a broken disk never ends."""
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
@@ -320,23 +320,24 @@ class ForkServerProcesses:
                 self._warming.set_exception(WorkerStartError(self._import_advice(message)))
             case Spawned(number, pid):
                 self._alive.add(pid)
-                self._born(self._spawning.pop(number, None), pid)
+                self._spawned(self._spawning.pop(number, None), pid)
             case SpawnFailed(number, error):
                 answer = self._spawning.pop(number, None)
                 if answer is not None and not answer.done():
                     answer.set_exception(WorkerStartError(f"cannot start {shlex.quote(self._command.target)}: {error}"))
             case WorkerExited(pid):
                 self._alive.discard(pid)
-                self._publish(message)
+                if pid not in self._unwanted:
+                    self._events.put_nowait(message)
                 self._unwanted.discard(pid)
-            case WorkerSuspended() | WorkerResumed():
-                self._publish(message)
+            case WorkerSuspended(pid) | WorkerResumed(pid) if pid not in self._unwanted:
+                self._events.put_nowait(message)
             case WorkersStopped():
                 self._events.put_nowait(message)
             case LogLine(text):
                 self._log(text)
 
-    def _born(self, answer: asyncio.Future[int] | None, pid: int) -> None:
+    def _spawned(self, answer: asyncio.Future[int] | None, pid: int) -> None:
         if answer is not None and not answer.done():
             answer.set_result(pid)
             return
@@ -345,10 +346,6 @@ class ForkServerProcesses:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.send(encode(Signal(pid, signal.SIGKILL)))
-
-    def _publish(self, event: WorkerExited | WorkerSuspended | WorkerResumed) -> None:
-        if event.pid not in self._unwanted:
-            self._events.put_nowait(event)
 
     def _import_advice(self, failure: WarmFailed) -> str:
         text = f"the workers' interpreter {self._python} cannot import {failure.module}: {failure.error}"
@@ -362,7 +359,7 @@ class ForkServerProcesses:
 
     def _lost(self) -> None:
         """Handle the end of the fork server, whose socket is closed."""
-        reason = self._farewell()
+        reason = self._release()
         failure = f"the fork server has died: {reason}"
         if self._warming is not None and not self._warming.done():
             self._warming.set_exception(WorkerStartError(f"{failure} (while importing the framework)"))
@@ -373,7 +370,7 @@ class ForkServerProcesses:
                 answer.set_exception(StarterLost(failure))
         self._spawning.clear()
 
-    def _farewell(self) -> str:
+    def _release(self) -> str:
         """Release a fork server whose socket is closed; returns how it ended."""
         self._answered()
         if self._socket is not None:
@@ -390,7 +387,10 @@ class ForkServerProcesses:
             code = process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
-            self._log(f"fork server (pid {process.pid}) survives SIGKILL: it waits for a broken disk")
+            self._log(
+                f"fork server (pid {process.pid}) has not ended {_REAP_S:g} s after SIGKILL: it is probably blocked "
+                "on disk I/O; continuing without it"
+            )
         for pid in sorted(self._alive):
             self._events.put_nowait(WorkerExited(pid, -signal.SIGKILL))
         for pid in self._alive if code != 0 else ():
@@ -417,7 +417,7 @@ class ForkServerProcesses:
             self._socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(asyncio.TimeoutError):
             # A fork server that is still importing reads no messages, and has made nothing that outlives it.
-            await asyncio.wait_for(ended, _FAREWELL_S if self._warmed else _SHORT_FAREWELL_S)
+            await asyncio.wait_for(ended, _EXIT_TIMEOUT_S if self._warmed else _SHORT_EXIT_TIMEOUT_S)
         self._lost()
 
     def _drain(self, ended: asyncio.Future[None]) -> None:

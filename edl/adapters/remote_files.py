@@ -90,7 +90,7 @@ class RemoteFiles:
         with _as_os_errors(self.path(name)):
             data = self._system.cat_file(self._inside(name), start=offset, end=offset + len(buffer))
         if len(data) > len(buffer):
-            raise OSError(errno.EIO, "the store sent more than was asked for", self.path(name))
+            raise OSError(errno.EIO, f"the store sent {len(data)} bytes, {len(buffer)} were requested", self.path(name))
         buffer[: len(data)] = data
         return len(data)
 

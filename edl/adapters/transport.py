@@ -25,7 +25,7 @@ from edl.wire import codec
 from edl.wire.address import address
 from edl.wire.messages import AgentMessage, Asked, MasterMessage, Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
-from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, Question
+from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, Question
 
 SERVICE = "edl.v1.Master"
 _ACCEPTED = ("edl-master", "1")
@@ -49,15 +49,15 @@ LEAST_CONNECT_S = 1.0
 """A newly elected Master is contacted by all nodes at once, and may need that many seconds to answer each."""
 
 
-ASKS_AFTER = 0.36
-HEARS_AFTER = 0.43
+AGENT_PINGS_AFTER = 0.36
+MASTER_PINGS_AFTER = 0.43
 """Fractions of a lease without traffic after which the agent and the Master send a ping. A live agent is always first,
 so each connection costs the Master one ping, not two."""
 SILENT_AFTER = 0.5
 """Fraction of a lease after which both ends consider a silent peer gone."""
 
 
-def _options(lease_ttl_s: float, asks_after: float) -> list[tuple[str, int]]:
+def _options(lease_ttl_s: float, pings_after: float) -> list[tuple[str, int]]:
     """gRPC options by which both ends notice within half a lease that the peer is silent (a pulled cable, a frozen
     process).
 
@@ -66,8 +66,8 @@ def _options(lease_ttl_s: float, asks_after: float) -> list[tuple[str, int]]:
     lease_ms = max(400.0, 1000 * lease_ttl_s)
     return [
         *_OPTIONS,
-        ("grpc.keepalive_time_ms", int(asks_after * lease_ms)),
-        ("grpc.keepalive_timeout_ms", int((SILENT_AFTER - asks_after) * lease_ms)),
+        ("grpc.keepalive_time_ms", int(pings_after * lease_ms)),
+        ("grpc.keepalive_timeout_ms", int((SILENT_AFTER - pings_after) * lease_ms)),
         # gRPC's time limit for one connection attempt: an abandoned attempt has still cost the Master work.
         ("grpc.min_reconnect_backoff_ms", max(int(LEAST_CONNECT_S * 1000), int(SILENT_AFTER * lease_ms))),
     ]
@@ -76,7 +76,7 @@ def _options(lease_ttl_s: float, asks_after: float) -> list[tuple[str, int]]:
 def _channel(host: str, port: int, lease_ttl_s: float, identity: Identity | None) -> grpc.aio.Channel:
     """A channel. ``identity`` is set in jobs with a secret: both ends then prove that they hold it in the TLS
     handshake."""
-    options: list[tuple[str, Any]] = [*_options(lease_ttl_s, ASKS_AFTER)]
+    options: list[tuple[str, Any]] = [*_options(lease_ttl_s, AGENT_PINGS_AFTER)]
     if identity is None:
         return grpc.aio.insecure_channel(address(host, port), options=options)
     options += identity.channel_options
@@ -99,7 +99,7 @@ class MasterService(Protocol):
         """The current status of the job."""
         ...
 
-    def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
+    def events(self, request: EventsRequest) -> AsyncIterator[HistoryEntry]:
         """The history, and with ``follow`` also new entries."""
         ...
 
@@ -138,7 +138,7 @@ class MasterServer:
         """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
         _check_can_listen(host, port)  # gRPC's own error says less, and is also printed
         most = ("grpc.max_allowed_incoming_connections", self._connections)
-        options = [*_options(self._lease_ttl_s, HEARS_AFTER), *LIMITS, most]
+        options = [*_options(self._lease_ttl_s, MASTER_PINGS_AFTER), *LIMITS, most]
         self._server = grpc.aio.server(interceptors=(TokenInterceptor(self._token),), options=options)
         handlers: dict[str, Any] = {
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),
@@ -187,7 +187,7 @@ class MasterServer:
     async def _status(self, request: Question, context: Any) -> JobStatus:
         return (await self._serving_master(context)).status()
 
-    async def _events(self, request: EventsRequest, context: Any) -> AsyncIterator[JournalEntry]:
+    async def _events(self, request: EventsRequest, context: Any) -> AsyncIterator[HistoryEntry]:
         service = await self._serving_master(context)
         async for entry in service.events(request):
             yield entry
@@ -283,7 +283,7 @@ class MasterClient:
         status: JobStatus = await reply
         return status
 
-    async def events(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
+    async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
         """The history after a line number, and with ``follow`` also new entries. Raises ``grpc.aio.AioRpcError``."""
         method = self._channel.unary_stream(f"/{SERVICE}/Events", codec.encode, _decode_entry)
         call: Any = method(EventsRequest(after, follow), metadata=self._metadata)
@@ -361,5 +361,5 @@ def _decode_status(data: bytes) -> JobStatus:
     return codec.decode(JobStatus, data)
 
 
-def _decode_entry(data: bytes) -> JournalEntry:
-    return codec.decode(JournalEntry, data)
+def _decode_entry(data: bytes) -> HistoryEntry:
+    return codec.decode(HistoryEntry, data)

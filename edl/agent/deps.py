@@ -31,15 +31,15 @@ class WorkerStarter(Protocol):
     """The process that starts workers, as the agent's shell uses it: a part of ``edl.ports.Processes``."""
 
     async def warm(self) -> str:
-        """Bring it up; returns a sentence for the log. Raises ``WorkerStartError``."""
+        """Start the process; returns a sentence for the log. Raises ``WorkerStartError``."""
         ...
 
     def events(self) -> AsyncIterator[ProcessEvent]:
-        """Events of the workers, in order. One consumer."""
+        """Events of the workers, in order, for a single consumer."""
         ...
 
     def entitle(self, until_s: float) -> None:
-        """Workers may run until then, by the monotonic clock."""
+        """Allow workers to run until this time on the monotonic clock."""
         ...
 
 
@@ -47,27 +47,27 @@ class Workers(Protocol):
     """The worker processes of this node. See ``edl.agent.workers.workers.WorkerGroup``."""
 
     def meet_at(self, worker_server: str) -> None:
-        """Workers find their agent at this address."""
+        """Set the address at which workers connect to their agent."""
         ...
 
     def warn_by(self, warn: Callable[[str], None]) -> None:
-        """``warn`` gets why the workers' output is not kept, and an empty text once it is again."""
+        """``warn`` gets the reason when workers' output is not written to files, and an empty text when it is again."""
         ...
 
     async def start(self, world: World, slots: tuple[int, ...]) -> list[ev.WorkerEnded]:
-        """Start workers of a world in these slots; returns an end for each that could not be created."""
+        """Start workers of a world in these slots; returns a ``WorkerEnded`` for each that could not be created."""
         ...
 
     async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[ev.WorkerEnded]:
-        """Start workers that wait for their world; returns an end for each that could not be created."""
+        """Start workers that wait for their world; returns a ``WorkerEnded`` for each that could not be created."""
         ...
 
     def seat(self, world: World, slot: int, secret: str) -> Seat:
-        """The place that a living worker has in a world."""
+        """The place of a living worker in a world."""
         ...
 
     async def signal(self, number: int, slots: tuple[int, ...]) -> None:
-        """Signal the process groups of these workers, or of all if none is named."""
+        """Signal the process groups of these workers, or of all if ``slots`` is empty."""
         ...
 
     async def forward(self, number: int) -> None:
@@ -75,7 +75,7 @@ class Workers(Protocol):
         ...
 
     async def dump_stacks(self) -> None:
-        """Have every worker write the stacks of its threads; returns when they have."""
+        """Have all workers write the stacks of their threads to stderr; returns when they have."""
         ...
 
     def watched(self) -> dict[int, Watched]:
@@ -83,19 +83,15 @@ class Workers(Protocol):
         ...
 
     def place(self, pid: int) -> tuple[Round, int] | None:
-        """The round a process was born in, and its slot."""
+        """The round in which a process was started, and its slot; None if unknown."""
         ...
 
-    async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Read the error file of a worker that has ended; call it before ``ended``."""
-        ...
-
-    def ended(self, pid: int, code: int) -> ev.WorkerEnded | None:
+    async def ended(self, pid: int, code: int) -> ev.WorkerEnded | None:
         """Forget a process that has ended, and describe its end; None for one that is not known."""
         ...
 
     async def done(self, limit_s: float) -> None:
-        """Wait until the workers' output lies in files, for ``limit_s`` at most."""
+        """Wait until the workers' output is in files, at most ``limit_s`` seconds."""
         ...
 
 
@@ -106,26 +102,26 @@ class WorkerLink(Protocol):
     progress: dict[int, int]
     """Newest commit of each slot."""
     newest: tuple[int, float] | None
-    """The highest commit of those, and when it was made by the event loop's clock."""
+    """The highest of these commits and its time on the event loop's clock; None before the first one."""
 
     def open(self) -> None:
-        """Accept connections from now on."""
+        """Start to accept connections."""
         ...
 
     def close(self) -> None:
-        """Close every connection; workers end when theirs is closed."""
+        """Close all connections; workers end when theirs is closed."""
         ...
 
     def tell(self, message: ToWorker, slots: tuple[int, ...]) -> None:
-        """Send to the workers of these slots; one that is not connected misses it."""
+        """Send a message to the workers in these slots; those that are not connected miss it."""
         ...
 
     def pass_on(self, message: ServiceToWorker) -> None:
-        """Send a message of one of the Master's services to a worker."""
+        """Pass a message from a service of the Master on to a worker."""
         ...
 
     def reattached(self, token: int) -> None:
-        """Announce a new connection to the Master."""
+        """Tell all workers that the agent is attached to the Master with this token."""
         ...
 
     def give_place(self, slot: int, seat: Seat) -> None:
@@ -141,34 +137,34 @@ class Ports(Protocol):
         ...
 
     def use(self) -> None:
-        """A round has started with these; the next one gets others."""
+        """A round has started with these ports; reserve others for the next one."""
         ...
 
     def release(self) -> None:
-        """Give them back."""
+        """Release all ports."""
         ...
 
 
 class NodeCheckpoints(Protocol):
-    """The node's checkpoint manager, as its agent sees it."""
+    """The part of the checkpoint manager that the agent uses."""
 
     @property
     def stored(self) -> tuple[Version, bool]:
-        """Newest commit known to lie complete in the checkpoint directory, and whether it lies in shards."""
+        """Newest commit known to be complete in the checkpoint directory, and whether it is sharded."""
         ...
 
     @property
     def refused(self) -> str:
-        """Why none of the checkpoints that lie there can be used; empty when one can, or none lies there."""
+        """Why none of the existing checkpoints can be used; empty if one can, or if there is none."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether something that workers have written is still being looked at."""
+        """Whether a save or a read of the checkpoint directory is in progress."""
         ...
 
     async def settled(self) -> None:
-        """Until that is over."""
+        """Wait until saves and reads are finished, then look for the newest checkpoint."""
         ...
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -176,42 +172,42 @@ class NodeCheckpoints(Protocol):
         ...
 
     def enter(self, world: World) -> None:
-        """A world begins in which this node has a part."""
+        """Start a world that this node is in."""
         ...
 
     def keep_with(self, peer: KeepWith) -> None:
-        """Where copies of commits go from now on."""
+        """Send copies of commits to this node from now on."""
         ...
 
     async def look(self) -> None:
-        """See what lies in the checkpoint directory."""
+        """Look for the newest checkpoint in the directory."""
         ...
 
     async def load(self) -> None:
-        """Read the newest usable commit from there."""
+        """Load the newest usable checkpoint into memory."""
         ...
 
     async def write(self, version: Version, reason: str) -> None:
-        """See what lies in the checkpoint directory, if there is one, and write what is here of a commit if that is
-        newer."""
+        """Write what this node has of a commit, if the checkpoint directory has nothing as new."""
         ...
 
     @property
     def saving(self) -> bool:
-        """Whether something that workers have saved has yet to be written by this node."""
+        """Whether this node still has to write a commit that workers have saved."""
         ...
 
     @property
     def unsaved(self) -> str:
-        """Why the newest commit that workers have saved is not in the checkpoint directory, if this node writes."""
+        """Why the newest saved commit is not in the checkpoint directory; empty if it is or if another node writes
+        it."""
         ...
 
     async def flush_saves(self) -> str:
-        """Wait until what workers have saved is written; returns ``unsaved``."""
+        """Wait until saved commits are written; returns ``unsaved``."""
         ...
 
     async def save_what_is_left(self, reason: str) -> None:
-        """Before the launcher ends: bring the newest commit where it survives."""
+        """Before the launcher exits: write the newest commit to the directory, or at least copy it to the peer."""
         ...
 
 
@@ -219,29 +215,31 @@ class MasterStream(Protocol):
     """An agent's connection to a Master."""
 
     def send(self, message: AgentMessage) -> None:
-        """Send if the stream still stands."""
+        """Queue a message; it is lost if the stream breaks."""
         ...
 
     async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
-        """Stay until the stream ends; ``opened`` is called once a Master has taken it. Returns why it ended."""
+        """Run until the stream ends; ``opened`` is called once a Master has accepted it, ``heard`` for each message.
+        Returns why it ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDeps:
-    """Dependencies of an agent on its launcher."""
+    """Everything that an agent's shell gets from its launcher."""
 
     clock: Clock
     processes: WorkerStarter
     warming: Awaitable[str]
-    """The first ``processes.warm()``, begun before everything else."""
+    """The first call of ``processes.warm()``, which is already running."""
     workers: Workers
     worker_server: Callable[[Callable[[ev.Event], None], Callable[[ServiceFromWorker], None]], WorkerLink]
-    """Makes the connections to workers, from where their events go and where messages to the Master's services go."""
+    """Creates the worker server. Arguments: the receiver of workers' events, and the receiver of their messages to
+    services of the Master."""
     ports: Ports
     checkpoints: NodeCheckpoints
     secret: Callable[[Round], str]
-    """By which the workers of a round know one another."""
+    """The secret by which the workers of a round identify each other."""
     connect: Callable[[str, int], MasterStream]
     refuses: Callable[[str, int], Awaitable[bool]]
     register: Callable[[], Awaitable[NodeInfo]]
@@ -251,8 +249,8 @@ class AgentDeps:
     activity: Callable[[Collection[int]], Mapping[int, Activity]]
     """Resources used by workers so far. Blocks."""
     save_timeout_s: float = 600.0
-    """How long the end of the job waits for what was saved to be written."""
+    """Most seconds that the end of the job waits until saved commits are written."""
     switches: SwitchFiles | None = None
     """The request files for a checkpoint in the checkpoint directory, if there is one."""
     decided: Callable[[AgentState, ev.Event | None, ev.Decision], None] = lambda before, event, decision: None
-    """Observes each decision before it is carried out; no event: the first one."""
+    """Observes each decision before it is carried out; the event is None for the first one."""

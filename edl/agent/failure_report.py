@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edl.wire.json_messages import to_plain
 from edl.wire.messages import Failure
@@ -23,17 +23,24 @@ NOT_AVAILABLE = "<N/A>"
 TAIL_LINES_SHOWN = 20
 
 
-def text_report(job: str, reason: str, failures: Sequence[Failure], folder: str = "") -> str:
+def text_report(
+    job: str,
+    reason: str,
+    failures: Sequence[Failure],
+    folder: str = "",
+    log_of: Callable[[Failure], str] = lambda failure: NOT_AVAILABLE,
+) -> str:
     """The final report of a failed job as a block for the console. The root cause comes last, and is the only one with
     a traceback.
 
-    ``failures``: at least one, root cause first. ``folder``: the launcher's log folder; empty for none.
+    ``failures``: at least one, root cause first. ``folder``: the launcher's log folder; empty for none. ``log_of``: the
+    file with a failed worker's last output, or why there is none.
     """
     lines = [RULE, f"edl: job {job} FAILED: {reason}"]
     if folder:
         lines.append(f"files of this node (this report as error.json, and logs where they are kept): {folder}")
-    others = [line for index, failure in enumerate(failures[1:], start=1) for line in _block(index, failure)]
-    root = _block(0, failures[0], full=True)
+    others = [line for index, one in enumerate(failures[1:], start=1) for line in _block(index, one, log_of(one))]
+    root = _block(0, failures[0], log_of(failures[0]), full=True)
     return "\n".join([*lines, SECTION, "Failures:", *(others or [NO_OTHERS]), SECTION, ROOT_CAUSE, *root, RULE])
 
 
@@ -45,7 +52,7 @@ def failure_text(failures: Sequence[Failure]) -> str:
     return "\n".join(lines)
 
 
-def _block(index: int, failure: Failure, *, full: bool = False) -> list[str]:
+def _block(index: int, failure: Failure, log: str = "", *, full: bool = False) -> list[str]:
     slot = f", slot: {failure.slot}" if failure.slot not in (-1, failure.local_rank) else ""
     consequence = " (it had lost a peer: a consequence)" if failure.peer_loss else ""
     lines = [
@@ -55,6 +62,7 @@ def _block(index: int, failure: Failure, *, full: bool = False) -> list[str]:
         f"  rank      : {failure.rank} (local_rank: {failure.local_rank}{slot})",
         f"  exitcode  : {failure.exit_code} (pid: {failure.pid or NOT_AVAILABLE}){_signal(failure.exit_code)}",
         f"  error_file: {failure.error_file or NOT_AVAILABLE}",
+        *([f"  log_file  : {log}"] if log else []),
         f"  round     : {failure.round}",
         f"  what      : {failure.what}{consequence}",
     ]

@@ -42,11 +42,11 @@ LONGEST_RECONNECT_PAUSE_S = 2.0
 pause. A new Master is contacted at once."""
 REGISTER_PAUSE_S = 0.5
 STACKS_S = 10.0
-"""Time limit for dumping the stacks of all workers."""
+"""Time limit in seconds for dumping the stacks of all workers."""
 LOGS_S = 2.0
-"""Time that a launcher waits for the logs' disk before it exits."""
+"""Seconds that a launcher waits for the logs' disk before it exits."""
 LET_GO_S = 1.0
-"""Time that the agent waits for a cancelled save to end."""
+"""Seconds that the agent waits for a cancelled save to end."""
 
 
 class AgentShell:
@@ -55,7 +55,7 @@ class AgentShell:
     def __init__(self, deps: AgentDeps, state: AgentState) -> None:
         self._deps = deps
         self._state = state
-        self._events: asyncio.Queue[ev.Event | ProcessEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._ports = deps.ports
         self._ports_good_for: tuple[MasterStream | None, Round] | None = None
         self._stream: MasterStream | None = None
@@ -113,9 +113,8 @@ class AgentShell:
         try:
             await self._carry_out(None, begin(self._state))
             while self._outcome is None:
-                event = self._translate(await self._events.get())
-                if event is not None:
-                    await self._carry_out(event, step(self._state, event, self._deps.clock.now_s()))
+                event = await self._events.get()
+                await self._carry_out(event, step(self._state, event, self._deps.clock.now_s()))
                 if isinstance(event, ev.LeaseGone):
                     self._entitlement.acted()
             await self._deps.workers.done(LOGS_S)
@@ -299,7 +298,7 @@ class AgentShell:
                 )
             )
 
-    # --- what feeds it ---------------------------------------------------------------------------------------------
+    # --- sources of events -------------------------------------------------------------------------------------------
 
     def follow(self, host: str, port: int, token: FencingToken) -> None:
         """Attach to this Master instead of the previous one."""
@@ -375,7 +374,7 @@ class AgentShell:
         self.post(ev.StateChanged())
 
     def room(self, why: str) -> None:
-        """Report why commits find no memory; empty: memory is available again."""
+        """Report why there is no memory for commits; empty: there is again."""
         self.post(ev.KeepingChanged(why))
 
     def _mark(self) -> Mark | None:
@@ -407,23 +406,25 @@ class AgentShell:
             self._deps.processes.entitle(until_s)
 
     async def _watch_processes(self) -> None:
-        async for event in self._deps.processes.events():
-            if isinstance(event, WorkerExited):
-                await self._deps.workers.look_for_last_words(event.pid, event.code)
-            self._events.put_nowait(event)
+        async for happened in self._deps.processes.events():
+            event = await self._event_of(happened)
+            if event is not None:
+                self.post(event)
 
-    def _translate(self, event: ev.Event | ProcessEvent) -> ev.Event | None:
-        match event:
+    async def _event_of(self, happened: ProcessEvent) -> ev.Event | None:
+        """The machine's event for one of the fork server's; None for an unknown process."""
+        workers = self._deps.workers
+        match happened:
             case WorkerExited(pid, code):
-                return self._deps.workers.ended(pid, code)
+                return await workers.ended(pid, code)
             case WorkerSuspended(pid):
-                place = self._deps.workers.place(pid)
+                place = workers.place(pid)
                 return None if place is None else ev.WorkerFroze(*place)
             case WorkerResumed(pid):
-                place = self._deps.workers.place(pid)
+                place = workers.place(pid)
                 return None if place is None else ev.WorkerThawed(*place)
             case _:
-                return event
+                return happened
 
     async def _warm(self) -> None:
         try:
@@ -452,8 +453,8 @@ class AgentShell:
     def _task_failed(self, error: Exception) -> None:
         """Exit on a failed background task: without it this node would silently stall or miss events."""
         text = "".join(traceback.format_exception(error))
-        self._deps.log(f"a mistake in edl, please report it: {text}")
-        self.post(ev.Fatal(Outcome(int(ExitCode.INTERNAL), f"a mistake in edl's agent: {error!r}")))
+        self._deps.log(f"a bug in edl, please report it: {text}")
+        self.post(ev.Fatal(Outcome(int(ExitCode.INTERNAL), f"a bug in edl's agent: {error!r}")))
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,9 @@ class Switches:
                 self._files.remove(name)
                 self._seen.pop(Purpose.SAVE, None)
         except OSError as error:
-            self._say(f"cannot remove {self._paths[Purpose.SAVE]}: {why(error)}. Remove it, or it counts again")
+            self._say(
+                f"cannot remove {self._paths[Purpose.SAVE]}: {why(error)}. Remove it, or it requests another checkpoint"
+            )
 
     def refuse_if_killed(self) -> None:
         """Check at the start of a launcher. Raises ``Killed`` while the ``KILL`` file exists, ``CheckpointError`` if

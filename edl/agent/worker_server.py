@@ -213,7 +213,7 @@ class WorkerServer:
             _close(descriptors)
         line.outgoing.clear()
 
-    # --- what workers say --------------------------------------------------------------------------------------------
+    # --- messages from workers ---------------------------------------------------------------------------------------
 
     def _readable(self, line: _WorkerConnection) -> None:
         while line.socket.fileno() >= 0:

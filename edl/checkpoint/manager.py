@@ -1,8 +1,8 @@
 """The checkpoints of a node, as its agent and workers use them: combines the in-memory checkpoints, the checkpoint
 directory and the world.
 
-``MemoryCheckpoints`` moves bytes and knows no worlds. The manager tells it which world the node is in, which nodes have
-copies, and what to save before the launcher exits.
+``MemoryCheckpoints`` moves bytes and does not know about worlds. The manager tells it which world the node is in, which
+nodes have copies, and what to save before the launcher exits.
 """
 
 from __future__ import annotations

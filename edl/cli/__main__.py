@@ -117,17 +117,15 @@ async def _ask(
 
 
 async def _status(where: dict[str, str], as_json: bool, everything: bool) -> None:
-    from rich.console import Console
-
     from edl.cli.find import master_of
-    from edl.cli.show import show_status
+    from edl.cli.show import screen, show_status
 
     async with master_of(where_of(where)) as client:
         answer = await client.status()
     if as_json:
         click.echo(json.dumps({**to_plain(answer), "http": client.http, "access": client.door}, indent=2))
     else:
-        show_status(Console(), answer, client.http, client.door, everything=everything)
+        show_status(screen(), answer, client.http, client.door, everything=everything)
 
 
 async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int) -> None:

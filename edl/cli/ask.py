@@ -15,7 +15,7 @@ from edl.errors import CheckpointError, UsageError
 from edl.master.events import Kind
 from edl.master.view import changed, complete, saving, unwritten
 from edl.wire.messages import Asked, Purpose
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
 """Events after which a requested checkpoint will not be reported any more."""
@@ -42,7 +42,7 @@ _LISTED = " listed already"
 class Reader(Protocol):
     """Reads the history line by line until the outcome is known."""
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """Process the next line; returns the outcome once it is known, until then None."""
         ...
 
@@ -57,7 +57,7 @@ class SaveReader:
     def __init__(self) -> None:
         self._commit: int | None = None
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """The outcome when the commit is complete, or can no longer be completed."""
         number = saving(entry)
         if number is not None:
@@ -91,7 +91,7 @@ class StopReader:
         self._unwritten = ""
         """The last report of a commit that could not be written."""
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """Never an outcome: the job has ended for good only when the history ends."""
         self._saved = complete(entry) or self._saved
         if unwritten(entry):
@@ -117,7 +117,7 @@ class SetReader:
     def __init__(self, who: str) -> None:
         self._who = who
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """The outcome when the settings have been changed or refused."""
         if entry.kind == Kind.SETTINGS.value:
             commit = changed(entry)
@@ -140,7 +140,7 @@ class OrderReader:
     def __init__(self, dataset: str, number: int) -> None:
         self._begin = f"data {dataset}: order {number} ("
 
-    def take(self, entry: JournalEntry) -> RequestOutcome | None:
+    def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """The outcome when the history says what happened to the order."""
         if entry.kind == Kind.SERVICE.value and entry.text.startswith(self._begin):
             return RequestOutcome(": nothing is added: " not in entry.text or _LISTED in entry.text, entry.text)
@@ -165,8 +165,8 @@ async def ask(
 ) -> RequestOutcome:
     """Send a request, and with ``wait`` wait for its outcome. ``command``: its name in the history. Raises
     ``UsageError`` if it is refused."""
-    journal = (await client.status()).journal
-    after = journal[-1].number if journal else 0
+    history = (await client.status()).history
+    after = history[-1].number if history else 0
     who = f"{command} ({who_asks()})"
     answer = await client.ask(Asked(purpose, who, argument))
     if not answer.ok:
@@ -176,7 +176,7 @@ async def ask(
     return await follow(client.events(after, follow=True), _READERS[purpose](who))
 
 
-async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> RequestOutcome:
+async def follow(history: AsyncIterator[HistoryEntry], reader: Reader) -> RequestOutcome:
     """Read the history until the outcome is known."""
     why = "the Master has gone"
     try:

@@ -47,7 +47,7 @@ async def _add(
     body = json.dumps({"dataset": dataset, "files": files, "when": when})
     by = f"edl data add ({who_asks()})" + (f": {reason}" if reason else "")
     async with master_of(where_of(where)) as client:
-        journal = (await client.status()).journal
+        history = (await client.status()).history
         answer = await client.ask(Asked(Purpose.DATA, by, body))
         if not answer.ok:
             raise UsageError(answer.text)
@@ -55,7 +55,7 @@ async def _add(
         number = re.match(r"order (\d+) ", answer.text)
         if wait and number:
             click.echo(answer.text, err=True)
-            after = journal[-1].number if journal else 0
+            after = history[-1].number if history else 0
             outcome = await follow(client.events(after, follow=True), OrderReader(dataset, int(number[1])))
     if not outcome.ok:
         raise DataError(outcome.text)

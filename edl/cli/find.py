@@ -25,7 +25,7 @@ from edl.wire import plain
 from edl.wire.address import address
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
-from edl.wire.secret import Secret, described, own_words, token_of
+from edl.wire.secret import Secret, described, described_own, token_of
 
 SHOWN_NODES = 8
 """Nodes of a longer list that are shown in a message."""
@@ -178,7 +178,7 @@ async def _client(store: Store, keys: JobKeys, secret: Secret | None, identity: 
         master = plain.loads(MasterInfo, values[keys.master])
         token = token_of(values[keys.token], secret, keys.job)
         if token is None:
-            what = f"job {keys.job} has {described(values[keys.token])}, and this command has {own_words(secret)}"
+            what = f"job {keys.job} has {described(values[keys.token])}, and this command has {described_own(secret)}"
             raise SettingError("--secret-file", "''", what, "Give the job's --secret-file, or EDL_SECRET")
         return JobClient(keys.job, master, token, identity)
     for entry in (entry for entry in (await store.read(keys.farewell)).entries if entry.key == keys.farewell):

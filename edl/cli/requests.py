@@ -166,7 +166,7 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
 def _stays(status: JobStatus) -> str:
     """The history's line about a node that stays after all (``edl.master.planning``), unless a later drain was
     accepted; empty: none."""
-    lines = [line.text for line in status.journal if line.kind == Kind.SCALE.value]
+    lines = [line.text for line in status.history if line.kind == Kind.SCALE.value]
     newest = next((line for line in reversed(lines) if " stays: " in line or " sent away" in line), "")
     return newest if " stays: " in newest else ""
 

@@ -13,10 +13,20 @@ from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
-from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
+from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 
 SCREEN = 24
 """Up to this many nodes are all listed; of more nodes only the unusual ones, and at most this many."""
+UNWRAPPED = 10_000
+"""Characters of a line off a terminal."""
+
+
+def screen() -> Console:
+    """A console on stdout. Off a terminal it wraps no line, because files and programs have no width."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = UNWRAPPED
+    return console
 
 
 def show_status(
@@ -39,9 +49,9 @@ def show_status(
         console.print(_summary(status, len(listed)), markup=False, highlight=False, soft_wrap=True)
     if listed:
         console.print(_table(status, listed))
-    if status.journal:
+    if status.history:
         console.print("Last events:")
-    for entry in status.journal:
+    for entry in status.history:
         console.print(f"  {entry_line(entry)}", markup=False, highlight=False, soft_wrap=True)
     if status.failures:
         causes = sorted(status.failures, key=lambda failure: failure.peer_loss)
@@ -67,7 +77,7 @@ def _lines(status: JobStatus) -> list[str]:
     lines += [_dropped(one) for one in status.dropped]
     lines += [f"Incomplete: {text}" for text in status.flaws]
     if status.kill:
-        lines.append(f"Ending: {status.kill}")
+        lines.append(f"Ending: stop requested by {status.kill}")
     return lines
 
 
@@ -100,7 +110,7 @@ def scale_lines(scale: ScaleView) -> list[str]:
     if scale.owner:
         lines.append(f"Scheduler: {scale.owner}")
     if scale.need_s:
-        lines.append(f"Leaving takes about {scale.need_s:.1f} s (a step and twice a checkpoint)")
+        lines.append(f"A node needs about {scale.need_s:.1f} s to leave in good order (a step and twice a checkpoint)")
     if scale.proposal:
         lines.append(f"Proposed: {scale.proposal} nodes ({scale.proposal_reason})")
     elif scale.proposal_reason:
@@ -146,11 +156,12 @@ def _table(status: JobStatus, nodes: Sequence[NodeView]) -> Table:
 
 
 def _slots(node: NodeView) -> str:
-    """``4``, or ``0,2,3 of 4`` when other slots than the first ones are used; includes spare ones."""
+    """The number of slots, spare ones included; where not all are in use their numbers: ``slots 0,2,3 of 4``."""
     everything = node.slots + node.spare_slots
     if not node.places or node.places == tuple(range(everything)):
         return str(everything)
-    return f"{','.join(str(slot) for slot in node.places)} of {everything}"
+    numbers = ",".join(str(slot) for slot in node.places)
+    return f"{'slot' if len(node.places) == 1 else 'slots'} {numbers} of {everything}"
 
 
 def _ranks(first: int, slots: int) -> str:
@@ -158,7 +169,7 @@ def _ranks(first: int, slots: int) -> str:
     return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 
-def entry_line(entry: JournalEntry) -> str:
+def entry_line(entry: HistoryEntry) -> str:
     """One line of history."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at_s))
     return f"{stamp} round {entry.round} {entry.kind:<14} {entry.text}"

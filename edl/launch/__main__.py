@@ -22,7 +22,7 @@ from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.console import close_console, open_console, unblocked_console
 from edl.launch.options import SectionedCommand, launcher_options
 from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_worker
-from edl.launch.settings import FunctionLaunch, LaunchSettings, PserverSettings, ReaderSettings
+from edl.launch.settings import Invocation, LaunchSettings, PserverSettings, ReaderSettings
 
 THREADS_S = 5.0
 """Seconds that threads may take to end after the launcher has finished."""
@@ -47,8 +47,8 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     """Run SCRIPT as an elastic job; start the same command on every node.
 
     \b
-    One machine, two workers:   edl-run --nproc-per-node=2 train.py
-    Two to four machines:       edl-run --nnodes=2:4 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job train.py
+    One node, two workers:      edl-run --nproc-per-node=2 train.py
+    Two to four nodes:          edl-run --nnodes=2:4 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job train.py
     Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
     Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """
@@ -57,15 +57,14 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     try:
         settle(resolved, environment())
         adopt(resolved.environment)
-        _start(resolved, context.find_object(FunctionLaunch))
+        _start(resolved, context.find_object(Invocation) or Invocation())
     except SettingError as error:
         raise resolved.named(error) from error
 
 
-def _start(resolved: ResolvedOptions, function: FunctionLaunch | None = None) -> None:
-    """Run the launcher that the options describe, and exit with its status. ``function``: set for a job started from
-    Python (``edl.launch.api``)."""
-    settings = settings_of(resolved, function, tuple(with_both_spellings(sys.argv[1:])))
+def _start(resolved: ResolvedOptions, invocation: Invocation) -> None:
+    """Run the launcher that the options describe, and exit with its status."""
+    settings = settings_of(resolved, invocation)
     # Imported late: printing the help does not need the network libraries.
     match settings:
         case PserverSettings():
@@ -136,7 +135,8 @@ def main(dialect: str = "") -> None:
         sys.argv.insert(1, f"--dialect={dialect}")
     forget_exports()
     try:
-        run.main(args=with_both_spellings(sys.argv[1:]), standalone_mode=False)
+        arguments = with_both_spellings(sys.argv[1:])
+        run.main(args=arguments, standalone_mode=False, obj=Invocation(tuple(arguments)))
     except click.ClickException as error:
         error.show()
         sys.exit(int(ExitCode.USAGE))

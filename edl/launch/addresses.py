@@ -74,9 +74,7 @@ def _check_may_connect(endpoint: str) -> None:
         closed = False
     if closed:
         what = f"belongs to another user: user {os.geteuid()} may not connect to it"
-        raise SettingError(
-            "--rdzv-endpoint", endpoint, what, "Only the user who started a job on one machine can use it"
-        )
+        raise SettingError("--rdzv-endpoint", endpoint, what, "Only the user who started a job on one node can use it")
 
 
 def address_towards(endpoint: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import secrets
 import socket
@@ -13,6 +12,8 @@ import click
 
 from edl.config import (
     CREDENTIALS,
+    AutoscaleRules,
+    HyperPolicy,
     JobSpec,
     NodeRange,
     SlotRules,
@@ -20,77 +21,83 @@ from edl.config import (
     VerifyRules,
     check_job_id,
     environment,
+    parse_nnodes,
 )
-from edl.errors import SettingError, UsageError
+from edl.errors import SettingError
 from edl.job_records import DataFiles, SchedulerChoice
-from edl.launch.autoscale_options import autoscale_from
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.http_options import http_from
-from edl.launch.hyper_options import policy_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
-from edl.launch.naming import private_name
-from edl.launch.options import OPTIONS, fields, record, value
+from edl.launch.options import OPTIONS, record, value
+from edl.launch.ps_options import sizes_with_servers, wants_servers
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import node_index, node_name, wanted_from
 from edl.launch.script_check import worker_command
+from edl.launch.script_servers import sizes_with_script_servers
 from edl.launch.settings import (
     Backend,
-    FunctionLaunch,
     HelperSettings,
+    Invocation,
     LaunchSettings,
+    NodeSettings,
     PserverSettings,
     ReaderPool,
     ReaderSettings,
     ReportSettings,
+    Sizes,
     StateSettings,
     StoreSettings,
 )
-from edl.launch.sizes import Sizes, sizes_from
-from edl.launch.slot_options import with_spares
+from edl.launch.slot_options import slots_from, with_spares
 from edl.launch.spelling import Spelling, one_spelling
-from edl.launch.store_options import backend_from, endpoints_from, store_from
+from edl.launch.store_options import endpoints_from, job_and_store, store_from
 from edl.launch.torchrun_options import OWN_ROLES, workers_from
 from edl.launch.torchrun_table import NAMES
-from edl.types import JobId
+from edl.types import JobId, NodeId
 
 
 def settings_of(
-    resolved: ResolvedOptions, function: FunctionLaunch | None = None, arguments: tuple[str, ...] = ()
+    resolved: ResolvedOptions, invocation: Invocation | None = None
 ) -> LaunchSettings | ReaderSettings | PserverSettings:
-    """The settings of this launcher. Everything that can be checked before anything is started is checked here.
-
-    ``arguments``: the command line, without the program. Raises ``UsageError``.
-    """
+    """The settings of this launcher. Everything that can be checked before anything is started is checked here. Raises
+    ``UsageError``."""
     options, role = resolved.values, resolved.values["role"]
     if role in ("reader", "pserver") and resolved.script:
         raise click.UsageError(f"--role={role} runs no script: drop {resolved.script}")
     if role == "reader":
         return reader_settings_from(options)
-    sizes = sizes_from(options)
+    sizes = _sizes(options)
     if role == "pserver" or (role not in OWN_ROLES and not sizes.slots):
         return pserver_settings_from(options, sizes)
-    return _launch_settings(resolved, sizes, function or FunctionLaunch(), arguments)
+    return _launch_settings(resolved, sizes, invocation or Invocation())
 
 
-def _launch_settings(
-    resolved: ResolvedOptions, sizes: Sizes, function: FunctionLaunch, arguments: tuple[str, ...]
-) -> LaunchSettings:
+def _sizes(options: Mapping[str, Any]) -> Sizes:
+    """The numbers of nodes, workers and pservers. Raises ``SettingError``."""
+    sizes = sizes_with_script_servers(options)
+    if sizes is None and wants_servers(options):
+        sizes = sizes_with_servers(options)
+    if sizes is None:
+        nodes = parse_nnodes(options["nnodes"], options["node_unit"])
+        sizes = Sizes(nodes, slots_from(options["nproc_per_node"]))
+    return sizes
+
+
+def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invocation) -> LaunchSettings:
     options, env = resolved.values, environment()
-    if function.report_file and options["scheduler"] == "process":
+    if invocation.report_file and options["scheduler"] == "process":
         what = "needs a command line to start more launchers with, and a job started from Python has none"
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
-    if not resolved.script and function.command is None:
+    if not resolved.script and invocation.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
-    here, chosen = with_spares(options, sizes.slots), fields(LaunchSettings, options)
+    here = with_spares(options, sizes.slots)
     state, scheduler = record(StateSettings, options), wanted_from(options)
-    job = _job(options, sizes.nodes, state)
-    store = store_from(options, job)
+    job, store = job_and_store(options, sizes.nodes, state.checkpoint_dir)
     spec = _spec(options, job, sizes, here.workers, scheduler)
-    _check_node_rank(chosen["node_rank"], sizes.nodes)
-    node = _node(options, node_name(scheduler, env))
+    node = _node(options, sizes.nodes, scheduler, env)
     http, leave = http_from(options), leave_from(options)
-    command = function.command or worker_command(
+    command = invocation.command or worker_command(
         options["module"], options["no_python"], resolved.script, resolved.arguments
     )
     workers = workers_from(
@@ -99,23 +106,22 @@ def _launch_settings(
         scripts=sizes.scripts,
     )
     return LaunchSettings(
-        **chosen,
         spec=spec,
         store=store,
         workers=workers,
         slots=here.workers,
         spare_slots=here.spare,
         node=node,
-        index=node_index(options, scheduler, env),
         state=state,
         readers=_readers(options, spec.data),
         servers=sizes.servers,
         http=http,
         leave=leave,
         report=ReportSettings(
-            env.get("TORCHELASTIC_ERROR_FILE", ""), function.report_file, options["exit_code"] == "worker"
+            env.get("TORCHELASTIC_ERROR_FILE", ""), invocation.report_file, options["exit_code"] == "worker"
         ),
-        arguments=arguments,
+        arguments=invocation.arguments,
+        allowed=value("allow_differences", options),
         remarks=tuple(
             filter(
                 None,
@@ -123,7 +129,7 @@ def _launch_settings(
             )
         ),
         # Last, because it creates a folder: nothing is created before everything has been checked.
-        logs=log_plan(options, job, node, here.workers, command, env, servers=sizes.scripts.servers),
+        logs=log_plan(options, job, node.name, here.workers, command, env, servers=sizes.scripts.servers),
     )
 
 
@@ -149,43 +155,53 @@ def _spec(
         nodes=sizes.nodes,
         timeouts=record(Timeouts, options),
         data=data_sets(options["data"]),
-        hyper=policy_from(options, sizes.nodes, workers),
+        hyper=_hyper(options, sizes.nodes, workers),
         servers=sizes.training,
         script_servers=sizes.script_servers,
         scheduler=scheduler,
-        autoscale=autoscale_from(options, sizes.nodes),
+        autoscale=_autoscale(options, sizes.nodes),
         slots=record(SlotRules, options),
         verify=record(VerifyRules, options),
     )
 
 
-def _job(options: Mapping[str, Any], nodes: NodeRange, state: StateSettings) -> JobId:
-    """The name of the job. Raises ``UsageError`` if its nodes could not find each other."""
-    endpoints, standalone = endpoints_from(options), options["standalone"]
-    if standalone and endpoints:
-        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a private store")
-    private = standalone or not endpoints
-    if backend_from(options) is Backend.EMBEDDED and private and nodes.minimum > 1:
+def _hyper(options: Mapping[str, Any], nodes: NodeRange, workers: int) -> HyperPolicy:
+    """The policy for batch and learning rate, for nodes with ``workers`` workers each. Raises ``SettingError``."""
+    policy = record(HyperPolicy, options)
+    most = nodes.highest * workers
+    if policy.logical_ranks and most > policy.logical_ranks:
         raise SettingError(
-            "--rdzv-endpoint",
-            "''",
-            f"--nnodes={nodes} needs a store that every node can reach",
-            "Give the same --rdzv-endpoint=HOST:PORT on all nodes",
+            "--logical-ranks",
+            policy.logical_ranks,
+            f"{nodes.highest} nodes with {workers} workers each are {most}, and each worker needs a logical rank",
+            "Raise it, or lower the maximum of --nnodes",
         )
-    return JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
+    return policy
 
 
-def _readers(options: Mapping[str, Any], data: Iterable[DataFiles]) -> ReaderPool:
+def _autoscale(options: Mapping[str, Any], nodes: NodeRange) -> AutoscaleRules:
+    """The rules of the autoscale policy. Raises ``SettingError``."""
+    rules = record(AutoscaleRules, options, enabled=options["autoscale"] != "off")
+    if rules.enabled and nodes.lowest == nodes.highest:
+        raise SettingError(
+            "--autoscale",
+            options["autoscale"],
+            f"--nnodes={nodes} leaves no choice of size",
+            "Give a range such as --nnodes=1:8, or drop one of the two options",
+        )
+    return rules
+
+
+def _readers(options: Mapping[str, Any], data: Iterable[DataFiles], least: int = 0) -> ReaderPool:
     functions = functions_from(options["reader_functions"], data)
-    return ReaderPool(value("readers", options), value("reader_capacity", options), functions)
+    return ReaderPool(max(least, value("readers", options)), value("reader_capacity", options), functions)
 
 
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     """The settings for ``--role=reader``: only options about the store, the readers and the job's name count. Raises
     ``UsageError``."""
     helper = _helper_settings(options, "readers")
-    readers = _readers(options, data_sets(options["data"]))
-    return ReaderSettings(helper, dataclasses.replace(readers, count=readers.count or 1))
+    return ReaderSettings(helper, _readers(options, data_sets(options["data"]), least=1))
 
 
 def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSettings:
@@ -194,8 +210,7 @@ def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSe
     helper = _helper_settings(options, "pservers")
     if not sizes.servers.count:
         raise SettingError("--servers-per-node", 0, "--role=pserver needs at least 1")
-    servers = dataclasses.replace(sizes.servers, log_folder=server_folder(options))
-    return PserverSettings(helper, servers, value("checkpoint_dir", options))
+    return PserverSettings(helper, sizes.servers, value("checkpoint_dir", options), server_folder(options))
 
 
 def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
@@ -208,29 +223,35 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
     if not options["rdzv_id"]:
         raise SettingError("--rdzv-id", "''", f"--role={role} needs the name of the job", "Give the job's --rdzv-id")
     check_job_id(options["rdzv_id"])
-    timeouts = record(Timeouts, options)
+    job, timeouts = JobId(options["rdzv_id"]), record(Timeouts, options)
     return HelperSettings(
-        job=JobId(options["rdzv_id"]),
-        store=store_from(options, options["rdzv_id"]),
-        node=_node(options),
+        job=job,
+        store=store_from(options, job),
+        node=_node_name(options),
         local_addr=options["local_addr"],
         recover_s=timeouts.recover_s,
         grace_s=timeouts.shutdown_s,
     )
 
 
-def _check_node_rank(rank: int, nodes: NodeRange) -> None:
+def _node(
+    options: Mapping[str, Any], nodes: NodeRange, scheduler: SchedulerChoice | None, env: Mapping[str, str]
+) -> NodeSettings:
+    """The name, rank, index and addresses of this node. Raises ``SettingError``."""
+    rank = value("node_rank", options)
     if not -1 <= rank < nodes.maximum:
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
         raise SettingError("--node-rank", rank, allowed, "Or omit it: nodes get ranks in the order they join")
+    name = _node_name(options, node_name(scheduler, env))
+    return record(NodeSettings, options, name=name, index=node_index(options, scheduler, env))
 
 
-def _node(options: Mapping[str, Any], scheduled: str = "") -> str:
+def _node_name(options: Mapping[str, Any], scheduled: str = "") -> NodeId:
     """The name of this node. ``scheduled``: its name in the scheduler; empty: none. Raises ``SettingError``."""
     node = options["node_id"] or scheduled or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", node):
         raise SettingError("--node-id", repr(node), "use 1 to 128 letters, digits, '.', '_' and '-'")
-    return str(node)
+    return NodeId(node)
 
 
 def with_both_spellings(arguments: list[str]) -> list[str]:

@@ -1,9 +1,9 @@
-"""The main path of a launcher, and the one module that chooses adapters. Start reading here.
+"""The main path of a launcher. It chooses the adapters, with ``store_opening`` and ``node_checkpoints``. Start here.
 
 A launcher
 
 1. begins to warm its fork server, the process that will fork the workers (``ForkServerProcesses``);
-2. connects to the job's store, starting an embedded etcd member first if it should run one (``_open_store``);
+2. connects to the job's store, starting an embedded etcd member first if it should run one (``store_opening.py``);
 3. agrees with the other launchers on the job's settings and takes a name under a lease (``Registration``);
 4. stands for election (``Candidate``); the winner runs the Master (``MasterShell`` around the pure
    ``edl.master.machine``);
@@ -19,32 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import functools
 import hashlib
-import shutil
 import sys
-import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
-from edl.adapters.copies import TcpCopies
-from edl.adapters.etcd_cluster import (
-    hosts_without_address,
-    refuse_other_secret,
-    start_local_member,
-    start_private_member,
-)
-from edl.adapters.etcd_disk import roomy_parent
-from edl.adapters.etcd_server import EtcdMember
-from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
+from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
-from edl.adapters.leftovers import disown, own, sweep
 from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
@@ -57,267 +42,148 @@ from edl.agent.workers.environment import WorkerGroupDeps, fork_server_environme
 from edl.agent.workers.outputs import claim
 from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.workers import WorkerGroup
-from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.checkpoint.manager import CheckpointManager
-from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
-from edl.checkpoint.memory.memory_files import available_bytes
-from edl.config import JobSpec, changed, environment
-from edl.errors import EdlError, StoreRefused, StoreUnavailable
+from edl.config import JobSpec, LogPlan, changed, environment
+from edl.errors import EdlError
 from edl.launch import log_options, pservers, readers, scaling
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
-from edl.launch.addresses import address_towards, etcd_leases, etcd_store, identity_for, store_identity
+from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
+from edl.launch.node_checkpoints import CheckpointReports, open_checkpoints
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
-from edl.launch.settings import Backend, LaunchSettings, StoreSettings
+from edl.launch.settings import LaunchSettings
+from edl.launch.store_opening import OpenedStore, open_store, retried
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import wire
 from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
-from edl.ports import Files, LineListener, Lines, Store
+from edl.ports import Files, LineListener, Lines
 from edl.tasks import end
-from edl.types import FencingToken, Incarnation, JobId, NodeId
+from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Kept, NodeInfo
+from edl.wire.messages import NodeInfo
 
 if TYPE_CHECKING:
     from edl.web.front import Web
 
 # Modules that only some jobs use are imported where they are needed: a launcher's start is mostly imports.
 
-T = TypeVar("T")
-
-STORE_RETRY_S = 0.1
-NAMES_RETRY_S = 1.0
-"""Seconds between two look-ups of store hosts whose names do not resolve yet."""
 READERS_GRACE_S = 5.0
 """Seconds that readers may take to finish open streams when a launcher with workers ends."""
 
 
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
-    log = console(settings.node)
+    log = console(settings.node.name)
     files_before = take_all(settings, log)
-    readers.check_packages(settings.readers.count)
-    if settings.spec.servers:
-        pservers.check_packages()
-    files = open_files(settings.state.checkpoint_dir) if settings.state.checkpoint_dir else None
-    switches = Switches(files, log) if files is not None else None
-    if switches is not None:
-        await asyncio.to_thread(switches.refuse_if_killed)
+    _check_packages(settings)
+    files, switches = await _checkpoint_directory(settings, log)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(listen_to_modules(log))
         cleanup.callback(LoopWatch(log).end)
-        settings = dataclasses.replace(settings, logs=claim(settings.logs))
-        reporter = Reporter(
-            settings.spec.job, settings.logs.folder, settings.report.error_file, log, settings.report.file
-        )
+        logs, report = claim(settings.logs), settings.report
+        reporter = Reporter(settings.spec.job, settings.node.name, logs, report.error_file, log, report.file)
         cleanup.callback(reporter.close)  # registered early, so it runs late
-        for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
+        for remark in (*settings.remarks, *log_options.remarks(logs)):
             log(remark)
         # The fork server's imports take longest, so they begin before anything else; the agent waits for them later.
-        fork_server = fork_server_environment(changed(environment(), settings.workers.variables), settings.slots)
-        workers = settings.workers
-        processes = ForkServerProcesses(
-            *(workers.command, workers.standby, settings.slots, fork_server, workers.preload, log),
-            python=workers.python or sys.executable,
-            answer_s=settings.spec.timeouts.spawn_s,
-            files=files_before,
-        )
+        base = changed(environment(), settings.workers.variables)
+        processes = _fork_server(settings, base, files_before, log)
         cleanup.push_async_callback(processes.close)
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
-        store, member, endpoints = await _open_store(settings, cleanup, log)
-        deps = _NodeDeps(
-            Registration(
-                *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log),
-                secret=settings.store.secret,
-                origin=origin_of(settings.workers.command, settings.node, settings.workers.python),
-                allowed=settings.allowed,
-            ),
-            endpoints,
-            files,
-            switches,
-            reporter,
-        )
+        opened = await open_store(settings, cleanup, log)
+        deps = _NodeDeps(opened, _registration(settings, opened, log), files, switches, reporter, logs, base)
         deps.web = _web(settings, deps, log)
         if deps.web is not None:
             cleanup.push_async_callback(deps.web.leave)
         try:
-            deps.members = len(settings.store.endpoints or endpoints) if member is not None else 0
             await _join(settings, deps, cleanup, log)
         except JobEnded as error:
-            return ended_before(error, log, worker_status=settings.report.worker_status)
+            return ended_before(error, log, worker_status=report.worker_status)
         cleanup.push_async_callback(deps.server.stop)
-        for kind in _kinds(settings, deps.registration.token):
-            helpers = HelpersBeside(_helper_deps(settings, store, deps.info.host, log), kind)
+        for helpers in _helpers(settings, deps, log):
             deps.beside.append(helpers)
             cleanup.push_async_callback(helpers.leave)
-        return await _put_together(settings, store, member, deps, processes, warming, log).run()
+        return await _put_together(settings, deps, processes, warming, log).run()
 
 
-async def _open_store(
-    settings: LaunchSettings, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
-) -> tuple[Store, EtcdMember | None, tuple[str, ...]]:
-    """Connect to etcd, starting this launcher's member of an embedded cluster first. Returns the store, the member
-    (None: no member runs here) and the endpoints."""
-    wanted = settings.store
-    endpoints, member, serve = wanted.endpoints, None, _serve_nothing
-    if wanted.backend is Backend.EMBEDDED:
-        folder = data_folder(wanted, settings.spec.job)
-        if not wanted.data_dir:
-            cleanup.callback(_remove_if_empty, folder)
-        serve = functools.partial(_serve, settings, folder, cleanup, log)
-        member = await serve()
-        if member is not None and not endpoints:
-            endpoints = (member.endpoint,)
-    store = etcd_store(wanted, endpoints)
-    cleanup.push_async_callback(store.close)
-    if member is not None:
-        store.expect(await member.cluster_id())
-    member = await _reach(store, settings, endpoints, member, serve, log)
-    return store, member, endpoints
+def _check_packages(settings: LaunchSettings) -> None:
+    """Check the packages that the job's helpers need. Raises ``SettingError``."""
+    readers.check_packages(settings.readers.count)
+    if settings.spec.servers:
+        pservers.check_packages()
 
 
-async def _serve_nothing() -> EtcdMember | None:
-    return None
+async def _checkpoint_directory(
+    settings: LaunchSettings, log: Callable[[str], None]
+) -> tuple[Files | None, Switches | None]:
+    """The checkpoint directory and its switch files; None without one. Raises ``Killed`` while it holds
+    ``KILL``, and ``CheckpointError`` if it cannot be read."""
+    if not settings.state.checkpoint_dir:
+        return None, None
+    files = open_files(settings.state.checkpoint_dir)
+    switches = Switches(files, log)
+    await asyncio.to_thread(switches.refuse_if_killed)
+    return files, switches
 
 
-async def _serve(
-    settings: LaunchSettings, folder: Path, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
-) -> EtcdMember | None:
-    """Start this launcher's member of the embedded store; None if it should not run one."""
-    wanted = settings.store
-    if wanted.endpoints:
-        member = await start_local_member(
-            wanted.endpoints, folder, token=settings.spec.job, identity=store_identity(wanted)
-        )
-    else:
-        for parent in {runtime_folder(), folder.parent}:
-            for left in await asyncio.to_thread(sweep, parent):
-                log(f"removed {left}: its launcher is gone")
-        if folder.parent != runtime_folder() and not wanted.data_dir:
-            log(f"{tempfile.gettempdir()} has no room for the store; using {folder}")
-        sockets = socket_folder()
-        own(sockets)
-        cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
-        member = await start_private_member(folder, sockets, token=settings.spec.job)
-    if member is not None:
-        if not (wanted.endpoints or wanted.data_dir):
-            cleanup.callback(member.discard)  # a private store is of no use without its launcher
-        # Time to transfer etcd's leadership to another member; without a majority a longer wait would be in vain.
-        cleanup.push_async_callback(member.stop, 1.0)
-        opened = wanted.endpoints and wanted.secret is None
-        advice = (
-            ", open to anyone who can reach its ports; use --secret-file to close it (docs/security.md)"
-            if opened
-            else ""
-        )
-        log(f"serving the store at {member.endpoint} (embedded etcd){advice}")
-        if member.flaw:
-            log(member.flaw)
-    return member
+def _registration(settings: LaunchSettings, opened: OpenedStore, log: Callable[[str], None]) -> Registration:
+    name, workers = settings.node.name, settings.workers
+    return Registration(
+        *(opened.store, JobKeys(settings.spec.job), settings.spec, name, refuses, answers, log),
+        secret=settings.store.secret,
+        origin=origin_of(workers.command, name, workers.python),
+        allowed=settings.allowed,
+    )
 
 
-def data_folder(wanted: StoreSettings, job: JobId) -> Path:
-    """The data folder of this launcher's member of an embedded store; it is created.
-
-    A private store gets a new folder, because jobs of the same name may run on a host, each with a private store.
-    """
-    if not (wanted.data_dir or wanted.endpoints):
-        private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder(roomy_parent())))
-        own(private)
-        return private
-    folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / job
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _remove_if_empty(folder: Path) -> None:
-    disown(folder)
-    with contextlib.suppress(OSError):  # other members of this host may have their data there
-        folder.rmdir()
-
-
-async def _reach(
-    store: Store,
-    settings: LaunchSettings,
-    endpoints: tuple[str, ...],
-    member: EtcdMember | None,
-    serve: Callable[[], Awaitable[EtcdMember | None]],
-    log: Callable[[str], None],
-) -> EtcdMember | None:
-    """Wait for the store's first answer, starting this launcher's member when possible.
-
-    A host of an embedded cluster that has no address yet may turn out to be this one: as soon as its name resolves to
-    this host, the member is started (``serve``). Returns the member that runs here. Raises ``StoreUnavailable`` or
-    ``StoreRefused``.
-    """
-    clock = SystemClock()
-    timeout_s = _timeout_s(settings)
-    embedded = settings.store.backend is Backend.EMBEDDED and bool(settings.store.endpoints)
-    deadline_s, said, look_s = clock.now_s() + timeout_s, False, clock.now_s()
-    nameless = endpoints if embedded and member is None else ()
-    while True:
-        try:
-            await store.read(JobKeys(settings.spec.job).master)
-            return member
-        except StoreRefused:
-            if embedded:
-                await refuse_other_secret(endpoints, store_identity(settings.store))
-            raise
-        except StoreUnavailable as error:
-            if embedded and member is None:
-                await refuse_other_secret(endpoints, store_identity(settings.store))
-            if member is None and nameless and clock.now_s() >= look_s:
-                nameless, look_s = await hosts_without_address(endpoints), clock.now_s() + NAMES_RETRY_S
-                member = await serve()
-            unknown = f" (no address yet for {', '.join(nameless)})" if nameless and member is None else ""
-            if clock.now_s() >= deadline_s:
-                raise StoreUnavailable(f"gave up after {timeout_s:g} s{unknown}: {error}") from error
-            if not said and clock.now_s() > deadline_s - timeout_s + 3:
-                said = True
-                log(f"waiting for the store at {', '.join(endpoints)}{unknown}")
-        await asyncio.sleep(STORE_RETRY_S)
-        if member is not None and not member.running:
-            raise member.failure()
+def _fork_server(
+    settings: LaunchSettings, base: Mapping[str, str], files: tuple[int, int], log: Callable[[str], None]
+) -> ForkServerProcesses:
+    """The fork server. ``base``: the workers' environment. ``files``: their limits of open files."""
+    workers = settings.workers
+    variables = fork_server_environment(base, settings.slots)
+    return ForkServerProcesses(
+        *(workers.command, workers.standby, settings.slots, variables, workers.preload, log),
+        python=workers.python or sys.executable,
+        answer_s=settings.spec.timeouts.spawn_s,
+        files=files,
+    )
 
 
 @dataclass(slots=True)
 class _NodeDeps:
     """The parts of a launcher that its place in the job consists of."""
 
+    opened: OpenedStore
     registration: Registration
-    endpoints: tuple[str, ...]
     files: Files | None
     """The checkpoint directory."""
     switches: Switches | None
     """The switch files in the checkpoint directory (``SAVE``, ``KILL``); None without a directory."""
     reporter: Reporter
+    logs: LogPlan
+    """With the folder of this launch."""
+    base: Mapping[str, str]
+    """The environment of the workers, without what differs between them."""
     beside: list[Beside] = field(default_factory=list)
     """The processes of this launcher that are not workers."""
     web: Web | None = None
     """The HTTP side; None without ``--http-port``."""
-    members: int = 0
-    """Number of members of the embedded store if one of them runs here; otherwise 0."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     checkpoint_manager: CheckpointManager = field(init=False)
-    kept: Callable[[Kept], None] = field(init=False, default=lambda message: None)
-    """Called for each commit that has been written, or could not be."""
-    room: Callable[[str], None] = field(init=False, default=lambda why: None)
-    """Called with the reason when commits do not fit in memory, and again when they do."""
-    copied: Callable[[], None] = field(init=False, default=lambda: None)
-    """Called when a part of another node's commit has arrived."""
+    reports: CheckpointReports = field(default_factory=CheckpointReports)
 
 
 async def _join(
@@ -326,56 +192,37 @@ async def _join(
     """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` if this node's previous launcher
     belonged to a job that has just ended."""
     registration = deps.registration
-    await _retried(registration.agree, settings)
-    memory = await _memory_checkpoints(settings, deps, log)
+    await retried(registration.agree, settings)
+    memory, deps.checkpoint_manager = await open_checkpoints(
+        settings, deps.files, lambda: registration.token, deps.reports, log
+    )
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.local_addr or address_towards(deps.endpoints[0])
+    host = settings.node.local_addr or address_towards(deps.opened.endpoints[0])
     port = await deps.server.start(host)
     try:
         if deps.web is not None:
             deps.web.listen(host)
         info = NodeInfo(
-            NodeId(settings.node),
+            settings.node.name,
             Incarnation(0),
             host,
             port,
             settings.slots,
-            settings.node_rank,
+            settings.node.rank,
             state_port=memory.start(host),
-            rack=settings.rack,
-            index=settings.index,
-            members=deps.members,
+            rack=settings.node.rack,
+            index=settings.node.index,
+            members=deps.opened.members,
             spare_slots=settings.spare_slots,
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
             role=settings.workers.role,
         )
-        deps.info = await _retried(lambda: registration.join(info), settings)
+        deps.info = await retried(lambda: registration.join(info), settings)
     except EdlError:
         await deps.server.stop()
         raise
-
-
-async def _retried(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:
-    """Run an action that may be repeated, until the store answers or has been unavailable for too long."""
-    clock = SystemClock()
-    deadline_s = clock.now_s() + _timeout_s(settings)
-    while True:
-        try:
-            return await action()
-        except StoreUnavailable:
-            if clock.now_s() >= deadline_s:
-                raise
-        await asyncio.sleep(STORE_RETRY_S)
-
-
-def _timeout_s(settings: LaunchSettings) -> float:
-    """How long the store may be unavailable at the start, in seconds. Launchers that run the store themselves wait for
-    one another."""
-    if settings.store.backend is Backend.EMBEDDED and settings.store.endpoints:
-        return max(settings.store.connect_timeout_s, settings.spec.timeouts.recover_s)
-    return settings.store.connect_timeout_s
 
 
 def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Web | None:
@@ -387,46 +234,8 @@ def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) 
     return Web(WebDeps(settings.spec.job, settings.http, lambda: deps.registration.token, log, SystemClock().now_s))
 
 
-async def _memory_checkpoints(
-    settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]
-) -> MemoryCheckpoints:
-    """The store of commits in this launcher's memory, which also sends them to other nodes and writes them."""
-    wanted, checkpoint_storage = settings.state, None
-    if deps.files is not None:
-        checkpoint_storage = FileCheckpointStorage(
-            deps.files,
-            WriterIdentity(
-                settings.spec.job, run=hashlib.sha256(f"run {deps.registration.token}".encode()).hexdigest()[:16]
-            ),
-            Retention(wanted.keep_last, wanted.keep_every),
-            wall_clock_s=wall_clock_s,
-            say=log,
-            adopt=wanted.adopt,
-        )
-        await asyncio.to_thread(checkpoint_storage.check)
-    node = NodeId(settings.node)
-    memory = MemoryCheckpoints(
-        node,
-        settings.spec.job,
-        limit_bytes=wanted.memory_bytes or available_bytes() // 2,
-        copies=TcpCopies(node, lambda: deps.registration.token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
-        checkpoint_storage=checkpoint_storage,
-        on_kept=lambda version, where, error, took_s: deps.kept(Kept(version, where, error, took_s)),
-        on_room=lambda why: deps.room(why),
-        on_copy=lambda: deps.copied(),
-        copying=wanted.copying,
-    )
-    deps.checkpoint_manager = CheckpointManager(node, memory, checkpoint_storage, log)
-    return memory
-
-
-def _helper_deps(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> HelperDeps:
-    spec = settings.spec
-    return HelperDeps(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
-
-
-def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
-    """The kinds of helper processes that run beside the workers."""
+def _helpers(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Iterator[HelpersBeside]:
+    """Start the helper processes that run beside the workers, by kinds."""
     kinds: list[HelperKind] = []
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers.count:
@@ -434,31 +243,45 @@ def _kinds(settings: LaunchSettings, token: str) -> list[HelperKind]:
         authority = readers.authority_of(settings.store.secret, spec.job)
         kinds.append(readers.ReaderHelpers(settings.readers, READERS_GRACE_S, authority))
     if settings.servers.count:
-        secret, times = pservers.secret_of(token), spec.timeouts
-        limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}
-        servers = dataclasses.replace(settings.servers, log_folder=settings.logs.links)
-        kinds.append(pservers.Pservers(servers, spec.job, secret, checkpoint_dir=folder, **limits))
-    return kinds
+        kinds.append(
+            pservers.Pservers(
+                *(settings.servers, spec.job, pservers.secret_of(deps.registration.token)),
+                checkpoint_dir=folder,
+                shutdown_s=spec.timeouts.shutdown_s,
+                lease_s=spec.timeouts.lease_ttl_s,
+                log_folder=deps.logs.links,
+            )
+        )
+    own = settings.node.name, deps.info.host
+    for kind in kinds:
+        yield HelpersBeside(
+            HelperDeps(deps.opened.store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, *own, log), kind
+        )
 
 
 def _put_together(
     settings: LaunchSettings,
-    store: Store,
-    member: EtcdMember | None,
     deps: _NodeDeps,
     processes: ForkServerProcesses,
     warming: asyncio.Future[str],
     log: Callable[[str], None],
 ) -> Launcher:
     """Build the candidate, the agent and the launcher, which are connected only by callbacks."""
-    spec, clock, info = settings.spec, SystemClock(), deps.info
+    spec, clock, info, store = settings.spec, SystemClock(), deps.info, deps.opened.store
     candidate, agent, launcher = wire(
         MasterDeps(
-            *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
+            store=store,
+            clock=clock,
+            keys=JobKeys(spec.job),
+            spec=spec,
+            node=info.node,
+            refuses=refuses,
+            log=log,
+            wall_clock_s=wall_clock_s,
             checkpoint_dir=settings.state.checkpoint_dir,
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
-            companions=scaling.companions(settings, store, deps.endpoints, log),
+            companions=scaling.companions(settings, store, deps.opened.endpoints, log),
         ),
         MasterInfo(info.node, info.host, info.port, deps.web.url if deps.web is not None else ""),
         elected=lambda shell: _elected(deps, shell),
@@ -468,13 +291,13 @@ def _put_together(
             lease_ttl_s=spec.timeouts.lease_ttl_s,
             clock=clock,
             store=store,
-            member=member,
+            member=deps.opened.member,
             server=deps.server,
             registration=deps.registration,
             candidate=candidate,
             agent=agent,
             info=info,
-            note=HostNote(spec.job, info.node, deps.endpoints, secret_file=settings.store.secret_file),
+            note=HostNote(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file),
             log=log,
             reporter=deps.reporter,
             beside=deps.beside,
@@ -483,7 +306,7 @@ def _put_together(
             worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(
                 spec.timeouts.lease_ttl_s,
-                etcd_leases(settings.store, deps.endpoints),
+                etcd_leases(settings.store, deps.opened.endpoints),
                 processes.entitle_aside,
                 renewed,
                 log,
@@ -491,7 +314,8 @@ def _put_together(
             kill_workers=processes.kill,
         ),
     )
-    deps.kept, deps.room, deps.copied = agent.kept, agent.room, agent.copied
+    reports = deps.reports
+    reports.kept, reports.room, reports.copied = agent.kept, agent.room, agent.copied
     _begin_web(deps, candidate)
     return launcher
 
@@ -546,15 +370,18 @@ def _agent(
     slots, devices = settings.slots + settings.spare_slots, visible_devices()
     kind, count = paddle_devices()
     workers_deps = WorkerGroupDeps(
-        *(count, settings.state.checkpoint_dir, slots, devices, kind),
+        gpus=count,
+        checkpoint_dir=settings.state.checkpoint_dir,
+        slots=slots,
+        devices=devices,
+        paddle=kind,
         virtual=settings.workers.virtual_local_rank,
         signals=settings.leave.handled,
         cores=settings.workers.cores,
         scripts=settings.workers.scripts,
     )
-    own = changed(environment(), settings.workers.variables)
-    base = {**own, **pservers.environment_of(settings.servers)}
-    workers = WorkerGroup(processes, spec, node, base, settings.logs, workers_deps, log, wall_clock_s)
+    base = {**deps.base, **pservers.environment_of(settings.servers)}
+    workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
     manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(

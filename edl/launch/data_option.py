@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from data_service.loader.source import NAME, VARIABLE, declared
+from data_service.loader.source import NAME, loader_arguments
 from edl.errors import SettingError
-from edl.job_records import DataFiles, environment_text
+from edl.job_records import DataFiles
 
 _HOW = "Write NAME=PATTERN[,PATTERN…][;KEY=VALUE…], such as train=/data/*.parquet;shuffle=no"
 
@@ -32,7 +32,7 @@ def data_sets(texts: Sequence[str]) -> tuple[DataFiles, ...]:
             settings[key] = value
         sets[name] = DataFiles(name, tuple(files), settings)
     for name, one in sets.items():
-        declared({VARIABLE: environment_text([one])}, name)
+        loader_arguments(name, {"files": one.patterns, **one.settings})
     return tuple(sets.values())
 
 

@@ -17,7 +17,7 @@ import click
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
 from edl.launch.cli import with_both_spellings
-from edl.launch.settings import FunctionLaunch
+from edl.launch.settings import Invocation
 from edl.ports import CommandKind, WorkerCommand
 from edl.worker.call import read_private, write_private
 
@@ -34,10 +34,10 @@ def main() -> None:
     forget_exports()
     folder, source = sys.argv[1:]
     command = None if source == "-" else WorkerCommand(CommandKind.CALL, source, (folder,))
-    launch = FunctionLaunch(command, str(Path(folder) / REPORT))
     try:
         words = json.loads(read_private(Path(folder) / WORDS))
-        run.main(args=with_both_spellings(words), standalone_mode=False, obj=launch)
+        invocation = Invocation(command=command, report_file=str(Path(folder) / REPORT))
+        run.main(args=with_both_spellings(words), standalone_mode=False, obj=invocation)
     except click.ClickException as error:
         _refuse(folder, "UsageError", error.format_message(), int(ExitCode.USAGE))
     except click.Abort:

@@ -31,7 +31,7 @@ from edl.types import JobId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
-from edl.wire.secret import Secret, described, own_words, token_of
+from edl.wire.secret import Secret, described, described_own, token_of
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -463,7 +463,7 @@ class _JobPoll:
     def _read_token(self, stored: bytes) -> str:
         token = token_of(stored, self._secret, self._keys.job)
         if token is None:
-            what = f"job {self._keys.job} has {described(stored)}, and this launcher has {own_words(self._secret)}"
+            what = f"job {self._keys.job} has {described(stored)}, and this launcher has {described_own(self._secret)}"
             raise SettingError("--secret-file", "''", what, "Give all launchers of a job the same secret")
         return token
 

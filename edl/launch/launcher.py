@@ -22,14 +22,14 @@ from edl.launch.preemption_notices import Poller
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
-from edl.master.journal import KEPT
+from edl.master.history import KEPT
 from edl.master.shell import MasterShell
 from edl.ports import ChangeKind, Clock, Store
 from edl.tasks import Backoff, end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Failure, NodeInfo
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
@@ -88,7 +88,7 @@ class ReportFiles(Protocol):
         """The folder of the files."""
         ...
 
-    def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry]) -> None:
+    def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[HistoryEntry]) -> None:
         """Write the files; blocks on the disk. ``status``: exit status of the launcher."""
         ...
 
@@ -197,7 +197,7 @@ class Launcher:
     async def _report(self, status: int, outcome: Outcome) -> None:
         """Write the report in a thread, and wait at most ``REPORT_S``: the disk may hang."""
         deps, shell = self._deps, self._deps.candidate.shell
-        history = shell.journal.last(KEPT) if shell is not None and shell.ended else ()
+        history = shell.history.last(KEPT) if shell is not None and shell.ended else ()
         keep = deps.reporter.keep
         writing = asyncio.ensure_future(asyncio.to_thread(keep, status, outcome.reason, outcome.failures, history))
         await asyncio.wait({writing}, timeout=REPORT_S)

@@ -103,7 +103,7 @@ def texts(text: str) -> tuple[str, ...]:
 def remarks(plan: LogPlan) -> list[str]:
     """Remarks about the log options for the user, one line each."""
     said = []
-    if plan.folder and (plan.redirects or plan.tee or plan.redirect_all or plan.tee_all or plan.links):
+    if plan.keeps_output:
         said.append(f"the workers' output is kept in {plan.folder}")
     teed = plan.tee_all | (max(plan.tee.values()) if plan.tee else 0)
     for option, filters in (("stdout", plan.stdout_filters), ("stderr", plan.stderr_filters)):

@@ -191,7 +191,7 @@ class Gce:
 
 
 class Azure:
-    """Azure: reads the name of this machine once, then its scheduled events."""
+    """Azure: reads the name of this host once, then its scheduled events."""
 
     def __init__(self) -> None:
         self._machine = ""

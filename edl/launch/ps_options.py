@@ -6,15 +6,15 @@ The settings that all launchers of a job must agree on become ``JobSpec.servers`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from edl.config import NodeRange, parse_nnodes
 from edl.errors import SettingError
 from edl.job_records import MOST_SERVERS, Training
-from edl.launch.options import is_default, of_record, record
-from edl.launch.settings import ServerSettings
+from edl.launch.options import is_default, of_record, record, value
+from edl.launch.settings import ServerSettings, Sizes
+from edl.launch.slot_options import slots_from
 from edl.wire.address import address
 
 MOST_SERVERS_HERE = 256
@@ -23,18 +23,6 @@ MOST_SERVERS_HERE = 256
 ONLY_OURS = ("pserver_memory", *(option.name for option in of_record(Training)))
 """Options that have no meaning without edl's own parameter servers."""
 _SIZES = ("servers", "trainers", "server_nnodes", "servers_per_node", "trainer_num")
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """How many nodes have trainers, and which trainers and pservers this launcher runs."""
-
-    nodes: NodeRange
-    """Number of nodes with trainers."""
-    slots: int
-    """Number of trainers of this launcher; 0: none."""
-    here: ServerSettings
-    """The pservers of this launcher."""
 
 
 def wants_servers(options: Mapping[str, Any]) -> bool:
@@ -60,11 +48,11 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
     return wanted
 
 
-def places_from(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Places:
-    """The trainers and pservers of this launcher, and the range of nodes. ``slots_of`` reads ``--nproc-per-node``.
-    Raises ``SettingError``."""
+def sizes_with_servers(options: Mapping[str, Any]) -> Sizes:
+    """The trainers and pservers of this launcher, the range of nodes, and the training settings. Raises
+    ``SettingError``."""
     trainers, servers = options["trainers"].strip(), options["servers"].strip()
-    slots = slots_of_trainers(options, slots_of)
+    memory, slots = value("pserver_memory", options), slots_of_trainers(options)
     nodes = parse_nnodes(options["nnodes"], options["node_unit"])
     count = 0 if options["role"] == "trainer" else count_from("--servers-per-node", options["servers_per_node"] or "1")
     here = ServerSettings(count, memory_bytes=memory)
@@ -74,7 +62,7 @@ def places_from(options: Mapping[str, Any], slots_of: Callable[[str], int], memo
         total = len({host for host, _ in endpoints})
         nodes = NodeRange(total, total)
     elif trainers:
-        nodes = _nodes_of(trainers, slots, options)
+        nodes = _nodes_of(trainers, slots, nodes, options)
     if is_list(servers):
         everywhere = endpoints_of("--servers", servers)
         mine = of_this_host(everywhere, options["local_addr"]) if options["role"] != "trainer" else []
@@ -87,20 +75,15 @@ def places_from(options: Mapping[str, Any], slots_of: Callable[[str], int], memo
             "neither it nor --servers names an address of this host",
             "Name an address of this host, or give --local-addr",
         )
-    return Places(nodes, slots, here)
-
-
-def training_from(options: Mapping[str, Any]) -> Training:
-    """The training settings, which all launchers must agree on. Raises ``SettingError``."""
-    return record(Training, options, servers=_bounds(options))
+    return Sizes(nodes, slots, here, record(Training, options, servers=_bounds(options)))
 
 
 # --- counts and addresses --------------------------------------------------------------------------------------------
 
 
-def slots_of_trainers(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> int:
-    """Number of trainers of this node. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
-    slots = slots_of(options["nproc_per_node"])
+def slots_of_trainers(options: Mapping[str, Any]) -> int:
+    """Number of trainers of this node. Raises ``SettingError``."""
+    slots = slots_from(options["nproc_per_node"])
     if options["trainer_num"]:
         number = count_from("--trainer-num", options["trainer_num"], least=1)
         if not is_default("nproc_per_node", options) and options["nproc_per_node"] != str(number):
@@ -112,8 +95,9 @@ def slots_of_trainers(options: Mapping[str, Any], slots_of: Callable[[str], int]
     return slots
 
 
-def _nodes_of(text: str, slots: int, options: Mapping[str, Any]) -> NodeRange:
-    """The range of nodes for ``--trainers=MIN:MAX`` with ``slots`` trainers per node. Raises ``SettingError``."""
+def _nodes_of(text: str, slots: int, given: NodeRange, options: Mapping[str, Any]) -> NodeRange:
+    """The range of nodes for ``--trainers=MIN:MAX`` with ``slots`` trainers per node. ``given``: the range of
+    ``--nnodes``. Raises ``SettingError``."""
     low, high = _range("--trainers", text)
     if low % slots or high % slots:
         least, most = -(-low // slots) * slots, max(1, high // slots) * slots
@@ -122,7 +106,6 @@ def _nodes_of(text: str, slots: int, options: Mapping[str, Any]) -> NodeRange:
             f"Use multiples of {slots}, such as --trainers={min(least, most)}:{most}, or another --nproc-per-node",
         )
     nodes = NodeRange(low // slots, high // slots, options["node_unit"])
-    given = parse_nnodes(options["nnodes"], options["node_unit"])
     if not is_default("nnodes", options) and given != nodes:
         raise SettingError(
             "--trainers", text, f"means {nodes} nodes, but --nnodes={given} is given", "Give only one of them"

@@ -55,15 +55,16 @@ class Pservers:
 
     def __init__(
         self, servers: ServerSettings, job: JobId, secret: str, *, checkpoint_dir: str, shutdown_s: float,
-        lease_s: float,
+        lease_s: float, log_folder: str = "",
     ) -> None:  # fmt: skip
+        """``log_folder``: where each has a file for its output; empty: on the console."""
         self.count = servers.count
         self._ports = servers.ports
         self._host = servers.host
         self._memory_bytes = servers.memory_bytes or available_bytes() // 2 // max(1, servers.count)
         self._job = job
         self._secret = secret
-        self._log_folder = servers.log_folder
+        self._log_folder = log_folder
         self._checkpoint_dir = checkpoint_dir
         self.drain_s = shutdown_s * DRAIN_SHARE
         self._lease_s = lease_s
@@ -108,6 +109,7 @@ async def serve_parameters(settings: PserverSettings) -> int:
             spec.job,
             secret_of(token),
             checkpoint_dir=settings.checkpoint_dir,
+            log_folder=settings.log_folder,
             shutdown_s=settings.helper.grace_s,
             lease_s=spec.timeouts.lease_ttl_s,
         )

@@ -17,7 +17,7 @@ from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish, NodeInfo
 from edl.wire.origin import Origin, refused
-from edl.wire.secret import Secret, described, own_words, stored_token, token_of
+from edl.wire.secret import Secret, described, described_own, stored_token, token_of
 
 RETRY_S = 0.2
 SILENT_PAUSE_S = 0.5
@@ -133,7 +133,7 @@ class Registration:
         found = differences(self._spec, theirs)
         token = entries.get(self._keys.token)
         if token is not None and token_of(token.value, self._secret, self._spec.job) is None:
-            ours = own_words(self._secret)
+            ours = described_own(self._secret)
             found.append(f"--secret-file: {ours} (the running job has {described(token.value)})")
         foreign = self._foreign(entries)
         if foreign:
@@ -200,7 +200,7 @@ class Registration:
         operations: list[Operation] = [Delete(self._keys.farewell), Delete(self._keys.launchers, prefix=True)]
         if stored is not None:
             leftovers = (self._keys.record, self._keys.world, self._keys.scale, self._keys.over)
-            histories = (self._keys.journal, self._keys.services)
+            histories = (self._keys.history, self._keys.services)
             operations += [Delete(key) for key in leftovers]
             operations += [Delete(key, prefix=True) for key in histories]
         operations += [

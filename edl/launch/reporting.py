@@ -3,39 +3,47 @@ printed last."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edl.agent.failure_report import error_file, json_report, text_report
-from edl.agent.workers.log_paths import HISTORY, REPORT
+from edl.agent.failure_report import NOT_AVAILABLE, error_file, json_report, text_report
+from edl.agent.workers.log_paths import HISTORY, REPORT, Attempt, WorkerFiles
+from edl.config import LogPlan
 from edl.wire.json_messages import to_plain
 from edl.wire.messages import Failure
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 
 @dataclass(slots=True)
 class Reporter:
-    """Writes the reports of one launcher. ``folder``: its log folder. ``outer_error_file``: where the program that
-    started the launcher looks for an error (``TORCHELASTIC_ERROR_FILE``). Either may be empty."""
+    """Writes the reports of one launcher. ``outer_error_file``: where the program that started the launcher looks for
+    an error (``TORCHELASTIC_ERROR_FILE``); may be empty."""
 
     job: str
-    folder: str
+    node: str
+    logs: LogPlan
     outer_error_file: str
     log: Callable[[str], None]
     report_file: str = ""
     """File for a JSON report about every end of the job, success included; empty: none."""
     _text: str = field(default="", init=False)
 
+    @property
+    def folder(self) -> str:
+        """The launcher's log folder; may be empty."""
+        return self.logs.folder
+
     def keep(
-        self, exit_code: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry] = ()
+        self, exit_code: int, reason: str, failures: Sequence[Failure], history: Sequence[HistoryEntry] = ()
     ) -> None:
         """Write the files about the end of the job. A file that cannot be written is logged.
 
         ``history``: the job's history, which the Master deletes from the store at the end.
         """
-        self._text = text_report(self.job, reason, failures, self.folder) if failures else ""
+        self._text = text_report(self.job, reason, failures, self.folder, self._log_of) if failures else ""
         if history and self.folder:
             lines = [json.dumps(to_plain(entry)) for entry in history]
             self._write(Path(self.folder) / HISTORY, "\n".join(lines) + "\n")
@@ -52,9 +60,25 @@ class Reporter:
             self._write(Path(self.outer_error_file), error_file(failures[0], _read(failures[0].error_file)))
 
     def close(self) -> None:
-        """Print the report of a failed job. Must be the last output, so that it ends with the root cause."""
+        """Print the report of a failed job, or else where the workers' output is. Must be the last output, so that a
+        report ends with the root cause."""
         if self._text:
             self.log(f"the job has failed\n{self._text}")
+        elif self.logs.keeps_output:
+            self.log(f"the workers' output is in {self.logs.links or self.folder}")
+
+    def _log_of(self, failure: Failure) -> str:
+        """The file with a failed worker's stderr, or else its stdout; otherwise why there is none."""
+        if failure.node != self.node:
+            return f"see the report of node {failure.node}"
+        attempt = Attempt(failure.round, failure.local_rank)
+        newest = ""
+        for again in itertools.count(1):  # a process that took the same place in the same round has another folder
+            files = WorkerFiles(self.folder, attempt, again, self.logs.layout)
+            if not files.folder or not Path(files.folder).is_dir():
+                break
+            newest = next((path for path in (files.stderr, files.stdout) if Path(path).exists()), newest)
+        return newest or f"{NOT_AVAILABLE} (--redirects=3 or --tee=3 keeps the workers' output in files)"
 
     def _write(self, path: Path, text: str) -> None:
         try:

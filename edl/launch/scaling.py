@@ -63,7 +63,7 @@ def scheduler_deps(
         wanted=wanted,
         job=spec.job,
         nodes=spec.nodes,
-        node=settings.node,
+        node=settings.node.name,
         clock=SystemClock(),
         log=log,
         launcher=launcher_again(sys.executable, settings.arguments, value_options(), named, fixed, elsewhere=elsewhere),

@@ -8,7 +8,6 @@ Paddle's launcher. What they hold is up to the script.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edl.agent.workers.paddle_environment import ScriptPlaces
@@ -17,6 +16,7 @@ from edl.errors import SettingError
 from edl.launch.options import is_default
 from edl.launch.ps_options import ONLY_OURS, count_from, endpoints_of, is_list, of_this_host, slots_of_trainers
 from edl.launch.resolved_options import ResolvedOptions
+from edl.launch.settings import Sizes
 from edl.launch.torchrun_options import OWN_ROLES
 from edl.wire.address import address
 
@@ -30,19 +30,6 @@ CLIENTS = ("edl.torch.ps", "edl.paddle.ps", "ps")
 """A script that imports one of these modules uses edl's own pservers."""
 _GLOO = ("0", "1", "2")
 """Values of ``--with_gloo``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Pservers and trainers of this node and of the whole job."""
-
-    nodes: NodeRange
-    slots: int
-    """Number of pservers and trainers here."""
-    here: ScriptPlaces
-    """Which of the slots are pservers."""
-    job: ScriptServers
-    """The pservers of the whole job."""
 
 
 def take_words(resolved: ResolvedOptions) -> None:
@@ -87,9 +74,8 @@ def imports_of(resolved: ResolvedOptions) -> frozenset[str]:
     return imported_by("module" if resolved.values["module"] else "script", resolved.script)
 
 
-def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Roles | None:
-    """Pservers and trainers of a job whose pservers run the script; None for any other job. ``slots_of`` reads
-    ``--nproc-per-node``. Raises ``SettingError``."""
+def sizes_with_script_servers(options: Mapping[str, Any]) -> Sizes | None:
+    """The sizes of a job whose pservers run the script; None for any other job. Raises ``SettingError``."""
     if options["pservers"] != "script":
         return None
     for name in ONLY_OURS:
@@ -105,13 +91,13 @@ def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Ro
     if servers or trainers:
         return _listed(servers, trainers, options["local_addr"], gloo)
     each = count_from("--servers-per-node", options["servers_per_node"] or "1", least=1)
-    slots = each + slots_of_trainers(options, slots_of)
+    slots = each + slots_of_trainers(options)
     nodes = parse_nnodes(options["nnodes"], options["node_unit"])
-    return Roles(nodes, slots, ScriptPlaces(each), ScriptServers(each, gloo=gloo))
+    return Sizes(nodes, slots, scripts=ScriptPlaces(each), script_servers=ScriptServers(each, gloo=gloo))
 
 
-def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
-    """The roles for lists of addresses in ``--servers`` and ``--trainers``. Raises ``SettingError``."""
+def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Sizes:
+    """The sizes for lists of addresses in ``--servers`` and ``--trainers``. Raises ``SettingError``."""
     for option, text in (("--servers", servers), ("--trainers", trainers)):
         if not is_list(text):
             why = "must be a list of HOST:PORT, because pservers run the script"
@@ -124,7 +110,8 @@ def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
     total = len({host for part in named for host, _ in part})
     all_servers, all_trainers = (tuple(address(*one) for one in part) for part in named)
     job = ScriptServers(0, all_servers, all_trainers, gloo)
-    return Roles(NodeRange(total, total), sum(map(len, here)), ScriptPlaces(len(here[0]), (*here[0], *here[1])), job)
+    scripts = ScriptPlaces(len(here[0]), (*here[0], *here[1]))
+    return Sizes(NodeRange(total, total), sum(map(len, here)), scripts=scripts, script_servers=job)
 
 
 def _wanted(resolved: ResolvedOptions) -> bool:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from edl.agent.workers import torch_environment
 from edl.agent.workers.paddle_environment import NOWHERE, ScriptPlaces
 from edl.checkpoint.memory.copy_policy import Copying
-from edl.config import JobSpec, LogPlan, Standby
+from edl.config import JobSpec, LogPlan, NodeRange, ScriptServers, Standby
+from edl.job_records import Training
 from edl.ports import WorkerCommand
-from edl.types import JobId
+from edl.types import JobId, NodeId
 from edl.web.settings import HttpSettings
 from edl.wire.secret import Secret
 
@@ -102,8 +103,24 @@ class ServerSettings:
     """Limit on the rows of each pserver; 0: half of the memory that is free at the start, divided among them."""
     listed: tuple[str, ...] = ()
     """Addresses of all pservers of the job, if ``--servers`` lists them."""
-    log_folder: str = ""
-    """Folder with a log file for each, as under Paddle's launcher; empty: they log to the console."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The job's range of nodes, and what runs on this node."""
+
+    nodes: NodeRange
+    """Number of nodes with workers."""
+    slots: int
+    """Number of workers on this node, including pservers that run the script; 0: none."""
+    servers: ServerSettings = ServerSettings()
+    """edl's own pservers on this node."""
+    training: Training | None = None
+    """Training settings of a job with edl's own pservers; None: any other job."""
+    scripts: ScriptPlaces = NOWHERE
+    """Which workers on this node are pservers that run the script."""
+    script_servers: ScriptServers = field(default_factory=ScriptServers)
+    """The whole job's pservers that run the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +198,21 @@ class ReportSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What other nodes learn of this one."""
+
+    name: NodeId
+    rank: int = -1
+    """Position that this node asks for, from 0; -1: any."""
+    index: int = -1
+    """The scheduler's number for this node; -1 for none."""
+    local_addr: str = ""
+    """Address other nodes reach this one at; empty: the one that leads to the store."""
+    rack: str = ""
+    """Where it stands: copies of its commits prefer another rack."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """All settings of one launcher, as ``compose`` takes them."""
 
@@ -188,15 +220,9 @@ class LaunchSettings:
     store: StoreSettings
     workers: WorkerSettings
     slots: int
-    node: str
+    node: NodeSettings
     logs: LogPlan
     state: StateSettings
-    node_rank: int = -1
-    """Requested node rank, from 0; -1: any."""
-    local_addr: str = ""
-    """Address at which other nodes reach this one; empty: this host's address on the route to the store."""
-    rack: str = ""
-    """Rack of the node; copies of its commits prefer another rack."""
     readers: ReaderPool = ReaderPool()
     """Remote readers that run beside the workers."""
     servers: ServerSettings = ServerSettings()
@@ -205,8 +231,6 @@ class LaunchSettings:
     """Settings of the HTTP interface; None: no HTTP."""
     spare_slots: int = 0
     """Number of idle slots that replace dropped ones."""
-    index: int = -1
-    """The scheduler's index of this node; -1: unknown."""
     leave: LeaveSettings = LeaveSettings()
     report: ReportSettings = ReportSettings()
     arguments: tuple[str, ...] = ()
@@ -218,9 +242,12 @@ class LaunchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionLaunch:
-    """Settings that ``edl.launch.api`` adds to a command line."""
+class Invocation:
+    """The command line of a launcher, and what ``edl.launch.api`` adds to it."""
 
+    arguments: tuple[str, ...] = ()
+    """Without the program, in one spelling (see ``with_both_spellings``). Empty for a function: no other launcher can
+    be started for it, and the arguments may contain a password."""
     command: WorkerCommand | None = None
     """The function that the workers call; None: the command line names a script."""
     report_file: str = ""
@@ -258,3 +285,5 @@ class PserverSettings:
     helper: HelperSettings
     servers: ServerSettings
     checkpoint_dir: str = ""
+    log_folder: str = ""
+    """Where each pserver has a file for its output, as under Paddle's launcher; empty: on the console."""

@@ -9,9 +9,11 @@ from typing import Any
 
 from edl.adapters.etcd_plan import parse_endpoints
 from edl.adapters.secret_file import secret_from
-from edl.config import environment
-from edl.errors import SettingError
+from edl.config import NodeRange, environment
+from edl.errors import SettingError, UsageError
+from edl.launch.naming import private_name
 from edl.launch.settings import CONF_KEYS, CONNECT_TIMEOUT_S, Backend, StoreSettings
+from edl.types import JobId
 
 BACKENDS = {
     "etcd": Backend.ETCD,
@@ -27,23 +29,45 @@ REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
 recovery from the loss of a host with an embedded member. Embedded members answer in milliseconds."""
 
 
-def backend_from(options: Mapping[str, Any]) -> Backend:
+def job_and_store(options: Mapping[str, Any], nodes: NodeRange, checkpoint_dir: str) -> tuple[JobId, StoreSettings]:
+    """The name of the job, and the settings of its store. Raises ``UsageError`` if the job's nodes could not find each
+    other."""
+    endpoints, standalone = endpoints_from(options), options["standalone"]
+    if standalone and endpoints:
+        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a private store")
+    backend, private = _backend(options, endpoints), standalone or not endpoints
+    if backend is Backend.EMBEDDED and private and nodes.minimum > 1:
+        raise SettingError(
+            "--rdzv-endpoint",
+            "''",
+            f"--nnodes={nodes} needs a store that every node can reach",
+            "Give the same --rdzv-endpoint=HOST:PORT on all nodes",
+        )
+    job = JobId(options["rdzv_id"] or (private_name(checkpoint_dir) if private else "default"))
+    return job, _store(options, backend, endpoints, job)
+
+
+def store_from(options: Mapping[str, Any], job: JobId) -> StoreSettings:
+    """The settings of this job's store, and the job's secret. Raises ``SettingError``."""
+    endpoints = endpoints_from(options)
+    return _store(options, _backend(options, endpoints), endpoints, job)
+
+
+def _backend(options: Mapping[str, Any], endpoints: tuple[str, ...]) -> Backend:
     """The kind of store: ``--rdzv-backend``, or else inferred from the endpoint. Raises ``SettingError``."""
     external = str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
     name = options["rdzv_backend"] or ("etcd" if external else "etcd-embedded")
     if name not in BACKENDS:
         why = f"not one of {', '.join(BACKENDS)}; torchrun's rendezvous plug-ins are not supported"
         raise SettingError("--rdzv-backend", name, why)
-    if BACKENDS[name] is Backend.ETCD and not endpoints_from(options):
+    if BACKENDS[name] is Backend.ETCD and not endpoints:
         raise SettingError(
             "--rdzv-endpoint", "''", "--rdzv-backend=etcd needs an address", "Use HOST:PORT[,HOST:PORT…]"
         )
     return BACKENDS[name]
 
 
-def store_from(options: Mapping[str, Any], job: str) -> StoreSettings:
-    """The settings of this job's store, and the job's secret. Raises ``SettingError``."""
-    backend = backend_from(options)
+def _store(options: Mapping[str, Any], backend: Backend, endpoints: tuple[str, ...], job: JobId) -> StoreSettings:
     conf = _conf(options["rdzv_conf"])
     files = {key: conf.get(key, "") for key in ("ca", "cert", "key")}
     for key, path in files.items():
@@ -55,7 +79,7 @@ def store_from(options: Mapping[str, Any], job: str) -> StoreSettings:
     secret, secret_file = secret_from(options["secret_file"].strip(), environment().get("EDL_SECRET", ""), job)
     return StoreSettings(
         backend=backend,
-        endpoints=endpoints_from(options),
+        endpoints=endpoints,
         data_dir=conf.get("data_dir", ""),
         request_timeout_s=conf.get("request_timeout", REQUEST_TIMEOUT_S[backend]),
         connect_timeout_s=conf.get("connect_timeout", CONNECT_TIMEOUT_S),

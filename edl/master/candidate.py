@@ -90,7 +90,7 @@ class Candidate:
     @property
     def master(self) -> el.MasterInfo | None:
         """The current Master as far as this launcher knows; None: unknown."""
-        return None if self._state.role is el.Role.CANDIDATE else self._state.master
+        return self._state.known
 
     async def run(self) -> None:
         """Take part in elections until cancelled. Raises an unexpected exception of the Master, which ends the

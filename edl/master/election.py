@@ -46,6 +46,15 @@ class ElectionState:
     """Revision of the newest known creation or deletion of the election key; older ones are outdated."""
     registered: bool = False
     """Whether this launcher has a lease, without which it cannot campaign."""
+    deposing: FencingToken = FencingToken(0)
+    """The Master that this launcher's last campaign replaces; 0: none."""
+
+    @property
+    def known(self) -> MasterInfo | None:
+        """The current Master; None if unknown, or if it is the one that this launcher campaigns against. A candidate
+        learns that another one has won before its own campaign ends, which takes seconds if its store member was lost
+        with the Master."""
+        return None if self.role is Role.CANDIDATE and self.token == self.deposing else self.master
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +223,8 @@ def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecis
 
 
 def _start_campaign(state: ElectionState, depose: FencingToken, reason: str) -> ElectionDecision:
-    return ElectionDecision(dataclasses.replace(state, role=Role.CANDIDATE), (Campaign(depose),), reason)
+    candidate = dataclasses.replace(state, role=Role.CANDIDATE, deposing=depose)
+    return ElectionDecision(candidate, (Campaign(depose),), reason)
 
 
 def _step_down(state: ElectionState) -> ElectionDecision:
@@ -230,6 +240,6 @@ def _resign(state: ElectionState, reason: str) -> ElectionDecision:
     effects: tuple[ElectionEffect, ...] = (StepDown(reason),) if state.role is Role.MASTER else ()
     follower = dataclasses.replace(state, role=Role.FOLLOWER)
     if follower.registered and not follower.token:
-        candidate = dataclasses.replace(follower, role=Role.CANDIDATE)
-        return ElectionDecision(candidate, (*effects, Campaign(FencingToken(0))), reason)
+        campaign = _start_campaign(follower, FencingToken(0), reason)
+        return ElectionDecision(campaign.state, (*effects, *campaign.effects), reason)
     return ElectionDecision(follower, effects, reason)

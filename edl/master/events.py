@@ -176,8 +176,8 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """One line of the job's history, stored in the same transaction as the record."""
+class HistoryNote:
+    """A line for the job's history, which numbers it (``HistoryEntry``). Stored in one transaction with the record."""
 
     kind: Kind
     text: str
@@ -189,7 +189,7 @@ class Conclude:
     """The job has ended and all reachable nodes have been notified; the Master may exit."""
 
 
-Effect = TellNode | Probe | Revoke | WakeAt | Grant | HistoryEntry | Conclude
+Effect = TellNode | Probe | Revoke | WakeAt | Grant | HistoryNote | Conclude
 
 
 Decision = machine.Decision[MasterState, Effect]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
-from edl.master import hyper, slots
+from edl.master import dropping, hyper
 from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
@@ -129,12 +129,12 @@ def try_to_form(turn: MasterTurn) -> None:
         _end_for_failures(turn)
         return
     if turn.record.kill:
-        _end(turn, ExitCode.KILLED, turn.record.kill)
+        _end(turn, ExitCode.KILLED, f"stopped by {turn.record.kill}")
         return
     if turn.record.sizing.suspended:
         _rest(turn)
         return
-    slots.judge(turn)
+    dropping.judge(turn)
     ready = turn.ready()
     previous = turn.record.world.members if turn.record.world else ()
     size = turn.next_size(len(ready))
@@ -149,7 +149,7 @@ def try_to_form(turn: MasterTurn) -> None:
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
-        why = NextSize(size.nodes, "; ".join([size.reason, *slots.drops_since_last_world(turn)]))
+        why = NextSize(size.nodes, "; ".join([size.reason, *dropping.drops_since_last_world(turn)]))
         _form_with_state(turn, ready, [member.node for member in previous], why)
 
 
@@ -206,7 +206,7 @@ def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Seq
     """Choose members and state of the next world, and form it; or have a node load the state first; or end the job if
     no checkpoint can be used. A sharded state in memory may require a smaller world."""
     entries = {entry.info.node: entry for entry in ready}
-    candidates = [slots.candidate(turn, entry) for entry in ready]
+    candidates = [dropping.candidate(turn, entry) for entry in ready]
     target = turn.record.sizing.target(turn.spec.nodes)
     givers = [entry for entry in turn.nodes.values() if entry.attached]
 
@@ -214,13 +214,13 @@ def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Seq
         return [entries[node] for node in order(previous, candidates, nodes, target)]
 
     members = first(size.nodes)
-    choice = choose(members, givers, slots.workers_of(turn, members))
+    choice = choose(members, givers, dropping.workers_of(turn, members))
     if isinstance(choice, Restore):
         needed = size_of_newest(givers, choice.version)
         recover = turn.spec.fault_tolerance is FaultTolerance.RECOVER
         lowest = size.nodes if recover else turn.bounds.lowest
         for nodes in range(size.nodes, lowest - 1, -turn.bounds.unit):
-            if needed and slots.workers_of(turn, first(nodes)) == needed:
+            if needed and dropping.workers_of(turn, first(nodes)) == needed:
                 members, size = (
                     first(nodes),
                     NextSize(nodes, f"the state in memory is sharded for {count(needed, 'worker')}"),
@@ -250,7 +250,7 @@ def end_if_all_done(turn: MasterTurn) -> None:
         if turn.record.flaws:
             _end(turn, ExitCode.INCOMPLETE, "; ".join([reason, *(flaw.text for flaw in turn.record.flaws)]))
         else:
-            _end(turn, ExitCode.OK, "; ".join([reason, *slots.left_out(turn)]))
+            _end(turn, ExitCode.OK, "; ".join([reason, *dropping.left_out(turn)]))
 
 
 def end_as_failed(turn: MasterTurn, reason: str) -> None:
@@ -350,7 +350,13 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
         info, places = entry.info, turn.places(entry)
         members.append(
             Member(
-                *(info.node, info.incarnation, info.host, len(places), Rank(rank), entry.ports, _said(info, places)),
+                node=info.node,
+                incarnation=info.incarnation,
+                host=info.host,
+                slots=len(places),
+                first_rank=Rank(rank),
+                ports=entry.ports,
+                places=_said(info, places),
                 role=info.role,
             )
         )

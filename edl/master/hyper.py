@@ -173,7 +173,7 @@ def _later(record: Record) -> str:
 def reply(state: MasterState, underway: bool, request: str) -> Answer:
     """The answer to a request to change settings."""
     if state.record.kill:
-        return Answer(f"the job is being stopped ({state.record.kill})", ok=False)
+        return Answer(f"the job is being stopped by {state.record.kill}", ok=False)
     try:
         changed_policy(policy_of(state), request)
     except SettingError as error:

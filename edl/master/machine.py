@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import autoscaling, planning, resizing, slots
+from edl.master import autoscaling, dropping, planning, resizing
 from edl.master.events import (
     Decision,
     Event,
@@ -146,9 +146,10 @@ def _apply_rules(turn: MasterTurn) -> None:
         conclude_once_left(turn)
         return
     resizing.depart(turn)
-    slots.come_back(turn)
+    dropping.come_back(turn)
     rules = (
         planning.look_at_agreement,
+        planning.consider_stop,
         planning.see_off,
         resizing.suspend,
         resizing.consider_size,
@@ -162,7 +163,7 @@ def _apply_rules(turn: MasterTurn) -> None:
     if turn.record.phase is Phase.FORMING:
         try_to_form(turn)
     if turn.record.outcome is None:
-        slots.tell(turn)
+        dropping.tell(turn)
         resizing.observe(turn)
 
 
@@ -510,7 +511,7 @@ def _scale_requested(turn: MasterTurn, event: ScaleRequested) -> None:
 
 def _unfit(turn: MasterTurn, event: Unfit) -> None:
     if turn.record.phase is not Phase.ENDED:
-        slots.unfit(turn, event)
+        dropping.unfit(turn, event)
 
 
 def _flawed(turn: MasterTurn, event: Flawed) -> None:

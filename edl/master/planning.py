@@ -89,7 +89,10 @@ def _settle(turn: MasterTurn, agreement: Agreement, commit: int) -> None:
     elif agreement.purpose is Purpose.SET:
         order = hyper.agreed(turn, agreement.number, commit, agreement.reason)
     else:
-        at_boundary(turn, f"{agreement.reason} (at commit {commit})")
+        ends = agreement.purpose is Purpose.KILL and turn.record.kill
+        where = f": the job ends at commit {commit}" if ends else f" (at commit {commit})"
+        order = dataclasses.replace(order, reason=agreement.reason + where)
+        at_boundary(turn, order.reason)
     for entry in members:
         turn.tell(entry, order)
 
@@ -145,6 +148,21 @@ def ask_again(turn: MasterTurn, entry: NodeEntry) -> None:
         turn.agreement = dataclasses.replace(agreement, number=turn.agreements, answers={})
         for member in turn.members():
             turn.tell(member, _hold(turn, turn.agreement))
+
+
+def consider_stop(turn: MasterTurn) -> None:
+    """End the world of a job that has been asked to stop, even if an earlier Master was asked: at a step boundary, with
+    a checkpoint, if its workers can be held there."""
+    if not turn.record.kill:
+        return
+    if turn.underway:
+        agree(turn, Purpose.KILL, _stop_reason(turn))
+    elif settled(turn):
+        stop_world(turn, f"{_stop_reason(turn)}: the job ends without a new checkpoint")
+
+
+def _stop_reason(turn: MasterTurn) -> str:
+    return f"stop requested by {turn.record.kill}"
 
 
 def consider_checkpoint(turn: MasterTurn) -> None:
@@ -255,14 +273,14 @@ def asked(turn: MasterTurn, message: Asked) -> None:
     if turn.record.phase is Phase.ENDED or turn.record.kill:
         return
     if message.purpose is Purpose.KILL:
-        reason = f"kill switch: {message.by}"
-        turn.write(kill=reason)
-        turn.note(Kind.BOUNDARY, reason)
+        turn.write(kill=message.by)
+        turn.agreement = None
         if turn.underway:
-            turn.agreement = None
-            agree(turn, Purpose.KILL, reason)
+            consider_stop(turn)  # the history gets one line, once the commit is known
         elif turn.record.phase is Phase.RUNNING:
-            stop_world(turn, reason)
+            stop_world(turn, f"{_stop_reason(turn)}: the job ends without a new checkpoint")
+        else:
+            turn.note(Kind.BOUNDARY, f"{_stop_reason(turn)}: the job ends once its workers have stopped")
     elif message.purpose is Purpose.SAVE:
         if turn.underway:
             agree(turn, Purpose.SAVE, f"checkpoint asked for by {message.by}")

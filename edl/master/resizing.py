@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from edl.master import planning, slots
+from edl.master import dropping, planning
 from edl.master.events import Grant, Kind, ScaleRequested
 from edl.master.forming import names, stop_world
 from edl.master.sizing import Departing, Facts, Judged, judge, remember
@@ -55,7 +55,7 @@ def _take_on(turn: MasterTurn, request: ScaleRequest) -> None:
         case Drain():
             _send_away(turn, request)
         case Cordon():
-            slots.cordon(turn, request)
+            dropping.cordon(turn, request)
         case Suspend(suspended=False):
             turn.forming_since_s = turn.now_s
 
@@ -84,7 +84,7 @@ def _line(request: ScaleRequest, judged: Judged) -> str:
 
 def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
     record, spec = turn.record, turn.spec
-    over = f"the job is being stopped ({record.kill})" if record.kill else ""
+    over = f"the job is being stopped by {record.kill}" if record.kill else ""
     if record.phase is Phase.ENDED:
         over = f"the job has ended: {record.reason}"
     bound = planning.fits_one_size_only(turn) and not event.saves and record.world is not None
@@ -223,8 +223,8 @@ def fit(turn: MasterTurn) -> Fit:
     staying = [entry for entry in members if entry not in cordoned and not entry.draining]
     newcomers = tuple(entry for entry in turn.ready() if turn.member(entry) is None)
     nodes = turn.next_size(len(staying) + len(newcomers)).nodes
-    changed = tuple(entry for entry in slots.misplaced(turn) if entry in staying)
-    relieved = slots.relieved(turn, newcomers, nodes) if nodes == len(members) else ()
+    changed = tuple(entry for entry in dropping.misplaced(turn) if entry in staying)
+    relieved = dropping.relieved(turn, newcomers, nodes) if nodes == len(members) else ()
     return Fit(nodes, cordoned, newcomers, changed, tuple(relieved))
 
 
@@ -277,7 +277,7 @@ def _why(turn: MasterTurn, best: Fit, now: int) -> str:
     if best.changed or best.relieved:
         replaced = f"replacing {names(best.relieved)}, which has dropped slots, by a node with all slots"
         parts = (
-            slots.changes(turn, best.changed),
+            dropping.changes(turn, best.changed),
             replaced if best.relieved else "",
             step if best.nodes != now else "",
         )
@@ -336,7 +336,7 @@ def standing(turn: MasterTurn) -> Standing:
         few = "" if best.nodes else ": too few others are there for a world without it"
         return Standing(False, f"{names(best.cordoned)} cordoned, and still part of the world{few}")
     if best.changed and best.nodes == now:
-        return Standing(False, slots.changes(turn, best.changed))
+        return Standing(False, dropping.changes(turn, best.changed))
     if best.nodes and best.nodes != now:
         return Standing(False, _obstacle(turn, best, now))
     if record.rejoins and not turn.underway:

@@ -20,8 +20,8 @@ from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
 from edl.master.guarded import GuardedStore
+from edl.master.history import KEPT, JobHistory, folded
 from edl.master.hosting import Hosted, Hosting
-from edl.master.journal import KEPT, Journal, folded
 from edl.master.machine import absent, step, step_all, take_over
 from edl.master.probing import Probing, Refuses
 from edl.master.service import Service
@@ -29,7 +29,7 @@ from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.master.stored import (
     MOST_OPERATIONS,
-    journal_operations,
+    history_operations,
     readable,
     record_in,
     record_operations,
@@ -66,7 +66,7 @@ from edl.wire.messages import (
     ServiceToWorker,
 )
 from edl.wire.scale_requests import Granted, ScaleRequest
-from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
+from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
 
 T = TypeVar("T")
 _Incoming = ev.Event | Hosted | PendingScaleRequest | Exception
@@ -135,7 +135,7 @@ class MasterShell:
         self._services_timer = Timer(deps.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
-        self.journal = Journal()
+        self.history = JobHistory()
         self._notifier = ChangeNotifier()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
@@ -170,7 +170,8 @@ class MasterShell:
                 if self._deps.clock.now_s() - let_others_s > TURN_S:
                     await asyncio.sleep(0)  # a non-empty queue never yields, and the lease must be renewed
                     let_others_s = self._deps.clock.now_s()
-                event = await self._next()
+                held, self._held = self._held, None
+                event = held if held is not None else await self._events.get()
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Hosted):
@@ -186,10 +187,6 @@ class MasterShell:
             return self._stored.outcome
         finally:
             self._close()
-
-    async def _next(self) -> _Incoming:
-        event, self._held = self._held, None
-        return event if event is not None else await self._events.get()
 
     def _decide(self, event: ev.Event | PendingScaleRequest) -> tuple[Sequence[ev.Event], ev.Decision]:
         """Decide about this event together with those queued since: one decision and one write suffice, because nothing
@@ -225,7 +222,7 @@ class MasterShell:
         values = {entry.key: entry.value for entry in snapshot.entries}
         record = record_in(values, keys) or await self._just_ended()
         nodes = await self._readable(NodeInfo, values, keys.nodes)
-        self.journal.load(await self._readable(JournalEntry, values, keys.journal))
+        self.history.load(await self._readable(HistoryEntry, values, keys.history))
         self._stored = record
         self._size_revision = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
@@ -263,14 +260,14 @@ class MasterShell:
         """Write what has changed, then run the effects in order. Raises ``FencedOut``."""
         self._deps.decided(self._state, events, decision)
         record = decision.state.record
-        notes = folded([effect for effect in decision.effects if isinstance(effect, ev.HistoryEntry)])
+        notes = folded([effect for effect in decision.effects if isinstance(effect, ev.HistoryNote)])
         wall_s = self._deps.wall_clock_s()
-        added = [self.journal.make(note, record.round, wall_s) for note in notes]
+        added = [self.history.make(note, record.round, wall_s) for note in notes]
         if record != self._stored or added:
             await self._write(record, added)
         self._state = decision.state
         self._stored = record
-        self.journal.publish(added)
+        self.history.publish(added)
         wakes = []
         for effect in decision.effects:
             if isinstance(effect, ev.WakeAt):
@@ -294,7 +291,7 @@ class MasterShell:
                 if self._asking is not None:
                     self._asking.settle(Granted(verdict, text, self._size_revision, record.sizing.generation))
                     self._asking = None
-            case ev.HistoryEntry(text=text):
+            case ev.HistoryNote(text=text):
                 self._deps.log(text)
             case ev.Conclude():
                 await self._conclude()
@@ -309,13 +306,13 @@ class MasterShell:
             await self._step(ev.Flawed(flaw.name, flaw.text))
         assert self._stored is not None  # noqa: S101 - as above
         wall_s, number = self._deps.wall_clock_s(), self._stored.round
-        notes = [ev.HistoryEntry(ev.Kind.SERVICE, note.text) for note in gathered.notes]
-        added = [self.journal.make(note, number, wall_s) for note in notes]
+        notes = [ev.HistoryNote(ev.Kind.SERVICE, note.text) for note in gathered.notes]
+        added = [self.history.make(note, number, wall_s) for note in notes]
         keys = self._deps.keys
-        history = journal_operations(keys, self.journal, added)
+        history = history_operations(keys, self.history, added)
         for operations in transactions([*history, *service_operations(keys, gathered.kept)]):
             await self._store.write(operations)
-        self.journal.publish(added)
+        self.history.publish(added)
         for note in notes:
             self._deps.log(note.text)
         for service, word in gathered.to_workers:
@@ -338,9 +335,9 @@ class MasterShell:
         assert self._state is not None  # noqa: S101 - set by _take_over
         await self._carry_out((event,), step(self._state, event, self._deps.clock.now_s()))
 
-    async def _write(self, record: Record, added: list[JournalEntry]) -> None:
+    async def _write(self, record: Record, added: list[HistoryEntry]) -> None:
         keys = self._deps.keys
-        *earlier, last = list(transactions(journal_operations(keys, self.journal, added))) or [[]]
+        *earlier, last = list(transactions(history_operations(keys, self.history, added))) or [[]]
         for operations in earlier:  # the history may be written before the changes that it describes
             await self._store.write(operations)
         last += record_operations(keys, self._stored, record)
@@ -480,7 +477,7 @@ class MasterShell:
         """The current status of the job."""
         assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
         now_s = self._deps.clock.now_s()
-        status = job_status(self._state, self._deps.node, self.journal.last(KEPT), self._size_revision, now_s)
+        status = job_status(self._state, self._deps.node, self.history.last(KEPT), self._size_revision, now_s)
         waiting = "; ".join(part for part in (status.scale.waiting, self._explanation) if part)
         scale = dataclasses.replace(status.scale, waiting=waiting)
         warnings = [text for text in (self._store.trouble(),) if text]
@@ -543,9 +540,9 @@ class MasterShell:
         """Whether this Master accepts streams and calls: it has taken over, and has not stepped down."""
         return self._state is not None and not self._over
 
-    def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
+    def events(self, request: EventsRequest) -> AsyncIterator[HistoryEntry]:
         """The entries of the history; with ``follow`` also those that are added later."""
-        return self.journal.read(request.after, request.follow)
+        return self.history.read(request.after, request.follow)
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
@@ -570,7 +567,7 @@ class MasterShell:
             self._lines.close()
         for stream in self._streams.values():
             stream.put_nowait(None)
-        self.journal.close()
+        self.history.close()
 
 
 class _Listener:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from edl.errors import ProtocolError
-from edl.master.journal import Journal
+from edl.master.history import JobHistory
 from edl.master.service import Keep
 from edl.master.state import Record
 from edl.ports import Delete, Operation, Put
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import World
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 T = TypeVar("T")
 
@@ -62,11 +62,12 @@ def record_operations(keys: JobKeys, before: Record | None, record: Record) -> l
     return operations
 
 
-def journal_operations(keys: JobKeys, journal: Journal, added: Sequence[JournalEntry]) -> list[Operation]:
-    """The operations that add entries to the history, and delete the oldest ones beyond the limit."""
+def history_operations(keys: JobKeys, history: JobHistory, added: Sequence[HistoryEntry]) -> list[Operation]:
+    """The operations that add entries to the history, and delete those that they displace."""
+    new, outdated = history.change(added)
     return [
-        *(Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added),
-        *(Delete(keys.journal_entry(number)) for number in journal.outdated(added)),
+        *(Put(keys.history_entry(entry.number), plain.dumps(entry)) for entry in new),
+        *(Delete(keys.history_entry(number)) for number in outdated),
     ]
 
 
@@ -101,6 +102,6 @@ def whole_job(keys: JobKeys) -> list[Operation]:
     single = keys.spec, keys.origin, keys.record, keys.world, keys.scale, keys.token, keys.over
     return [
         *(Delete(key) for key in single),
-        Delete(keys.journal, prefix=True),
+        Delete(keys.history, prefix=True),
         Delete(keys.services, prefix=True),
     ]

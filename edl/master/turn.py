@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from edl.config import NodeRange
-from edl.master.events import Conclude, Decision, Effect, HistoryEntry, Kind, Probe, Revoke, TellNode, WakeAt
+from edl.master.events import Conclude, Decision, Effect, HistoryNote, Kind, Probe, Revoke, TellNode, WakeAt
 from edl.master.policies import slots
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
@@ -189,7 +189,7 @@ class MasterTurn:
     def note(self, kind: Kind, text: str, node: str = "") -> None:
         """Add an entry to the history, which also becomes the reason of this step."""
         self.reason = text
-        self.effects.append(HistoryEntry(kind, text, node))
+        self.effects.append(HistoryNote(kind, text, node))
 
     def conclude(self) -> None:
         """End the job in the store, and let the Master exit."""

@@ -15,20 +15,21 @@ from edl.rendezvous.parting import need_s
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Purpose, Version, World
 from edl.wire.scale_requests import ScaleView
-from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
+from edl.wire.status import Answer, DroppedSlot, HistoryEntry, JobStatus, NodeView
 
 SHOWN = 10
 """Number of entries of the history that are part of the status."""
 _SAVING = re.compile(r".*: saving commit (\d+)", re.DOTALL)
 _COMPLETE = re.compile(r"commit (\d+) is complete in (.*)", re.DOTALL)
 _SETTINGS = re.compile(r"settings \d+ from commit (\d+): .*", re.DOTALL)
+_STATE = Kind.STATE.value
 _FAILED = re.compile(r"commit (\d+) could not be written: (.*)", re.DOTALL)
 
 
 def job_status(
-    state: MasterState, master: NodeId, journal: tuple[JournalEntry, ...], revision: int = 0, now_s: float = 0.0
+    state: MasterState, master: NodeId, history: tuple[HistoryEntry, ...], revision: int = 0, now_s: float = 0.0
 ) -> JobStatus:
-    """Everything that ``edl status`` shows. ``journal``: the whole history. ``revision``: store revision of the size.
+    """Everything that ``edl status`` shows. ``history``: the whole history. ``revision``: store revision of the size.
     ``now_s``: the Master's clock."""
     record = state.record
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
@@ -47,12 +48,12 @@ def job_status(
             _node_view(entry, record, cordoned=_is_out(entry, record))
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
-        journal=journal[-SHOWN:],
+        history=history[-SHOWN:],
         failures=record.failures,
         era=record.world.era if record.world else 0,
         restored=record.world.restore if record.world else NO_STATE,
         saved=saved,
-        saved_in=_place(saved, journal),
+        saved_in=_place(saved, history),
         boundary=_boundary(state.agreement, record.world),
         kill=record.kill,
         flaws=tuple(flaw.text for flaw in record.flaws),
@@ -153,9 +154,9 @@ def _boundary(agreement: Agreement | None, world: World | None) -> str:
     return f"{agreement.purpose.value}: {agreement.reason} ({len(agreement.answers)} of {asked} nodes have answered)"
 
 
-def _place(saved: Version, journal: Sequence[JournalEntry]) -> str:
+def _place(saved: Version, history: Sequence[HistoryEntry]) -> str:
     """The location of this checkpoint according to the history; empty: unknown."""
-    for entry in reversed(journal) if saved.commit else ():
+    for entry in reversed(history) if saved.commit else ():
         found = complete(entry)
         if found is not None and found[0] == saved.commit:
             return found[1]
@@ -178,7 +179,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
         return Answer(f"the job has ended: {record.reason}", ok=False)
     if purpose is Purpose.KILL:
         if record.kill:
-            return Answer(f"the job is being stopped already ({record.kill})", ok=True)
+            return Answer(f"the job is already being stopped by {record.kill}", ok=True)
         if underway and checkpoint_dir == "":
             return Answer(f"the job would lose its state, {keep}. Its launchers end on Ctrl-C (SIGINT)", ok=False)
         if state.spec.independent:
@@ -191,7 +192,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
     if purpose is not Purpose.SAVE:
         return Answer(f"{purpose.value} cannot be requested", ok=False)
     if record.kill:
-        return Answer(f"the job is being stopped ({record.kill})", ok=False)
+        return Answer(f"the job is being stopped by {record.kill}", ok=False)
     if state.spec.independent:
         return Answer(f"not for a job with parameter servers: {_BY_SCRIPT}", ok=False)
     if not underway:
@@ -204,25 +205,25 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
     return Answer("a checkpoint is written at the next step boundary", ok=True)
 
 
-def saving(entry: JournalEntry) -> int | None:
+def saving(entry: HistoryEntry) -> int | None:
     """The number of the commit that will be saved, if this entry announces one; otherwise None."""
     found = _SAVING.fullmatch(entry.text) if entry.kind == Kind.BOUNDARY.value else None
     return int(found[1]) if found else None
 
 
-def changed(entry: JournalEntry) -> int | None:
+def changed(entry: HistoryEntry) -> int | None:
     """The commit from which new settings apply, if this entry announces them; otherwise None."""
     found = _SETTINGS.fullmatch(entry.text) if entry.kind == Kind.SETTINGS.value else None
     return int(found[1]) if found else None
 
 
-def complete(entry: JournalEntry) -> tuple[int, str] | None:
+def complete(entry: HistoryEntry) -> tuple[int, str] | None:
     """Number and location of a complete checkpoint, if this entry reports one; otherwise None."""
-    found = _COMPLETE.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
+    found = _COMPLETE.fullmatch(entry.text) if entry.kind == _STATE else None
     return (int(found[1]), found[2]) if found else None
 
 
-def unwritten(entry: JournalEntry) -> tuple[int, str] | None:
+def unwritten(entry: HistoryEntry) -> tuple[int, str] | None:
     """Number of a commit that could not be written and the reason, if this entry reports one; otherwise None."""
     found = _FAILED.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
     return (int(found[1]), found[2]) if found else None

@@ -39,8 +39,8 @@ def accumulate(
     logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
     ``StateError`` for a plain layer on several workers.
     """
-    trainee = PaddleModel(model)
-    return begin(loader, trainee, lambda: LogicalModel(trainee.layer), noise, seed, first_step)
+    wrapped = PaddleModel(model)
+    return begin(loader, wrapped, lambda: LogicalModel(wrapped.layer), noise, seed, first_step)
 
 
 class PaddleModel:

@@ -15,7 +15,16 @@ from edl.errors import StateError
 from edl.paddle.loading import on_demand
 from edl.paddle.random_state import reseed
 from edl.paddle.sampler import EDLBatchSampler
-from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, check_batch_size, endless, taken_apart
+from edl.worker.feeding import (
+    BatchIterator,
+    CollateWithNumbers,
+    CoreStream,
+    Feed,
+    WithoutShares,
+    check_batch_size,
+    endless,
+    split_collated,
+)
 from edl.worker.numbers import key
 from edl.worker.sampler import Position, Walk
 from edl.worker.session import keeps_numbers
@@ -58,7 +67,7 @@ class DataLoader(io.DataLoader):
             **more,
         }  # fmt: skip
         if self._stream is not None:
-            arguments.update(batch_size=None, collate_fn=Passing(collate_fn or default_collate_fn))
+            arguments.update(batch_size=None, collate_fn=CollateWithNumbers(collate_fn or default_collate_fn))
             super().__init__(dataset, **arguments)
             self._position: Position = self._stream
         else:
@@ -78,12 +87,12 @@ class DataLoader(io.DataLoader):
 
     def __iter__(self) -> Any:
         """The rest of the epoch from the current position, in the current world."""
-        return Plain(self._handing(whole_steps=False), self._seen)
+        return WithoutShares(self._batches_of(whole_steps=False), self._seen)
 
     def shares(self) -> Iterator[tuple[Any, Share]]:
         """The rest of the epoch: each micro-batch with its share, step after step. A step counts as consumed when its
         last micro-batch has been returned."""
-        return self._handing(whole_steps=True)
+        return self._batches_of(whole_steps=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch, as ``EDLDistributedSampler.set_epoch`` does."""
@@ -97,16 +106,18 @@ class DataLoader(io.DataLoader):
         """Restore the position, as the sampler's ``load_state_dict`` does."""
         self._position.load_state_dict(state)
 
-    def _handing(self, *, whole_steps: bool) -> Handing:
+    def _batches_of(self, *, whole_steps: bool) -> BatchIterator:
         if self._feed is not None:
-            return Handing(self._position, self._feed.prepare, self._open, self._close, self._feed.known,
+            return BatchIterator(self._position, self._feed.prepare, self._open, self._close, self._feed.known,
                            whole_steps=whole_steps)  # fmt: skip
-        return Handing(self._position, self._arm, self._open, self._close, taken_apart, whole_steps=whole_steps)
+        return BatchIterator(
+            self._position, self._arm, self._open, self._close, split_collated, whole_steps=whole_steps
+        )
 
     def _arm(self, walk: Walk) -> None:
         assert self._stream is not None, "a stream's loader"  # noqa: S101
-        course = endless(walk.place, self._size, tail=self._stream.tail, whole=self._whole, blocks=True)
-        self._stream.arm(course, walk.place.rank, self._seed)
+        plan = endless(walk.place, self._size, tail=self._stream.tail, whole=self._whole, blocks=True)
+        self._stream.arm(plan, walk.place.rank, self._seed)
 
     def _open(self) -> Iterator[Any]:
         if self._unfinished and self._iterator is not None:

@@ -18,7 +18,7 @@ from edl.testing.sim.schedules import KINDS, Result, play, play_seed, shrink
 
 
 def replay(kind: str, seed: int, *, shorten: bool, trace: bool) -> Result:
-    """Run one schedule and tell about it."""
+    """Run one schedule, shortened first with ``shorten``, and print its faults."""
     schedule = KINDS[kind](seed)
     if shorten:
         schedule = shrink(schedule)
@@ -30,7 +30,7 @@ def replay(kind: str, seed: int, *, shorten: bool, trace: bool) -> Result:
 
 
 def results(kind: str, seeds: range, jobs: int) -> Iterator[Result]:
-    """Run schedules, on several processes if asked."""
+    """Run schedules of these seeds, on ``jobs`` processes; yields the results in the order of the seeds."""
     run = functools.partial(play_seed, kind=kind)
     if jobs == 1:
         yield from map(run, seeds)
@@ -41,7 +41,7 @@ def results(kind: str, seeds: range, jobs: int) -> Iterator[Result]:
 
 
 def unseen(done: Iterable[Result]) -> str:
-    """Which pairs of state and event these runs have not come to, a line for each event."""
+    """Describe the pairs of state and event that these runs have not reached, one line per event."""
     seen: Counter[Pair] = Counter()
     for result in done:
         seen += result.pairs
@@ -55,7 +55,7 @@ def unseen(done: Iterable[Result]) -> str:
 
 
 def summary(done: Iterable[Result]) -> str:
-    """Results of a number of runs."""
+    """Summarise the results of several runs in one line."""
     total: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for result in done:
@@ -88,7 +88,7 @@ def main(
 ) -> None:
     """Run random schedules of faults against the real machines, in virtual time.
 
-    Ends with status 1 when something that must hold did not; each such schedule is printed as a line to replay.
+    Exits with status 1 if an invariant was violated; each such schedule is printed as a command that replays it.
     """
     if seed is not None:
         result = replay(kind, seed, shorten=shorten, trace=trace)

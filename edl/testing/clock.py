@@ -1,4 +1,4 @@
-"""Time that only moves when a test says so."""
+"""A clock that only moves when a test advances it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FakeClock:
         return self._now_s
 
     def advance(self, seconds: float) -> float:
-        """Move on and return the new time. ``seconds`` must not be negative: this clock is monotonic too."""
+        """Advance by this many seconds; returns the new time. Raises ``ValueError`` for a negative number."""
         if seconds < 0:
             raise ValueError(f"a monotonic clock cannot go back by {-seconds:g} s")
         self._now_s += seconds

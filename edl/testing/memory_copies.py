@@ -1,4 +1,4 @@
-"""``Copies`` between in-memory checkpoints of one process, for tests: no sockets, and faults on demand."""
+"""``Copies`` between the in-memory checkpoints of one process, for tests: no sockets, faults on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl.wire.messages import Version
 
 
 class Trouble(enum.Enum):
-    """Faults of bytes in transit."""
+    """Faults of a transfer."""
 
     TRUNCATE = "the connection ends in the middle"
     FLIP = "one bit changes"
@@ -23,16 +23,16 @@ class Trouble(enum.Enum):
 
 @dataclass
 class MemoryNetwork:
-    """Registry of reachable servers. While ``trouble`` is set, it affects every transfer."""
+    """Registry of reachable servers. While ``trouble`` is set, it affects all transfers."""
 
     trouble: Trouble | None = None
     served: list[str] = field(default_factory=list)
-    """One line for each transfer that was begun: ``put host:port`` or ``get host:port``."""
+    """One line per transfer: ``put host:port`` or ``get host:port``."""
     nodes: dict[tuple[str, int], MemoryCopies] = field(default_factory=dict)
 
 
 class MemoryCopies:
-    """One node's end."""
+    """``Copies`` of one node."""
 
     def __init__(self, network: MemoryNetwork, token: str = "") -> None:
         self._network = network
@@ -40,14 +40,14 @@ class MemoryCopies:
         self._snapshot_pool: SnapshotPool | None = None
 
     def start(self, snapshot_pool: SnapshotPool, host: str, port: int = 0) -> int:
-        """Can be reached from now on."""
+        """Make this node reachable; returns its port."""
         self._snapshot_pool = snapshot_pool
         port = port or len(self._network.nodes) + 1
         self._network.nodes[host, port] = self
         return port
 
     def put(self, host: str, port: int, lent: Lent) -> None:
-        """Give a copy to the node there. Raises ``CheckpointError``."""
+        """Send a copy to the node at this address. Raises ``CheckpointError``."""
         arrival = self._other(host, port).arriving(lent.label)
         if arrival is not None:
             self._carry(f"put {host}:{port}", lent, arrival)
@@ -55,7 +55,7 @@ class MemoryCopies:
     def get(
         self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
     ) -> None:
-        """Have the node there send a part of a commit. Raises ``CheckpointError``."""
+        """Fetch a part of a commit from the node at this address. Raises ``CheckpointError``."""
         lent = self._other(host, port).lend(version, shard)
         if lent is None:
             raise CheckpointError(f"{host}:{port} does not hold shard {shard} of {version}")
@@ -67,7 +67,7 @@ class MemoryCopies:
             lent.release()
 
     def stop(self) -> None:
-        """Cannot be reached any more."""
+        """Make this node unreachable."""
         for key in [key for key, node in self._network.nodes.items() if node is self]:
             del self._network.nodes[key]
 
@@ -92,7 +92,7 @@ class MemoryCopies:
             if len(data) < label.size:
                 raise CheckpointError(f"{len(data)} of {label.size} bytes came")
             if zlib.crc32(data) != label.crc32:
-                raise CheckpointError("damaged on the way: wrong checksum")
+                raise CheckpointError("damaged in transit: wrong checksum")
             arrival.accept()
         finally:
             arrival.discard()

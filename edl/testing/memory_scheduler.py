@@ -1,4 +1,4 @@
-"""A scheduler in memory: gives and takes nodes at once, and fails on request."""
+"""A scheduler in memory: provides and removes nodes at once, and fails on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 
 
 class MemoryScheduler:
-    """See ``edl.schedulers.port.Scheduler``. ``names`` are the nodes that it has given."""
+    """``edl.schedulers.port.Scheduler`` in memory. ``names``: the nodes that it has provided."""
 
     def __init__(self, *, indexed: bool = False, ask_none_at_end: bool = False) -> None:
         self.name = "memory"
@@ -18,33 +18,33 @@ class MemoryScheduler:
         self.ask_none_at_end = ask_none_at_end
         self.names: list[str] = []
         self.calls: list[str] = []
-        """Every call, in words."""
+        """Every call so far, as text."""
         self.failure: SchedulerError | None = None
         """Raised by every call from now on."""
         self.silent = False
-        """No call comes back."""
+        """Whether calls never return."""
         self.closed = False
         self._made = 0
         self._watchers: list[asyncio.Queue[Observation]] = []
 
     async def current(self) -> SchedulerSize:
-        """The size that is intended now, and its placement."""
+        """The requested size and the number of placed nodes."""
         await self._called("current")
         return self._size()
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Give what is missing."""
+        """Provide missing nodes, up to this number."""
         await self._called(f"request {nodes}")
         self.resize(max(nodes, len(self.names)))
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Take these."""
+        """Remove these nodes, then more until ``nodes`` are left."""
         await self._called(" ".join(["release", str(nodes), *names]))
         self.names = [name for name in self.names if name not in names]
         self.resize(min(nodes, len(self.names)))
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """All that changes."""
+        """Yields the size, then all changes."""
         if self.failure is not None and not self.failure.retry:
             raise self.failure
         observations: asyncio.Queue[Observation] = asyncio.Queue()
@@ -57,13 +57,13 @@ class MemoryScheduler:
             self._watchers.remove(observations)
 
     async def close(self) -> None:
-        """Nodes stay."""
+        """Note that the scheduler was closed; nodes stay."""
         self.closed = True
 
     # --- what a test may do ----------------------------------------------------------------------------------------
 
     def resize(self, nodes: int) -> None:
-        """Change the size, as a user of the scheduler does."""
+        """Change the size, as a user of the scheduler would."""
         before = len(self.names)
         while len(self.names) < nodes:
             self.names.append(f"n-{self._made}")
@@ -73,7 +73,7 @@ class MemoryScheduler:
             self._tell(Sized(self._size()))
 
     def doom(self, node: str, reason: str = "reclaimed", lead_s: float = 0.0) -> None:
-        """A node is going to be taken away."""
+        """Announce that a node will be removed in ``lead_s`` seconds."""
         self._tell(Doomed(node, reason, lead_s))
 
     def _size(self) -> SchedulerSize:

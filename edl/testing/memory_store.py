@@ -1,8 +1,8 @@
 """A store in memory with etcd's rules, for tests and simulations.
 
-Everything is decided by plain methods that end in ``_now``; a simulator calls those, without asyncio. The coroutines
-of ``Store`` are thin covers over them. Time comes from a ``Clock``: a lease expires at the next access (any call, or
-``tick``) at or after its end, in the order of the ends, each as a revision of its own, as in etcd.
+All logic is in plain methods whose names end in ``_now``, which a simulator calls without asyncio. The coroutines of
+``Store`` only wrap them. Time comes from a ``Clock``: a lease expires at the first access (any call, or ``tick``) at or
+after its end. Leases expire in the order of their ends, each as a revision of its own, as in etcd.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edl.ports import (
 )
 
 MAX_OPERATIONS = 128
-"""etcd's limit for the operations of one transaction (``--max-txn-ops``)."""
+"""etcd's limit on the operations of one transaction (``--max-txn-ops``)."""
 
 
 @dataclass(slots=True)
@@ -44,10 +44,10 @@ def _order(key: str) -> bytes:
 
 
 class MemoryStore:
-    """``Store`` in memory. ``shortest_ttl_s`` is what the store grants when less is asked.
+    """``Store`` in memory. ``shortest_ttl_s``: the shortest lease that it grants, in seconds.
 
-    Set ``available`` to False and every call, also the plain ones, raises ``StoreUnavailable``; watches wait.
-    Leases keep running meanwhile, since they cannot be renewed either, and expire at the next access.
+    While ``available`` is False, every call raises ``StoreUnavailable``, and watches wait. Leases continue to run, and
+    expire at the next access.
     """
 
     def __init__(self, clock: Clock, *, shortest_ttl_s: float = 1.0) -> None:
@@ -67,7 +67,7 @@ class MemoryStore:
 
     @property
     def available(self) -> bool:
-        """Whether the store answers."""
+        """Whether the store answers; it can be set."""
         return self._available
 
     @available.setter
@@ -81,7 +81,7 @@ class MemoryStore:
         return self._revision
 
     def tick(self) -> list[int]:
-        """End the leases whose time is over; returns their ids."""
+        """Expire overdue leases; returns their ids."""
         now_s = self._clock.now_s()
         over = sorted((lease.ends_s, number) for number, lease in self._leases.items() if lease.ends_s <= now_s)
         for _, number in over:
@@ -89,17 +89,21 @@ class MemoryStore:
         return [number for _, number in over]
 
     def next_expiry_s(self) -> float | None:
-        """When the next lease ends unless it is renewed; None without leases. For a simulator's agenda."""
+        """Time at which the next lease expires unless it is renewed; None without leases."""
         return min((lease.ends_s for lease in self._leases.values()), default=None)
 
     def restart_leases(self) -> None:
-        """Give every lease its whole time again, as etcd does when it has a new leader."""
+        """Restart the full term of every lease, as etcd does when a new leader is elected."""
         for lease in self._leases.values():
             lease.ends_s = self._clock.now_s() + lease.ttl_s
 
     def peek(self, prefix: str) -> list[KeyValue]:
         """Entries under a prefix, without expiring overdue leases."""
         return [entry for key, entry in self._entries.items() if key.startswith(prefix)]
+
+    def peek_one(self, key: str) -> KeyValue | None:
+        """The entry of a key, without expiring overdue leases."""
+        return self._entries.get(key)
 
     def read_now(self, prefix: str) -> PrefixSnapshot:
         """``Store.read`` without waiting."""
@@ -144,9 +148,9 @@ class MemoryStore:
             self._end_lease(lease)
 
     def changes_since(self, revision: int, prefix: str = "") -> list[Change]:
-        """Changes under ``prefix`` with a revision above ``revision``: all that a watch has reported by now.
+        """Changes under ``prefix`` with a revision above ``revision``, in order.
 
-        Raises ``StoreError`` when some of them are no longer kept, or when the store has never been that far.
+        Raises ``StoreError`` if some of them have been compacted, or if the store has never reached that revision.
         """
         self._look()
         if revision > self._revision:
@@ -157,7 +161,7 @@ class MemoryStore:
         return [change for change in self._history[first:] if change.entry.key.startswith(prefix)]
 
     def compact_now(self, revision: int) -> None:
-        """Forget the changes up to and including ``revision``."""
+        """Drop the changes up to and including ``revision``."""
         self._compacted = min(max(revision, self._compacted), self._revision)
         self._history = [change for change in self._history if change.entry.mod_revision > self._compacted]
 
@@ -177,7 +181,7 @@ class MemoryStore:
         return entry.mod_revision == condition.revision
 
     def _apply(self, operations: Sequence[Operation]) -> None:
-        """Carry out one transaction. A revision is only used up when something changes."""
+        """Apply a transaction. The revision only increases if something changes."""
         revision = self._revision + 1
         for operation in operations:
             if isinstance(operation, Put):
@@ -222,15 +226,15 @@ class MemoryStore:
     # --- Store -------------------------------------------------------------------------------------------------------
 
     async def read(self, prefix: str) -> PrefixSnapshot:
-        """``Store.read``."""
+        """``Store.read``, at once."""
         return self.read_now(prefix)
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
-        """``Store.write``."""
+        """``Store.write``, at once."""
         return self.write_now(operations, conditions)
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
-        """``Store.watch``. It reports an expired lease at the next access to the store or call of ``tick``."""
+        """``Store.watch``. Reports an expired lease at the next access to the store, or call of ``tick``."""
         changed, seen = asyncio.Event(), after_revision
         self._watchers[changed] = None
         try:
@@ -250,25 +254,25 @@ class MemoryStore:
             self._watchers.pop(changed, None)
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """``Store.grant_lease``."""
+        """``Store.grant_lease``, at once."""
         return self.grant_now(ttl_s)
 
     async def renew_lease(self, lease: int) -> float:
-        """``Store.renew_lease``."""
+        """``Store.renew_lease``, at once."""
         return self.renew_now(lease)
 
     async def revoke_lease(self, lease: int) -> None:
-        """``Store.revoke_lease``."""
+        """``Store.revoke_lease``, at once."""
         self.revoke_now(lease)
 
     async def close(self) -> None:
-        """``Store.close``."""
+        """Let further calls fail and end all watches."""
         self._closed = True
         self._wake_watchers()
 
 
 def _check_operations(operations: Sequence[Operation]) -> None:
-    """Refuse what etcd refuses, so that no test passes with a transaction that fails in a real job."""
+    """Refuse what etcd refuses, so that no test passes with a transaction that would fail in a real job."""
     if len(operations) > MAX_OPERATIONS:
         raise StoreError(f"{len(operations)} operations in one transaction, etcd takes at most {MAX_OPERATIONS}")
     put = [operation.key for operation in operations if isinstance(operation, Put)]

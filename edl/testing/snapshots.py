@@ -1,4 +1,4 @@
-"""Small snapshots for tests: one array whose bytes all have one value."""
+"""Small snapshots for tests: one array filled with a single byte value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ JOB = "job"
 
 
 def make_snapshot(holding: Holding, fill: int, size: int = 4096, job: str = JOB) -> bytes:
-    """A commit whose only array, ``size`` bytes long, is filled with one value."""
+    """A commit with one array of ``size`` bytes, all of this value."""
     version = holding.version
     meta = snapshot.Meta(job, version.era, version.commit, 1, holding.shard, holding.shards, "none")
     plan = snapshot.plan([("values", "U8", (size,), size)], meta, {})
@@ -17,7 +17,7 @@ def make_snapshot(holding: Holding, fill: int, size: int = 4096, job: str = JOB)
 
 
 def fill_of(data: memoryview | bytes) -> int:
-    """The value that all bytes of such a snapshot's array have. Raises ``AssertionError`` when they have several."""
+    """The byte value that fills such a snapshot's array. Raises ``AssertionError`` if it has several."""
     entry = snapshot.parse(data).entries["values"]
     values = bytes(data[entry.offset : entry.offset + entry.size])
     if values.count(values[0]) != len(values):

@@ -38,8 +38,8 @@ def accumulate(
     logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
     ``StateError`` for a model that is sharded, or plain on several workers.
     """
-    trainee = TorchModel(model)
-    return begin(loader, trainee, lambda: LogicalModel(plain(model)), noise, seed, first_step)
+    wrapped = TorchModel(model)
+    return begin(loader, wrapped, lambda: LogicalModel(plain(model)), noise, seed, first_step)
 
 
 class TorchModel:

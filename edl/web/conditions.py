@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edl.wire.status import JobStatus, JournalEntry
+from edl.wire.status import HistoryEntry, JobStatus
 
 TYPES = ("Available", "Progressing", "Suspended", "Degraded", "Stopping", "Ended")
 
@@ -29,11 +29,11 @@ class Condition:
     history."""
 
 
-Transition = Callable[[JournalEntry], "bool | None"]
+Transition = Callable[[HistoryEntry], "bool | None"]
 """A function from a history entry to the value of a condition after it; None: the entry does not change it."""
 
 
-def conditions(status: JobStatus, history: Sequence[JournalEntry]) -> tuple[Condition, ...]:
+def conditions(status: JobStatus, history: Sequence[HistoryEntry]) -> tuple[Condition, ...]:
     """All conditions of the job, in the order of ``TYPES``."""
     found = []
     for kind, evaluate, transition in _RULES:
@@ -42,7 +42,7 @@ def conditions(status: JobStatus, history: Sequence[JournalEntry]) -> tuple[Cond
     return tuple(found)
 
 
-def _since(holds: bool, transition: Transition, history: Sequence[JournalEntry]) -> float:
+def _since(holds: bool, transition: Transition, history: Sequence[HistoryEntry]) -> float:
     """The time of the last change to the value ``holds``, as far as the history tells."""
     state, since_s = None, history[0].at_s if history else 0.0
     for entry in history:
@@ -106,7 +106,7 @@ def _degraded(status: JobStatus) -> Evaluation:
 
 
 def _stopping(status: JobStatus) -> Evaluation:
-    return (True, "Asked", status.kill) if status.kill else (False, "NotAsked", "")
+    return (True, "Asked", f"stop requested by {status.kill}") if status.kill else (False, "NotAsked", "")
 
 
 def _ended(status: JobStatus) -> Evaluation:
@@ -128,7 +128,7 @@ def _by_kind(table: dict[str, bool]) -> Transition:
     return lambda entry: table.get(entry.kind)
 
 
-def _suspension(entry: JournalEntry) -> bool | None:
+def _suspension(entry: HistoryEntry) -> bool | None:
     """The transition of ``Suspended``: entries are recognised by the texts of ``edl.master.sizing``."""
     if entry.kind != "scale":
         return None

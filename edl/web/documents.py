@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from edl.web.conditions import TYPES, conditions
 from edl.web.refusal import REASONS, Refusal
 from edl.wire.scale_requests import Granted, Verdict
-from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
+from edl.wire.status import Answer, DroppedSlot, HistoryEntry, JobStatus, NodeView
 
 GROUP = "edl/v1"
 """``apiVersion`` of a Job."""
@@ -223,7 +223,7 @@ def scale_of(status: JobStatus) -> ScaleDocument:
     )
 
 
-def job_of(status: JobStatus, history: Sequence[JournalEntry]) -> JobDocument:
+def job_of(status: JobStatus, history: Sequence[HistoryEntry]) -> JobDocument:
     """The Job document. ``history``: all entries of the history, for the conditions."""
     scale = status.scale
     return JobDocument(
@@ -243,7 +243,7 @@ def job_of(status: JobStatus, history: Sequence[JournalEntry]) -> JobDocument:
     )
 
 
-def _job_status(status: JobStatus, history: Sequence[JournalEntry]) -> JobStatusDocument:
+def _job_status(status: JobStatus, history: Sequence[HistoryEntry]) -> JobStatusDocument:
     scale = status.scale
     return JobStatusDocument(
         observed_generation=scale.observed,

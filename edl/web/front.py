@@ -22,7 +22,7 @@ from edl.web.settings import HttpLimits, HttpSettings
 from edl.wire.address import address
 from edl.wire.messages import Asked
 from edl.wire.scale_requests import Granted, ScaleRequest
-from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
+from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
 
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - to recognise them
 BACKLOG = 128
@@ -41,7 +41,7 @@ class Authority(Protocol):
         """The current status of the job."""
         ...
 
-    def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
+    def events(self, request: EventsRequest) -> AsyncIterator[HistoryEntry]:
         """The entries of the history; with ``follow`` also those that are added later."""
         ...
 

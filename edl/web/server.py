@@ -30,7 +30,7 @@ from edl.web.routes import ROUTES, Route
 from edl.wire import json_messages
 from edl.wire.messages import Asked, Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest, Verdict
-from edl.wire.status import EventsRequest, JournalEntry
+from edl.wire.status import EventsRequest, HistoryEntry
 
 T = TypeVar("T")
 B = TypeVar("B", bound=bodies.AskBody)
@@ -404,11 +404,11 @@ class HttpServer:
         return response
 
     async def _stream(
-        self, request: web.BaseRequest, response: web.StreamResponse, entries: AsyncIterator[JournalEntry], *, sse: bool
+        self, request: web.BaseRequest, response: web.StreamResponse, entries: AsyncIterator[HistoryEntry], *, sse: bool
     ) -> None:
         """Send entries as they come, and a heartbeat every ``heartbeat_s`` without entries. A client that does not read
         within ``send_s`` is disconnected."""
-        waiting: asyncio.Future[JournalEntry] | None = None
+        waiting: asyncio.Future[HistoryEntry] | None = None
         try:
             while True:
                 if waiting is None:
@@ -433,7 +433,7 @@ class HttpServer:
                 await asyncio.wait({waiting})
 
 
-def _line(entry: JournalEntry, *, sse: bool) -> str:
+def _line(entry: HistoryEntry, *, sse: bool) -> str:
     text = json_messages.encode(entry).decode()
     return f"id: {entry.number}\nevent: {entry.kind}\ndata: {text}\n\n" if sse else f"{text}\n"
 
@@ -493,7 +493,7 @@ def _subject(request: web.BaseRequest) -> str:
     return "a certificate"
 
 
-async def _close(entries: AsyncIterator[JournalEntry]) -> None:
+async def _close(entries: AsyncIterator[HistoryEntry]) -> None:
     close = getattr(entries, "aclose", None)
     if close is not None:
         await close()

@@ -106,7 +106,7 @@ def decode_master(data: bytes) -> MasterMessage:
 
 Loose = (
     status.JobStatus
-    | status.JournalEntry
+    | status.HistoryEntry
     | status.Question
     | status.EventsRequest
     | status.Answer

@@ -38,8 +38,8 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Make a worker dump the stacks of its threads to its stderr. Its children are spared, because the signal would
-    kill a process that is no worker. If it fails, a ``LogLine`` says why."""
+    """Make a worker dump the stacks of its threads to its stderr. Its child processes get no signal, because it would
+    kill them. On failure, a ``LogLine`` says why."""
 
     pid: int
 
@@ -119,14 +119,10 @@ _UNION: TaggedUnion[Message] = TaggedUnion(
 )
 
 
-def encode(message: Message) -> bytes:
-    """Encode a message as one datagram."""
-    return _UNION.encode(message)
-
-
-def decode(datagram: bytes) -> Message:
-    """The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
-    return _UNION.decode(datagram)
+encode = _UNION.encode
+"""Encode a message as one datagram."""
+decode = _UNION.decode
+"""The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
 
 
 @dataclass(frozen=True, slots=True)

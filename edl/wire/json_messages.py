@@ -2,9 +2,9 @@
 
 The types are the schema (``msgspec`` reads their annotations): enums, ``NewType``, optional values, tuples, nested
 dataclasses and ``typing.Annotated`` bounds. Unknown keys are ignored, so that an older program can read what a newer
-one wrote; a missing key takes the field's default. A bool is no int, and an int is a float where a float belongs.
+one wrote; a missing key takes the field's default. A bool is not accepted as an int; an int is accepted as a float.
 
-Everything that does not fit raises ``ProtocolError`` with the place, the value there and what to do.
+Invalid input raises ``ProtocolError`` with the place, the value there and what to do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def encode(value: Any) -> bytes:
             return text
         # msgspec writes an infinite number or NaN as null, Python by name. Both write None as null.
     except UnicodeEncodeError:
-        pass  # a file name that is no text: half of a surrogate pair. Python escapes it
+        pass  # a lone surrogate, from a file name that is not valid UTF-8. Python's encoder escapes it
     return json.dumps(to_plain(value), separators=(",", ":")).encode()
 
 
@@ -110,7 +110,7 @@ def problem(error: Exception, value: Any) -> str:
     text, _, path = str(error).partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
     found = _at(value, place)
-    return f"{place or 'the whole'}={short(found)}: {text}" if found is not _LOST else f"{place}: {text}"
+    return f"{place or 'value'}={short(found)}: {text}" if found is not _LOST else f"{place}: {text}"
 
 
 def short(value: Any) -> str:

@@ -68,13 +68,13 @@ class JobKeys:
         return f"{self.nodes}{node}"
 
     @property
-    def journal(self) -> str:
+    def history(self) -> str:
         """Prefix of the job's history."""
-        return f"{self.prefix}journal/"
+        return f"{self.prefix}history/"
 
-    def journal_entry(self, number: int) -> str:
+    def history_entry(self, number: int) -> str:
         """One line of history; sorted by name means sorted by number."""
-        return f"{self.journal}{number:012d}"
+        return f"{self.history}{number:012d}"
 
     @property
     def services(self) -> str:

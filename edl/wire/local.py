@@ -1,12 +1,12 @@
 """Messages between an agent and its workers whose script uses ``edl.torch`` or ``edl.paddle``.
 
-The agent listens on the abstract ``AF_UNIX`` ``SOCK_SEQPACKET`` address named by ``EDL_AGENT``. One connection a
-worker; the agent knows whose it is by the peer's session, because every worker leads its own. Large things travel as
-descriptors of memory files: a ``Place`` with its JSON text, buffers and pieces of state.
+The agent listens on the abstract ``AF_UNIX`` ``SOCK_SEQPACKET`` address named by ``EDL_AGENT``. Each worker opens one
+connection; the agent identifies the worker by the peer's session, because every worker leads its own. Large data is
+passed as descriptors of memory files: the ``Seat`` of a ``Place``, buffers, and parts of the state.
 
-A worker's life: ``Enter``; then, as often as worlds come and go, ``Place`` … ``TrainingStarted`` … ``Break`` or a
-boundary … ``Parked``. State: ``Want`` → ``Buffer`` (once for each size), copy into it, ``Committed`` → the next
-``Buffer``; ``Fetch`` → ``Piece``.
+A worker's life: ``Enter``; then, for each world, ``Place`` … ``TrainingStarted`` … ``Break`` or a boundary …
+``Parked``. State: ``Want`` → ``Buffer`` (once for each size), copy into it, ``Committed`` → the next ``Buffer``;
+``Fetch`` → ``Piece``.
 """
 
 from __future__ import annotations
@@ -295,21 +295,13 @@ class Seat:
     """Complete environment of a worker started into this place."""
 
 
-def encode_to_agent(message: ToAgent) -> bytes:
-    """Encode a message as one datagram."""
-    return _TO_AGENT.encode(message)
+encode_to_agent = _TO_AGENT.encode
+"""Encode a message as one datagram."""
+decode_to_agent = _TO_AGENT.decode
+"""Decode a datagram. Raises ``ProtocolError``."""
 
 
-def decode_to_agent(datagram: bytes) -> ToAgent:
-    """Decode a datagram. Raises ``ProtocolError``."""
-    return _TO_AGENT.decode(datagram)
-
-
-def encode_to_worker(message: ToWorker) -> bytes:
-    """Encode a message as one datagram."""
-    return _TO_WORKER.encode(message)
-
-
-def decode_to_worker(datagram: bytes) -> ToWorker:
-    """Decode a datagram. Raises ``ProtocolError``."""
-    return _TO_WORKER.decode(datagram)
+encode_to_worker = _TO_WORKER.encode
+"""Encode a message as one datagram."""
+decode_to_worker = _TO_WORKER.decode
+"""Decode a datagram. Raises ``ProtocolError``."""

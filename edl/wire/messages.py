@@ -1,7 +1,5 @@
-"""Messages between agents, the Master and the command line: frozen dataclasses without behaviour beyond look-ups.
-
-``codec.py`` turns each into the protobuf message of the same name in ``edl.proto`` and back.
-"""
+"""Messages between agents, the Master and the command line: frozen dataclasses with no logic but look-ups. ``codec.py``
+converts each to and from the protobuf message of the same name in ``edl.proto``."""
 
 from __future__ import annotations
 
@@ -24,6 +22,9 @@ class Version:
     commit: int = 0
     """Calls of ``commit()`` since the state was first created."""
 
+    def __str__(self) -> str:
+        return f"commit {self.commit} (era {self.era})"
+
 
 NO_STATE = Version()
 
@@ -36,6 +37,9 @@ class Holding:
     shard: int = 0
     shards: int = 1
     """Number of parts of the commit: 1 when every worker has the same state, the world size when it is sharded."""
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} of {self.shards} of {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +292,8 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """All workers of the round on this node use ``edl.run``, have state and communicator, and train.
-
-    From now on they can hold at a step boundary and rejoin without a restart.
-    """
+    """All workers of the round on this node use ``edl.run``, have state and communicator, and train. From now on they
+    can hold at a step boundary and rejoin without a restart."""
 
     round: Round
     how: str

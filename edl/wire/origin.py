@@ -25,7 +25,7 @@ class Origin:
     """SHA-256 of its text, because paths may differ between hosts."""
     edl: str = ""
     python: str = ""
-    """Python version of the workers, without the last number."""
+    """Major and minor version of the workers' Python, such as ``3.12``."""
     frameworks: tuple[str, ...] = ()
     """Names with versions, such as ``torch 2.9.0``."""
 
@@ -33,7 +33,7 @@ class Origin:
         """Differences by aspect, as text. ``founder``: None if the job has none, as with older versions of edl.
         ``proved``: both hold the job's secret, so user names do not matter."""
         if founder is None:
-            return {VERSIONS: f"edl {self.edl} here, and an older one in the job, which does not say whose it is"}
+            return {VERSIONS: f"edl {self.edl} here, and an older one in the job, which did not record its owner"}
         found = {}
         if not proved and not self._same_owner(founder):
             found[OWNER] = f"{self._owner()} here, {founder._owner()} in the job"

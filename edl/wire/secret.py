@@ -67,6 +67,6 @@ def described(stored: bytes) -> str:
     return f"a secret with the fingerprint {stored[len(_MARK) :].decode()}" if stored.startswith(_MARK) else "none"
 
 
-def own_words(secret: Secret | None) -> str:
+def described_own(secret: Secret | None) -> str:
     """Describe this launcher's own secret."""
     return "none" if secret is None else f"a secret with the fingerprint {secret.fingerprint}"

@@ -86,7 +86,7 @@ class SnapshotPlan:
     """Total number of bytes."""
 
     def write_header(self, buffer: memoryview) -> None:
-        """Bytes of the buffer that are not array data."""
+        """Copy the header to the start of the buffer."""
         buffer[: len(self.header)] = self.header
 
 
@@ -102,10 +102,11 @@ class SnapshotHeader:
 
 
 class Layout:
-    """Layout of a list of arrays; valid for every commit while names, kinds and shapes stay the same."""
+    """Layout of a list of arrays; valid for every commit while names, dtypes and shapes stay the same."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
-        """Raises ``CheckpointError`` for a duplicate name or an impossible kind or size."""
+        """Raises ``CheckpointError`` for a duplicate name, an unknown dtype, or a size that does not match the
+        shape."""
         # Largest elements first, so that each array is aligned to its elements without padding.
         order = sorted(leaves, key=lambda leaf: (-_element_bytes(leaf), leaf.name))
         table: dict[str, dict[str, Any]] = {}
@@ -197,7 +198,7 @@ def parse_header(header: bytes, size: int, *, job: str = "") -> SnapshotHeader:
         metadata = table.pop(_METADATA, {})
         ours = json.loads(metadata["edl"]) if "edl" in metadata else None
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"not a snapshot: its header is not the JSON it should be ({error})") from error
+        raise CheckpointError(f"not a snapshot: its header is not valid JSON of a snapshot ({error})") from error
     meta, tree = _read_meta(ours, job)
     entries = {name: _read_entry(name, fields, start) for name, fields in table.items()}
     _check_coverage(entries, start, size)
@@ -216,7 +217,7 @@ def _compact(value: Any) -> str:
 def _element_bytes(leaf: Leaf) -> int:
     width = ELEMENT_BYTES.get(leaf.dtype)
     if width is None:
-        raise CheckpointError(f"{leaf.name}: elements of kind {leaf.dtype} have no place in a safetensors file")
+        raise CheckpointError(f"{leaf.name}: a safetensors file cannot hold elements of type {leaf.dtype}")
     if any(length < 0 for length in leaf.shape) or math.prod(leaf.shape) * width != leaf.size:
         raise CheckpointError(f"{leaf.name}: {leaf.dtype} of shape {leaf.shape} does not take {leaf.size} bytes")
     return width
@@ -234,9 +235,9 @@ def _read_meta(ours: Any, job: str) -> tuple[Meta, Any]:
     texts: dict[str, Any] = {key: ours.get(key) for key in ("job", "framework")}
     numbers: dict[str, Any] = {key: ours.get(key) for key in ("era", "commit", "round", "shard", "shards")}
     if not all(isinstance(text, str) for text in texts.values()) or "tree" not in ours:
-        raise CheckpointError("damaged: its metadata do not name job, framework and tree")
+        raise CheckpointError("damaged: its metadata lacks job, framework or tree")
     if not all(type(number) is int and number >= 0 for number in numbers.values()):
-        raise CheckpointError(f"damaged: its metadata say {numbers}")
+        raise CheckpointError(f"damaged: its metadata has invalid numbers: {numbers}")
     meta = Meta(**texts, **numbers)
     if not meta.shard < meta.shards:
         raise CheckpointError(f"damaged: it claims to be shard {meta.shard} of {meta.shards}")
@@ -254,7 +255,7 @@ def _read_entry(name: str, fields: Any, start: int) -> Entry:
         if not good or math.prod(shape) * ELEMENT_BYTES[dtype] != end - begin:
             raise ValueError(f"{dtype} of shape {shape} at bytes {begin} to {end}")
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"damaged: what it says of array {name!r} makes no sense ({error})") from error
+        raise CheckpointError(f"damaged: its header entry for array {name!r} is invalid ({error})") from error
     return Entry(dtype, shape, start + begin, end - begin)
 
 
@@ -263,7 +264,7 @@ def _check_coverage(entries: dict[str, Entry], start: int, size: int) -> None:
     at, before = start, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size)):
         if entry.offset != at:
-            kind = "overlaps" if entry.offset < at else "leaves a hole behind"
+            kind = "overlaps" if entry.offset < at else "leaves a gap after"
             raise CheckpointError(f"damaged: array {name!r} at byte {entry.offset} {kind} {before}, which ends at {at}")
         at, before = entry.offset + entry.size, f"array {name!r}"
     if at != size:

@@ -9,7 +9,7 @@ from edl.wire.scale_requests import NO_SCALE, ScaleView
 
 
 @dataclass(frozen=True, slots=True)
-class JournalEntry:
+class HistoryEntry:
     """One line of a job's history."""
 
     number: int
@@ -100,7 +100,7 @@ class JobStatus:
     master: str
     """Node of the current Master."""
     nodes: tuple[NodeView, ...]
-    journal: tuple[JournalEntry, ...]
+    history: tuple[HistoryEntry, ...]
     """Last lines of the history, oldest first."""
     failures: tuple[Failure, ...]
     """Failures of the last incident, in order of arrival."""

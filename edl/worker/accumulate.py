@@ -134,7 +134,7 @@ class LogicalRankModel(Protocol):
         ...
 
 
-class Way(Protocol):
+class GradientMethod(Protocol):
     """A method that turns the micro-batches of steps into gradients."""
 
     def begin(self, share: Share) -> None:
@@ -158,7 +158,11 @@ class Step:
     """One step: iterate over it to get this worker's micro-batches, and call ``backward`` once for each."""
 
     def __init__(
-        self, first: tuple[Any, Share], rest: Iterator[tuple[Any, Share]], way: Way, trainee: DataParallelModel
+        self,
+        first: tuple[Any, Share],
+        rest: Iterator[tuple[Any, Share]],
+        method: GradientMethod,
+        model: DataParallelModel,
     ) -> None:
         self.samples = first[1].total
         """Number of samples in the whole step, over all workers."""
@@ -170,7 +174,7 @@ class Step:
         self.finished = False
         """Whether the gradients are complete on all workers."""
         self._next: tuple[Any, Share] | None = first
-        self._rest, self._way, self._trainee = rest, way, trainee
+        self._rest, self._method, self._model = rest, method, model
         self._share: Share | None = None
         self._done = 0
 
@@ -186,7 +190,7 @@ class Step:
                 )
             self._next = None
             self._share = share
-            self._way.begin(share)
+            self._method.begin(share)
             yield batch
             self.check_backward()
             if not share.last:
@@ -203,8 +207,8 @@ class Step:
                 "step.backward() must be called once for each micro-batch of the step: add several losses up first"
             )
         if share.samples:
-            self.loss = self.loss + self._trainee.value(loss, share.weight)
-        self._way.backward(share, loss)
+            self.loss = self.loss + self._model.value(loss, share.weight)
+        self._method.backward(share, loss)
         self._share = None
         self._done += 1
         self.finished = share.last
@@ -214,7 +218,7 @@ class Step:
         after the last ``backward``."""
         if not self.finished:
             raise StateError("step.mean_loss() is called after the last micro-batch's step.backward()")
-        return self._way.mean_loss()
+        return self._method.mean_loss()
 
     def check_backward(self) -> None:
         """Raise ``StateError`` when ``backward`` was not called for the current micro-batch."""
@@ -245,8 +249,8 @@ def check_finished() -> None:
 
 def begin(
     loader: StepLoader,
-    trainee: DataParallelModel,
-    logical_trainee: Callable[[], LogicalRankModel],
+    model: DataParallelModel,
+    logical_model: Callable[[], LogicalRankModel],
     noise: AdaScale | None,
     seed: int,
     first_step: int,
@@ -255,30 +259,30 @@ def begin(
     averaged."""
     measured, ranks = lr.chosen_noise(noise), hyper.current().logical_ranks
     if ranks:
-        all_workers = logical_trainee()
+        all_workers = logical_model()
         if all_workers.workers > ranks:
             raise StateError(f"--logical-ranks={ranks} does not fit {all_workers.workers} workers: each needs one")
         streams = Streams(seed, first_step)
-        return run_steps(loader, trainee, Logical(trainee, all_workers, measured, streams))
-    trainee.check_workers()
-    return run_steps(loader, trainee, Averaged(trainee, measured))
+        return run_steps(loader, model, Logical(model, all_workers, measured, streams))
+    model.check_workers()
+    return run_steps(loader, model, Averaged(model, measured))
 
 
-def run_steps(loader: StepLoader, trainee: DataParallelModel, way: Way) -> Iterator[Step]:
+def run_steps(loader: StepLoader, model: DataParallelModel, method: GradientMethod) -> Iterator[Step]:
     """The rest of the loader's epoch, step by step."""
     global _current
     rest = iter(loader.shares())
     step: Step | None = None
     try:
         for first in rest:
-            _current = step = Step(first, rest, way, trainee)
+            _current = step = Step(first, rest, method, model)
             yield step
             step.check_finished()
     finally:
         if _current is step:  # else another loop has begun before this one was freed
             _current = None
-        way.close()
-        trainee.close()
+        method.close()
+        model.close()
         close = getattr(rest, "close", None)
         if close is not None:
             close()
@@ -287,8 +291,8 @@ def run_steps(loader: StepLoader, trainee: DataParallelModel, way: Way) -> Itera
 class Averaged:
     """Gradients are averaged over the workers by the wrapper."""
 
-    def __init__(self, trainee: DataParallelModel, noise: AdaScale | None) -> None:
-        self._trainee = trainee
+    def __init__(self, model: DataParallelModel, noise: AdaScale | None) -> None:
+        self._model = model
         self._noise = noise
         self._inside = contextlib.ExitStack()
         self._buffers: Any = None
@@ -301,24 +305,24 @@ class Averaged:
         if share.micro == 0:
             self._squares, self._parts, self._losses = 0.0, 0, []
             if self._noise is not None:
-                self._trainee.listen()
-        self._inside.enter_context(self._trainee.together() if share.last else self._trainee.apart())
-        self._buffers = None if share.samples else self._trainee.copy_buffers()
+                self._model.listen()
+        self._inside.enter_context(self._model.together() if share.last else self._model.apart())
+        self._buffers = None if share.samples else self._model.copy_buffers()
 
     def backward(self, share: Share, loss: Any) -> None:
         """Accumulate a micro-batch. The loss of padding may be anything, even NaN, which no factor would cancel."""
-        trainee = self._trainee
+        model = self._model
         if share.samples:
-            factor = share.weight * trainee.workers
-            trainee.backward(loss, factor)
-            self._losses.append(trainee.value(loss, share.weight))
+            factor = share.weight * model.workers
+            model.backward(loss, factor)
+            self._losses.append(model.value(loss, share.weight))
             if self._noise is not None:
                 self._parts += 1
-                self._squares += trainee.heard() / (factor * trainee.workers)
+                self._squares += model.heard() / (factor * model.workers)
         elif share.last:
-            trainee.backward_of_nothing(loss)
+            model.backward_of_nothing(loss)
         if share.last:
-            trainee.conclude()
+            model.conclude()
         self.close()
         if share.last and self._noise is not None:
             self._measure(self._noise, share.total)
@@ -326,18 +330,18 @@ class Averaged:
     def mean_loss(self) -> float:
         """The mean loss over the step, by a small collective."""
         mine = float(sum(self._losses)) if self._losses else 0.0
-        return sum(float(json.loads(data)) for data in self._trainee.exchange(json.dumps(mine).encode()))
+        return sum(float(json.loads(data)) for data in self._model.exchange(json.dumps(mine).encode()))
 
     def close(self) -> None:
         """Leave the wrapper's context, and undo the effect of padding on the buffers."""
         self._inside.close()
         if self._buffers is not None:
-            self._trainee.set_buffers(self._buffers)
+            self._model.set_buffers(self._buffers)
             self._buffers = None
 
     def _measure(self, noise: AdaScale, samples: int) -> None:
-        mine = [self._parts, self._squares, self._trainee.square()]
-        all_of_them = [json.loads(data) for data in self._trainee.exchange(json.dumps(mine).encode())]
+        mine = [self._parts, self._squares, self._model.square()]
+        all_of_them = [json.loads(data) for data in self._model.exchange(json.dumps(mine).encode())]
         parts, squares = sum(one[0] for one in all_of_them), sum(one[1] for one in all_of_them)
         # Use the first worker's value, so that all have the same bits even on different machines.
         noise.measured(parts, samples, squares, all_of_them[0][2])
@@ -348,9 +352,9 @@ class Logical:
     """Each logical rank computes its own gradient, from the same buffers and with its own random numbers."""
 
     def __init__(
-        self, trainee: DataParallelModel, model: LogicalRankModel, noise: AdaScale | None, streams: Streams
+        self, model: DataParallelModel, logical_model: LogicalRankModel, noise: AdaScale | None, streams: Streams
     ) -> None:
-        self._trainee, self._model = trainee, model
+        self._model, self._logical_model = model, logical_model
         self._noise = noise
         self._streams = streams
         self._inside = contextlib.ExitStack()
@@ -371,25 +375,25 @@ class Logical:
         if share.micro == 0:
             self._forget()
             self._streams.begin()
-            self._buffers = self._trainee.copy_buffers()
-            self._model.take()
+            self._buffers = self._model.copy_buffers()
+            self._logical_model.take()
         if share.logical != self._rank:
             self._finish_rank()
             self._rank = share.logical
         if self._micro == 0:
-            self._trainee.set_buffers(self._buffers)
-        self._undo = None if share.samples else self._trainee.copy_buffers()
-        self._inside.enter_context(self._trainee.apart())
-        self._random = self._model.random()
-        self._model.reseed(self._streams.key(share.logical, self._micro))
+            self._model.set_buffers(self._buffers)
+        self._undo = None if share.samples else self._model.copy_buffers()
+        self._inside.enter_context(self._model.apart())
+        self._random = self._logical_model.random()
+        self._logical_model.reseed(self._streams.key(share.logical, self._micro))
         self._micro += 1
 
     def backward(self, share: Share, loss: Any) -> None:
         """Accumulate a micro-batch; after the last one, the sum of all gradients is computed."""
         if share.samples:
-            self._trainee.backward(loss, share.weight)
+            self._model.backward(loss, share.weight)
             self._samples += share.samples
-            self._loss += float(self._trainee.value(loss, 1.0)) * share.samples
+            self._loss += float(self._model.value(loss, 1.0)) * share.samples
         self.close()
         if share.last:
             self._finish_rank()
@@ -406,39 +410,41 @@ class Logical:
         """Restore the script's random numbers, and undo the effect of padding on the buffers."""
         self._inside.close()
         if self._undo is not None:
-            self._trainee.set_buffers(self._undo)
+            self._model.set_buffers(self._undo)
             self._undo = None
         if self._random is not None:
-            self._model.set_random(self._random)
+            self._logical_model.set_random(self._random)
             self._random = None
 
     def _finish_rank(self) -> None:
         if self._samples:
-            used, arrays = self._model.take()
+            used, arrays = self._logical_model.take()
             rank, part = self._rank, self._part
             if rank < 0 or rank in part.losses:
                 raise StateError(f"the loader gave unexpected micro-batches of logical rank {rank}")
             part.losses[rank] = (self._samples, self._loss / self._samples)
             part.used = bytes(map(max, part.used, used)) if part.used else used
             if self._noise is not None:
-                part.squares[rank] = self._model.squared(arrays)
+                part.squares[rank] = self._logical_model.squared(arrays)
             if not self._own_buffers:
-                self._own_buffers[rank] = self._trainee.copy_buffers()
+                self._own_buffers[rank] = self._model.copy_buffers()
             self._branches.add(rank, arrays)
         self._micro, self._samples, self._loss = 0, 0, 0.0
 
     def _finish_step(self, total: int) -> None:
-        model, part = self._model, self._part
+        logical_model, part = self._logical_model, self._part
         part.nodes = sorted(self._branches.nodes)
-        self._parts = parts = [Part.decode(data) for data in model.exchange(part.encode())]
+        self._parts = parts = [Part.decode(data) for data in logical_model.exchange(part.encode())]
         logical.check_blocks(parts)
         held = [one.nodes for one in parts]
-        arrays = logical.sum_over_workers(self._branches, held, model.sizes(), model.blank, model.gather)
-        model.give(logical.used_by_any(parts), arrays)
+        arrays = logical.sum_over_workers(
+            self._branches, held, logical_model.sizes(), logical_model.blank, logical_model.gather
+        )
+        logical_model.give(logical.used_by_any(parts), arrays)
         root, _ = min(((worker, rank) for worker, one in enumerate(parts) for rank in one.losses), key=lambda at: at[1])
-        model.send_buffers(next(iter(self._own_buffers.values()), self._buffers), root)
+        logical_model.send_buffers(next(iter(self._own_buffers.values()), self._buffers), root)
         if self._noise is not None:
-            self._measure(self._noise, total, model.squared(arrays))
+            self._measure(self._noise, total, logical_model.squared(arrays))
         self._branches = Branches()
         self._streams.step()
 

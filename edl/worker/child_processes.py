@@ -17,10 +17,11 @@ from edl.worker import linux
 
 GROUP_TIMEOUT_S = 5.0
 """Seconds for which a worker's end is held back until the rest of its killed group has left the kernel."""
-_FAREWELL_S = 10.0
+_DESTROY_TIMEOUT_S = 10.0
+"""Seconds that ``destroy`` waits until all killed processes are reaped."""
 _WAKES_THE_STOPPED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
-Happening = WorkerExited | WorkerSuspended | WorkerResumed
+WorkerChange = WorkerExited | WorkerSuspended | WorkerResumed
 
 
 @dataclass(slots=True)
@@ -70,11 +71,11 @@ class ChildProcesses:
             family.kill((pid, *family.descendants(pid, families)))
         self._killed = set(self._suspended)
 
-    def watch(self) -> list[Happening]:
+    def watch(self) -> list[WorkerChange]:
         """Events of workers since the last call. Never blocks."""
-        happenings: list[Happening] = []
+        changes: list[WorkerChange] = []
         for pid in self._suspended:
-            happenings += self._stops(pid)
+            changes += self._stops(pid)
         while True:
             try:
                 # Inspected without reaping: until then neither pid nor group can be reused.
@@ -83,10 +84,10 @@ class ChildProcesses:
                 break
             if info is None:
                 break
-            self._bury(info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
-        return happenings + self._ended()
+            self._reap(info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
+        return changes + self._ended()
 
-    def _stops(self, pid: int) -> list[Happening]:
+    def _stops(self, pid: int) -> list[WorkerChange]:
         with contextlib.suppress(ChildProcessError):
             info = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
             if info is not None:
@@ -97,7 +98,7 @@ class ChildProcesses:
                     return [WorkerSuspended(pid) if suspended else WorkerResumed(pid)]
         return []
 
-    def _bury(self, pid: int, code: int) -> None:
+    def _reap(self, pid: int, code: int) -> None:
         """Kill the rest of a dead child's group and reap the child."""
         known = pid in self._suspended or pid in self._helpers
         if known:
@@ -108,8 +109,8 @@ class ChildProcesses:
         if self._suspended.pop(pid, None) is not None:
             self._ending[pid] = _Ending(code, time.monotonic() + GROUP_TIMEOUT_S)
 
-    def _ended(self) -> list[Happening]:
-        gone: list[Happening] = []
+    def _ended(self) -> list[WorkerChange]:
+        gone: list[WorkerChange] = []
         for pid, ending in list(self._ending.items()):
             if time.monotonic() >= ending.deadline_s or not _group_is_left(pid):
                 del self._ending[pid]
@@ -149,7 +150,7 @@ class ChildProcesses:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         for pid in (*self._suspended, *self._helpers):
             _kill_group(pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + _FAREWELL_S
+        deadline_s = time.monotonic() + _DESTROY_TIMEOUT_S
         while time.monotonic() < deadline_s:
             # Orphans of orphans are adopted one generation at a time, so each pass looks again.
             for pid in linux.children():

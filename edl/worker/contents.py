@@ -323,7 +323,7 @@ def _compare(
     which = f"commit {meta.commit} (era {meta.era})"
     lacking = sorted(my_objects - objects)
     if lacking:
-        raise CheckpointError(f"{which} holds nothing of {', '.join(lacking)}, which this script's state has")
+        raise CheckpointError(f"{which} does not contain {', '.join(lacking)}, which this script's state has")
     unknown = sorted(objects - my_objects)
     if unknown:
         raise CheckpointError(

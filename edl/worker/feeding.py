@@ -45,7 +45,7 @@ def check_batch_size(batch_size: Any) -> None:
         )
 
 
-def course_of(
+def epoch_plan(
     place: WorldPlace, length: int, batch_size: int, *, tail: str, whole: bool, blocks: bool, grouped: bool = False
 ) -> EpochPlan:
     """Order in which this world consumes an epoch, as the job prescribes. Groups vary in size, so each worker takes
@@ -59,8 +59,8 @@ def course_of(
 
 
 def endless(place: WorldPlace, batch_size: int, *, tail: str, whole: bool, blocks: bool) -> EpochPlan:
-    """Like ``course_of``, for a stream whose end is found by reaching it."""
-    return course_of(place, _ENDLESS, batch_size, tail=tail, whole=whole, blocks=blocks)
+    """Like ``epoch_plan``, for a stream whose end is found by reaching it."""
+    return epoch_plan(place, _ENDLESS, batch_size, tail=tail, whole=whole, blocks=blocks)
 
 
 class Batches:
@@ -73,18 +73,18 @@ class Batches:
         self._whole = whole
         self._blocks = blocks
 
-    def course(self, place: WorldPlace) -> EpochPlan:
+    def plan(self, place: WorldPlace) -> EpochPlan:
         """Order in which the current world consumes the epoch."""
         sampler = self.sampler
         grouped = sampler.base is not None and sampler.grouped
-        return course_of(
+        return epoch_plan(
             place, sampler.places(), self.batch_size,
             tail=sampler.tail, whole=self._whole, blocks=self._blocks, grouped=grouped,
         )  # fmt: skip
 
     def __len__(self) -> int:
         """Number of batches that each worker gets in a whole epoch."""
-        return self.course(self.sampler.place()).count()
+        return self.plan(self.sampler.place()).count()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler."""
@@ -147,8 +147,8 @@ class Feed:
         thread of the loader."""
         sampler = self._batches.sampler
         self._order = sampler.order()
-        course, position = self._batches.course(walk.place), sampler.standing
-        self._next = lambda: course.micros(position, walk.place.rank)
+        plan, position = self._batches.plan(walk.place), sampler.standing
+        self._next = lambda: plan.micros(position, walk.place.rank)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of indices. Loaders may call this several times before they take anything."""
@@ -173,7 +173,7 @@ def _lists(order: EpochOrder, micros: Iterator[Micro], queue: deque[tuple[Micro,
         yield mark(micro.places.start, found)
 
 
-class Handing:
+class BatchIterator:
     """One iteration of a loader: pairs each batch with its position in the step, and counts it as consumed when the
     script gets it. When the job's batch size changes, prefetched batches are dropped and loaded again."""
 
@@ -239,19 +239,19 @@ class Handing:
             self._close(source, finished)
 
 
-class Plain:
-    """The batches of a ``Handing`` without their shares."""
+class WithoutShares:
+    """The batches of a ``BatchIterator`` without their shares."""
 
-    def __init__(self, handing: Handing, seen: Callable[[Share], None]) -> None:
-        self._handing = handing
+    def __init__(self, batches: BatchIterator, seen: Callable[[Share], None]) -> None:
+        self._iterator = batches
         self._seen = seen
 
-    def __iter__(self) -> Plain:
+    def __iter__(self) -> WithoutShares:
         return self
 
     def __next__(self) -> Any:
         """The next batch."""
-        data, share = next(self._handing)
+        data, share = next(self._iterator)
         self._seen(share)
         return data
 
@@ -292,9 +292,9 @@ class CoreStream(Position):
     def _length(self) -> int | None:
         return None
 
-    def arm(self, course: EpochPlan | None, rank: int = 0, seed: int = 0) -> None:
+    def arm(self, plan: EpochPlan | None, rank: int = 0, seed: int = 0) -> None:
         """Prepare the next iteration for a loader of edl, which gets whole micro-batches; None: for another loader."""
-        self._armed = None if course is None else (course, rank, seed)
+        self._armed = None if plan is None else (plan, rank, seed)
 
     def items(self, worker: int, workers: int, reseed: Callable[[bytes], None] = lambda _: None) -> Iterator[Any]:
         """The samples for one loading process. ``reseed`` seeds the generators that ``transform`` may use."""
@@ -318,14 +318,14 @@ class CoreStream(Position):
     def _made(self, item: Any) -> Any:
         return item if self.transform is None else self.transform(item)
 
-    def _micros(self, course: EpochPlan, rank: int, seed: int, worker: int, workers: int,
+    def _micros(self, plan: EpochPlan, rank: int, seed: int, worker: int, workers: int,
                 reseed: Callable[[bytes], None]) -> Iterator[tuple[list[int], list[Any]]]:  # fmt: skip
         """Every ``workers``-th micro-batch of a rank: the loader takes them from its processes in turn."""
         rest, begin, number = self._rest(), self._position, 0
-        while step := list(islice(rest, course.size)):
-            if len(step) < course.size:
-                course = replace(course, length=begin + len(step))
-            for micro in course.step(begin, rank):
+        while step := list(islice(rest, plan.size)):
+            if len(step) < plan.size:
+                plan = replace(plan, length=begin + len(step))
+            for micro in plan.step(begin, rank):
                 if number % workers == worker:
                     reseed(key("load", seed, self._epoch, micro.places.start))
                     found = [self._made(step[(place - begin) % len(step)]) for place in micro.places]
@@ -346,8 +346,8 @@ def from_numbers(numbers: list[int]) -> tuple[Micro, int, int]:
     return Micro(range(0), samples > 0, index, count, begin, end, position, logical), samples, end - begin
 
 
-class Passing:
-    """A loader's ``collate_fn`` for streams: the numbers bypass the script's own one."""
+class CollateWithNumbers:
+    """A loader's ``collate_fn`` for streams: applies the script's own to the samples and passes the numbers through."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
@@ -358,7 +358,7 @@ class Passing:
         return " ".join(map(str, numbers)), self._collate(found)
 
 
-def taken_apart(item: tuple[str, Any]) -> tuple[Any, Micro, int, int]:
-    """Split what ``Passing`` returned."""
+def split_collated(item: tuple[str, Any]) -> tuple[Any, Micro, int, int]:
+    """Split a result of ``CollateWithNumbers`` into batch, micro-batch, its samples, and samples of its step."""
     text, data = item
     return (data, *from_numbers([int(word) for word in text.split()]))

@@ -89,8 +89,8 @@ class _Standby:
 
 
 @dataclass(frozen=True, slots=True)
-class _Born:
-    """In a forked child: its order and output descriptors."""
+class _ForkedWorker:
+    """Returned in a forked child: its order, and the descriptors for stdout and stderr."""
 
     order: WorkerOrder
     streams: tuple[int, int]
@@ -113,7 +113,7 @@ class _ForkServer:
     heard_s: float = 0.0
     """Time of the last such message."""
 
-    def serve(self) -> _Born | None:
+    def serve(self) -> _ForkedWorker | None:
         """Serve until the agent is gone (returns None), or return in a forked child."""
         self.wakeup, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -125,20 +125,19 @@ class _ForkServer:
         while True:
             self._refill()
             ready = dict(self.poller.poll(self._timeout_ms()))
-            # First of all, before checking the deadline's events: the agent may have been frozen together with this
-            # process.
+            # Before any message is read: the agent may have been frozen together with this process.
             self._stop_if_silent()
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
-            for happening in self.child_processes.watch():
-                self._tell(happening)
+            for change in self.child_processes.watch():
+                self._tell(change)
             for descriptor in ready.keys() & self.standbys.keys():
                 if not self._hear_standby(self.standbys[descriptor]):
                     return None
             if self.agent.fileno() in ready:
-                born = self._hear_agent()
-                if born is not None:
-                    return born
+                forked = self._hear_agent()
+                if forked is not None:
+                    return forked
                 if self.agent.fileno() < 0:
                     return None
 
@@ -195,7 +194,7 @@ class _ForkServer:
         with contextlib.suppress(OSError):
             self.agent.send(encode(message))
 
-    def _hear_agent(self) -> _Born | None:
+    def _hear_agent(self) -> _ForkedWorker | None:
         """Handle one message. Closes the socket when the agent is gone and everything has been killed."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.agent, LARGEST_BYTES, 3)
@@ -223,7 +222,7 @@ class _ForkServer:
             return self._spawn(message, descriptors)
         return None
 
-    def _spawn(self, request: Spawn, descriptors: list[int]) -> _Born | None:
+    def _spawn(self, request: Spawn, descriptors: list[int]) -> _ForkedWorker | None:
         try:
             memory, stdout, stderr = descriptors
             order = read_order(memory)
@@ -232,7 +231,7 @@ class _ForkServer:
                 if pid == 0:
                     # Detached, so that no object closes a descriptor number that has been reused.
                     self.agent.detach()
-                    return _Born(order, (stdout, stderr))
+                    return _ForkedWorker(order, (stdout, stderr))
             else:
                 pid = self._hand_over(descriptors) if order.kind != "program" else 0
                 pid = pid or start(
@@ -317,10 +316,10 @@ def main() -> None:
     linux.adopt_orphans()
     linux.set_title([sys.executable, "-m", "edl.worker.fork_server"])
     fork_server = _ForkServer(settings, socket.socket(fileno=settings.agent))
-    born = fork_server.serve()
+    forked = fork_server.serve()
     image = fork_server.image
-    if born is None or image is None:
+    if forked is None or image is None:
         os._exit(0)
     del fork_server
-    become(born.order, born.streams, image.descriptors)
-    bootstrap.run(born.order, image.environment)
+    become(forked.order, forked.streams, image.descriptors)
+    bootstrap.run(forked.order, image.environment)

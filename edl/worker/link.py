@@ -22,7 +22,7 @@ from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import Purpose, Settings
 from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
 from edl.worker.framework import Communicator
-from edl.worker.touching import touch_ahead
+from edl.worker.prefault import prefault_in_thread
 
 _LONGEST_WAIT_S = 1.0
 """A waiting thread checks at least this often (seconds), even if it is not woken."""
@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Link:
-    """Connection to ``edl/agent/worker_server.py``."""
+    """A worker's connection to its agent (``edl.agent.worker_server``)."""
 
     def __init__(self, channel: socket.socket, gone: Callable[[], None] = _end_process) -> None:
         """``gone`` is called on the side thread when the agent has closed the connection."""
@@ -183,7 +183,7 @@ class Link:
     def _send(self, datagram: bytes, *descriptors: int) -> None:
         if os.getpid() != self._pid:
             raise StateError(
-                "state is committed and worlds are joined in the worker's own process, not in a forked one"
+                "a forked process can neither commit nor join a world: do both in the worker's own process"
             )
         try:
             socket.send_fds(self._channel, [datagram], descriptors)
@@ -241,13 +241,13 @@ class Link:
 
     @property
     def held(self) -> bool:
-        """Whether a boundary is being agreed on; see ``Boundary.held``."""
+        """Whether a boundary is being agreed on; see ``StepBoundaries.held``."""
         with self._changed:
             return self._boundary.held
 
     @property
     def missed(self) -> int:
-        """Boundaries that this worker has missed; see ``Boundary.missed``."""
+        """Boundaries that this worker has missed; see ``StepBoundaries.missed``."""
         with self._changed:
             return self._boundary.missed
 
@@ -275,7 +275,7 @@ class Link:
 
     @property
     def settings(self) -> Settings:
-        """The current settings; see ``Boundary.settings``."""
+        """Settings of the step after the last boundary passed; see ``StepBoundaries.settings``."""
         with self._changed:
             return self._boundary.settings
 
@@ -402,7 +402,7 @@ class Link:
         """The result of ``ask``, called under the lock, once it is neither None nor False; None after ``longest_s``."""
         if os.getpid() != self._pid:
             raise StateError(
-                "state is committed and worlds are joined in the worker's own process, not in a forked one"
+                "a forked process can neither commit nor join a world: do both in the worker's own process"
             )
         deadline = None if longest_s is None else time.monotonic() + longest_s
         with self._changed:
@@ -520,7 +520,7 @@ class Link:
         memory = _mapped(descriptors[0], size, private=False) if descriptors else None
         if isinstance(memory, MappedMemory):
             stream.map(number, memory)
-            touch_ahead(memory.view)
+            prefault_in_thread(memory.view)
         stream.due = max(0, stream.due - 1)
         if stream.due:
             return

@@ -49,7 +49,7 @@ class Ring:
         self._number = 0
         self._scratch = bytearray()
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     def connect(self, longest_s: float = LONGEST_CONNECT_S) -> None:
         """Block until both neighbours are connected. Raises ``PeerLost`` when aborted, ``OSError`` when the own
@@ -158,7 +158,7 @@ class Ring:
         self._spread("broadcast_bytes", "uint8", root, memoryview(buffer), len(buffer))
         return bytes(buffer)
 
-    # --- how ---------------------------------------------------------------------------------------------------------
+    # --- implementation ----------------------------------------------------------------------------------------------
 
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.world_size:
@@ -333,9 +333,9 @@ def _kind(array: Any, operation: str, bfloat16: bool) -> str:
     if kind == "bool" and operation not in ("max", "min"):
         raise TypeError(f"{operation} of bool: take max for 'any', min for 'all'")
     if operation == "mean" and array.dtype.kind in "iu":
-        raise TypeError(f"the mean of {kind} is no {kind}: take the sum, or convert")
+        raise TypeError(f"the mean of {kind} is not defined: take the sum, or convert to floats")
     if array.dtype.kind == "c" and operation in ("max", "min"):
-        raise TypeError(f"{kind} has no order")
+        raise TypeError(f"{operation} of {kind}: complex numbers have no order")
     return kind
 
 

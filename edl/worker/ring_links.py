@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 LONGEST_CONNECT_S = 300.0
-"""Seconds; a worker whose peers do not come normally learns so from its agent, so this limit is for workers without
-one."""
+"""Seconds; normally the agent reports missing peers earlier, so this limit is for workers without an agent."""
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _BACKLOG = 64
@@ -82,7 +81,7 @@ class Links:
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
 
-    # --- the end ---------------------------------------------------------------------------------------------------
+    # --- abort and close ---------------------------------------------------------------------------------------------
 
     def abort(self, why: str) -> None:
         """Make all users of the links fail at once, here and at the peers. From any thread; the first reason is
@@ -143,15 +142,15 @@ class Links:
             self._sockets.discard(connection)
         connection.close()
 
-    # --- the beginning ---------------------------------------------------------------------------------------------
+    # --- connect -----------------------------------------------------------------------------------------------------
 
     def connect(self, longest_s: float = LONGEST_CONNECT_S) -> None:
         """Listen on the own endpoint and connect to the successor's, until both peers have proved their identity.
         Raises ``PeerLost`` after ``longest_s`` seconds."""
         self.check()
         deadline_s = time.monotonic() + longest_s
-        caller = _Caller(self)
-        door = _Door(self)
+        connector = _Connector(self)
+        acceptor = _Acceptor(self)
         try:
             while self._next is None or self._previous is None:
                 self.check()
@@ -163,18 +162,18 @@ class Links:
                 poll.register(self._woken, select.POLLIN)
                 pause_s = min(1.0, deadline_s - now_s)
                 if self._next is None:
-                    pause_s = min(pause_s, caller.prepare(poll, now_s))
+                    pause_s = min(pause_s, connector.prepare(poll, now_s))
                 if self._previous is None:
-                    door.prepare(poll)
+                    acceptor.prepare(poll)
                 ready = {descriptor for descriptor, _ in poll.poll(max(1.0, pause_s * 1000))}
                 self.check()
                 if self._next is None:
-                    self._next = caller.go_on(ready)
+                    self._next = connector.advance(ready)
                 if self._previous is None:
-                    self._previous = door.go_on(ready)
+                    self._previous = acceptor.advance(ready)
         finally:
-            caller.end()
-            door.end()
+            connector.end()
+            acceptor.end()
         for connection in (self._next, self._previous):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -183,7 +182,7 @@ class Links:
         text = f"{role} {self._round} {sender} {receiver} {self._size}"
         return hmac.digest(self._token, text.encode(), hashlib.sha256)
 
-    # --- work ------------------------------------------------------------------------------------------------------
+    # --- transfer ----------------------------------------------------------------------------------------------------
 
     def pump(
         self,
@@ -328,7 +327,7 @@ class _Flow:
         return True
 
 
-class _Caller:
+class _Connector:
     """Connects to the successor, retrying until it answers."""
 
     def __init__(self, links: Links) -> None:
@@ -367,7 +366,7 @@ class _Caller:
         self._again_at_s = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
 
-    def go_on(self, ready: set[int]) -> socket.socket | None:
+    def advance(self, ready: set[int]) -> socket.socket | None:
         """The connection once the successor has proved its identity; else None."""
         links, connection = self._links, self._connection
         if connection is None or connection.fileno() not in ready:
@@ -402,7 +401,7 @@ class _Caller:
             self._links._drop(self._connection)
 
 
-class _Door:
+class _Acceptor:
     """Listens for the predecessor and rejects all others."""
 
     def __init__(self, links: Links) -> None:
@@ -418,7 +417,7 @@ class _Door:
             links._drop(self._listener)
             links.check()
             raise
-        self._guests: dict[socket.socket, bytes] = {}
+        self._pending: dict[socket.socket, bytes] = {}
 
     def _bind(self, host: str, port: int) -> None:
         """Listen on the address that peers use if this host has it. Behind NAT it does not, and a name may resolve
@@ -434,51 +433,51 @@ class _Door:
             self._listener.bind(("", port))
 
     def prepare(self, poll: select.poll) -> None:
-        for connection in (self._listener, *self._guests):
+        for connection in (self._listener, *self._pending):
             poll.register(connection, select.POLLIN)
 
-    def go_on(self, ready: set[int]) -> socket.socket | None:
+    def advance(self, ready: set[int]) -> socket.socket | None:
         """The predecessor's connection once it has proved its identity; else None."""
-        for guest in [guest for guest in self._guests if guest.fileno() in ready]:
-            if self._hear(guest):
-                return guest
+        for connection in [connection for connection in self._pending if connection.fileno() in ready]:
+            if self._hear(connection):
+                return connection
         if self._listener.fileno() in ready:
             with contextlib.suppress(OSError):
-                guest = self._listener.accept()[0]
-                self._guests[self._links._adopt(guest)] = b""
-            if len(self._guests) > _BACKLOG:
-                self._dismiss(next(iter(self._guests)))
+                connection = self._listener.accept()[0]
+                self._pending[self._links._adopt(connection)] = b""
+            if len(self._pending) > _BACKLOG:
+                self._reject(next(iter(self._pending)))
         return None
 
-    def _hear(self, guest: socket.socket) -> bool:
+    def _hear(self, connection: socket.socket) -> bool:
         links = self._links
         try:
-            came = guest.recv(_HELLO.size - len(self._guests[guest]))
+            came = connection.recv(_HELLO.size - len(self._pending[connection]))
         except BlockingIOError:
             return False
         except OSError:
             came = b""
-        hello = self._guests[guest] = self._guests[guest] + came
+        hello = self._pending[connection] = self._pending[connection] + came
         if came and len(hello) < _HELLO.size:
             return False
         proof = links._proof("call", links._predecessor, links._rank)
         expected = _HELLO.pack(_MAGIC, links._round, links._predecessor, links._rank, links._size, proof)
         if not hmac.compare_digest(hello, expected):
-            self._dismiss(guest)
+            self._reject(connection)
             return False
         try:
-            guest.send(_ANSWER.pack(_MAGIC, links._proof("answer", links._rank, links._predecessor)))
+            connection.send(_ANSWER.pack(_MAGIC, links._proof("answer", links._rank, links._predecessor)))
         except OSError:
-            self._dismiss(guest)
+            self._reject(connection)
             return False
-        del self._guests[guest]
+        del self._pending[connection]
         return True
 
-    def _dismiss(self, guest: socket.socket) -> None:
-        del self._guests[guest]
-        self._links._drop(guest)
+    def _reject(self, connection: socket.socket) -> None:
+        del self._pending[connection]
+        self._links._drop(connection)
 
     def end(self) -> None:
-        for guest in list(self._guests):
-            self._dismiss(guest)
+        for connection in list(self._pending):
+            self._reject(connection)
         self._links._drop(self._listener)

@@ -68,7 +68,7 @@ class Session:
     def training(self, value: bool) -> None:
         self.trainer = threading.get_ident() if value else None
 
-    # --- the way into a world ----------------------------------------------------------------------------------------
+    # --- entering a world --------------------------------------------------------------------------------------------
 
     def enter(self, framework: Framework, why_not: str = "") -> None:
         """Introduce this worker to the agent. ``why_not``: why it cannot rejoin in process, apart from the framework's

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _tell(fork_server: socket.socket, message: ToAgent) -> None:
-    # A fork server in a hurry sends the order before the imports are done, and then no longer reads.
+    # A fork server that needs a worker at once sends the order before the imports are done, and no longer reads then.
     with contextlib.suppress(OSError):
         fork_server.send(encode(message))
 

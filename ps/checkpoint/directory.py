@@ -184,7 +184,7 @@ class CheckpointDirectory:
             data = self._files.read(f"{run}/{layout.manifest_file(run)}")
         except FileNotFoundError:
             return False
-        return not (self._files.remote and texts.broken_off(data))
+        return not (self._files.remote and texts.is_truncated(data))
 
     def _runs(self) -> list[tuple[int, str]]:
         """Number and folder of every checkpoint, complete or not, newest first."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from edl.checkpoint.directory.manifest import Sum, broken_off, check_format
+from edl.checkpoint.directory.manifest import Sum, check_format, is_truncated
 from edl.errors import CheckpointError, EdlError, ProtocolError
 from edl.job_records import Training
 from edl.wire import json_messages
@@ -344,7 +344,7 @@ def _unsigned(data: bytes) -> bytes:
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object of a known format version. Raises ``CheckpointError``."""
-    if broken_off(data):
+    if is_truncated(data):
         raise CheckpointError(f"{what} is truncated")
     try:
         values = json.loads(data)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ps import hashing
 
 _EMPTY = -(1 << 62)
-"""A step too old to ever be valid."""
+"""A step too old for any row to be valid."""
 
 
 class RowCache:

@@ -105,7 +105,7 @@ class PsClient:
             )
         )
 
-    # --- what is so --------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
@@ -198,7 +198,7 @@ class PsClient:
             self.close(farewell=confirmed)
 
     def close(self, *, farewell: bool = False) -> None:
-        """Close the connections. Without ``farewell`` the pservers treat this trainer as dead."""
+        """Close the connections. Without ``farewell`` the pservers consider this trainer dead."""
         if self._open and os.getpid() == self._pid:
             self._open = False
             self._stop_listening()
@@ -356,7 +356,7 @@ class PsClient:
         )
 
     on_cut = on_checkpoint
-    """The former name."""
+    """Former name of ``on_checkpoint``."""
 
     def boundary(self) -> None:
         """Mark a step boundary. If a checkpoint is due, blocks until all trainers have stopped and the pservers have

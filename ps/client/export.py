@@ -126,7 +126,7 @@ def export_checkpoint(
 
 
 export_cut = export_checkpoint
-"""The former name."""
+"""Former name of ``export_checkpoint``."""
 
 
 def export_running(

@@ -21,7 +21,7 @@ ME = 1
 
 
 class LocalClient:
-    """The interface of ``ps.client.client.PsClient`` over a store in this process. Not thread-safe."""
+    """The interface of ``ps.client.client.PsClient`` on top of a store in this process. Not thread-safe."""
 
     def __init__(self, tables: Sequence[TableSpec]) -> None:
         self.store = RowStore()
@@ -36,7 +36,7 @@ class LocalClient:
             self.define(spec)
 
     def define(self, spec: TableSpec) -> None:
-        """Define another table."""
+        """Define another table. Raises ``PsError`` if one of this name is defined differently."""
         self.store.define(spec)
         self._specs[spec.name] = spec
 
@@ -87,7 +87,8 @@ class LocalClient:
         self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", wait: bool = True,
         records: Records | None = None,
     ) -> None:  # fmt: skip
-        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``)."""
+        """Apply, per table, one row for each key (``(*keys.shape, dim)``). ``op="grad"`` ends the step. Raises
+        ``PsError``."""
         parts = [TablePush(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
         self._seq += 1
         self.store.push([TrainerPush(ME, self._seq, parts)], step=self.step, lr=self._lr())
@@ -97,8 +98,8 @@ class LocalClient:
     def push_and_pull(
         self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
     ) -> dict[str, NDArray[np.float32]]:
-        """Push gradients, which ends the step, and return the updated rows of those of these tables that were
-        pushed, ``(keys, dim)`` in the order of their keys, in a single request to each pserver."""
+        """Push gradients, which ends the step, and return the updated rows of those of these tables that were pushed,
+        ``(keys, dim)`` in the order of their keys."""
         self.push(grads, records=records)
         return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
 
@@ -107,7 +108,8 @@ class LocalClient:
         self.push({table: (keys, values)}, op="first")
 
     def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
-        """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: from now on)."""
+        """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: at once). Raises
+        ``SettingError`` unless ``factor`` is finite and at least 0."""
         if not (factor >= 0 and np.isfinite(factor)):
             raise SettingError("factor", f"{factor:g}", "must be 0 or more, and finite")
         if table:

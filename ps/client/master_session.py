@@ -127,7 +127,7 @@ class LiveMasterSession:
         self._asked_s = float("-inf")
         line.listen(SERVICE, self._heard)
 
-    # --- what has been heard -----------------------------------------------------------------------------------------
+    # --- received state ----------------------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
@@ -286,7 +286,7 @@ class LiveMasterSession:
                 self._checkpoint = 0
 
     def wait(self, seconds: float = LOOK_S) -> None:
-        """Wait until a message arrives, at most ``seconds``."""
+        """Wait up to ``seconds`` for the next message."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -314,7 +314,7 @@ class LiveMasterSession:
     def _say(self, message: Any) -> None:
         self._line.call(SERVICE, messages.encode(message), self._round())
 
-    # --- on the link's side thread -----------------------------------------------------------------------------------
+    # --- on the link's receiving thread ------------------------------------------------------------------------------
 
     def _heard(self, text: str | None) -> None:
         if text is None:

@@ -1,8 +1,8 @@
 """Connections to pservers: one per pserver and purpose, each with a thread that connects on demand.
 
 Requests to different pservers run in parallel; those to one pserver for one purpose run one at a time. If a connection
-that was already in use turns out to be broken, its thread retries once at once; a repeated push is recognised by its
-sequence number. Any other retry is the caller's decision.
+that was already in use turns out to be broken, its thread reconnects and repeats the request once, without a pause; the
+pserver recognises a repeated push by its sequence number. Any other retry is the caller's decision.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class PooledConnection:
         self._calls.put((call, landed))
 
     def close(self, gone: str = "") -> None:
-        """Close the connection. ``gone``: reason to abort the pending call as well; otherwise the farewell is sent
-        after it."""
+        """Close the connection. With ``gone``, abort the pending call with this reason; without it, let the call finish
+        and send the farewell."""
         if gone:
             with self._lock:
                 self._gone = gone
@@ -97,7 +97,7 @@ class PooledConnection:
             caller.abort()
 
     def join(self, seconds: float) -> None:
-        """Wait at most ``seconds`` for the connection's thread to end."""
+        """Wait up to ``seconds`` for the connection's thread to end."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -199,7 +199,7 @@ class ConnectionPool:
             connection.interrupt()
 
     def close(self, *, farewell: bool) -> None:
-        """Close all connections, with a farewell or, as if this process had died, without."""
+        """Close all connections. Without ``farewell`` the pservers consider this process dead."""
         with self._lock:
             self._closed = True
             connections = list(self._connections.values())

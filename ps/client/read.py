@@ -100,7 +100,7 @@ class RowReader:
         self._ahead.stepped(self._core.step)
 
     def close(self) -> None:
-        """Stop prefetching."""
+        """Stop prefetching and drop the prefetched rows."""
         self._ahead.close()
 
     def fetch(

@@ -76,7 +76,7 @@ class CheckpointCoordinator:
         self.top, self.run, self._history = kept.top, kept.run, kept.history
 
     def above(self, turn: PlacementTurn, top: int) -> None:
-        """Take note that the checkpoint directory has checkpoints up to this number."""
+        """The checkpoint directory has checkpoints up to this number: use higher ones."""
         self.top = max(self.top, top)
         turn.keep(CHECKPOINT)
 

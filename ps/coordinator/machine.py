@@ -85,7 +85,7 @@ class PlacementMachine:
             self.servers.failed = (
                 f"the state of the parameter servers written by the previous Master is unusable: {error!r}"
             )
-        self._placement = self._draw()
+        self._placement = self._placement_map()
         self.servers.taken_over(turn)
         return self._finish(turn)
 
@@ -164,7 +164,7 @@ class PlacementMachine:
         if changed:
             state.version += 1
             state.grid.stamp(state.version)
-            self._placement = self._draw()
+            self._placement = self._placement_map()
             turn.kept |= turn.changed | {PLACEMENT}
         keeps = self._keep(turn)
         self._send(turn, changed)
@@ -210,7 +210,7 @@ class PlacementMachine:
                     keeps.append(Keep(piece, value))
         return keeps
 
-    def _draw(self) -> messages.PlacementMap:
+    def _placement_map(self) -> messages.PlacementMap:
         state = self.state
         servers = tuple(one.public() for one in sorted(state.servers.values(), key=lambda one: one.number))
         grids = (messages.pack(one) for one in (state.grid.owner, state.grid.backup, state.grid.joining))

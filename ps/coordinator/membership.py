@@ -126,7 +126,7 @@ class Membership:
         return json_messages.encode(kept)
 
     def decode(self, text: bytes) -> None:
-        """Take up what was kept."""
+        """Restore the state encoded by ``encode``."""
         kept = json_messages.decode(_MembershipRecord, text)
         self.numbers, self.epoch, self.revoked = kept.numbers, kept.epoch, kept.revoked
         self.trainers = {one.number: one for one in kept.trainers}

@@ -2,10 +2,10 @@
 
 A bucket has an owner, at most one replica in sync (``backup``) and at most one being made (``joining``). A new owner
 always has all data first: it is the backup, or ``joining`` once in sync (``heir``). It serves once the old owner, the
-``giver``, has released the bucket; the old owner is then its backup. Until the new owner reports that it serves, no push
-is acknowledged that the old owner lacks, in any mode of replication, so either of them may be lost. With asynchronous
-replication (``lagging``) a backup may miss pushes; to become the owner it must also be ``joining`` until it has caught
-up.
+``giver``, has released the bucket; the old owner is then its backup. Until the new owner reports that it serves, no
+push is acknowledged that the old owner lacks, in any mode of replication, so either of them may be lost. With
+asynchronous replication (``lagging``) a backup may miss pushes; to become the owner it must also be ``joining`` until
+it has caught up.
 """
 
 from __future__ import annotations

@@ -213,9 +213,13 @@ class PserverRegistry:
                 self.bury(turn, server, "it does not respond, and other pservers hold all its data")
 
     def _begin_anew(self) -> None:
-        self._state.stage = "new"
-        self._state.grid.clear()
-        self._state.found = ()
+        """No bucket has an owner. The next placement begins a new history: a pserver that has looked for checkpoints
+        once does so again only in another one."""
+        state = self._state
+        state.stage = "new"
+        state.history += 1
+        state.grid.clear()
+        state.found = ()
         self._enough_s = 0.0
 
     def _roll_back(self, turn: PlacementTurn, why: str) -> None:
@@ -225,7 +229,6 @@ class PserverRegistry:
         self._checkpoints.give_up(turn, why)
         self._begin_anew()
         state.reason, state.opened = why, False
-        state.history += 1
         turn.change(PLACEMENT)
         self._people.rolled_back(turn)
 
@@ -346,7 +349,7 @@ class PserverRegistry:
         return f"{text}. Start more of them (--servers), or check why they exit"
 
     def _watch_few(self, turn: PlacementTurn) -> None:
-        """Report when fewer pservers are left than the minimum; the job continues."""
+        """Report when fewer pservers than the minimum are left, and when there are enough again. The job continues."""
         state = self._state
         able = sum(1 for one in state.servers.values() if not one.draining)
         below = able < state.training.servers[0]

@@ -109,7 +109,7 @@ class PlacementState:
     version: int = 0
     history: int = 1
     opened: bool = False
-    """Trainers have been admitted: rows may differ from their initial values."""
+    """Whether trainers have been admitted: rows may differ from their initial values."""
     stage: str = "new"
     """``new``: no placement yet. ``finding``: a pserver looks for a checkpoint. ``placed``: all buckets have owners."""
     reason: str = ""

@@ -53,7 +53,7 @@ class BodyBuffer:
 
 
 class LentBuffer(BodyBuffer):
-    """An arena lent to the peer."""
+    """Memory lent to the peer, so that bodies need not be sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class LentBuffer(BodyBuffer):
         return bool(body) and at <= end
 
     def file_to_send(self) -> int:
-        """The file descriptor if the peer has not received it yet, else -1."""
+        """The file descriptor if the peer has yet to receive it, else -1."""
         sent, self._sent = self._sent, True
         return -1 if sent else self._file
 

@@ -52,7 +52,8 @@ class EndpointLimits:
     """Most unauthenticated connections; one more closes the oldest."""
     peers: int = 4096
     frame_s: float = 30.0
-    """Most seconds for a frame that has begun, or for an answer; plus its size divided by:"""
+    """Most seconds for receiving a frame that has begun or for sending an answer, plus the time for its size at
+    ``slowest_bytes_per_s``."""
     slowest_bytes_per_s: float = 1024 * 1024
     body_bytes: int = MOST_BODY
     push_s: float = 5.0
@@ -62,7 +63,7 @@ class EndpointLimits:
 
 
 class EndpointPeer:
-    """A client connected to an ``FrameEndpoint``."""
+    """A client connected to a ``FrameEndpoint``."""
 
     def __init__(
         self, connection: FrameConnection, hello: CallerHello, limits: EndpointLimits, threads: Threads = SYSTEM_THREADS
@@ -109,7 +110,7 @@ class EndpointPeer:
         self._connection.wire.shut()
 
     def asks(self, frame: Frame) -> None:
-        """Used by the endpoint: note the request that is answered next."""
+        """Used by the endpoint: set whether the next answer may be in lent memory."""
         self._lending = frame.borrows and self._connection.lends
 
     def answer(self, reply: FrameReply, request: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 
 class ParentLauncher:
-    """The launcher that started this process. ``gone``: it has ended."""
+    """The launcher that started this process. ``gone``: whether it has ended."""
 
     def __init__(self, answers: TextIO) -> None:
         self._answers = answers

@@ -55,7 +55,7 @@ class FrameOp(enum.IntEnum):
     CONTROL = 4
     """A message of ``ps/protocol/messages.py``. Also sent by the server, unsolicited."""
     STREAM = 5
-    """From pserver to pserver: many in flight at once, acknowledged together; see ``Caller.send``."""
+    """From pserver to pserver: many in flight at once, acknowledged together; see ``FrameCaller.send``."""
     SCAN = 6
     STATS = 7
     BYE = 8
@@ -112,12 +112,12 @@ class Header:
     def accept_head(self, head: Buffer) -> None:
         """Verify the head's checksum. Raises ``ProtocolError``."""
         if hash_of(head) != self.head_check:
-            raise ProtocolError(f"the head of a frame ({self.op.name}, {self.head_bytes} bytes) was damaged on the way")
+            raise ProtocolError(f"the head of a frame ({self.op.name}, {self.head_bytes} bytes) was damaged in transit")
 
     def accept_body(self, check: int) -> None:
         """Verify the body's checksum. Raises ``ProtocolError``."""
         if self.body_check is not None and check != self.body_check:
-            raise ProtocolError(f"the body of a frame ({self.op.name}, {self.body_bytes} bytes) was damaged on the way")
+            raise ProtocolError(f"the body of a frame ({self.op.name}, {self.body_bytes} bytes) was damaged in transit")
 
 
 def pack(
@@ -152,7 +152,7 @@ def unpack(data: Buffer) -> Header:
     if magic != MAGIC:
         raise ProtocolError(f"not a frame of this protocol: it begins with {bytes(magic)!r}")
     if _CHECK.unpack_from(data, _FIELDS.size)[0] != hash_of(data[: _FIELDS.size]):
-        raise ProtocolError("the header of a frame was damaged on the way")
+        raise ProtocolError("the header of a frame was damaged in transit")
     if op not in _OPS or flags & ~(_CHECKED | _LENT | _BORROWS) or spare:
         raise ProtocolError(f"a frame of an unknown kind ({op}, flags {flags}): the peer runs another version")
     if head_bytes > MOST_HEAD or size > MOST_BODY:

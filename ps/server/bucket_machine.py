@@ -12,11 +12,10 @@ happened. The shell's duties:
   when the followers in ``wait`` have acknowledged its pieces. This includes pushes that were applied earlier; a
   follower that received no piece of a push has it through an image. Waiting for a follower that is not in ``to`` lasts
   until the next ``FeedFollowers``. A push waits for the giver of its bucket until orders confirm that it has been
-  taken. With asynchronous replication a push does not wait for other replicas, but it is not
-  answered while the replica is more than ``lag_s`` behind, or its stream is down, or it has refused anything under
-  orders that have not arrived here: it may own all of this by now. Streams to all followers in ``to`` are opened even
-  if there is nothing to send. A repeated push (its seq is known) waits in the same way, for everything that is in the
-  streams when it arrives.
+  taken. With asynchronous replication it does not wait for other replicas, but it is not answered while the replica is
+  more than ``lag_s`` behind, or its stream is down, or it has refused anything under orders that have not arrived here:
+  it may own all of this by now. Streams to all followers in ``to`` are opened even if there is nothing to send. A
+  repeated push (its seq is known) waits in the same way, for everything that is in the streams when it arrives.
 - ``Copy``: take each bucket's image under its lock and put it into the follower's stream; pieces follow from that
   moment on, none before. A copy is skipped if its follower is not in the bucket's newest ``FeedFollowers``
   when its turn comes.
@@ -213,7 +212,8 @@ class BucketMachine:
         return self._finish(todo)
 
     def refuses(self, sender: int, version: int, buckets: Iterable[int]) -> list[int]:
-        """The buckets for which nothing is accepted from ``sender``, whose newest orders are ``version``."""
+        """The buckets for which nothing is accepted from ``sender``, whose newest orders are ``version``. Buckets that
+        are accepted under newer orders than this pserver's are another pserver's by now: ``allowed`` may change."""
         refused = []
         for bucket in buckets:
             if version > self.version:
@@ -224,6 +224,9 @@ class BucketMachine:
                     refused.append(bucket)
                     continue
                 self._has[bucket] = 1
+                if self.allowed[bucket] == SERVED:
+                    self.allowed[bucket] = WAITING
+                    self._fenced.add(bucket)
             elif not self._is_fed_by(bucket, sender) or version < self._born:
                 refused.append(bucket)
         return refused
@@ -333,7 +336,12 @@ class BucketMachine:
         elif giver == RESTORE:
             self._waits(todo, bucket)
             todo.restore.append(bucket)
-        elif giver == NOBODY or released or giver not in self._known or giver == self.number:
+        elif released:
+            self._take(todo, [bucket])
+        elif bucket in self._beyond:
+            self._waits(todo, bucket)
+            self._fenced.add(bucket)
+        elif giver == NOBODY or giver not in self._known or giver == self.number:
             self._take(todo, [bucket])
         else:
             self._waits(todo, bucket)
@@ -341,11 +349,11 @@ class BucketMachine:
             todo.took.append(bucket)
 
     def _is_released_early(self, bucket: int) -> bool:
-        """True if the bucket's release arrived before the orders it refers to, which are here now. The release may
-        carry an even newer version in which the bucket did not change."""
+        """True if the bucket's release arrived before the orders it refers to, which are here now. One with an even
+        newer version counts, and is kept: the giver may get the bucket back in between, and release it by this one."""
         giver, version = self._early.get(bucket, (NOBODY, 0))
         mine = self.owner[bucket] == self.number and giver == self._giver[bucket] and version >= self._since[bucket]
-        if mine or version <= self.version:
+        if version <= self.version:
             self._early.pop(bucket, None)
         return giver != NOBODY and mine
 
@@ -493,10 +501,10 @@ class BucketMachine:
 
     def _released(self, todo: _Todo, giver: int, version: int, buckets: tuple[int, ...]) -> None:
         for bucket in buckets:
+            if version > self.version:
+                self._early[bucket] = (giver, version)
             if self._giver[bucket] == giver and version >= self._since[bucket]:
                 self._take(todo, [bucket])
-            elif version > self.version:
-                self._early[bucket] = (giver, version)
 
     # --- effects -----------------------------------------------------------------------------------------------------
 

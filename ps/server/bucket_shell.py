@@ -243,8 +243,16 @@ class BucketShell:
         with self._stepping:
             refused = self._bucket_machine.refuses(sender, version, buckets)
             turn = self._turns
-        self._taken[np.asarray(buckets, np.int64)] = turn
+        some = np.asarray(buckets, np.int64)
+        self._taken[some] = turn
+        lost = some[(self.served[some] != 0) & (self._allowed(some) != h.SERVED)]
+        if len(lost):
+            self.served[lost] = 0
+            self.stops[lost] += np.uint32(1)
         return refused
+
+    def _allowed(self, buckets: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return np.frombuffer(self._bucket_machine.allowed, np.uint8)[buckets]
 
     def waiting(self, buckets: Iterable[int]) -> bool:
         """True if none of these buckets belongs to another pserver: those not served yet will be."""
@@ -356,8 +364,8 @@ class BucketShell:
         for effect in effects:
             match effect:
                 case h.Serve(buckets):
-                    for some in self._locked(buckets):
-                        self.served[some] = 1
+                    for some in self._locked(buckets):  # another one may have got them since the step: ``refuses``
+                        self.served[some] = self._allowed(some) == h.SERVED
                 case h.StopServing(buckets, _):
                     for some in self._locked(buckets):
                         self.served[some] = 0

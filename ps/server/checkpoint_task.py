@@ -55,7 +55,7 @@ class CheckpointTaskDeps(Protocol):
         ...
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """The buckets have been loaded."""
+        """Report that the buckets have been loaded."""
         ...
 
 
@@ -67,7 +67,7 @@ class _Mark:
 
 
 class CheckpointTask:
-    """Runs the phases of checkpoints; see the module."""
+    """Runs this pserver's phases of checkpoints."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class CheckpointTask:
         self._directory: CheckpointDirectory | None = None
         self._mark: _Mark | None = None
         self._begun: set[tuple[int, str]] = set()
-        self._said: dict[tuple[int, str], Any] = {}
-        self._lives = 0
+        self._reports: dict[tuple[int, str], Any] = {}
+        self._resets = 0
         """Number of resets. Loads requested before the last one are obsolete."""
         self._number = 0
         """Number of the newest checkpoint; reports about earlier ones are not repeated."""
@@ -109,23 +109,23 @@ class CheckpointTask:
         if checkpoint.number != self._number:
             self._number = checkpoint.number
             self._begun = {one for one in self._begun if one[0] == checkpoint.number}
-            self._said = {name: message for name, message in self._said.items() if name[0] == checkpoint.number}
+            self._reports = {name: message for name, message in self._reports.items() if name[0] == checkpoint.number}
         self._begun.add((checkpoint.number, checkpoint.phase))
         if checkpoint.phase == "mark":
-            self._attempt(checkpoint, lambda: self._draw(checkpoint))
+            self._attempt(checkpoint, lambda: self._take_mark(checkpoint))
         elif checkpoint.phase in ("find", "write", "complete"):
             steps = {"find": self._find, "write": self._write, "complete": self._complete}
             self._work.put(lambda: self._attempt(checkpoint, lambda: steps[checkpoint.phase](checkpoint, orders)))
 
     def again(self) -> None:
         """There is a new connection to the Master: repeat the reports about the newest checkpoint."""
-        for message in list(self._said.values()):
+        for message in list(self._reports.values()):
             self._deps.say(message)
 
     def restore(self, orders: Orders, checkpoint: CheckpointOrder, buckets: tuple[int, ...]) -> None:
         """Load these buckets in the background."""
-        life = self._lives
-        self._work.put(lambda: self._attempt(checkpoint, lambda: self._restore(orders, checkpoint, buckets, life)))
+        resets = self._resets
+        self._work.put(lambda: self._attempt(checkpoint, lambda: self._restore(orders, checkpoint, buckets, resets)))
 
     def evicted(self, table: str, rows: Rows) -> None:
         """Write evicted rows in the background."""
@@ -134,18 +134,18 @@ class CheckpointTask:
             try:
                 self._opened(0).evicted(table, rows)
             except EdlError as error:
-                log.warning("Parameter server: cannot write evicted rows of table %s: %s", table, error)
+                log.warning("Parameter server: cannot write evicted rows of table %s, will retry: %s", table, error)
 
         if len(rows) and self._files is not None:
             self._work.put(write)
 
     def reset(self) -> None:
-        """All rows have been discarded, so drop the mark. The Master may ask again which checkpoints there are; that
-        phase has the same name each time."""
-        self._lives += 1
+        """All rows were discarded: drop the mark and obsolete the loads under way. The Master may repeat the search for
+        checkpoints, whose phase has the same name each time."""
+        self._resets += 1
         self._begun.discard(FIND)
-        self._said.pop(FIND, None)
-        self._let_go()
+        self._reports.pop(FIND, None)
+        self._drop_mark()
 
     # --- phases ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class CheckpointTask:
             log.exception("Parameter server: checkpoint %d failed in phase %s", checkpoint.number, checkpoint.phase)
             message = CheckpointPhaseDone(checkpoint.number, checkpoint.phase, failed=repr(error))
         if message is not None:
-            self._said[(checkpoint.number, checkpoint.phase)] = message
+            self._reports[(checkpoint.number, checkpoint.phase)] = message
             self._deps.say(message)
 
     def _opened(self, number: int) -> CheckpointDirectory:
@@ -180,7 +180,7 @@ class CheckpointTask:
             raise _Lasting(NOWHERE)
         if self._directory is None:
             pace = WriteRate(self._bytes_per_s, self._threads.sleep, self._clock.now_s)
-            self._directory = CheckpointDirectory(self._files, self._job, number, pace=pace, say=log.warning)
+            self._directory = CheckpointDirectory(self._files, self._job, number, pace=pace, say=_warn)
         if number:
             self._directory.server = number
         return self._directory
@@ -190,8 +190,8 @@ class CheckpointTask:
 
         return FoundCheckpoints(0) if self._files is None else self._opened(orders.you).find()
 
-    def _draw(self, checkpoint: CheckpointOrder) -> CheckpointPhaseDone:
-        self._let_go()
+    def _take_mark(self, checkpoint: CheckpointOrder) -> CheckpointPhaseDone:
+        self._drop_mark()
         if self._files is None:
             raise _Lasting(NOWHERE)
         self._mark = _Mark(checkpoint.number, self._deps.owned(), self._store.snapshot(checkpoint.number))
@@ -215,7 +215,7 @@ class CheckpointTask:
             report = directory.write(checkpoint.number, orders.placement.history, mark.owned, taken(), since=since)
         finally:
             if self._mark is mark:
-                self._let_go()
+                self._drop_mark()
         log.info("Parameter server: checkpoint %d written: %s", checkpoint.number, report)
         return CheckpointPhaseDone(checkpoint.number, checkpoint.phase, report=report)
 
@@ -224,8 +224,8 @@ class CheckpointTask:
             checkpoint.number, checkpoint.phase, report=self._opened(orders.you).complete(checkpoint, orders)
         )
 
-    def _restore(self, orders: Orders, checkpoint: CheckpointOrder, buckets: tuple[int, ...], life: int) -> None:
-        if life != self._lives:
+    def _restore(self, orders: Orders, checkpoint: CheckpointOrder, buckets: tuple[int, ...], resets: int) -> None:
+        if resets != self._resets:
             return
         mine = np.zeros(BUCKETS, np.uint8)
         mine[list(buckets)] = 1
@@ -233,19 +233,19 @@ class CheckpointTask:
         done: list[int] = []
 
         def put(loaded: Loaded) -> None:
-            self._put(loaded, life)
+            self._put(loaded, resets)
             done.extend(loaded.buckets)
             self._check_room(len(done), len(buckets))
 
         report = self._opened(orders.you).restore(checkpoint.run, mine, put, threads=self._restore_threads)
-        if life == self._lives:
+        if resets == self._resets:
             log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), checkpoint.run, report)
             self._deps.restored(checkpoint.number, buckets)
 
-    def _put(self, loaded: Loaded, life: int) -> None:
+    def _put(self, loaded: Loaded, resets: int) -> None:
         piece = ShardChange(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
         with self._store.lock(shard=loaded.shard):  # skips buckets that orders have moved meanwhile
-            if life == self._lives:
+            if resets == self._resets:
                 self._store.apply_piece(part_of(piece, self._deps.owned() != 0))
 
     def _check_room(self, done: int, of_all: int) -> None:
@@ -257,10 +257,14 @@ class CheckpointTask:
                 f" bytes, --pserver-memory allows {most:,}. Start more pservers, or give them more memory"
             )
 
-    def _let_go(self) -> None:
+    def _drop_mark(self) -> None:
         mark, self._mark = self._mark, None
         if mark is not None:
             mark.snapshot.close()
+
+
+def _warn(text: str) -> None:
+    log.warning("Parameter server: %s", text)
 
 
 class _Lasting(EdlError):

@@ -22,7 +22,7 @@ SWEEP_SHARE = 0.05
 
 
 class EvictionTask:
-    """The sweeping thread."""
+    """A thread that evicts rows from all tables periodically, and on demand when memory is full."""
 
     def __init__(
         self,

@@ -31,9 +31,9 @@ FRAME_ITEMS = 512
 FRAME_IMAGES = 64
 """No image is made while this many items are queued."""
 IMAGES_BYTES = 16 << 20
-"""Limits of images in flight to one follower: one more is made while there are fewer bytes,"""
+"""No further image is made while images in flight to one follower have so many bytes: pushes wait behind them."""
 IMAGES = 128
-"""and fewer images: pushes wait behind them, and each takes time, however small."""
+"""No further image is made while so many are in flight: each takes time, however small."""
 STALL_S = 10.0
 """A follower that acknowledges nothing for this many seconds is considered lost."""
 CONNECT_S = 3.0
@@ -69,11 +69,11 @@ class StreamOwner(Protocol):
         ...
 
     def failed(self, what: str) -> None:
-        """A thread has failed."""
+        """A thread of the stream has failed; the process must exit."""
         ...
 
     def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
-        """More is acknowledged: images, by the number of their copy, and marks."""
+        """The follower has acknowledged more: images, by the number of their copy, and marks."""
         ...
 
     def lost(self, follower: int, why: str) -> None:
@@ -134,7 +134,7 @@ class ReplicationStream:
         self._moved_s = clock.now_s()
         """Time of the follower's last acknowledgement, or when it last had nothing to acknowledge."""
 
-    # --- what it is asked for ---------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def put(self, content: Content, version: int, copy: int = 0) -> tuple[int, int]:
         """Append content; return the connection's ``life`` and the item's number. Dropped while the stream is down."""

@@ -127,7 +127,7 @@ class ParameterServer:
         self.checkpoint_task.start()
         self.eviction_task.start()
         self.endpoint.start(host, port)
-        self._setup.threads.start(self._look_after, name="edl-ps-looks")
+        self._setup.threads.start(self._run_periodic, name="edl-ps-looks")
         if self.store.kernels != (wanted := self._setup.kernels or chosen()):
             self._setup.threads.start(self._compile, wanted, name="edl-ps-compiles")
 
@@ -157,7 +157,7 @@ class ParameterServer:
             "Parameter server %s: compiled kernels in use after %.1f s", self._setup.name, self._clock.now_s() - start_s
         )
 
-    # --- who comes ---------------------------------------------------------------------------------------------------
+    # --- connections -------------------------------------------------------------------------------------------------
 
     def _met(self, peer: EndpointPeer) -> tuple[str, str] | None:
         view = self.handlers.view
@@ -263,7 +263,7 @@ class ParameterServer:
             try:
                 self.store.define(table)
             except EdlError as error:
-                log.error("Parameter server: %s", error)
+                log.error("Parameter server %s: ignoring a table definition: %s", self._setup.name, error)
 
     def followed(self, orders: messages.Orders) -> None:
         """New orders have taken effect."""
@@ -299,12 +299,12 @@ class ParameterServer:
             self.checkpoint_task.restore(orders, checkpoint, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """The buckets have been loaded."""
+        """Report that the buckets have been loaded."""
         self.bucket_shell.post(Restored(number, buckets))
 
     def reset(self, number: int, history: int) -> None:
-        """Everything starts again; the rows have been discarded."""
-        log.info("Parameter server %s starts again, empty, as number %d in history %d",
+        """This pserver starts again without rows: it has a new number, or a new history has begun."""
+        log.info("Parameter server %s restarts without rows as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
         self.handlers.barrier.reset()
@@ -347,7 +347,7 @@ class ParameterServer:
 
     # --- periodic work -----------------------------------------------------------------------------------------------
 
-    def _look_after(self) -> None:
+    def _run_periodic(self) -> None:
         while not self._over.wait(LOOK_S):
             try:
                 self.look(self._clock.now_s())
@@ -425,7 +425,7 @@ class _Trainers:
             self._since[trainer] = now_s
 
     def confirmed(self, trainer: int) -> None:
-        """The Master knows about this trainer."""
+        """The Master has confirmed that it considers this trainer lost."""
         with self._lock:
             self._since.pop(trainer, None)
             self.lost.discard(trainer)

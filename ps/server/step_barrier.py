@@ -1,7 +1,7 @@
 """The step barrier: averages a step's gradients in mode sync, and bounds the staleness in mode async.
 
 Pure; one per pserver. In mode sync, and in mode async with a staleness bound, each trainer pushes each step to *every*
-pserver that owns a bucket, if necessary without keys: the barrier waits for a trainer that has not been heard of. The
+pserver that owns a bucket, if necessary without keys, because the barrier waits for trainers that have not pushed. The
 shell answers a push with the step of its ``Apply``; a trainer continues from the highest one.
 """
 
@@ -34,8 +34,8 @@ class Stale:
 Verdict = Apply | Stale
 
 
-class May(enum.Enum):
-    """Answer to a trainer's pull."""
+class PullDecision(enum.Enum):
+    """Whether a trainer may have the rows that it pulls."""
 
     GO = "go"
     WAIT = "wait"
@@ -114,16 +114,16 @@ class StepBarrier:
         if waiting is not None and waiting not in self._waiting.values():
             self._reached[waiting.trainer] = waiting.step - 1
 
-    def may_pull(self, trainer: int, step: int) -> May:
+    def may_pull(self, trainer: int, step: int) -> PullDecision:
         """Decide whether a trainer may have the rows for this step. Ask again after every event."""
         if trainer in self._revoked:
-            return May.STALE
+            return PullDecision.STALE
         bound = self._training.staleness
         if self._training.mode is not Mode.ASYNC or not bound:
-            return May.GO
+            return PullDecision.GO
         self._reached[trainer] = max(self._reached.get(trainer, -1), step)
         slowest = min((self._at(one) for one in self._members if one != trainer), default=step)
-        return May.GO if step - slowest <= bound else May.WAIT
+        return PullDecision.GO if step - slowest <= bound else PullDecision.WAIT
 
     def waits_for(self, step: int) -> tuple[TrainerMember, ...]:
         """The members that hold this step up, for messages."""

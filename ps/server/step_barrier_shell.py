@@ -14,7 +14,7 @@ from edl.threads import Threads
 from ps.hashing import buckets_of
 from ps.protocol.messages import TrainerMember
 from ps.rows import TablePush, TrainerPush
-from ps.server.step_barrier import Apply, May, Stale, StepBarrier, Verdict
+from ps.server.step_barrier import Apply, PullDecision, Stale, StepBarrier, Verdict
 from ps.spec import BUCKETS
 
 
@@ -27,7 +27,7 @@ class BarrierTimeout(Exception):
 
 
 class Revoked(Exception):
-    """The trainer is no longer a trainer of the job."""
+    """The Master considers this trainer lost."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Applied:
     result: Any = field(default=None)
 
 
-Apply_ = Callable[[Sequence[TrainerPush], int, float], Any]
+ApplyPushes = Callable[[Sequence[TrainerPush], int, float], Any]
 """Applies the pushes of one step with a scale."""
 
 
@@ -69,58 +69,58 @@ class StepBarrierShell:
     def __init__(self, training: Training | None = None, threads: Threads = SYSTEM_THREADS) -> None:
         self._barrier = StepBarrier(training)
         self._threads = threads
-        self._turn = threads.condition()
+        self._changed = threads.condition()
         self._waiters: dict[int, _Waiter] = {}
         self._tags = 0
 
     def orders(self, epoch: int, members: Sequence[TrainerMember], revoked: Sequence[int], training: Training) -> None:
         """Take over the membership of new orders."""
-        with self._turn:
+        with self._changed:
             self._verdicts(self._barrier.orders(epoch, members, revoked, training))
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def reset(self) -> None:
         """Start a new history."""
-        with self._turn:
+        with self._changed:
             self._verdicts(self._barrier.reset())
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def pull(self, trainer: int, step: int, until_s: float) -> None:
         """Wait until the trainer may have the rows for this step. Raises ``BarrierTimeout`` and ``Revoked``."""
-        with self._turn:
+        with self._changed:
             while True:
                 may = self._barrier.may_pull(trainer, step)
-                if may is May.GO:
+                if may is PullDecision.GO:
                     return
-                if may is May.STALE:
+                if may is PullDecision.STALE:
                     raise Revoked
                 left_s = until_s - self._threads.now_s()
                 if left_s <= 0:
-                    raise BarrierTimeout(self._late(step))
-                self._turn.wait(left_s)
+                    raise BarrierTimeout(self._awaited_names(step))
+                self._changed.wait(left_s)
 
     def push(
-        self, push: TrainerPush, step: int, apply: Apply_, until_s: float, complete: bool = False, trainer: int = 0
+        self, push: TrainerPush, step: int, apply: ApplyPushes, until_s: float, complete: bool = False, trainer: int = 0
     ) -> Applied:
         """Apply a push when the barrier allows it, possibly on another push's thread.
 
         ``complete``: see ``StepBarrier.push``. ``trainer``: the sender, if it repeats another trainer's push. Raises
         ``BarrierTimeout``, ``Revoked`` and whatever ``apply`` raises.
         """
-        with self._turn:
+        with self._changed:
             self._tags += 1
             tag = self._tags
             waiter = self._waiters[tag] = _Waiter(push)
             self._verdicts(self._barrier.push(trainer or push.trainer, step, tag, complete))
-            self._turn.notify_all()
+            self._changed.notify_all()
             try:
                 self._await(tag, waiter, step, until_s)
             finally:
                 if waiter.batch is None:
                     self._waiters.pop(tag, None)
         if waiter.batch is not None:
-            self._carry(waiter.batch, apply)
-            with self._turn:
+            self._apply_batch(waiter.batch, apply)
+            with self._changed:
                 self._waiters.pop(tag, None)
         if waiter.error is not None:
             raise waiter.error
@@ -133,12 +133,12 @@ class StepBarrierShell:
                 raise Revoked
             left_s = until_s - self._threads.now_s()
             if waiter.taken:
-                self._turn.wait()
+                self._changed.wait()
             elif left_s <= 0:
                 self._barrier.withdraw(tag)
-                raise BarrierTimeout(self._late(step))
+                raise BarrierTimeout(self._awaited_names(step))
             else:
-                self._turn.wait(left_s)
+                self._changed.wait(left_s)
 
     def _verdicts(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:
@@ -153,8 +153,8 @@ class StepBarrierShell:
                 if tags:
                     self._waiters[tags[-1]].batch = _PushBatch(verdict.step, verdict.scale, tags)
 
-    def _carry(self, batch: _PushBatch, apply: Apply_) -> None:
-        with self._turn:
+    def _apply_batch(self, batch: _PushBatch, apply: ApplyPushes) -> None:
+        with self._changed:
             waiters = [self._waiters[tag] for tag in batch.tags]
         results: list[Any] = [None] * len(waiters)
         try:
@@ -166,13 +166,13 @@ class StepBarrierShell:
                 errors = [error]
             else:
                 results, errors = self._one_by_one(waiters, batch, apply)
-        with self._turn:
+        with self._changed:
             for waiter, result, failed in zip(waiters, results, errors, strict=True):
                 waiter.result, waiter.error, waiter.done = result, failed, True
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def _one_by_one(
-        self, waiters: Sequence[_Waiter], batch: _PushBatch, apply: Apply_
+        self, waiters: Sequence[_Waiter], batch: _PushBatch, apply: ApplyPushes
     ) -> tuple[list[Any], list[BaseException | None]]:
         """Apply pushes one by one after they failed together, so that only the culprit gets the error."""
         results: list[Any] = []
@@ -186,7 +186,7 @@ class StepBarrierShell:
                 errors.append(error)
         return results, errors
 
-    def _late(self, step: int) -> str:
+    def _awaited_names(self, step: int) -> str:
         return ", ".join(member.name for member in self._barrier.waits_for(step)) or "trainers"
 
 

@@ -101,7 +101,7 @@ class ShardTable(ABC):
         meta[slots, CHANGED] = mark
         return slots
 
-    # --- the kernels' -------------------------------------------------------------------------------------------------
+    # --- implemented by the kernels -----------------------------------------------------------------------------------
 
     @property
     @abstractmethod

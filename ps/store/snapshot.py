@@ -56,8 +56,7 @@ class _Reading:
 
 
 class StoreSnapshot:
-    """The state of a store at ``mark``. Created by ``Store.snapshot``; call ``close`` when done to stop saving
-    copies."""
+    """The state of a store at ``mark``. Created by ``RowStore.snapshot``; ``close`` stops the saving of copies."""
 
     def __init__(self, store: Marked, mark: int) -> None:
         self.mark = mark

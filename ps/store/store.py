@@ -50,7 +50,7 @@ Each = Callable[[ShardChange], None]
 
 
 class RowStore:
-    """Thread-safe storage of rows; see the module. ``most_bytes``: limit for rows and indexes together; 0: none."""
+    """Thread-safe storage of rows. ``most_bytes``: limit for rows and indexes together; 0: none."""
 
     def __init__(
         self, *, kernels: str | Kernels | None = None, most_bytes: int = 0, threads: Threads = SYSTEM_THREADS
@@ -396,7 +396,7 @@ class RowStore:
                 self.budget.charge(-found.nbytes)
             self.intents.forget(oldest)
 
-    # --- buckets that come and go -------------------------------------------------------------------------------------
+    # --- buckets ------------------------------------------------------------------------------------------------------
 
     def image(self, bucket: int) -> BucketImage:
         """A copy of one bucket's content. Hold its ``lock`` to order it among pieces."""

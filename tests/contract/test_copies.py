@@ -339,7 +339,7 @@ def test_a_false_size_does_not_count(bench: Bench, change: int) -> None:
 def test_a_false_name_does_not_count(bench: Bench) -> None:
     here, there = snapshot_pool(A), snapshot_pool(B)
     port, client = bench.node().start(there, HOST), bench.node()
-    with pytest.raises(CheckpointError, match="labelled as"):
+    with pytest.raises(CheckpointError, match="under the label of"):
         client.put(HOST, port, lie(lent(here), holding=Holding(Version(9, 9))))
     assert there.holdings() == ()
 

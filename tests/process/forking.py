@@ -1,11 +1,13 @@
 """Processes that start with their modules imported already: the imports of a framework take seconds, those of a
 launcher a good part of one, and tests need hundreds of them.
 
-A forked program is what ``python -m`` makes of it, with two differences that are accepted in tests: the interpreter's
-seed of hashes is the same for all, and ``/proc/PID/cmdline`` shows the forker's words. What an interpreter or a library
-reads when it starts must be the same for forker and program (``AT_START``). ``TEST_REAL_STARTS=1``, which ``--soak``
-sets, has every program started by itself; without it ``test_both_ends_of_a_pipe_that_nobody_reads`` (test_bad_input.py)
-and those of test_partition.py start launchers for real, as the tests of schedulers do.
+A forked program is what ``python -m`` makes of it, with three differences that are accepted in tests: the interpreter's
+seed of hashes is the same for all, ``/proc/PID/cmdline`` shows the forker's words, and more is imported than it has
+asked for. The first fork server of a forked launcher, its pservers and readers are forked too (``workers/spare.py``).
+What an interpreter or a library reads when it starts must be the same for forker and program (``spare.AT_START``).
+``TEST_REAL_STARTS=1``, which ``--soak`` sets, has every program started by itself; without it
+``test_both_ends_of_a_pipe_that_nobody_reads`` (test_bad_input.py) and those of test_partition.py start launchers for
+real, as the tests of schedulers do.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import json
 import os
 import select
@@ -27,6 +30,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from edl.worker.warm import ImportFailed, find_plan
+from tests.process.workers import spare
+
 WORKERS = Path(__file__).resolve().parent / "workers"
 ROOT = WORKERS.parents[2]
 MARK = "TEST_JOB_MARK"
@@ -34,13 +40,20 @@ MARK = "TEST_JOB_MARK"
 MARK_LENGTH = 32
 MODULES = {"torch": ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel"), "paddle": ("paddle",)}
 """DistributedDataParallel would import ``torch._dynamo`` otherwise."""
+MODULES_OF_OPTIONS = {
+    "--run-mode=ps": ("ps.server.process", "ps.client.client", "tests.process.workers.ps_kernels"),
+    "--readers=": ("data_service.remote.serve",),
+}
+"""By the beginning of a launcher's option: what its helper processes import."""
+KERNELS = "EDL_PS_KERNELS"
+"""The variable by which pservers choose what they import."""
+TITLE = " " * 300
+"""Room for what ``ps`` is to show of a forked program."""
 PROGRAMS = {
-    "edl.launch": ("edl.launch.__main__", "edl.launch.compose"),
+    "edl.launch": ("edl.launch.__main__", "edl.launch.compose", "edl.worker.fork_server"),
     "edl.cli": ("edl.cli.__main__", "edl.cli.ask", "edl.cli.find", "edl.cli.show"),
 }
 """Programs that are forked, and what is imported for them: what each of their processes imports, or nearly each."""
-AT_START = ("PYTHON", "LANG", "LC_", "LD_", "HOME", "MALLOC_", "GLIBC_", "GRPC_", "OMP_", "OPENSSL_", "SSL_", "TZ")
-"""How names of variables begin that are read before a program's first own line, or when it imports."""
 NEVER_ENDS_S = 60.0
 
 
@@ -137,7 +150,7 @@ class Forker:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(WORKERS / "forker.py"), str(theirs.fileno()), MARK, *modules],
+                [sys.executable, str(WORKERS / "forker.py"), str(theirs.fileno()), MARK, *modules, TITLE],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -152,8 +165,8 @@ class Forker:
 
     @classmethod
     def of(cls, framework: str) -> Forker:
-        """One for scripts of torch or paddle."""
-        return cls(MODULES[framework])
+        """The one for scripts of torch or paddle, and for launchers of such scripts. It ends with this process."""
+        return _forker("edl.launch", MODULES[framework], "")
 
     def start(self, script: Path, *arguments: str) -> Talking:
         """Run a script, which says by itself when it is ready."""
@@ -238,8 +251,20 @@ def _forker_for(command: Sequence[str], environment: Mapping[str, str]) -> tuple
     program = command[2] if list(command[:2]) == [sys.executable, "-m"] and len(command) > 2 else ""
     if program not in PROGRAMS or os.environ.get("TEST_REAL_STARTS") or len(environment.get(MARK, "")) != MARK_LENGTH:
         return program, None
-    forker = _forker(program)
-    return program, forker if _read_at_start(environment) == _read_at_start(forker.environment) else None
+    modules = _modules_for(command[3:]) if program == "edl.launch" else ()
+    forker = _forker(program, modules, environment.get(KERNELS, ""))
+    return program, forker if spare.read(environment) == spare.read(forker.environment) else None
+
+
+def _modules_for(words: Sequence[str]) -> tuple[str, ...]:
+    """What the processes of a launcher with these arguments import for long."""
+    script = next((word for word in words if word.endswith(".py") and Path(word).is_file()), "")
+    found: set[str] = set()
+    with contextlib.suppress(ImportFailed):
+        plan = find_plan("script", script, ())
+        found = {*plan.required, *plan.optional}
+    own = [names for option, names in MODULES_OF_OPTIONS.items() if any(word.startswith(option) for word in words)]
+    return tuple(itertools.chain(*(MODULES[name] for name in MODULES if name in found), *own))
 
 
 def plain_environment() -> dict[str, str]:
@@ -247,12 +272,8 @@ def plain_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
 
 
-def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(AT_START)}
-
-
 @functools.cache
-def _forker(program: str) -> Forker:
-    forker = Forker(PROGRAMS[program], plain_environment())
+def _forker(program: str, more: tuple[str, ...], kernels: str) -> Forker:
+    forker = Forker((*PROGRAMS[program], *more), {**plain_environment(), **({KERNELS: kernels} if kernels else {})})
     atexit.register(forker.end)
     return forker

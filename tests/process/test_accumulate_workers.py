@@ -78,7 +78,6 @@ class World:
         self._release()
         for one in self.all:
             one.end()
-        self._forker.end()
 
 
 @pytest.fixture(

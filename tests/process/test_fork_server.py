@@ -89,29 +89,43 @@ def test_a_module_is_run_as_by_dash_m(tmp_path: Path, standby: Standby) -> None:
         assert json.loads(outcome.out) == json.loads(plain.out)
 
 
-@EVERY
-@pytest.mark.parametrize(
-    "text",
-    [
-        "raise SystemExit",
-        "raise SystemExit(7)",
-        "raise SystemExit('no data')",
-        "import sys; sys.exit(300)",
-        "import os; os._exit(5)",
-        "import atexit; atexit.register(print, 'bye'); print('hi')",
-        "def f():\n    raise ValueError('wrong') from KeyError('k')\nf()",
-        "x = (",
-        "import sys; sys.excepthook = lambda *a: print('hook', a[0].__name__); 1/0",
-        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start(); 1/0",
-        "raise KeyboardInterrupt",
-        "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
-        "import warnings; warnings.warn('careful')",
-    ],
+ENDS = (
+    "x = (",
+    "raise SystemExit",
+    "raise SystemExit(7)",
+    "raise SystemExit('no data')",
+    "import sys; sys.exit(300)",
+    "import os; os._exit(5)",
+    "import atexit; atexit.register(print, 'bye'); print('hi')",
+    "def f():\n    raise ValueError('wrong') from KeyError('k')\nf()",
+    "import sys; sys.excepthook = lambda *a: print('hook', a[0].__name__); 1/0",
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start(); 1/0",
+    "raise KeyboardInterrupt",
+    "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "import warnings; warnings.warn('careful')",
 )
-def test_ends_are_those_of_the_interpreter(tmp_path: Path, standby: Standby, text: str) -> None:
-    bench = script_bench(tmp_path, standby, text)
-    assert once(bench) == python(tmp_path, bench.command.target)
+"""Of scripts. The first is what a fork server finds when it looks for imports: nothing that compiles."""
+
+
+@pytest.fixture(scope="module")
+def interpreters_ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
+    """How the plain interpreter ends with each text, as a script in this folder."""
+    folder = tmp_path_factory.mktemp("ends")
+    return folder, [python(folder, script(folder, text)) for text in ENDS]
+
+
+@EVERY
+def test_ends_are_those_of_the_interpreter(interpreters_ends: tuple[Path, list[Outcome]], standby: Standby) -> None:
+    folder, expected = interpreters_ends
+    bench = script_bench(folder, standby, ENDS[0])
+
+    async def main() -> list[Outcome]:
+        async with bench.open():
+            return [await bench.run() for text in ENDS if script(folder, text)]
+
+    found = run(main())
+    assert dict(zip(ENDS, found, strict=True)) == dict(zip(ENDS, expected, strict=True))
 
 
 @EVERY

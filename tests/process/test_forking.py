@@ -35,6 +35,22 @@ if sys.argv[1] == "leave" and os.fork() == 0:
     signal.pause()
 """
 
+WORKER = """
+import json, os, signal, sys
+handlers = {int(number): str(signal.getsignal(number)).partition(" at ")[0] for number in signal.valid_signals()}
+stays = {name: os.environ.get(name) for name in ("HOME", "PATH", "PYTHONPATH", "RANK", "EDL_SLOT")}
+streams = [[type(one.buffer).__name__, one.write_through, one.errors, one.encoding] for one in (sys.stdout, sys.stderr)]
+told = dict(
+    argv=sys.argv, path=sys.path, name=__name__, names=sorted(globals()), environment=stays, original=sys.orig_argv,
+    blocked=sorted(signal.pthread_sigmask(0, [])), descriptors=sorted(os.listdir("/proc/self/fd")), cwd=os.getcwd(),
+    streams=streams, input=os.readlink("/proc/self/fd/0"), handlers=handlers,
+    leads=[os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getsid(os.getppid()) == os.getppid()],
+    parent=open(f"/proc/{os.getppid()}/cmdline").read().split(chr(0))[1:3],
+)
+print("TOLD", json.dumps(told, sort_keys=True), "edl.launch.compose" in sys.modules)
+sys.exit("a reason")
+"""
+
 
 @pytest.fixture(scope="module")
 def forker() -> Iterator[forking.Forker]:
@@ -95,6 +111,23 @@ def test_launchers_and_questions_are_forked_unless_somebody_wants_it_real(
     assert (forked.returncode, forked.stdout, forked.stderr) == (answer.returncode, answer.stdout, answer.stderr)
     with pytest.raises(subprocess.TimeoutExpired):
         forking.run([sys.executable, "-m", "edl.cli", "status"], environment, folder, 0.0)
+
+
+@pytest.mark.parametrize(("more", "spared"), [({}, True), ({"MKL_NUM_THREADS": "1"}, False)], ids=["spare", "none"])
+def test_a_worker_cannot_tell_who_has_started_its_fork_server(
+    folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, more: dict[str, str], spared: bool
+) -> None:
+    """A spare process of its launcher, or the interpreter."""
+    (folder / "train.py").write_text(WORKER)
+    command = [sys.executable, "-m", "edl.launch", "--standalone", "--max-restarts=0", "train.py", "--x"]
+    found = []
+    for real in ("", "1"):
+        monkeypatch.setenv("TEST_REAL_STARTS", real)
+        done = forking.run(command, {**environment, **more}, folder, 60)
+        (told,) = [line for line in done.stdout.splitlines() if "TOLD" in line]
+        assert "a reason" in done.stderr
+        found.append((done.returncode, *told.rpartition(" ")[::2]))
+    assert found == [(found[1][0], found[1][1], str(spared)), (found[1][0], found[1][1], "False")]
 
 
 def test_what_a_forked_launcher_has_forked_is_found_when_it_is_gone(

@@ -87,10 +87,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    running = Forker.of("paddle")
-    yield running
-    running.end()
+def forker() -> Forker:
+    return Forker.of("paddle")
 
 
 @pytest.fixture

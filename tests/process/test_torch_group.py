@@ -81,7 +81,6 @@ class Members:
     def end(self) -> None:
         for ending in self.all:
             ending.end()
-        self._forker.end()
         for held in self._held:
             held.close()
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 import pytest
 
 from edl.testing.__main__ import summary
-from edl.testing.sim.schedules import Schedule, play
+from edl.testing.sim.schedules import Result, Schedule, play
+
+
+@functools.cache
+def played(draw: Callable[[int], Schedule], seed: int) -> Result:
+    """The result of a schedule that several tests of a module look at."""
+    return play(draw(seed))
 
 
 def play_all(draw: Callable[[int], Schedule], seeds: Iterable[int], worlds: float) -> None:
     """Each is clean. ``worlds``: how many a schedule has to form on average, lest they become too gentle."""
     results = []
     for seed in seeds:
-        result = play(draw(seed))
+        result = played(draw, seed)
         if result.violation:
             pytest.fail(f"Schedule.{draw.__name__}({seed}): {result.violation}", pytrace=False)
         results.append(result)

@@ -18,7 +18,6 @@ from ps.server.bucket_machine import BucketMachine
 from ps.server.bucket_shell import BucketShell
 from ps.server.handlers import RequestHandlers
 from ps.server.replicate_out import ReplicationStream
-from ps.server.step_barrier_shell import StepBarrierShell
 from ps.store.store import RowStore
 
 Patch = pytest.MonkeyPatch
@@ -109,15 +108,16 @@ def promotes_any_copy(patch: Patch) -> None:
 
 def keeps_a_number(patch: Patch) -> None:
     """A pserver that was taken for dead and comes back has its old number and its old rows."""
-    buried: dict[tuple[int, str], int] = {}
+    buried: dict[tuple[int, str], tuple[Any, int]] = {}
+    """Number by state and name; the state is kept alive, or another one could have its id."""
     bury, hello = PserverRegistry.bury, PserverRegistry._hello
 
     def remembers(self: PserverRegistry, turn: Any, server: Any, why: str) -> None:
-        buried[id(self._state), server.name] = server.number
+        buried[id(self._state), server.name] = self._state, server.number
         bury(self, turn, server, why)
 
     def returns(self: PserverRegistry, turn: Any, name: str, server: Any, word: Any) -> None:
-        number = buried.get((id(self._state), name))
+        _, number = buried.get((id(self._state), name), (None, NOBODY))
         if server is None and number and name in self.keys:
             before, self._state.numbers = self._state.numbers, number - 1
             hello(self, turn, name, server, word)
@@ -169,30 +169,12 @@ def copies_rows_only(patch: Patch) -> None:
     patch.setattr(RowStore, "take_image", lambda self, image: take(self, replace(image, seqs={})))
 
 
-def lags_without_bound(patch: Patch) -> None:
-    """Pushes are acknowledged however far the copy is behind."""
-    patch.setattr(ReplicationStream, "lag_s", 0.0)
-
-
 # --- in the shells ---------------------------------------------------------------------------------------------------
 
 
 def acknowledges_early(patch: Patch) -> None:
     """A push is acknowledged before the replica has it."""
     patch.setattr(RequestHandlers, "_await_copies", lambda self, done, buckets, asked: None)
-
-
-def wakes_nobody(patch: Patch) -> None:
-    """Those whose pushes another thread has applied at the barrier are not woken up."""
-    carry = StepBarrierShell._carry
-
-    def carries(self: StepBarrierShell, batch: Any, apply: Any) -> None:
-        turn = self._turn
-        with patch.context() as without:
-            without.setattr(turn, "notify_all", lambda: None)
-            carry(self, batch, apply)
-
-    patch.setattr(StepBarrierShell, "_carry", carries)
 
 
 def dies_unheard(patch: Patch) -> None:
@@ -208,15 +190,3 @@ def dies_unheard(patch: Patch) -> None:
 def retries_at_once(patch: Patch) -> None:
     """A stream is opened again without a pause."""
     patch.setattr(replicate_out, "_LONGEST_PAUSE_S", 0.0)
-
-
-def keeps_its_queue(patch: Patch) -> None:
-    """What a broken stream had queued is sent over the next one."""
-    forget = ReplicationStream._forget
-
-    def forgets(self: ReplicationStream) -> None:
-        kept = list(self._queue)
-        forget(self)
-        self._queue.extend(kept)
-
-    patch.setattr(ReplicationStream, "_forget", forgets)

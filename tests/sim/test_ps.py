@@ -13,6 +13,11 @@ LOSING = 55
 """A history in which, with async copies, an owner dies with pushes that its copy has not."""
 KNOWN = [
     173,  # the check's own: a trainer that the Master had given up had a push applied that it did not hear of
+    6,  # a release for newer orders was used up under older ones: its bucket was served by nobody
+    64,  # a pserver that had looked for checkpoints was asked again in the same history, and never answered
+    259,  # a bucket was handed over to a dead pserver, and the giver dropped its rows
+    433,  # an image that came before the rows of the previous history were dropped went with them
+    974,  # as 259
 ]
 MOST = 60
 """Histories that a planted bug gets, after the one that is known to find it."""

@@ -29,7 +29,7 @@ def test_schedules(batch: int) -> None:
         (11, "rolled back to position"),
         (57, "by its rule"),
         (10, "is skipped from now"),
-        (8, "granting leases without"),
+        (293, "granting leases without"),
     ],
 )
 def test_schedules_meet_what_they_are_for(seed: int, story: str) -> None:

@@ -85,7 +85,7 @@ class Story:
 
     def passed(self, number: int) -> int:
         """The last step boundary that a round has come to."""
-        return self.world.checks.courses[Round(number)].reached
+        return self.world.checks.progress[Round(number)].reached
 
     def ways(self, name: str) -> list[str]:
         """How the workers of a node were started."""
@@ -449,7 +449,7 @@ def test_job_that_is_started_again_goes_on_from_the_checkpoint_directory() -> No
     first.running("a", "b", round=1)
     first.world.run(4.0)
     first.world.ask(Purpose.KILL, by_file=False)
-    assert first.ends(ExitCode.KILLED) == "kill switch: somebody"
+    assert first.ends(ExitCode.KILLED) == "stopped by somebody"
     assert directory.usable() == Version(1, first.passed(1))
     second = Story("1", script=RERUN, directory=directory)
     second.start("x")

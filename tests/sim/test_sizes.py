@@ -169,8 +169,17 @@ def _a_suspended_state_stays_in_memory() -> Any:
     return mock.patch.object(forming, "_writers", lambda turn, newest: [])
 
 
-FIRST = {"_a_suspended_state_stays_in_memory": 878}
-"""Schedules to begin with for bugs that are seldom seen."""
+FIRST = {
+    "_repeated_requests_count_again": 11,
+    "_cordoned_nodes_are_taken_in": 1,
+    "_suspended_jobs_form_worlds": 3,
+    "_nothing_shrinks": 30,
+    "_resizes_interrupt": 133,
+    "_idle_nodes_start_workers": 11,
+    "_those_that_leave_stay": 1,
+    "_a_suspended_state_stays_in_memory": 878,
+}
+"""Schedules known to find a bug. When one does not any more, the search goes on behind it: enter the one it prints."""
 PLANTED: list[Callable[[], Any]] = [
     _size_is_answered_before_it_is_stored,
     _stale_requests_are_taken,
@@ -195,6 +204,6 @@ def test_planted_bug_is_found(plant: Callable[[], Any]) -> None:
         for seed in range(first, first + WITHIN):
             found = play(Schedule.resized(seed)).violation
             if found:
-                print(f"found after {seed - first + 1} schedules: {found.splitlines()[0]}")
+                print(f"found by schedule {seed}: {found.splitlines()[0]}")
                 break
     assert found

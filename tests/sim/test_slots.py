@@ -11,8 +11,8 @@ import pytest
 
 from edl.agent.machine import rounds
 from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
-from edl.master import forming, planning, slots
-from edl.master.policies import slots as policy
+from edl.master import dropping, forming, planning
+from edl.master.policies import slots
 from edl.master.state import Phase, Record
 from edl.testing.sim.faults import SLOTS
 from edl.testing.sim.schedules import Schedule, play
@@ -53,12 +53,12 @@ def test_schedules_meet_all_of_it() -> None:
 
 def _dropped_slots_are_used() -> Any:
     """What has been dropped is not looked up."""
-    return mock.patch.object(policy, "dropped_here", lambda dropped, info, slot: None)
+    return mock.patch.object(slots, "dropped_here", lambda dropped, info, slot: None)
 
 
 def _worlds_keep_the_slots_they_have() -> Any:
     """A world that runs is not compared with what is dropped."""
-    return mock.patch.object(slots, "misplaced", lambda turn: [])
+    return mock.patch.object(dropping, "misplaced", lambda turn: [])
 
 
 def _those_in_other_slots_stay() -> Any:
@@ -80,6 +80,16 @@ def _a_change_by_hand_interrupts() -> Any:
     return mock.patch.object(planning, "change", change)
 
 
+FIRST = {
+    "_dropped_slots_are_used": 1,
+    "_worlds_keep_the_slots_they_have": 13,
+    "_a_change_by_hand_interrupts": 8,
+    "_those_in_other_slots_stay": 29,
+    "_devices_are_found_by_chance": 14,
+}
+"""Schedules known to find a bug; the search begins anew at 0 when one does not any more."""
+
+
 @pytest.mark.parametrize(
     "bug",
     [
@@ -92,7 +102,7 @@ def _a_change_by_hand_interrupts() -> Any:
 )
 def test_a_planted_bug_is_found(bug: Callable[[], Any]) -> None:
     with bug():
-        for seed in range(200):
+        for seed in (FIRST.get(bug.__name__, 0), *range(200)):
             try:
                 if play(Schedule.slotted(seed)).violation:
                     return
@@ -199,7 +209,7 @@ def test_a_drop_by_hand_loses_no_step(sharded: bool) -> None:
     before, alive = story.record.round, [w for w in story.world.training.alive() if (w.node, w.slot) != ("a", 1)]
     story.cordon("a", 1)
     story.becomes({"a": (0, 2, 3), "b": ALL})
-    world, left_at = story.record.world, story.world.checks.courses[before]
+    world, left_at = story.record.world, story.world.checks.progress[before]
     assert world is not None and left_at.target == left_at.reached == world.restore.commit
     assert all(worker.alive for worker in alive), "the others keep their processes"
     story.world.run(5.0)

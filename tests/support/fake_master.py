@@ -10,7 +10,7 @@ from typing import Any
 from edl.errors import FencedOut
 from edl.wire.messages import Asked, Purpose, Version
 from edl.wire.scale_requests import Cordon, Drain, Granted, Resize, ScaleRequest, ScaleView, SetBounds, Suspend, Verdict
-from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, NodeView
+from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, NodeView
 
 JOB = "train"
 
@@ -30,11 +30,11 @@ class FakeMaster:
         self.scale = ScaleView(minimum=1, maximum=8, desired=3, nodes=3, revision=40, generation=1, observed=1)
         self.names = ["node-a", "node-b", "node-c", "node-d"]
         self.kill = ""
-        self.journal = [JournalEntry(1, 1.8e9, "world-formed", "round 1: 3 nodes", "", 1)]
+        self.history = [HistoryEntry(1, 1.8e9, "world-formed", "round 1: 3 nodes", "", 1)]
         self.store = asyncio.Event()
         self.store.set()
         self.defect: Exception | None = None
-        self.followers: set[asyncio.Queue[JournalEntry | None]] = set()
+        self.followers: set[asyncio.Queue[HistoryEntry | None]] = set()
         self.keys: dict[str, Granted] = {}
         self.endless = False
         """Streams stay open."""
@@ -57,7 +57,7 @@ class FakeMaster:
             restarts_allowed=3,
             master="node-a",
             nodes=nodes,
-            journal=tuple(self.journal[-10:]),
+            history=tuple(self.history[-10:]),
             failures=(),
             saved=Version(2, 120),
             saved_in="/ckpt/commit-120",
@@ -65,13 +65,13 @@ class FakeMaster:
             scale=scale,
         )
 
-    async def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
-        queue: asyncio.Queue[JournalEntry | None] = asyncio.Queue()
+    async def events(self, request: EventsRequest) -> AsyncIterator[HistoryEntry]:
+        queue: asyncio.Queue[HistoryEntry | None] = asyncio.Queue()
         follow = request.follow and self.endless
         if follow:
             self.followers.add(queue)
         try:
-            for entry in tuple(self.journal):
+            for entry in tuple(self.history):
                 if entry.number > request.after:
                     yield entry
             while follow and (new := await queue.get()) is not None:
@@ -80,9 +80,9 @@ class FakeMaster:
             self.followers.discard(queue)
 
     def note(self, kind: str, text: str) -> None:
-        self.journal.append(JournalEntry(len(self.journal) + 1, 1.8e9 + len(self.journal), kind, text, "", 1))
+        self.history.append(HistoryEntry(len(self.history) + 1, 1.8e9 + len(self.history), kind, text, "", 1))
         for follower in self.followers:
-            follower.put_nowait(self.journal[-1])
+            follower.put_nowait(self.history[-1])
 
     def ask(self, asked: Asked) -> Answer:
         self.asked.append(asked)

@@ -28,7 +28,7 @@ from edl.wire.messages import (
     NodeInfo,
     Ready,
 )
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 T = TypeVar("T")
 
@@ -118,8 +118,8 @@ class Bench:
     def record(self) -> Record | None:
         return record_in({entry.key: entry.value for entry in self.store.read_now(KEYS.prefix).entries}, KEYS)
 
-    def history(self) -> list[JournalEntry]:
-        return [plain.loads(JournalEntry, entry.value) for entry in self.store.read_now(KEYS.journal).entries]
+    def history(self) -> list[HistoryEntry]:
+        return [plain.loads(HistoryEntry, entry.value) for entry in self.store.read_now(KEYS.history).entries]
 
     def stored(self) -> list[str]:
         return [entry.key for entry in self.store.read_now("").entries]

@@ -28,7 +28,7 @@ from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Failure, Member, Settings, World
 from edl.wire.scale_requests import ScaleView
 from edl.wire.snapshot import FILE_NAME
-from edl.wire.status import JobStatus, JournalEntry, NodeView
+from edl.wire.status import HistoryEntry, JobStatus, NodeView
 from edl.worker.context import Context
 from edl.worker.hyper import SettingsView
 
@@ -196,7 +196,7 @@ def test_every_field_of_a_failure_is_documented() -> None:
 def test_every_field_and_kind_of_event_is_documented() -> None:
     rows = first_columns(section(page("status-and-events.md"), "## edl events"))
     documented = {name for row in rows for name in row}
-    assert documented == names_of(JournalEntry) | {kind.value for kind in Kind}
+    assert documented == names_of(HistoryEntry) | {kind.value for kind in Kind}
 
 
 def test_every_phase_and_state_is_documented() -> None:

@@ -165,7 +165,7 @@ class LoggingChanged:
 
 @dataclass(frozen=True, slots=True)
 class KeepingChanged:
-    """Commits of this node's workers find no memory, or do again."""
+    """There is no memory for commits of this node's workers, or there is again."""
 
     why: str
     """The reason; empty when there is memory."""

@@ -2,7 +2,7 @@
 
 If its workers train with others, they continue to a step boundary at which the others go on without them. A node that
 is not needed any more, or has been replaced, is dismissed by the Master (``Dismissed``) and exits with
-``--drained-exit-code``. A node that the job waits for, or that does not get away in time, exits as on SIGTERM.
+``--drained-exit-code``. A node that the job waits for, or that cannot leave in time, exits as on SIGTERM.
 """
 
 from __future__ import annotations

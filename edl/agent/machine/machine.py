@@ -172,7 +172,7 @@ def _become_stranger(turn: AgentTurn, why: str) -> None:
         turn.do(Register())
 
 
-# --- the Master's word -----------------------------------------------------------------------------------------------
+# --- messages from the Master ----------------------------------------------------------------------------------------
 
 
 def _heard(turn: AgentTurn, event: MasterSaid) -> None:
@@ -205,7 +205,7 @@ def _heard(turn: AgentTurn, event: MasterSaid) -> None:
 
 
 def _part(turn: AgentTurn, order: Depart | Dismissed | Expelled | Finish) -> None:
-    """Leave the job for good, or to come back as a newcomer."""
+    """Handle an order to leave the job, for good or to register again."""
     match order:
         case Depart():
             leaving.depart(turn, order)

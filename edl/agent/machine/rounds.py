@@ -369,7 +369,7 @@ def switch(turn: AgentTurn, order: Switch) -> None:
     turn.do(TellWorkers(local.Target(order.hold, order.commit, order.purpose.value, order.reason), ranks))
     turn.set(hold=0)
     if order.purpose is not Purpose.SAVE:
-        turn.log(f"{order.reason}: changing over at commit {order.commit}")
+        turn.log(order.reason)  # it names the commit
         turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_BOUNDARY, unsent=())
         turn.set(park_by_s=turn.now_s + state.timeouts.boundary_s)
 

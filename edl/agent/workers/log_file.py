@@ -82,12 +82,12 @@ class LogRoom:
 
 
 class Roomy:
-    """A disk without a limit."""
+    """Admission that checks nothing."""
 
     shut = False
 
     def admits(self, size: int) -> bool:
-        """Always true."""
+        """Returns true for any size."""
         return True
 
 
@@ -165,7 +165,7 @@ class LogFile:
             self._scribe.do(lambda: self._write(missing, 0))
         self._scribe.do(self._close)
 
-    # --- by the scribe ---------------------------------------------------------------------------------------------
+    # --- on the writer thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         assert self._path is not None  # noqa: S101 - only called with a file

@@ -129,8 +129,8 @@ def in_role(
     endpoints: Sequence[str],
     local_rank: int,
 ) -> dict[str, str]:
-    """The variables that Paddle's launcher sets for a pserver or trainer that runs the script. It knows no ranks of a
-    world."""
+    """The variables that Paddle's launcher sets for a pserver or trainer that runs the script. Ranks of a world are not
+    among them."""
     servers, trainers = (job.servers, job.trainers) if job.servers else _by_role(job.each, world, endpoints)
     mine = here.addresses[local_rank] if here.addresses else endpoints[member.first_rank + local_rank]
     host, _, port = mine.rpartition(":")

@@ -1,4 +1,4 @@
-"""The worker processes of one round on this node: environment, output and ends."""
+"""The worker processes of one round on this node: environment, output and exits."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ class _Running:
     slot: int
     output: Output
     pid: int = 0
-    written: str = ""
-    """The worker's description of an uncaught exception."""
 
 
 class WorkerGroup:
@@ -90,13 +88,23 @@ class WorkerGroup:
         uses = self._member(world).used
         self._outputs.met(self._spec.job, world)
         starting = (self._start_one(world.round, slot, uses, self._attempt(world, slot), world) for slot in slots)
-        return [end for end in await asyncio.gather(*starting) if end is not None]
+        failed = [end for end in await asyncio.gather(*starting) if end is not None]
+        self._log_pids(slots, lambda worker: f"rank {worker.output.files.attempt.rank}")
+        return failed
 
     async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[WorkerEnded]:
         """Start workers in these slots that wait for their world; returns a ``WorkerEnded`` for each that could not be
         created. ``uses``: all slots that the world is likely to use here."""
         starting = (self._start_one(born, slot, uses, Attempt(born, slot, ahead=True), None) for slot in slots)
-        return [end for end in await asyncio.gather(*starting) if end is not None]
+        failed = [end for end in await asyncio.gather(*starting) if end is not None]
+        self._log_pids(slots, lambda worker: f"slot {worker.slot}, waiting for a world")
+        return failed
+
+    def _log_pids(self, slots: tuple[int, ...], what: Callable[[_Running], str]) -> None:
+        """Log the processes of workers that have just been started, for debuggers and profilers."""
+        started = sorted((one for one in self._running.values() if one.slot in slots), key=lambda one: one.slot)
+        if started:
+            self._log("worker processes: " + ", ".join(f"{one.pid} ({what(one)})" for one in started))
 
     def seat(self, world: World, slot: int, secret: str) -> Seat:
         """The place of a living worker in a world. Its further output goes to the files of that world's round."""
@@ -196,22 +204,14 @@ class WorkerGroup:
         worker = self._running.get(pid)
         return (worker.born, worker.slot) if worker else None
 
-    async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Read the worker's error file before ``ended`` is called, with a time limit, since its disk may hang."""
-        worker = self._running.get(pid)
-        if worker is None or not code or not worker.output.error_file:
-            return
-        written = await worker.output.last_error(self._timeout_s)
-        worker.written = written or ""
-        self._timeout_s = TIMEOUT_S if written is not None else SHORT_TIMEOUT_S  # its peers wait in line
-
     async def done(self, limit_s: float) -> None:
         """Wait until the workers' output is in files, at most ``limit_s`` seconds."""
         if not await self._outputs.done(limit_s):
             self._log(f"the log disk has not answered for {limit_s:g} s: some of the workers' output is lost")
 
-    def ended(self, pid: int, code: int) -> WorkerEnded | None:
+    async def ended(self, pid: int, code: int) -> WorkerEnded | None:
         """The event for a process that has ended, with its last output; None for an unknown process."""
+        written = await self._last_error(pid) if code else ""
         worker = self._running.pop(pid, None)
         if worker is None:
             return None
@@ -219,7 +219,7 @@ class WorkerGroup:
         if not code:
             output.close()
             return WorkerEnded(worker.born, worker.slot, code)
-        tail, written = output.stderr.tail(), worker.written
+        tail = output.stderr.tail()
         words = last_words(code, tail, written)
         output.close()
         starved = self._memory.look() if code == -signal.SIGKILL else ""
@@ -236,6 +236,16 @@ class WorkerGroup:
             time_s=self._wall_clock_s(),
             error_file=output.error_file if written else "",
         )
+
+    async def _last_error(self, pid: int) -> str:
+        """The worker's description of an uncaught exception, with a time limit, since its disk may hang; "" for
+        none."""
+        worker = self._running.get(pid)
+        if worker is None or not worker.output.error_file:
+            return ""
+        written = await worker.output.last_error(self._timeout_s)
+        self._timeout_s = TIMEOUT_S if written is not None else SHORT_TIMEOUT_S  # its peers wait in line
+        return written or ""
 
 
 class _TimeBudget:

@@ -20,7 +20,7 @@ MOST_BYTES = 32 * 1024 * 1024
 
 
 class Scribe:
-    """Runs functions one after another, in the order of ``do``. They handle their own errors."""
+    """The writer thread: runs functions one after another, in the order of ``do``. They handle their own errors."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes

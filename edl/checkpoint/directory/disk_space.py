@@ -24,7 +24,7 @@ class DiskSpace:
         self._say = say
         self._tight = False
 
-    def spared(self, retention: Retention, complete: Collection[Version]) -> list[Version]:
+    def deletable(self, retention: Retention, complete: Collection[Version]) -> list[Version]:
         """The complete checkpoints that may be deleted before the next one is written."""
         found = dataclasses.replace(retention, keep_last=LEAST_KEPT).surplus(complete)
         if found and not self._tight:
@@ -35,9 +35,9 @@ class DiskSpace:
             )
         return found
 
-    def found(self, size: int, write: Callable[[], None], drop: Callable[[], bool]) -> None:
-        """Call ``write``, which writes ``size`` bytes. If the disk is full, call ``drop`` to delete what can be spared,
-        and try again, ``TRIES`` times in all. Raises ``OSError``.
+    def write(self, size: int, write: Callable[[], None], drop: Callable[[], bool]) -> None:
+        """Call ``write``, which writes ``size`` bytes. If the disk is full, call ``drop`` to delete old checkpoints and
+        try again, ``TRIES`` times in all. Raises ``OSError``.
 
         Other writers may use up the space freed here, or free some when there is nothing left to drop.
         """

@@ -176,7 +176,7 @@ def owner_text(owner: DirectoryOwner) -> bytes:
 
 def parse_owner(data: bytes) -> DirectoryOwner | None:
     """Parse the output of ``owner_text``; None if the text is truncated. Raises ``CheckpointError`` with the reason."""
-    if broken_off(data):
+    if is_truncated(data):
         return None
     values = _object(data, OWNER_FILE)
     before = values.get("before")
@@ -255,7 +255,7 @@ def check_header(header: Meta, manifest: StateManifest, shard: int) -> None:
         raise CheckpointError(f"its header says {theirs}, its manifest {ours}")
 
 
-def broken_off(data: bytes) -> bool:
+def is_truncated(data: bytes) -> bool:
     """Whether an owner's file or a manifest is truncated."""
     return not data.endswith(_END)
 

@@ -59,8 +59,8 @@ class Pruning:
         """Delete all but a safe minimum to free space; returns whether anything was deleted. Raises ``OSError``."""
         for version in self._folders.versions():
             if version not in self._ours:
-                self._sort_in(version, [])
-        surplus = self._room.spared(self._retention, self._complete())
+                self._classify(version, [])
+        surplus = self._room.deletable(self._retention, self._complete())
         for version in surplus:
             self._ours.pop(version, None)
             self._folders.delete(folder_name(version))
@@ -74,7 +74,7 @@ class Pruning:
         unfinished: list[Version] = []
         for version in self._folders.versions():
             if version not in self._ours:
-                self._sort_in(version, unfinished)
+                self._classify(version, unfinished)
             if self._ours.get(version) and version not in self._bad:
                 complete.append(version)
         unfinished += [version for version in self._bad if self._ours.get(version)]
@@ -87,7 +87,7 @@ class Pruning:
             if entry.name.startswith(f"{OWNER_FILE}.") and not entry.folder:
                 self._files.remove(entry.name)
 
-    def _sort_in(self, version: Version, unfinished: list[Version]) -> None:
+    def _classify(self, version: Version, unfinished: list[Version]) -> None:
         """Classify a folder that is not known yet. If its job is unknown, it is left alone, like a foreign one."""
         try:
             found = self._inspect(version)

@@ -89,7 +89,7 @@ class FileCheckpointStorage:
         self._pruning = Pruning(files, self._folders, self._room, writer.job, retention, self._inspect, self._bad, say)
         self._parts = ShardFiles(files, self._manifest, self._put, self._folders.delete)
 
-    # --- before anything else ----------------------------------------------------------------------------------------
+    # --- start of a run ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Call once at the start: create and probe the directory, and claim it for this run.
@@ -127,7 +127,7 @@ class FileCheckpointStorage:
             with self._explained(len(data)):
                 self._claim()
                 drop = self._pruning.drop_surplus
-                self._room.found(len(data), lambda: self._write_whole(folder, version, data), drop)
+                self._room.write(len(data), lambda: self._write_whole(folder, version, data), drop)
             self._wrote(version)
         return self._files.path(folder)
 
@@ -149,7 +149,7 @@ class FileCheckpointStorage:
             self._claim()
         with self._explained(len(data)):
             try:
-                self._room.found(len(data), lambda: self._parts.write(version, data, shard, shards), self._spare_some)
+                self._room.write(len(data), lambda: self._parts.write(version, data, shard, shards), self._free_space)
             except OSError:
                 self._parts.give_up(version)
                 raise
@@ -167,7 +167,7 @@ class FileCheckpointStorage:
             self._wrote(version)
         return self.folder(version)
 
-    def _spare_some(self) -> bool:
+    def _free_space(self) -> bool:
         with self._lock:
             return self._pruning.drop_surplus()
 
@@ -185,9 +185,9 @@ class FileCheckpointStorage:
         name, has_manifest = text.state_file(0, 1), MANIFEST_FILE in self._folders.content(folder).sizes
         if self._stays(folder, version, name, snapshot):
             return
-        if (
-            has_manifest
-        ):  # a manifest that came since is another node's, for the same content: deleting it would open a gap
+        # A manifest that appeared since is another node's, for the same content: deleting it would leave a moment
+        # without a complete checkpoint.
+        if has_manifest:
             self._files.remove(f"{folder}/{MANIFEST_FILE}")
         try:
             written = self._put(f"{folder}/{name}", snapshot)
@@ -200,7 +200,7 @@ class FileCheckpointStorage:
     def _stays(self, folder: str, version: Version, name: str, snapshot: memoryview) -> bool:
         """Whether this commit is already there, complete. Raises ``CheckpointError`` if it is another job's.
 
-        This holds even for different content: a version names one state, and replacing it would leave a gap.
+        This holds even for different content: a version names one state, and while it is replaced there would be none.
         """
         content = self._folders.content(folder)
         if MANIFEST_FILE not in content.sizes:
@@ -256,7 +256,7 @@ class FileCheckpointStorage:
         self._bad.pop(version, None)
         self._pruning.wrote(version)
 
-    # --- whose it is -------------------------------------------------------------------------------------------------
+    # --- ownership ---------------------------------------------------------------------------------------------------
 
     def _claim(self, *, probe: bool = False) -> None:
         """Make sure that this run owns the directory. Once ownership is lost, always raises ``JobConflict``."""
@@ -422,7 +422,7 @@ class FileCheckpointStorage:
         def check(item: tuple[str, Sum]) -> CheckpointError | None:
             name, expected = item
             try:
-                self._look_at(found, name, expected)
+                self._verify_file(found, name, expected)
             except CheckpointError as error:
                 return error
             return None
@@ -471,7 +471,7 @@ class FileCheckpointStorage:
             data = self._files.read(f"{folder}/{MANIFEST_FILE}")
         except OSError as error:
             raise CheckpointError(f"unreadable: {why(error)}") from error
-        if self._files.remote and text.broken_off(data):  # where files appear atomically, truncation means damage
+        if self._files.remote and text.is_truncated(data):  # where files appear atomically, truncation means damage
             return None
         found = text.parse_manifest(data)
         if found.version != version:
@@ -491,9 +491,9 @@ class FileCheckpointStorage:
         buffer = allocate(expected.bytes).cast("B")[: expected.bytes]
         if len(buffer) < expected.bytes:
             raise ValueError(f"asked for {expected.bytes} bytes of memory and got {len(buffer)}")
-        self._look_at(found, name, expected, buffer)
+        self._verify_file(found, name, expected, buffer)
 
-    def _look_at(self, found: StateManifest, name: str, expected: Sum, into: memoryview | None = None) -> None:
+    def _verify_file(self, found: StateManifest, name: str, expected: Sum, into: memoryview | None = None) -> None:
         """Read a file of a checkpoint and verify it. Raises ``CheckpointError``.
 
         Wrong content is remembered; a file that could not be read may be readable the next time.

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 BACKGROUND_NICENESS = 18
-"""Low enough that training does not notice it; even lower, and a busy machine might suspend the thread for a second
-while it holds the interpreter lock."""
+"""High enough that training is not slowed down. At 19, a busy machine might not schedule the thread for a second while
+it holds the interpreter lock."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13
 
@@ -59,7 +59,7 @@ async def in_pool(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: 
     return await asyncio.shield(future)
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Lower this thread's CPU and I/O priority."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)

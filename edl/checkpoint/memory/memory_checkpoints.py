@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from edl.checkpoint.memory.background import in_pool, in_thread, step_back
+from edl.checkpoint.memory.background import in_pool, in_thread, lower_priority
 from edl.checkpoint.memory.buffer_table import BufferRefusal, SnapshotStream, Usage, WritableBuffer
 from edl.checkpoint.memory.copy_policy import Copying
 from edl.checkpoint.memory.preallocation import Preallocation
@@ -103,7 +103,7 @@ class MemoryCheckpoints:
         self._to_save = asyncio.Event()
         self._persisted: dict[Holding, str] = {}
         self._writing = asyncio.Lock()
-        self._part_writers = ThreadPoolExecutor(PART_WRITERS, "edl-parts", step_back)
+        self._part_writers = ThreadPoolExecutor(PART_WRITERS, "edl-parts", lower_priority)
         self._part_saves = (
             None
             if checkpoint_storage is None
@@ -148,7 +148,7 @@ class MemoryCheckpoints:
                     self._shortages.note(stream, room.why)
                     return room
                 if not logged:
-                    log.warning("State: slot %d waits before its next commit: %s", slot, room.why)
+                    log.warning("State: slot %d waits for a buffer before its next commit: %s", slot, room.why)
                     logged = True
                 await released.wait()
         return BufferRefusal("the worker is gone")
@@ -239,11 +239,11 @@ class MemoryCheckpoints:
                 await self._replication.fetch(version, shard, sources)
                 loan = self._snapshot_pool.borrow(version, shard)
             if loan is None:
-                raise CheckpointError(f"shard {shard} of {version} arrived, but was dropped at once")
+                raise CheckpointError(f"shard {shard} of {version} was received, but dropped before it was used")
         else:
             loan = self._snapshot_pool.borrow_own(slot, stream, version)
             if loan is None:
-                raise CheckpointError(f"slot {slot} has no separate values of {version}")
+                raise CheckpointError(f"slot {slot} has no values of its own for {version}")
         if worker.gone:
             loan.release()
             raise CheckpointError("the worker is gone")
@@ -504,7 +504,7 @@ class MemoryCheckpoints:
     async def _kept(self, version: Version, write: Callable[[], str]) -> str | None:
         begun_s = self._loop.time()
         try:
-            where = await in_thread("edl-persist", write, step_back)
+            where = await in_thread("edl-persist", write, lower_priority)
         except Exception as error:
             if not isinstance(error, CheckpointError):
                 log.exception("State: commit %d was not written", version.commit)

@@ -1,4 +1,4 @@
-"""Reports when workers' commits find no memory, and when that is over."""
+"""Reports when there is no memory for workers' commits, and when there is again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edl.checkpoint.memory.buffer_table import SnapshotStream
 
 
 class MemoryShortages:
-    """Calls ``tell(why)`` when the first current reason changes; empty when there is none left."""
+    """Calls ``tell(why)`` when the first of the current reasons changes; ``why`` is empty when none is left."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from edl.checkpoint.memory.background import in_pool, step_back
+from edl.checkpoint.memory.background import in_pool, lower_priority
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.copy_policy import Copying, CopyTarget, needed
 from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FETCHES = 4
 """Parts fetched at once."""
 LEAVING_TRIES = 10
-"""Attempts of a leaving node to send its commit to a node that does not accept it: that one may have left as well."""
+"""Attempts of a leaving node to send its commit to a peer that does not accept it; the peer may have left as well."""
 COPY_TIMEOUT_S = 10.0
 """Seconds that a worker with a sharded state waits until its previous commit is on another node as well."""
 
@@ -42,17 +42,17 @@ class CommitReplication:
         self._copies = copies
         self._copying = copying
         self._nodes = 1
-        self._parting = False
+        self._leaving = False
         self._peer: CopyTarget | None = None
         self._given_up: CopyTarget | None = None
         """A peer that was too slow or unreachable; workers no longer wait for it."""
         self._copied: dict[SnapshotStream, Holding] = {}
-        self._complained = self._failed = False
+        self._warned = self._failed = False
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
         self._fetches: dict[tuple[Version, int], asyncio.Task[None]] = {}
         self._fetchers = ThreadPoolExecutor(FETCHES, "edl-fetch")
-        self._sender = ThreadPoolExecutor(1, "edl-replica", step_back)
+        self._sender = ThreadPoolExecutor(1, "edl-replica", lower_priority)
         self._task = asyncio.create_task(self._replicate())
 
     def start(self, host: str, port: int) -> int:
@@ -79,7 +79,7 @@ class CommitReplication:
         never = self._copying is Copying.NEVER
         self._peer = CopyTarget(node, host, port) if node and node != self._node and not never else None
         self._copied.clear()  # if the same peer is named again, it reports what it already has
-        self._complained = False
+        self._warned = False
         self.look()
 
     def look(self) -> None:
@@ -107,12 +107,15 @@ class CommitReplication:
         try:
             await asyncio.wait_for(copied(), COPY_TIMEOUT_S)
         except asyncio.TimeoutError:
-            log.warning("State: the copies on the other node lag behind; training continues without waiting for them")
+            log.warning(
+                "State: the peer has had no copy of the previous commit for %g s; training continues without waiting",
+                COPY_TIMEOUT_S,
+            )
             self._given_up = self._peer
 
     async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait for the last copies before leaving; see ``MemoryCheckpoints.copied_before_leaving``."""
-        self._parting = True
+        self._leaving = True
 
         async def wait() -> None:
             failures = 0
@@ -147,7 +150,7 @@ class CommitReplication:
             stream
             for stream, holding in self._snapshot_pool.own()
             if self._copied.get(stream) != holding
-            and (self._parting or needed(self._copying, holding.shards, self._nodes))
+            and (self._leaving or needed(self._copying, holding.shards, self._nodes))
         )
 
     async def _copy(self, stream: SnapshotStream, peer: CopyTarget) -> bool:
@@ -164,13 +167,13 @@ class CommitReplication:
         try:
             await in_pool(self._sender, put)
         except Exception as error:  # noqa: BLE001 - any failure costs a copy, but must not end the task
-            if not self._complained:
-                log.warning("State: cannot copy to node %s: %s. Each commit will be tried", peer.node, error)
-            self._complained = True
+            if not self._warned:
+                log.warning("State: cannot copy commits to node %s: %s. Trying again at each commit", peer.node, error)
+            self._warned = True
             return False
-        if self._complained:
-            log.info("State: node %s has a copy again", peer.node)
-        self._complained = False
+        if self._warned:
+            log.info("State: copying commits to node %s works again", peer.node)
+        self._warned = False
         if peer == self._peer:
             self._copied[stream] = loan.held.holding
         return True

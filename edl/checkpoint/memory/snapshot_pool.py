@@ -86,7 +86,7 @@ class IncomingCopy:
         try:
             found = self._snapshot_pool.read_header(self.view)
             if found != self._label.holding:
-                raise CheckpointError(f"received {found} labelled as {self._label.holding}")
+                raise CheckpointError(f"the peer sent {found} under the label of {self._label.holding}")
             self._memory.renewed(self._label.crc32)
             self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
             self._snapshot_pool.report_pending_save(self._label.owed)

@@ -94,7 +94,7 @@ class Spread:
         if _overlap(list(found)):
             raise CheckpointError(f"damaged: pieces of {self.name} overlap")
         if held != wanted.volume:
-            raise Missing(f"no worker has saved all of {self.name} from {wanted.offset} to the shape {wanted.shape}")
+            raise Missing(f"no worker has saved all of {self.name} at offset {wanted.offset} of shape {wanted.shape}")
         return list(found.items())
 
 
@@ -177,7 +177,7 @@ def _place(part: Any, name: str) -> tuple[Box, tuple[int, ...]]:
         edges = list(zip(offset, stored.entry.shape, shape, strict=True))
         if all(type(at) is type(whole) is int and at >= 0 and at + part <= whole for at, part, whole in edges):
             return Box(tuple(offset), stored.entry.shape), tuple(shape)
-    raise CheckpointError(f"damaged: a piece of {name} at {offset} of a tensor of shape {shape} is not possible")
+    raise CheckpointError(f"damaged: a piece of {name} at offset {offset} does not fit into shape {shape}")
 
 
 def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:

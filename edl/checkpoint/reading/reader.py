@@ -84,7 +84,7 @@ class Folder:
         """An object, merged from the files of these workers; see ``assembly.merged``. Raises ``CheckpointError``."""
         found = [part.objects[name] for part in self.parts(shards) if name in part.objects]
         if not found:
-            raise CheckpointError(f"the checkpoint {self.path} holds nothing of {name}")
+            raise CheckpointError(f"the checkpoint {self.path} does not contain {name}")
         return merged(found, union=union, where=f".{name}")
 
     def fetch(self, wants: Iterable[ReadRequest]) -> None:

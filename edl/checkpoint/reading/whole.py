@@ -60,7 +60,7 @@ def _given(
 ) -> dict[str, Any]:
     unknown = sorted(into.keys() - found.keys())
     if unknown:
-        raise CheckpointError(f"{folder} holds nothing of {', '.join(unknown)}; it has {', '.join(sorted(found))}")
+        raise CheckpointError(f"{folder} does not contain {', '.join(unknown)}; it has {', '.join(sorted(found))}")
     taking = state(**into)
     for name, obj in into.items():
         try:

@@ -7,7 +7,7 @@ from edl.errors import SettingError
 from edl.launch.cluster_env import CLUSTER_ENVS
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import between, names
-from edl.launch.settings import LaunchSettings
+from edl.launch.settings import LaunchSettings, NodeSettings
 from edl.wire.origin import ASPECTS
 
 HIGHEST_PORT = 65535
@@ -55,7 +55,7 @@ SIZE_OF_THE_JOB = (
     ),
     Option(
         "--node-rank",
-        setting=Setting(LaunchSettings, "node_rank"),
+        setting=Setting(NodeSettings, "rank"),
         help=(
             "Position of this node in the world, counted from 0; respected whenever the world is large enough. "
             "-1: nodes get positions in the order they join."

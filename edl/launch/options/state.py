@@ -6,7 +6,7 @@ from edl.config import VerifyRules
 from edl.launch.naming import checkpoint_folder
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import at_least, between, bytes_from, finite_seconds
-from edl.launch.settings import LaunchSettings, ReaderPool, StateSettings
+from edl.launch.settings import NodeSettings, ReaderPool, StateSettings
 
 SLOWEST_COPY = 2 << 20
 """Lower bound of ``--copy-rate`` in bytes per second: slower copies are cancelled."""
@@ -138,7 +138,7 @@ STATE = (
     ),
     Option(
         "--rack",
-        setting=Setting(LaunchSettings, "rack"),
+        setting=Setting(NodeSettings, "rack"),
         help="Rack of this node, any name. Copies of its commits prefer a node in another rack.",
     ),
 )

@@ -8,7 +8,7 @@ from edl.arithmetic.affinity import MODES
 from edl.config import LogLayout, LogPlan
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import bytes_from, bytes_or_default, names
-from edl.launch.settings import LaunchSettings, WorkerSettings
+from edl.launch.settings import NodeSettings, WorkerSettings
 
 TORCH_LAUNCH = "torch.distributed.launch"
 """The dialect of ``python -m torch.distributed.launch``, torchrun's predecessor."""
@@ -63,7 +63,7 @@ WORKERS = (
     ),
     Option(
         "--local-addr",
-        setting=Setting(LaunchSettings, "local_addr"),
+        setting=Setting(NodeSettings, "local_addr"),
         help=(
             "Address at which other nodes reach this one. The launcher listens on it, and `MASTER_ADDR` is this "
             "address if rank 0 is here. Default: this host's address on the route to the store."

@@ -1,4 +1,4 @@
-"""Commits of a worker whose backend is asynchronous, under faults at any instruction.
+"""Commits of a worker whose backend is asynchronous, with a fault at any instruction.
 
-``python -m edl.testing.commits`` plays schedules of them.
+``python -m edl.testing.commits`` plays random schedules.
 """

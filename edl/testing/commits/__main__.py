@@ -15,7 +15,7 @@ _LINE_EVERY = 5000
 
 
 def report(done: Iterable[Played], line_every: int = _LINE_EVERY) -> bool:
-    """Say how far it is, and what it came to. Stops at the first wrong number, and returns whether there was none."""
+    """Print progress and the result. Stops at the first wrong number; returns whether there was none."""
     played = moments = lines = 0
     for one in done:
         played, moments = played + one.schedules, moments + one.moments
@@ -35,8 +35,8 @@ def report(done: Iterable[Played], line_every: int = _LINE_EVERY) -> bool:
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes to use.")
 @click.option("--without-check", is_flag=True, help="Take out the check before the announcement, and find out.")
 def main(runs: int, first_seed: int, jobs: int, without_check: bool) -> None:
-    """Let peers die at random instructions of a step whose collectives are asynchronous, and compare every commit that
-    is announced with the same steps computed apart. Ends with status 1 at the first wrong number."""
+    """Let peers die at random instructions of a step whose collectives are asynchronous, and compare every announced
+    commit with the same steps computed separately. Exits with status 1 at the first wrong number."""
     done = results(range(first_seed, first_seed + runs), jobs, not without_check)
     sys.exit(not report(done))
 

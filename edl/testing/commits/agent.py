@@ -1,4 +1,4 @@
-"""An agent in the same thread as its worker: what is said is sent at once, in an order that a schedule decides."""
+"""An agent in the same thread as its worker: messages are delivered at once, in an order that a schedule decides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from edl.wire.memory_file import write_memory
 from edl.worker.link import Link
 
 Idle = Callable[[], bool]
-"""Called when the worker waits: lets the next thing happen, or returns False when there is none."""
+"""Called when the worker waits: triggers the next event; returns False if there is none."""
 Key = tuple[str, int, int, int]
 """Stream, era, commit, shard."""
 
 
 class Stuck(AssertionError):
-    """The worker waits for something that will not come."""
+    """The worker waits for something that will never come."""
 
 
 class Agent:
-    """Keeps what is committed."""
+    """An agent that stores everything that its worker commits."""
 
     def __init__(self, idle: Idle) -> None:
         self.kept: dict[Key, bytes] = {}
@@ -36,23 +36,23 @@ class Agent:
         self.link = _DirectLink(self, idle)
 
     def close(self) -> None:
-        """Free its memory."""
+        """Free the memory of the agent and of its link."""
         self.link.end()
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
     def tell(self, message: local.ToWorker, *descriptors: int) -> None:
-        """The worker's side thread reads this, now."""
+        """Deliver a message to the worker's side thread, now."""
         self.sent += 1
         self.link._take(message, list(descriptors))
 
     def place(self, seat: Seat) -> None:
-        """Give it a place."""
+        """Give the worker this place in a world."""
         self._tell_memory(local.Place(seat.round), json.dumps(dataclasses.asdict(seat)).encode())
 
     def take(self, message: local.ToAgent) -> None:
-        """The worker says something."""
+        """Handle a message from the worker."""
         self.said.append(message)
         match message:
             case local.Want(stream, size):
@@ -93,12 +93,12 @@ class _DirectLink(Link):
 
     @property
     def busy(self) -> bool:
-        """The training thread holds the lock: the side thread would have to wait for it."""
+        """Whether the training thread holds the lock, so that the side thread would have to wait."""
         held: bool = self._changed._is_owned()  # type: ignore[attr-defined]
         return held
 
     def end(self) -> None:
-        """Unmap and close everything."""
+        """Unmap all memory and close the sockets."""
         for stream in self._streams.values():
             for memory in stream.maps.values():
                 memory.close()

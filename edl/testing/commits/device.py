@@ -1,7 +1,7 @@
 """An accelerator and its collectives, as far as they matter for commits.
 
-Calls return at once; the work is done later, in order, at the latest when a caller waits for the device. A collective
-whose group is aborted ends without an exception, and what it leaves is garbage. So NCCL behaves.
+Calls return at once; the work is done later, in order, at the latest when a caller synchronises the device. As with
+NCCL, a collective whose group is aborted ends without an exception and leaves garbage.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from edl.wire.local import Seat
 from edl.worker.framework import ArrayInfo, Arrays, Framework
 
 Work = Callable[[], bool]
-"""Returns False when it cannot be done yet, because a peer has not come."""
+"""Performs one operation; returns False if it cannot complete yet, because a peer has not arrived."""
 
 
 class Device:
-    """One stream of work."""
+    """A device with one stream of operations."""
 
     def __init__(self, wait: Callable[[], None], most: int = 1 << 30) -> None:
-        """``wait``: called while the host waits and nothing can be done; something has happened when it returns.
-        ``most``: the greatest number of pending operations. Starting another blocks, as on a real device."""
+        """``wait`` is called while the host waits and no operation can complete; it returns after something has
+        happened. ``most``: limit of pending operations; starting another one blocks, as on a real device."""
         self._wait = wait
         self._most = most
         self._queue: deque[Work] = deque()
         self._working = False
 
     def put(self, work: Work) -> None:
-        """Begin something. It is done after all that was begun before."""
+        """Enqueue an operation. It is executed after all earlier ones."""
         self._queue.append(work)
         self._wait_for(self._most)
 
     def do(self, work: Callable[[], object]) -> None:
-        """The same for what can always be done."""
+        """Enqueue an operation that can always complete."""
 
         def done() -> bool:
             work()
@@ -43,7 +43,7 @@ class Device:
         self.put(done)
 
     def advance(self) -> bool:
-        """Do the next piece of work; False when there is none, or it cannot be done yet."""
+        """Execute the next operation; returns False if there is none, or if it cannot complete yet."""
         if self._working or not self._queue:
             return False
         self._working = True
@@ -56,7 +56,7 @@ class Device:
         return done
 
     def synchronize(self) -> None:
-        """Return when everything is done."""
+        """Block until all operations are complete."""
         self._wait_for(0)
 
     def _wait_for(self, left: int) -> None:
@@ -66,83 +66,83 @@ class Device:
 
 
 class AsynchronousArrays:
-    """``edl.worker.framework.Arrays`` on such a device: copies wait for what was begun before."""
+    """``edl.worker.framework.Arrays`` on such a device: copies wait for all earlier operations."""
 
     def __init__(self, arrays: Arrays, device: Callable[[], Device]) -> None:
         self._arrays = arrays
         self._device = device
 
     def is_array(self, value: object) -> bool:
-        """As the framework's."""
+        """Whether the real framework regards this as an array."""
         return self._arrays.is_array(value)
 
     def info(self, value: Any) -> ArrayInfo:
-        """As the framework's."""
+        """Describe an array, with the real framework."""
         return self._arrays.info(value)
 
     def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
-        """As the framework's, when the device is done."""
+        """Synchronise the device, then copy with the real framework."""
         self._device().synchronize()
         self._arrays.copy_out(values, buffers)
 
     def view(self, info: ArrayInfo, data: memoryview) -> Any:
-        """As the framework's. What is copied from there to the device comes after all that was begun before, as in a
-        stream: what is left of an aborted round may not come after the restore that follows it."""
+        """Synchronise the device, then make a view with the real framework. As in a stream, a restore takes effect
+        after everything that an aborted round has left in the queue."""
         self._device().synchronize()
         return self._arrays.view(info, data)
 
     def copy(self, value: Any) -> Any:
-        """As the framework's, when the device is done."""
+        """Synchronise the device, then copy with the real framework."""
         self._device().synchronize()
         return self._arrays.copy(value)
 
     def digest(self, values: Sequence[Any]) -> int:
-        """As the framework's, when the device is done."""
+        """Synchronise the device, then hash with the real framework."""
         self._device().synchronize()
         return self._arrays.digest(values)
 
     def finite(self, values: Sequence[Any]) -> list[bool]:
-        """As the framework's, when the device is done."""
+        """Synchronise the device, then check with the real framework."""
         self._device().synchronize()
         return self._arrays.finite(values)
 
 
 class PeerGone(RuntimeError):
-    """Raised by a collective of a synchronous backend."""
+    """Raised by a collective of a synchronous backend that has lost a peer."""
 
 
 class AsynchronousGroup:
-    """``edl.worker.framework.Communicator``. ``come``: whether all peers have come to the collectives of this step."""
+    """``edl.worker.framework.Communicator``. ``come``: whether all peers have joined the collectives of a step."""
 
     def __init__(self, seat: Seat, device: Device, come: Callable[[int], bool]) -> None:
         self.seat = seat
         self._device = device
         self._come = come
         self.step = 0
-        """Which the next collective belongs to."""
+        """The step that the next collective belongs to."""
         self.aborted = self.disconnected = False
         self.failed = ""
 
     def failure(self) -> str:
-        """See ``Communicator``."""
+        """Why no result of the group's collectives may be kept; empty while it is intact."""
         return self.failed or ("the group was aborted" if self.aborted else "")
 
     def settle(self) -> None:
-        """The device does, when it is synchronised."""
+        """Does nothing: ``Device.synchronize`` waits for all collectives."""
 
     def abort(self) -> None:
-        """End pending operations, with garbage as results."""
+        """Complete pending collectives with garbage as results."""
         self.aborted = True
 
     def end(self, why: str = "") -> None:
-        """It comes to the same end by itself, and says so only where there is a ``why``."""
+        """Let the group fail by itself, without ``abort``. ``why``: what ``failure`` reports; empty: nothing."""
         self.disconnected, self.failed = True, self.failed or why
 
     def retire(self) -> None:
-        """Nothing is left of it."""
+        """Does nothing: an aborted group holds no resources."""
 
     def collective(self, combined: Callable[[], object], garbage: Callable[[], object]) -> None:
-        """Begin one: ``combined`` puts the result in place, ``garbage`` what an abort leaves of it."""
+        """Enqueue a collective. ``combined`` stores the result, ``garbage`` what an abort leaves instead."""
         step = self.step
 
         def done() -> bool:
@@ -157,7 +157,7 @@ class AsynchronousGroup:
         self._device.put(done)
 
     def blocking(self, combined: Callable[[], object], garbage: Callable[[], object]) -> None:
-        """The same by a synchronous backend: it raises ``PeerGone`` where the result is garbage."""
+        """A collective of a synchronous backend: raises ``PeerGone`` if the result is garbage."""
         spoilt: list[bool] = []
 
         def spoil() -> None:
@@ -172,7 +172,7 @@ class AsynchronousGroup:
 
 
 class AsynchronousFramework:
-    """``edl.worker.framework.Framework`` around a real one, whose groups are such."""
+    """``edl.worker.framework.Framework`` around a real one, with asynchronous groups and arrays."""
 
     def __init__(self, real: Framework, device: Callable[[], Device], come: Callable[[int], bool]) -> None:
         self.name = real.name
@@ -181,31 +181,31 @@ class AsynchronousFramework:
         self.group: AsynchronousGroup | None = None
 
     def why_not_in_process(self) -> str:
-        """It can."""
+        """Empty: workers can rejoin in process."""
         return ""
 
     def prepare(self, seat: Seat) -> AsynchronousGroup:
-        """See ``Framework``."""
+        """Create the group of this place; ``connect`` has nothing to add."""
         self.group = AsynchronousGroup(seat, self._device(), self._come)
         return self.group
 
     def connect(self, group: Any, seat: Seat) -> None:
-        """All peers are there from the start."""
+        """Does nothing: all peers are connected from the start."""
 
     def out_of_memory(self, error: BaseException) -> bool:
-        """See ``Framework``."""
+        """Whether this is Python's ``MemoryError``."""
         return isinstance(error, MemoryError)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """The same of all."""
+        """Return the own data, since all ranks hold the same."""
         return self.exchange(data)[root]
 
     def lost_peers(self, error: BaseException) -> bool:
-        """See ``Framework``."""
+        """Whether this is ``PeerGone``."""
         return isinstance(error, PeerGone)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """All agree, absent ranks included: garbage may look like an answer."""
+        """Return the own data for every rank, including lost ones: garbage may look like an answer."""
         assert self.group is not None, "prepared"  # noqa: S101
         answers = [data] * self.group.seat.world_size
         self.group.collective(lambda: None, lambda: None)

@@ -1,4 +1,4 @@
-"""Counts instructions: calls a function before each one that the watched code executes."""
+"""Instruction tracing: calls a function before each instruction of the watched code."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ Watched = Callable[[CodeType], bool]
 
 
 class Moments(Protocol):
-    """One at a time counts."""
+    """Traces instructions; only one instance may be active at a time."""
 
     def begin(self, frame: FrameType, each: Callable[[], None]) -> None:
-        """Call ``each`` from here on: for the rest of this frame and in all that it calls."""
+        """Call ``each`` before each further instruction of this frame and of everything that it calls."""
         ...
 
     def end(self) -> None:
-        """Call it no longer."""
+        """Stop tracing."""
         ...
 
 
 class Traced:
-    """By a trace function. CPython 3.12 and newer leave out instructions of a function's first call."""
+    """Tracing with ``sys.settrace``. CPython 3.12 and newer omit instructions of a function's first call."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._known: dict[CodeType, bool] = {}
         self._before: Any = None
-        """Another tool's trace function, such as a debugger's; it has its place back at the end."""
+        """Another tool's trace function, such as a debugger's, which is restored at the end."""
         self._each: Callable[[], None] | None = None
 
     def begin(self, frame: FrameType, each: Callable[[], None]) -> None:
-        """See ``Moments``."""
+        """Install the trace function, for this frame and for all later calls."""
         if self._each is None:
             self._before = sys.gettrace()
         self._each = each
@@ -42,7 +42,7 @@ class Traced:
         sys.settrace(self._call)
 
     def end(self) -> None:
-        """See ``Moments``."""
+        """Restore the previous trace function."""
         if self._each is not None:
             self._each = None
             sys.settrace(self._before)
@@ -63,7 +63,7 @@ class Traced:
 
 
 class Monitored:
-    """By ``sys.monitoring`` (CPython 3.12). All watched functions are prepared first, so that the first
+    """Tracing with ``sys.monitoring`` (CPython 3.12). All watched functions are instrumented first, so that the first
     call of each counts like the others."""
 
     def __init__(self, watched: Watched) -> None:
@@ -72,13 +72,13 @@ class Monitored:
         self._prepared = False
 
     def begin(self, frame: FrameType, each: Callable[[], None]) -> None:
-        """See ``Moments``."""
+        """Instrument the watched functions, if that is not done yet, and call ``each`` from now on."""
         if not self._prepared:
             self._prepare()
         self._each = each
 
     def end(self) -> None:
-        """See ``Moments``."""
+        """Stop the calls; the functions stay instrumented."""
         self._each = None
 
     def _prepare(self) -> None:
@@ -96,7 +96,7 @@ class Monitored:
 
 
 def _codes(module: ModuleType) -> Iterator[CodeType]:
-    """Of its functions and of its classes' methods."""
+    """The code of a module's functions and of its classes' methods."""
     for one in tuple(vars(module).values()):
         if isinstance(one, type) and one.__module__ == module.__name__:
             yield from _codes_of_class(one)
@@ -124,5 +124,5 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def moments(watched: Watched) -> Moments:
-    """The tracing that this interpreter offers. ``watched``: whether the instructions of this code count."""
+    """The tracing that this interpreter offers. ``watched``: whether instructions of this code count."""
     return Monitored(watched) if sys.version_info >= (3, 12) else Traced(watched)

@@ -1,6 +1,6 @@
-"""Many schedules, on several processes.
+"""Runs many schedules on several processes.
 
-Not in ``__main__``: a spawned process does not import that of a package, and finds nothing that is in it.
+Not in ``__main__``, which a spawned process cannot import from a package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CHUNK = 200
 
 
 def results(seeds: range, jobs: int, checked: bool) -> Iterator[Played]:
-    """Play these schedules in chunks, on several processes if asked. Their results come in the order of seeds."""
+    """Play schedules in chunks, on ``jobs`` processes. Results come in the order of the seeds."""
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     if jobs == 1:
         yield from (play(chunk, checked) for chunk in chunks)
@@ -32,7 +32,7 @@ def results(seeds: range, jobs: int, checked: bool) -> Iterator[Played]:
 
 
 def _end_with_parent() -> None:
-    """A process of a pool whose parent was killed would play on, and then wait for more for ever."""
+    """Exit when the parent process dies; otherwise a worker of the pool would wait for more work forever."""
     threading.Thread(target=_outlive_no_parent, daemon=True).start()
 
 

@@ -1,8 +1,8 @@
 """One schedule: a worker of a world trains, and at some instruction between a step's backward pass and the announcement
-of its commit something dies. What was announced, and what a new world restores from it, is compared with the same
-steps computed apart.
+of its commit a fault strikes. Every announced commit, and every state that a new world restores from it, is compared
+with the same steps computed separately.
 
-Each survivor is played by itself; for what the peers have contributed by then, the schedule decides.
+Each survivor is played alone; the schedule decides what its peers have contributed by then.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from edl.errors import StateError
 from edl.testing.commits.agent import Agent, Key, Stuck
 from edl.testing.commits.device import AsynchronousFramework, Device, PeerGone
+from edl.testing.commits.models import FrameworkModel, PlainFramework, PlainModel, step
 from edl.testing.commits.moments import moments
-from edl.testing.commits.trainee import FrameworkModel, PlainFramework, PlainModel, step
 from edl.wire import local
 from edl.wire.local import OWN, STATE, Seat
 from edl.wire.messages import Purpose
@@ -32,7 +32,7 @@ from edl.worker.state import BaseState
 
 STEPS = 4
 _WATCHED = ("edl/worker/", "edl/wire/snapshot", "edl/testing/commits/schedule")
-"""Instructions of these files are moments at which something may happen."""
+"""Faults may strike at any instruction of these files."""
 _KINDS = ("peer", "peer", "break", "watchdog", "swallowed", "alone")
 """The fault: a peer dies; the round is broken for another reason; the backend aborts by itself; a synchronous
 backend raises what the script swallows; the same, and no peer is ever reported missing."""
@@ -41,18 +41,18 @@ _JOB = "job"
 
 @dataclass(frozen=True)
 class SurvivorSchedule:
-    """Events of one survivor, in moments since the start of its faulty step."""
+    """The faults of one survivor, in instructions since the start of its faulty step."""
 
     rank: int
     world_size: int
     kind: str
     fault_step: int
     broken_at: float
-    """Of the step's instructions, the fraction after which the event comes."""
+    """Fraction of the step's instructions after which the fault strikes."""
     completes: bool
-    """The collective of the faulty step comes to its end on this survivor all the same."""
+    """Whether the collective of the faulty step completes on this survivor nevertheless."""
     pace: float
-    """Chance at each instruction that the device does something."""
+    """Probability per instruction that the device executes an operation."""
     planned: str = ""
     """Purpose of a planned boundary at the faulty step."""
     votes: bool = False
@@ -60,7 +60,7 @@ class SurvivorSchedule:
 
     @classmethod
     def draw(cls, rng: random.Random, rank: int, world_size: int, kind: str, fault_step: int) -> SurvivorSchedule:
-        """One survivor's."""
+        """Draw the schedule of one survivor."""
         return cls(
             rank,
             world_size,
@@ -86,11 +86,11 @@ class SurvivorResult:
 
 
 class Wrong(AssertionError):
-    """A number is not what it must be."""
+    """A number differs from its expected value."""
 
 
 class Own:
-    """Something that each rank has for itself."""
+    """A value that belongs to each rank individually."""
 
     edl_per_rank = True
 
@@ -98,16 +98,16 @@ class Own:
         self.drawn = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """For ``State``."""
+        """The value, for ``State``."""
         return {"drawn": self.drawn}
 
     def load_state_dict(self, plain: dict[str, Any]) -> None:
-        """For ``State``."""
+        """Restore the value, for ``State``."""
         self.drawn = plain["drawn"]
 
 
 class Survivor:
-    """Plays one."""
+    """Plays one survivor."""
 
     def __init__(
         self,
@@ -117,16 +117,16 @@ class Survivor:
         length: int,
         right: Callable[[int], bytes],
     ) -> None:
-        """``length``: instructions of a step without any fault; ``right``: what is right after so many steps."""
+        """``length``: instructions of a step without faults. ``right``: the expected content after this many steps."""
         self.right = right
         self.schedule, self.make = schedule, make
-        self.trainee = make()
+        self.model = make()
         self.rng = random.Random(schedule.seed)  # noqa: S311
         self.agent = Agent(self._idle)
         self.device = Device(self._blocked)
         self.framework = AsynchronousFramework(real, lambda: self.device, self._come)
         self.session = Session(self.agent.link, {"EDL_JOB_ID": _JOB})
-        self.state: BaseState = self.trainee.state(self.framework, step=0, own=Own())
+        self.state: BaseState = self.model.state(self.framework, step=0, own=Own())
         self.moment = 0
         self.event_at = int(schedule.broken_at * length) if schedule.kind != "none" else sys.maxsize
         self.works_at = self._next_work()
@@ -135,7 +135,7 @@ class Survivor:
         self.events = list(_EVENTS[schedule.kind])
 
     def play(self) -> SurvivorResult:
-        """All of it, until the worker parks or ends."""
+        """Train until the worker parks or ends."""
         outcome = SurvivorResult()
         self.agent.place(a_seat(1, self.schedule.rank, self.schedule.world_size))
         run: Any = make_run(self.framework, lambda: self.session)
@@ -168,28 +168,28 @@ class Survivor:
                 self.refuses = self.refuses and not self.counting
             else:
                 self.refuses = False
-                if (state.step, self.trainee.content()) != (state.commits, self.right(state.commits)):
+                if (state.step, self.model.content()) != (state.commits, self.right(state.commits)):
                     raise Wrong(f"a vote against commit {state.commits + 1} put back wrong numbers")
         self.device.synchronize()
-        return self.trainee.content()
+        return self.model.content()
 
     def _step(self, number: int) -> None:
         group = self.framework.group
         assert group is not None, "prepared"  # noqa: S101
-        schedule, trainee = self.schedule, self.trainee
+        schedule, model = self.schedule, self.model
         group.step = number
-        mine = trainee.gradient(number, schedule.rank)
+        mine = model.gradient(number, schedule.rank)
         there: list[Any] = [mine]
 
         def combined() -> None:
-            there[0] = trainee.combine([trainee.gradient(number, rank) for rank in range(schedule.world_size)])
+            there[0] = model.combine([model.gradient(number, rank) for rank in range(schedule.world_size)])
 
         if schedule.kind in ("swallowed", "alone"):
             with contextlib.suppress(PeerGone):  # as scripts do that want to survive a bad batch
                 group.blocking(combined, lambda: None)
         else:
             group.collective(combined, lambda: None)  # what an abort leaves: the rank's own gradient
-        self.device.do(lambda: trainee.apply(there[0]))
+        self.device.do(lambda: model.apply(there[0]))
 
     def _plan(self, commits: int) -> None:
         self.agent.tell(local.HoldAtBoundary(1, 1))
@@ -224,7 +224,7 @@ class Survivor:
         return number == schedule.fault_step and schedule.completes
 
     def _hear(self) -> bool:
-        """The next thing that the survivor learns of the fault; False when there is nothing more."""
+        """Deliver the next sign of the fault to the survivor; False if there are no more."""
         if not self.events:
             return False
         self.event_at = self.moment + self.rng.randrange(200)
@@ -281,7 +281,7 @@ def a_seat(number: int, rank: int, world_size: int, restore: tuple[int, int] = (
 
 
 class Player:
-    """Plays schedules with one kind of trainee."""
+    """Plays schedules with one kind of model."""
 
     def __init__(
         self, make: Callable[[], FrameworkModel] = PlainModel, real: Callable[[], Framework] = PlainFramework
@@ -291,7 +291,7 @@ class Player:
         self._lengths: dict[int, int] = {}
 
     def play(self, seed: int) -> int:
-        """One schedule. Returns the number of instructions played; raises ``Wrong``."""
+        """Play one schedule; returns the number of traced instructions. Raises ``Wrong``."""
         rng = random.Random(seed)  # noqa: S311
         world_size = rng.choice((2, 3, 4))
         kind, fault_step = rng.choice(_KINDS), rng.randrange(STEPS)
@@ -326,35 +326,35 @@ class Player:
         return Survivor(schedule, self.make, self.real(), length, lambda steps: self._after(steps, world_size)).play()
 
     def _restore(self, schedule: SurvivorSchedule, kept: dict[Key, bytes], commit: int) -> None:
-        """Begin another world from a commit, in a new process."""
-        agent, device, trainee = Agent(lambda: False), Device(lambda: None), self.make()
+        """Start another world from a commit, in a new process."""
+        agent, device, model = Agent(lambda: False), Device(lambda: None), self.make()
         try:
             agent.kept.update(kept)
             framework = AsynchronousFramework(self.real(), lambda: device, lambda number: True)
             session = Session(agent.link, {"EDL_JOB_ID": _JOB})
             session.enter(framework)
-            state = trainee.state(framework, step=0, own=Own())
+            state = model.state(framework, step=0, own=Own())
             agent.place(a_seat(2, schedule.rank, schedule.world_size, (1, commit)))
             loop._join(session, state)
             if (state.step, state.commits, state.own.drawn) != (commit, commit, commit):
                 raise Wrong(f"commit {commit} holds step {state.step} and, of the rank's own, {state.own.drawn}")
-            if trainee.content() != self._after(commit, schedule.world_size):
+            if model.content() != self._after(commit, schedule.world_size):
                 raise Wrong(f"commit {commit} holds wrong numbers")
         finally:
             agent.close()
 
     def _after(self, steps: int, world_size: int) -> bytes:
-        """The same computed apart."""
+        """The content after this many steps, computed without commits."""
         known = self._expected.get((steps, world_size))
         if known is None:
-            trainee = self.make()
+            model = self.make()
             for number in range(steps):
-                step(trainee, number, world_size)
-            known = self._expected[steps, world_size] = trainee.content()
+                step(model, number, world_size)
+            known = self._expected[steps, world_size] = model.content()
         return known
 
     def _length(self, world_size: int) -> int:
-        """Instructions of a step without a fault."""
+        """Number of instructions of a step without faults."""
         known = self._lengths.get(world_size)
         if known is None:
             nothing = SurvivorSchedule(0, world_size, "none", 1, 0.0, completes=True, pace=0.0)
@@ -370,13 +370,13 @@ class Played(NamedTuple):
 
     schedules: int
     moments: int
-    """Instructions played in them."""
+    """Number of traced instructions."""
     wrong: str = ""
-    """The defect that the last of them found."""
+    """The defect found by the last of them; empty if there is none."""
 
 
 def play(seeds: range, checked: bool) -> Played:
-    """Play these schedules, up to the first one that finds something."""
+    """Play schedules until one finds a defect. ``checked``: False removes the check before the announcement."""
     if not checked:
         Link._spoilt = lambda self, number: ""  # type: ignore[method-assign]
     player = Player()

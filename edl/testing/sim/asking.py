@@ -1,4 +1,4 @@
-"""People and schedulers who ask for sizes, and what they may rely on once they have been answered."""
+"""Checks that the Master keeps what it promises when it grants a request for another size."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from edl.wire.scale_requests import Drain, DrainMode, Granted, ScaleRequest, Ver
 
 
 class Promises:
-    """Granted requests, and checks that they are kept."""
+    """Records granted requests and checks that each is kept."""
 
     def __init__(self, spec: NodeRange, fail: Callable[[str], None]) -> None:
         self._spec = spec
         self._fail = fail
         self._sizings: dict[int, Sizing] = {0: Sizing()}
-        """Everything that was wanted, by generation."""
+        """Every sizing that was stored, by generation."""
         self._generations: dict[int, int] = {}
-        """Generation that each revision of the size stands for."""
+        """Generation of the sizing at each revision of the size."""
         self._keys: dict[str, Granted] = {}
         self._granted = 0
-        """Newest generation that a request was answered with."""
+        """Highest generation in a granted answer."""
         self._newest = 0
         self.evicted: dict[NodeId, Incarnation] = {}
-        """Nodes that were promised to leave, and for how long they have been here."""
+        """Incarnations of the nodes whose removal was promised."""
 
     def stored(self, record: Record, revision: int, *, formed: bool) -> None:
-        """The store has taken a record; ``revision``: of the size. ``formed``: with a new world."""
+        """Check a record that the store has accepted. ``revision``: of the size. ``formed``: the record has a new
+        world."""
         sizing = record.sizing
         if sizing.generation < self._newest:
             self._fail(f"the size went back from generation {self._newest} to {sizing.generation}")
@@ -52,7 +53,7 @@ class Promises:
                 self._fail(violation)
 
     def answered(self, request: ScaleRequest, granted: Granted, incarnations: dict[NodeId, Incarnation]) -> None:
-        """A request has been answered. ``incarnations``: of the nodes it names."""
+        """Check the Master's answer to a request. ``incarnations``: of the nodes that the request names."""
         key, revision = getattr(request, "key", ""), getattr(request, "revision", 0)
         repeated = bool(key) and key in self._keys
         if repeated and (self._keys[key].verdict, self._keys[key].text) != (granted.verdict, granted.text):

@@ -1,4 +1,4 @@
-"""Delays and unresponsiveness of a schedule's processes; each schedule may draw its own mix."""
+"""How often processes are slow or unresponsive. Each schedule may draw its own mix."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Chances are from 0 to 1."""
+    """Chances (0 to 1) and magnitudes of delays."""
 
     deaf: float = 0.08
     """Chance that a worker ignores SIGTERM."""
     sluggish: float = 0.05
     """Chance that a worker takes 2 s longer to boot, or 3 s longer to leave its round."""
     late_watch: float = 0.03
-    """Chance that a watch reports a change late."""
+    """Chance that a watch delivers a change late."""
     slow_reader: float = 0.0
-    """Chance that the receiver of a stream reads a message late. Messages behind it wait too."""
+    """Chance that the receiver of a stream reads a message late. The messages behind it are delayed too."""
     slowest_read_s: float = 0.0
-    """Longest time until a late message is read."""
+    """Longest delay of a late read."""
     drift: float = 0.0
-    """Each process's clock is fast or slow by up to this fraction."""
+    """Each process's clock runs fast or slow by up to this fraction."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Biases:

@@ -1,4 +1,4 @@
-"""Invariants of the whole simulated job, beyond those of a single machine."""
+"""Invariants of the whole simulated job, beyond those of each state machine."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from edl.wire.messages import (
 )
 
 REPORT_S = 2.0
-"""Seconds until the Master must know that a node has a copy."""
+"""Seconds until the Master must know of a node's copy."""
 AFTERMATH_S = 15.0
-"""Seconds after a fault in which its consequences may appear."""
+"""Seconds after a fault in which its effects are tolerated."""
 
 
 UNDERWAY_STEPS = 20
-"""After so many steps the Master knows that a world is underway, and can be changed at a boundary."""
+"""After so many steps the Master knows that the world is training, and can change it at a step boundary."""
 
 
 class Violation(AssertionError):
-    """Something that must never happen did."""
+    """An invariant of the simulated job does not hold."""
 
 
 def succession_violations(before: World, after: World, spec: JobSpec, sizing: Sizing) -> Iterator[str]:
-    """Rules that one world owes to the one before it."""
+    """Violations of the rules for a world and its successor."""
     old, new = len(before.members), len(after.members)
     level, bounds, requested = spec.fault_tolerance, sizing.bounds(spec.nodes), sizing.requested(spec.nodes)
     kept = min(max(old, bounds.lowest), requested or bounds.highest)
@@ -69,24 +69,24 @@ def succession_violations(before: World, after: World, spec: JobSpec, sizing: Si
 
 @dataclass(slots=True)
 class RoundProgress:
-    """Progress of a round."""
+    """How far a round's workers have got."""
 
     reached: int
     """Highest commit that a worker has passed."""
     copied_by: set[int]
-    """Which launchers have copies of its commits, by ``id``."""
+    """Launchers that have copies of the round's commits, by ``id``."""
     target: int = 0
-    """The commit at which the round ends, once agreed; no worker may pass it."""
+    """Commit at which the round ends, once agreed, else 0. No worker may pass it."""
     saves: set[int] = field(default_factory=set)
-    """Commits that are to be saved on the way."""
+    """Commits to be saved before the round ends."""
     passed_s: float = 0.0
-    """When a worker has passed a boundary last."""
+    """When a worker last passed a step boundary."""
     agreed_s: float = 0.0
-    """When that was agreed."""
+    """When ``target`` was agreed."""
 
 
 class Checks:
-    """Watches everything; raises ``Violation`` at the first wrong."""
+    """Observes every process and raises ``Violation`` when an invariant first fails."""
 
     def __init__(self, spec: JobSpec, timeline: Timeline) -> None:
         self.spec = spec
@@ -95,77 +95,78 @@ class Checks:
         self.memories: Mapping[tuple[str, int], SimMemory] = {}
         self.directory = Directory()
         self.record: Record | None = None
-        """Content of the store."""
+        """The record in the store."""
         self.worlds: dict[Round, World] = {}
-        """Every world ever recorded."""
-        self.courses: dict[Round, RoundProgress] = {}
+        """Every recorded world."""
+        self.progress: dict[Round, RoundProgress] = {}
         self.worker_failures = 0
         """Worker failures caused by the fault plan."""
         self.trouble_until_s = 0.0
-        """Until when the consequences of a fault may show."""
-        self.rotten = False
-        """A checkpoint has been spoilt."""
+        """Until this time the effects of faults are tolerated."""
+        self.corrupted = False
+        """Whether a checkpoint was corrupted."""
         self.gave_up = False
-        """A worker has said that its job cannot go on."""
+        """Whether a worker or a service has reported that the job cannot continue."""
         self.lost_memories = 0
-        """In-memory checkpoints that went without writing what they had."""
+        """Number of in-memory checkpoints that were lost before they were written to the directory."""
         self.owed: tuple[Version, int] | None = None
-        """The checkpoint that the kill switch must leave in the directory, unless more memories are lost."""
+        """The checkpoint that the kill switch must leave in the directory, and ``lost_memories`` at that time: if more
+        are lost, it may be missing."""
         self.steps = 0
         self.pairs: Counter[Pair] = Counter()
-        """Which events have met which states."""
+        """How often each event occurred in each state."""
         self.promises = Promises(spec.nodes, self.fail)
         self.settings: dict[int, Settings] = {0: NO_SETTINGS}
-        """All that were ever recorded, by number."""
+        """All settings ever recorded, by number."""
         self._held: dict[tuple[Round, int], Settings] = {}
-        """Under which ones the step after a commit is taken."""
+        """Settings of the step after each commit."""
         self._placed: dict[tuple[int, int], Round] = defaultdict(lambda: Round(0))
         self._token = ""
-        """Of the job that is looked at, once it has been founded."""
+        """Token of the job under observation; empty until it is founded."""
         self._next_port = 20_000
 
     def note(self, text: str) -> None:
-        """Report a violation; time stops after this call. The first one counts."""
+        """Report a violation and stop the simulated time after this call. Only the first violation is kept."""
         self.timeline.failure = self.timeline.failure or Violation(text)
 
     def fail(self, text: str) -> None:
-        """Report a violation and raise it. A task may catch what is raised, so time stops as well."""
+        """Report a violation and raise it. Stops the simulated time too, because a task may catch the exception."""
         self.note(text)
         assert self.timeline.failure is not None  # noqa: S101 - just noted
         raise self.timeline.failure
 
     def _met(self, pair: Pair) -> None:
-        """Count a pair; one that is declared impossible is a violation."""
+        """Count an event in a state. Fails if the pair is declared impossible."""
         self.pairs[pair] += 1
         if self.pairs[pair] == 1 and (why := why_impossible(pair)):
             self.fail(f"{' '.join(pair)} is declared impossible: {why}. Fix the cause, or remove it from IMPOSSIBLE")
 
     def demand(self, violations: Iterable[str]) -> None:
-        """Fail on the first of these."""
+        """Fail on the first of these violations, if any."""
         for violation in violations:
             self.fail(violation)
 
     def trouble(self, for_s: float) -> None:
-        """A fault strikes, and lasts so long."""
+        """Tolerate the effects of a fault that lasts ``for_s`` seconds."""
         self.trouble_until_s = max(self.trouble_until_s, self.timeline.now_s + for_s + AFTERMATH_S)
 
     @property
     def calm(self) -> bool:
-        """No fault has struck for a while."""
+        """Whether no effects of a fault are tolerated any more."""
         return self.timeline.now_s > self.trouble_until_s
 
     def fresh_ports(self, count: int) -> tuple[int, ...]:
-        """Ports that have not been used yet."""
+        """Port numbers that were never returned before."""
         first = self._next_port
         self._next_port += count
         return tuple(range(first, first + count))
 
-    # --- reported by the shells --------------------------------------------------------------------------------------
+    # --- reported by the shells ---------------------------------------------------------------------------------------
 
     def master_stepped(
         self, before: MasterState, events: Sequence[ev.Event], decision: ev.Decision, where: str
     ) -> None:
-        """A Master has decided; nothing is written or sent yet."""
+        """Check a Master's decision before its effects are carried out."""
         self.steps += 1
         for event in events:
             self._met(master_pair(before, event))
@@ -173,7 +174,7 @@ class Checks:
             self.fail(f"Master on {where}: {violation}")
 
     def is_this_job(self, token: str) -> bool:
-        """Whether a launcher that has agreed on this token belongs to the job that is looked at, which is the first."""
+        """Whether a launcher with this token belongs to the job under observation, which is the first one founded."""
         self._token = self._token or token
         return token == self._token
 
@@ -185,7 +186,7 @@ class Checks:
     def record_written(
         self, state: MasterState, decided_s: float, token: FencingToken, real: FencingToken, revision: int
     ) -> None:
-        """The store has taken a record."""
+        """Check a record that the store has accepted."""
         if token != real:
             self.fail(f"a Master of token {token} wrote although {real} rules")
         before, record = self.record, state.record
@@ -221,7 +222,7 @@ class Checks:
         if settled and record.restarts > self.worker_failures:
             self.fail(f"{record.restarts} restarts charged for {self.worker_failures} worker failures: {record.reason}")
 
-    # --- state -------------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def _world_formed(self, before: World | None, state: MasterState, world: World, decided_s: float) -> None:
         if world.era <= world.restore.era:
@@ -232,7 +233,7 @@ class Checks:
             self._check_redone(before, world)
 
     def _check_newest(self, state: MasterState, world: World, decided_s: float) -> None:
-        """The newest complete commit of those that attached, ready nodes hold is what a world begins from."""
+        """A world must begin from the newest complete commit on its attached members and the attached, ready nodes."""
         ready = [entry for entry in state.nodes.values() if entry.status is NodeStatus.READY]
         members = [entry for entry in state.nodes.values() if world.member(entry.info.node) is not None]
         newest = self._newest(self._attached([*ready, *members]), world.size, decided_s - REPORT_S)
@@ -240,21 +241,22 @@ class Checks:
             self.fail(f"round {world.round} begins from {world.restore} although {newest} is there")
 
     def _check_unusable(self, state: MasterState, decided_s: float) -> None:
-        """When that was decided, the Master knew of no node with a state to start from, and the directory held none.
-        What a node that was away then writes when it ends is for the next job."""
+        """The Master may end a job for want of a usable state only if no attached node and no checkpoint in the
+        directory had one. States that detached nodes write when they end serve the next job."""
         until_s = decided_s - REPORT_S
         found = max(self._newest(self._attached(state.nodes.values()), 1, until_s), self.directory.usable(until_s))
         if found != NO_STATE:
             self.fail(f"the job ends, {state.record.reason}, although {found} is there")
 
     def _attached(self, entries: Iterable[NodeEntry]) -> list[SimMemory]:
-        """In-memory checkpoints of these nodes, as far as they live and the Master hears them."""
+        """In-memory checkpoints of the attached nodes among these, as far as the nodes are alive."""
         found = ((self.memories.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached)
         return [memory for memory, entry in found if memory is not None and memory.owner.info == entry.info]
 
     @staticmethod
     def _newest(memories: list[SimMemory], size: int, until_s: float) -> Version:
-        """The newest complete commit in these; of a sharded one only those of a world of that size (0: of any)."""
+        """The newest complete commit in these memories. A sharded commit counts only if its world had ``size`` workers
+        (0: any number)."""
         parts: dict[tuple[Version, int], set[int]] = defaultdict(set)
         for memory in memories:
             for held in memory.holdings():
@@ -263,35 +265,35 @@ class Checks:
         return max((v for (v, shards), found in parts.items() if len(found) == shards), default=NO_STATE)
 
     def _check_redone(self, before: World, world: World) -> None:
-        course = self.courses.get(before.round)
-        if course is None or self.training.finished:
+        progress = self.progress.get(before.round)
+        if progress is None or self.training.finished:
             return
-        untroubled = self.trouble_until_s < course.agreed_s  # a suspended job may meet trouble before the next world
-        if course.target and untroubled and world.restore != Version(before.era, course.target):
+        untroubled = self.trouble_until_s < progress.agreed_s  # a suspended job may meet trouble before the next world
+        if progress.target and untroubled and world.restore != Version(before.era, progress.target):
             self.fail(
-                f"round {before.round} was left at commit {course.target}, {world.round} begins from {world.restore}"
+                f"round {before.round} was left at commit {progress.target}, {world.round} begins from {world.restore}"
             )
         if (
-            course.passed_s > self.trouble_until_s
-            and not course.target
-            and course.reached > before.restore.commit + UNDERWAY_STEPS
+            progress.passed_s > self.trouble_until_s
+            and not progress.target
+            and progress.reached > before.restore.commit + UNDERWAY_STEPS
         ):
-            self.fail(f"round {before.round} was interrupted after commit {course.reached} though nothing went wrong")
+            self.fail(f"round {before.round} was interrupted after commit {progress.reached} though nothing went wrong")
         survivors = {
             id(memory.owner)
             for memory in self.memories.values()
             if any(member.incarnation == memory.owner.info.incarnation for member in world.members)
         }
-        if course.copied_by & survivors and not self.training.sharded:
+        if progress.copied_by & survivors and not self.training.sharded:
             every = self.training.copy_every
-            least = (course.reached - 1) // every * every
+            least = (progress.reached - 1) // every * every
             if least > before.restore.commit and world.restore < Version(before.era, least):
-                self.fail(f"round {before.round} got to {course.reached}, {world.round} begins from {world.restore}")
+                self.fail(f"round {before.round} got to {progress.reached}, {world.round} begins from {world.restore}")
 
-    # --- reported by agents and workers ------------------------------------------------------------------------------
+    # --- reported by agents and workers -------------------------------------------------------------------------------
 
     def agent_stepped(self, before: AgentState, event: ag.Event, decision: ag.Decision, now_s: float) -> None:
-        """An agent has decided."""
+        """Check an agent's decision."""
         self.steps += 1
         self._met(agent_pair(before, event))
         after = decision.state
@@ -328,7 +330,8 @@ class Checks:
                 self.fail(f"{node} wanted to wait for the others and leaves on {event}")
 
     def _in_slots(self, after: AgentState, effect: ag.Effect) -> None:
-        """Workers are where the world, or the next one, has them, and look for their devices where these are."""
+        """Workers must be in the slots of their world, or of the next one for those started ahead, and bound to the
+        right devices."""
         node = after.info.node
         if isinstance(effect, ag.StartAhead) and set(effect.slots) - set(after.uses):
             self.fail(f"{node} starts workers in slots {effect.slots}, and is to use {after.uses}")
@@ -344,7 +347,7 @@ class Checks:
                 self.fail(f"{node}: {worker} would look for its device in another place")
 
     def _undisturbed(self, before: AgentState, event: ag.Event, decision: ag.Decision) -> None:
-        """A change of the world signals no independent worker whose slot has a part in the next one."""
+        """A change of the world must not signal an independent worker whose slot has a rank in the next one."""
         if not isinstance(event, ag.MasterSaid) or before.phase not in (AgentPhase.RUNNING, AgentPhase.IDLE):
             return
         member = event.message.world.member(before.info.node) if isinstance(event.message, StartRound) else None
@@ -358,27 +361,27 @@ class Checks:
                 self.fail(f"{before.info.node} disturbs its workers on {event.message}: {done}")
 
     def worker_started(self, worker: SimWorker, world: World | None) -> None:
-        """An agent has created a worker process."""
+        """Check the place of a worker process that an agent has just created."""
         if world is not None:
             self.placed(worker, world)
 
     def _agreed(self, number: Round, order: Target) -> None:
-        course = self.courses.get(number)
+        progress = self.progress.get(number)
         if order.purpose == Purpose.SET.value:
             return  # what counts is what the workers take their steps under
-        if course is None:
+        if progress is None:
             self.fail(f"workers of round {number} are to go to commit {order.commit}; nobody trains there")
-        elif order.commit in (course.saves if order.purpose == Purpose.SAVE.value else {course.target}):
+        elif order.commit in (progress.saves if order.purpose == Purpose.SAVE.value else {progress.target}):
             return  # other workers got this order before
-        elif course.reached > order.commit or (course.reached == order.commit and self.calm):
-            self.fail(f"round {number} is to stop at commit {order.commit}; {course.reached} has been passed")
+        elif progress.reached > order.commit or (progress.reached == order.commit and self.calm):
+            self.fail(f"round {number} is to stop at commit {order.commit}; {progress.reached} has been passed")
         elif order.purpose == Purpose.SAVE.value:
-            course.saves.add(order.commit)
-        elif not course.target:
-            course.target, course.agreed_s = order.commit, self.timeline.now_s
+            progress.saves.add(order.commit)
+        elif not progress.target:
+            progress.target, progress.agreed_s = order.commit, self.timeline.now_s
 
     def placed(self, worker: SimWorker, world: World) -> None:
-        """A worker has been given a place."""
+        """Check the place in a world that a worker was given."""
         if self.worlds.get(world.round) != world:
             self.fail(f"{worker} was given a place in a world of round {world.round} that nobody recorded")
         slot = (id(worker.parent), worker.slot)
@@ -387,21 +390,21 @@ class Checks:
         self._placed[slot] = world.round
 
     def restored(self, worker: SimWorker, world: World, version: Version) -> None:
-        """A worker has its state."""
+        """Check the commit that a worker has restored."""
         if version != self.worlds[world.round].restore:
             self.fail(f"{worker} begins round {world.round} from {version}, not {self.worlds[world.round].restore}")
-        self.courses.setdefault(world.round, RoundProgress(version.commit, set()))
+        self.progress.setdefault(world.round, RoundProgress(version.commit, set()))
 
     def passed(self, worker: SimWorker, world: World, commit: int) -> None:
-        """A worker has passed a step boundary."""
-        course = self.courses[world.round]
-        course.reached = max(course.reached, commit)
-        course.passed_s = self.timeline.now_s
-        if course.target and commit > course.target:
-            self.fail(f"{worker} passes commit {commit} although round {world.round} ends at {course.target}")
+        """Check that a worker may pass a step boundary."""
+        progress = self.progress[world.round]
+        progress.reached = max(progress.reached, commit)
+        progress.passed_s = self.timeline.now_s
+        if progress.target and commit > progress.target:
+            self.fail(f"{worker} passes commit {commit} although round {world.round} ends at {progress.target}")
 
     def holds(self, worker: SimWorker, world: World, commit: int, settings: Settings) -> None:
-        """Under these settings a worker takes the step after a commit."""
+        """Check the settings of the step after a commit."""
         if self.settings.get(settings.number) != settings:
             self.fail(f"{worker} takes a step under settings that nobody recorded: {settings}")
         others = self._held.setdefault((world.round, commit), settings)
@@ -409,11 +412,11 @@ class Checks:
             self.fail(f"{worker} goes on from commit {commit} under {settings}, others under {others}")
 
     def worker_failed(self) -> None:
-        """A worker fails for a reason that may be charged."""
+        """Count a worker failure that may be charged to the restart budget."""
         self.worker_failures += 1
 
     def copied(self, parent: Parent, version: Version) -> None:
-        """A node has taken a worker's commit."""
+        """Record that a node has copied a worker's commit."""
         for number, world in self.worlds.items():
-            if world.era == version.era and number in self.courses:
-                self.courses[number].copied_by.add(id(parent))
+            if world.era == version.era and number in self.progress:
+                self.progress[number].copied_by.add(id(parent))

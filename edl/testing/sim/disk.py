@@ -1,7 +1,7 @@
-"""A shared checkpoint directory in memory: slow, full, frozen, damaged, and forgetful when a host crashes.
+"""A simulated shared checkpoint directory. It can be slow, full, frozen or corrupt, and loses unsynced data in a crash.
 
-A written file is invisible until its content is safe; then other hosts see it, and only when its folder is synced as
-well does it survive a crash of its writer's host. ``write`` returns after that.
+A file becomes visible to other hosts once its content is written. Only once its folder is synced as well does it
+survive a crash of the host that wrote it; ``write`` returns after that.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class _File:
     data: bytes
     stamp: int
     unsafe: str = ""
-    """The host with whose crash it is lost."""
+    """The host whose crash loses this content; empty once it is durable."""
     before: _File | None = None
-    """Content after such a crash."""
+    """The content after such a crash."""
 
 
 class SimDisk:
-    """The storage, and what is wrong with it."""
+    """The storage behind every host's ``SimFiles``, with its faults."""
 
     def __init__(self, timeline: Timeline, random: Callable[[], float]) -> None:
         self.full = False
@@ -34,7 +34,7 @@ class SimDisk:
         self.frozen_until_s = 0.0
         self.files: dict[str, _File] = {}
         self.lost = 0
-        """Files that crashes have taken along."""
+        """Number of files that crashes have removed or reverted."""
         self._timeline, self._random = timeline, random
         self._stamps = 0
 
@@ -44,20 +44,20 @@ class SimDisk:
         return frozen_s + self.slowness * (0.0002 + 0.004 * self._random() ** 3)
 
     def put(self, name: str, data: bytes, host: str) -> None:
-        """A file appears. Raises ``OSError`` if there is no room."""
+        """Store a file that is not durable yet. Raises ``OSError`` if the disk is full."""
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device", name)
         self._stamps += 1
         self.files[name] = _File(data, self._stamps, host, self.files.get(name))
 
     def sync(self, name: str) -> None:
-        """Make the current content durable."""
+        """Make the file's current content durable."""
         file = self.files.get(name)
         if file is not None:
             file.unsafe, file.before = "", None
 
     def crash(self, host: str) -> None:
-        """Lose the content that this host has not synced."""
+        """Discard the content that this host has not synced."""
         for name, file in list(self.files.items()):
             if file.unsafe == host:
                 self.lost += 1
@@ -88,11 +88,11 @@ class SimFiles:
         self._sleep(self._disk.wait_s())
 
     def path(self, name: str) -> str:
-        """See ``Files``."""
+        """The file's path for messages."""
         return f"{self.where}/{name}"
 
     def entries(self, folder: str = "") -> Sequence[FileEntry]:
-        """See ``Files``."""
+        """A folder's files and folders, sorted by name."""
         self._wait()
         prefix, found = f"{folder}/" if folder else "", dict[str, FileEntry]()
         for name, file in self._disk.files.items():
@@ -102,18 +102,18 @@ class SimFiles:
         return sorted(found.values(), key=lambda one: one.name)
 
     def stamp(self, name: str) -> str:
-        """See ``Files``."""
+        """A string that changes with each write of the file; empty if there is none."""
         self._wait()
         file = self._disk.files.get(name)
         return str(file.stamp) if file is not None else ""
 
     def read(self, name: str) -> bytes:
-        """See ``Files``."""
+        """The file's content. Raises ``FileNotFoundError``."""
         self._wait()
         return self._file(name).data
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """See ``Files``."""
+        """Fill ``buffer`` from ``offset``; returns the number of bytes read. Raises ``FileNotFoundError``."""
         self._wait()
         data = self._file(name).data[offset : offset + len(buffer)]
         buffer[: len(data)] = data
@@ -126,7 +126,7 @@ class SimFiles:
         return file
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """See ``Files``."""
+        """Write a file and make it durable. Raises ``OSError`` if the disk is full."""
         data = b"".join(pieces)
         self._wait()
         self._disk.put(name, data, self._host)
@@ -134,17 +134,17 @@ class SimFiles:
         self._disk.sync(name)
 
     def forget(self, name: str) -> None:
-        """See ``Files``."""
+        """Does nothing: there is no page cache."""
 
     def sync(self, folder: str) -> None:
-        """See ``Files``."""
+        """Takes time only: ``write`` has synced the folder."""
         self._wait()
 
     def remove(self, name: str) -> None:
-        """See ``Files``."""
+        """Remove a file if there is one."""
         self._wait()
         self._disk.files.pop(name, None)
 
     def free_bytes(self) -> int | None:
-        """See ``Files``."""
+        """0 if the disk is full, else unknown."""
         return 0 if self._disk.full else None

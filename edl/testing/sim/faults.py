@@ -1,4 +1,4 @@
-"""Faults and their times, drawn from a seed."""
+"""Faults and the times at which they strike, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.Enum):
-    """Ways in which a schedule can go wrong, or just change."""
+    """What can go wrong in a schedule, and what users may request."""
 
     CRASH = "crash"
-    """A launcher dies with its workers; its host answers "refused"."""
+    """A launcher is killed with its workers; connections to its host are refused."""
     CRASH_MASTER = "crash-master"
     CRASH_ON_WRITE = "crash-on-write"
-    """The Master dies after its next write, before it sends anything."""
+    """The Master is killed after its next write, before it sends anything."""
     RESTART = "restart"
     """A node that is down starts again under its old name."""
     NEW_NODE = "new-node"
@@ -22,30 +22,30 @@ class FaultKind(enum.Enum):
     FAIL_WORKER = "fail-worker"
     FREEZE_WORKER = "freeze-worker"
     PARTITION = "partition"
-    """Some nodes are partitioned from the others; the store is on one side."""
+    """The network splits in two; the store is on one side."""
     ISOLATE = "isolate"
-    """One node is isolated."""
+    """One node loses its connections to all others."""
     ONE_WAY = "one-way"
-    """Some nodes' messages to others are lost, but not the other way round."""
+    """Messages from some nodes to the others are lost; those in the other direction arrive."""
     PARTITION_STORE = "partition-store"
-    """One node loses the store, and nothing else."""
+    """One node loses its connection to the store only."""
     STORE_AWAY = "store-away"
     SLOW_NETWORK = "slow-network"
     PAUSE = "pause"
-    """A launcher is stopped by SIGSTOP and goes on later, not knowing."""
+    """A launcher is stopped by SIGSTOP and continues later without noticing."""
     PAUSE_MASTER = "pause-master"
     LOSE_LEASE = "lose-lease"
-    """A lease ends although its launcher lives."""
+    """A launcher's lease is revoked while it is alive."""
     DRAIN = "drain"
     """A launcher gets SIGTERM."""
     KILL_FORK_SERVER = "kill-fork-server"
-    """The process that creates workers dies, and its workers with it."""
+    """The fork server of a node is killed, and its workers with it."""
     KILL_WAITING = "kill-waiting"
-    """A worker that waits for its world, or is on its way there, dies."""
+    """A worker without a round is killed: it waits for its world or is being given a place."""
     STUCK_WORKER = "stuck-worker"
-    """A worker will not notice the end of its round."""
+    """A worker does not react to the end of its round."""
     HANG = "hang"
-    """The collectives of the round hang, and agents notice."""
+    """The round's collectives hang, and agents detect it."""
     SAVE = "save"
     """Request a checkpoint."""
     SET = "set"
@@ -53,17 +53,17 @@ class FaultKind(enum.Enum):
     KILL = "kill"
     """Use the kill switch: write a checkpoint and end the job."""
     CRASH_ON_HOLD = "crash-on-hold"
-    """The Master dies while workers hold at a step boundary."""
+    """The Master is killed while workers are held at a step boundary."""
     CRASH_ON_SWITCH = "crash-on-switch"
-    """The Master dies after it has recorded the change, before it tells how far the workers are to go."""
+    """The Master is killed after it recorded a change, before it tells the workers where to stop."""
     CRASH_SOURCE = "crash-source"
-    """The next node to be asked for a piece of state dies."""
+    """The next node that is asked for a piece of state is killed."""
     SPOIL = "spoil"
-    """The newest checkpoint turns out to be corrupt."""
+    """The newest checkpoint is corrupted."""
     RESIZE = "resize"
-    """Request another size; sometimes an impossible one, with an old revision, or the same again."""
+    """Request another size: sometimes an impossible one, one based on an old revision, or a repeated one."""
     SET_BOUNDS = "set-bounds"
-    """Change the bounds."""
+    """Change the smallest and largest size."""
     EVICT = "evict"
     """Drain nodes."""
     CORDON = "cordon"
@@ -71,40 +71,40 @@ class FaultKind(enum.Enum):
     SUSPEND = "suspend"
     """Suspend the job for a while."""
     BAD_SLOT = "bad-slot"
-    """A card goes bad: for a while every worker in that slot fails."""
+    """A device fails: for a while every worker in that slot fails."""
     DROP_SLOT = "drop-slot"
     """Cordon or uncordon a slot."""
     UNFIT = "unfit"
-    """A check names a slot."""
+    """A health check reports a slot as unfit."""
     NOTICE = "notice"
-    """A cloud announces that it takes a node away, and does."""
+    """The cloud announces that it will take a node away, and does."""
     NO_ROOM = "no-room"
     """A node has no memory for commits for a while."""
     NO_LOGS = "no-logs"
-    """A node's disk takes no output of workers for a while."""
+    """A node's disk accepts no worker output for a while."""
     GIVE_UP = "give-up"
-    """A worker says that its job cannot go on (``edl.fail``), and ends."""
+    """A worker reports that the job cannot continue (``edl.fail``) and exits."""
     SERVICE_FLAW = "service-flaw"
-    """A service of the Master has something to report at the end of the job."""
+    """A service of the Master reports a flaw at the end of the job."""
     SERVICE_FAILS = "service-fails"
-    """A service of the Master cannot continue, which ends the job."""
+    """A service of the Master reports that it cannot continue, which ends the job."""
 
 
 SIZES = (FaultKind.RESIZE, FaultKind.SET_BOUNDS, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
-"""Nothing goes wrong with these: they change what is wanted."""
+"""Requests that change the size. None of them is a failure."""
 SIGNS = (FaultKind.NOTICE, FaultKind.NO_ROOM, FaultKind.NO_LOGS, FaultKind.GIVE_UP)
-"""Reports of nodes and workers about themselves."""
+"""What nodes and workers report about themselves."""
 SLOTS = (FaultKind.BAD_SLOT, FaultKind.DROP_SLOT, FaultKind.UNFIT)
-"""They need nodes of several slots, and have schedules of their own. Only with the first one something goes wrong."""
+"""Faults of single slots. They need nodes of several slots and have their own schedules; only BAD_SLOT is a failure."""
 
 
 SERVICES = (FaultKind.SERVICE_FLAW, FaultKind.SERVICE_FAILS)
-"""Reports of the Master's services. The simulated jobs have none, so these events are posted in their place."""
+"""Reports of the Master's services. The simulated jobs have no services, so these events are posted directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One of them. ``pick`` and ``pick2`` (0 to 1) choose among what is there at that moment."""
+    """A fault and its time. ``pick`` and ``pick2`` (0 to 1) select its target among those present when it strikes."""
 
     at_s: float
     kind: FaultKind
@@ -150,14 +150,14 @@ _WEIGHTS: dict[FaultKind, int] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """A schedule of faults; after ``quiet_s`` everything is healed and stays so."""
+    """The faults of a schedule. After ``quiet_s`` all of them are healed and no new one strikes."""
 
     faults: tuple[Fault, ...] = ()
     quiet_s: float = 0.0
 
     @classmethod
     def draw(cls, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
-        """A plan of some faults, close together as often as far apart."""
+        """A plan of up to 18 faults, at intervals from a fraction of a millisecond to several seconds."""
         count = rng.choice((1, 3, 5, 8, 12, 18))
         kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
         swarm = rng.random() < 0.4
@@ -176,7 +176,7 @@ class FaultPlan:
         return cls(tuple(faults), longest_s + 0.1)
 
     def with_signs(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
-        """The plan, and now and then a node or a worker that says something about itself."""
+        """The plan with up to two reports of nodes or workers about themselves."""
         kinds = rng.choices(SIGNS, (4, 3, 3, 1), k=rng.choice((0, 0, 0, 1, 2)))
         more = [
             Fault(rng.uniform(1.0, span_s), kind, rng.choice((0.5, 3.0, 12.0)), rng.random(), rng.random())
@@ -185,7 +185,7 @@ class FaultPlan:
         return FaultPlan((*self.faults, *more), max([self.quiet_s, *(one.at_s + one.for_s + 0.1 for one in more)]))
 
     def with_requests(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
-        """The plan, sometimes with changes of settings; more often when there are many other faults."""
+        """The plan with changes of settings at random times and close to its faults."""
         moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
         chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.3]
         chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 4))]
@@ -194,7 +194,7 @@ class FaultPlan:
         return FaultPlan((*self.faults, *requests), max(self.quiet_s, *chosen) + 0.1)
 
     def with_sizes(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
-        """The plan, and people who want other sizes: at odd moments, and right when something else happens."""
+        """The plan with requests for other sizes at random times and close to its faults."""
         moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
         chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.4]
         chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 5))]
@@ -207,7 +207,7 @@ class FaultPlan:
         return FaultPlan((*self.faults, *requests), max(self.quiet_s, *chosen) + 0.1)
 
     def with_slots(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
-        """The plan, cards that go bad and come well again, and people who name some."""
+        """The plan with faults of single slots at random times and close to its faults."""
         moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
         chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.3]
         chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(2, 6))]
@@ -221,7 +221,7 @@ class FaultPlan:
 
     @classmethod
     def draw_bursts(cls, rng: random.Random) -> FaultPlan:
-        """Faults of every kind, in bursts of up to half a second: many strike a node between two states."""
+        """A plan of all kinds of faults in bursts of up to half a second, so that several strike within one state."""
         moments = [rng.uniform(0.0, 30.0) for _ in range(rng.randint(1, 5))]
         kinds = [kind for kind in FaultKind if kind is not FaultKind.SERVICE_FAILS or rng.random() < 0.2]
         chosen = rng.sample(kinds, k=rng.randint(3, 12))
@@ -239,5 +239,5 @@ class FaultPlan:
         return cls(faults, max(fault.at_s + fault.for_s for fault in faults) + 0.1)
 
     def without(self, index: int) -> FaultPlan:
-        """The plan less one fault, for shrinking."""
+        """The plan without one fault; for shrinking."""
         return FaultPlan(self.faults[:index] + self.faults[index + 1 :], self.quiet_s)

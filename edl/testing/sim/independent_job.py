@@ -1,4 +1,4 @@
-"""Workers that need no others, as the simulator knows them: each has work of its own and ends when it is done."""
+"""Simulated independent workers: each has its own work and exits when that is done."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edl.wire.messages import Member, World
 
 Slot = tuple[NodeId, int]
 SHORTEST_S = 0.05
-"""A process whose work had been done by the one before it needs so long to find out."""
+"""Seconds that a process needs to find that the work of its slot is done already."""
 
 
 class IndependentJob(Job):
-    """A worker's progress is kept outside of it, so that the next process in its slot continues from there."""
+    """A job of independent workers. A slot's progress outlives its process; the next process continues from it."""
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class IndependentJob(Job):
         total_s: float,
         world: Callable[[], World | None],
     ) -> None:
-        """``world``: the one that is recorded."""
+        """``world``: returns the recorded world."""
         super().__init__(timeline, rng, watcher, directory)
         self._total_s = total_s
         self._world = world
         self._left_s: dict[Slot, float] = {}
         self._since_s: dict[int, float] = {}
-        """Since when a process works, by its ``id``."""
+        """When each process started or resumed its work, by its ``id``."""
         self._ends: dict[int, ScheduledCall] = {}
 
     @property
     def left_s(self) -> float:
-        """Time that the slots of the recorded world still need."""
+        """Seconds of work that the slots of the recorded world have left, at most."""
         world = self._world()
         members = world.members if world is not None else ()
         slots = [(member.node, index) for member in members for index in member.used]
@@ -48,15 +48,15 @@ class IndependentJob(Job):
 
     @property
     def longest_s(self) -> float:
-        """Time that a slot needs from the beginning."""
+        """Seconds that a slot needs from the beginning."""
         return self._total_s + SHORTEST_S
 
     def group(self, number: Round) -> RoundWorkers | None:
-        """There are none."""
+        """Always ``None``: independent workers form no group."""
         return None
 
     def shorten(self, left_s: float) -> None:
-        """See that not much is left to do."""
+        """Reduce the work that each slot has left to at most ``left_s`` seconds."""
         self._total_s = min(self._total_s, left_s)
         for worker in self.alive():
             self._stand_still(worker)
@@ -85,19 +85,19 @@ class IndependentJob(Job):
         self._go_on(worker)
 
     def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
-        """Does nothing: independent workers do not wait for a world."""
+        """Fails: independent workers are never started ahead."""
         self.watcher.fail(f"{owner[0]} starts a worker ahead although workers are independent")
         raise AssertionError("unreachable")
 
     def give_place(self, worker: SimWorker, world: World) -> None:
-        """The world changes around it."""
+        """Update a running worker's round and rank."""
         member = world.member(worker.node)
         assert member is not None  # noqa: S101 - the agent has looked
         worker.round, worker.rank = world.round, Rank(member.first_rank + member.used.index(worker.slot))
         self.watcher.placed(worker, world)
 
     def hear(self, worker: SimWorker, message: ToWorker) -> None:
-        """Does nothing: independent workers are not interrupted."""
+        """Fails: independent workers receive no messages."""
         self.watcher.fail(f"{worker} gets {message} although workers are independent")
 
     def _go_on(self, worker: SimWorker) -> None:
@@ -121,7 +121,7 @@ class IndependentJob(Job):
         self.end(worker, 0)
 
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
-        """A worker process ends."""
+        """End a worker process."""
         if not worker.alive or (worker.frozen and code != -SIGKILL):
             return
         self._stand_still(worker)
@@ -129,11 +129,11 @@ class IndependentJob(Job):
         worker.parent.worker_ended(worker, code, peer_loss)
 
     def freeze(self, worker: SimWorker) -> None:
-        """SIGSTOP."""
+        """Stop a worker as SIGSTOP does."""
         self._stand_still(worker)
         worker.frozen = True
 
     def thaw(self, worker: SimWorker) -> None:
-        """SIGCONT."""
+        """Continue a worker as SIGCONT does."""
         worker.frozen = False
         self._go_on(worker)

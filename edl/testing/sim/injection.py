@@ -1,4 +1,4 @@
-"""Carries a fault out in a world."""
+"""Carries out the faults of a plan in a simulated world."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NODES = 7
 
 
 def play_out(world: SimWorld, plan: FaultPlan) -> None:
-    """Run a plan of faults to its end and heal everything."""
+    """Run a plan of faults to its end, then heal all of them."""
     for fault in plan.faults:
         world.timeline.at(fault.at_s, inject, world, fault)
     world.run(plan.quiet_s - world.timeline.now_s)
@@ -31,7 +31,7 @@ def play_out(world: SimWorld, plan: FaultPlan) -> None:
 
 
 def inject(world: SimWorld, fault: Fault) -> None:
-    """Do it; a fault that finds nothing to strike passes unnoticed."""
+    """Carry out a fault. Does nothing if its target does not exist."""
     if world.deps.trace is not None:
         world.deps.trace(f"  FAULT  {fault}")
     if fault.kind not in (*SIZES, *SLOTS[1:]):
@@ -213,7 +213,7 @@ def _set(world: SimWorld, fault: Fault) -> None:
 _KEYS = ("", "", "", "k1", "k2")
 _WHO = "somebody"
 _AMPLE_S = 60.0
-"""Time enough to get to a boundary."""
+"""Seconds in which workers surely reach a step boundary."""
 
 
 def _resize(world: SimWorld, fault: Fault) -> None:
@@ -257,7 +257,7 @@ def _cordon(world: SimWorld, fault: Fault) -> None:
 
 
 def _slot(world: SimWorld, fault: Fault) -> tuple[SimLauncher, int] | None:
-    """Some slot of some node."""
+    """A launcher and a slot of it, if there is any."""
     found = _choose(world.usable(), fault.pick)
     if found is None:
         return None

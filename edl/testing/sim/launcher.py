@@ -1,4 +1,5 @@
-"""A simulated launcher: the shells that ship, connected by ``edl.launch.wiring`` as in a real one, in virtual time."""
+"""A simulated launcher: the shipped shells, connected by ``edl.launch.wiring`` as in a real launcher, in virtual
+time."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import SimWorker
 from edl.types import FencingToken, NodeId
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceFromWorker, Switch
-from edl.wire.status import JournalEntry
+from edl.wire.status import HistoryEntry
 
 T = TypeVar("T")
 RETRY_S = 0.1
-MISTAKE = "a mistake in edl"
+BUG = "a bug in edl"
 
 
 class SimLauncher(SimProcess):
-    """A launcher process on one node, from its start to its exit or crash."""
+    """The launcher process of one node, from its start to its exit or crash."""
 
     def __init__(self, deps: SimDeps, info: NodeInfo, warm_s: float) -> None:
         super().__init__(deps, info.host, info.port)
@@ -51,7 +52,7 @@ class SimLauncher(SimProcess):
         self.outcome: Outcome | None = None
         """The outcome with which it has decided to exit."""
         self.isolated_s: float | None = None
-        """Since when it has reached neither the store nor the real Master; kept by the world."""
+        """Since when it has reached neither the store nor the elected Master. Set by the world."""
         self.server = SimServer(self)
         self.server.sent = self._sent
         self.store = StoreClient(deps.store, deps.network, self, self._wrote)
@@ -61,17 +62,18 @@ class SimLauncher(SimProcess):
         self.shell: AgentShell | None = None
         self._link: SimWorkerLink | None = None
         self.relay: Callable[[ServiceFromWorker], None] = lambda said: None
-        """Takes what workers say to services of the Master."""
+        """Receives the workers' messages to services of the Master."""
         self._connection: SimConnection | None = None
         self._decision: ev.Decision | None = None
-        """The last one of the Master here, and when it was made."""
+        """The last decision of the Master in this process."""
         self._decided_s = 0.0
         self._token = FencingToken(0)
-        """Of the Master that decided it: a write may take effect after that Master, or this process, is gone."""
+        """Fencing token of the Master that made the decision: its write may take effect after the Master or this
+        process has ended."""
         self._main = self.loop.create_task(self._run())
         self._main.add_done_callback(self._returned)
 
-    # --- the main path -----------------------------------------------------------------------------------------------
+    # --- main task ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         deps = self.deps
@@ -104,7 +106,14 @@ class SimLauncher(SimProcess):
         clock = _ProcessClock(self.now_s)
         self.candidate, self.shell, launcher = wire(
             MasterDeps(
-                *(self.store, clock, deps.keys, spec, info.node, self._refuses, self.log, lambda: deps.timeline.now_s),
+                store=self.store,
+                clock=clock,
+                keys=deps.keys,
+                spec=spec,
+                node=info.node,
+                refuses=self._refuses,
+                log=self.log,
+                wall_clock_s=lambda: deps.timeline.now_s,
                 checkpoint_dir="directory",
                 services=deps.plugin.services,
                 companions=lambda master: deps.plugin.companions(self, master),
@@ -173,7 +182,7 @@ class SimLauncher(SimProcess):
         return await refuses(self.deps, self.host, host, port, timeout_s)
 
     def _returned(self, main: asyncio.Task[None]) -> None:
-        """The launcher's own code has come to its end."""
+        """The launcher's main task has ended."""
         error = None if main.cancelled() else main.exception()
         if isinstance(error, EdlError):
             self.outcome = self.outcome or Outcome(int(error.exit_code), str(error))
@@ -182,12 +191,12 @@ class SimLauncher(SimProcess):
         self.end()
 
     def log(self, text: str) -> None:
-        """A line of its log."""
-        if MISTAKE in text:
+        """Write a log line. A line that reports a bug in edl is a violation."""
+        if BUG in text:
             self.deps.checks.fail(f"{self.node}: {text}")
         self.say(text)
 
-    # --- what the shells decide --------------------------------------------------------------------------------------
+    # --- the shells' decisions ----------------------------------------------------------------------------------------
 
     def _master_decided(self, before: MasterState | None, events: Sequence[ev.Event], decision: ev.Decision) -> None:
         if before is not None:
@@ -197,7 +206,7 @@ class SimLauncher(SimProcess):
             self._token = self.candidate.shell.token
 
     def _wrote(self, operations: Sequence[Operation], conditions: Sequence[Condition]) -> None:
-        """A write has taken effect. If it is one of a Master's record, that is what its last decision has led to."""
+        """A write has taken effect. If it wrote the Master's record, it came from the Master's last decision."""
         deps, keys, decision = self.deps, self.deps.keys, self._decision
         written = {operation.key for operation in operations}
         if keys.spec in written and self.candidate is None:
@@ -244,7 +253,7 @@ class SimLauncher(SimProcess):
         if not outcome.save:
             self.deps.checks.lost_memories += 1
 
-    # --- what others ask it ------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     @property
     def node(self) -> NodeId:
@@ -253,36 +262,36 @@ class SimLauncher(SimProcess):
 
     @property
     def agent(self) -> AgentState | None:
-        """State of its agent; None before it has one."""
+        """State of its agent; ``None`` before the agent exists."""
         return self.shell.state if self.shell is not None else None
 
     @property
     def master_shell(self) -> MasterShell | None:
-        """The Master that rules here, as far as this launcher knows."""
+        """The shell of the Master in this process, if there is one."""
         return self.candidate.shell if self.candidate is not None and self.alive else None
 
     def connected_to(self) -> SimProcess | None:
-        """The process at the other end of its open stream."""
+        """The process at the other end of the agent's open connection."""
         return self._connection.other if self._connection is not None else None
 
-    # --- what its workers tell it ------------------------------------------------------------------------------------
+    # --- reported by its workers --------------------------------------------------------------------------------------
 
     def tell_agent(self, event: ag.Event) -> None:
-        """A worker has said something."""
+        """Post an event of a worker to the agent."""
         if self.shell is not None:
             self.shell.post(event)
 
     def worker_ended(self, worker: SimWorker, code: int, peer_loss: bool) -> None:
-        """A worker process is gone."""
+        """A worker process has ended."""
         self.group.worker_ended(worker, code, peer_loss)
 
     def kept(self, message: Kept) -> None:
-        """A commit lies in the checkpoint directory, or could not be written."""
+        """A commit was written to the checkpoint directory, or could not be."""
         if self.shell is not None and self.alive:
             self.run(self.shell.kept, message)
 
     def copied(self) -> None:
-        """A part of another node's commit is here."""
+        """A shard of another node's commit has arrived."""
         if self.shell is not None and self.alive:
             self.run(self.shell.copied)
 
@@ -291,28 +300,28 @@ class SimLauncher(SimProcess):
         if self._link is not None:
             self._link.progressed(slot, commit)
 
-    # --- what happens to it ------------------------------------------------------------------------------------------
+    # --- life cycle ---------------------------------------------------------------------------------------------------
 
     def lose_fork_server(self) -> None:
-        """The process that creates workers is killed; what it had started dies with it."""
+        """Kill the fork server, and with it the workers it has started."""
         self.lost += 1
         self.processes.lose()
 
     def interrupt(self, number: int) -> None:
-        """A signal to leave by."""
+        """Deliver a signal. A launcher that does not handle it yet ends."""
         if not self.loop.signal(number):
             self.outcome = Outcome(128 + number, "interrupted at the start")
             self.end()
 
     def end(self) -> None:
-        """The process ends in good order, and its workers with it."""
+        """End the process and its workers."""
         self._die()
         for worker in self.workers:
             if worker.alive:
                 self.deps.training.end(worker, -9)
 
     def crash(self) -> None:
-        """SIGKILL, power loss: its workers go with it."""
+        """Kill the launcher and its workers, as SIGKILL or a power loss does."""
         self.say("crashes")
         if self.alive:
             self.deps.checks.lost_memories += 1
@@ -354,15 +363,15 @@ class _NoNote:
 class _NoReport:
     folder = ""
 
-    def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry]) -> None:
+    def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[HistoryEntry]) -> None:
         """Does nothing: the simulator does not read it."""
 
 
 class _NoGuard:
-    """A simulated loop is never busy: it is stopped, and its threads would be, too."""
+    """Renews nothing: a simulated loop is never busy while the lease's guard would still run."""
 
     def holds(self, lease: int, asked_s: float) -> None:
-        """The launcher has this lease now."""
+        """Does nothing."""
 
     def end(self) -> None:
-        """Renew no more."""
+        """Does nothing."""

@@ -1,9 +1,9 @@
-"""A deterministic event loop on virtual time: one for each simulated process, all on one timeline.
+"""A deterministic asyncio event loop in virtual time: one for each simulated process, all on one timeline.
 
-The shells that ship run on it unchanged: tasks, futures, queues, timers and ``asyncio.to_thread`` are asyncio's own.
-Within a loop, callbacks run in the order in which they became ready, as asyncio promises. Between loops the order is
-drawn from the seed: an iteration of a loop begins a moment after the first of its callbacks has become ready.
-A stopped process (SIGSTOP) keeps what becomes ready for later; a dead one drops it.
+The shipped shells run on it unchanged: tasks, futures, queues, timers and ``asyncio.to_thread`` are asyncio's own.
+Within a loop, callbacks run in the order in which they became ready, as asyncio guarantees. Between loops the order is
+random, drawn from the seed: an iteration begins up to ``TURN_S`` after its first callback became ready. A process
+stopped by SIGSTOP runs its ready callbacks when it continues; a dead one drops them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ from typing import Any
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 
 TURN_S = 20e-6
-"""The longest time until an iteration begins."""
+"""Longest delay of an iteration, in seconds."""
 CLOSES = 20
-"""A coroutine may await so often on its way out."""
+"""How often a coroutine that is being closed may await."""
 SLOWEST_CALL_S = 0.02
-"""Seconds that a function run in a thread takes, at most."""
+"""Longest delay until a function for ``run_in_executor`` is called, in seconds."""
+
+
+class SimTimer(asyncio.TimerHandle):
+    """A timer of a loop; ``call`` is its place on the timeline."""
+
+    __slots__ = ("call",)
+    call: ScheduledCall
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The event loop of one process. Its clock shows ``offset_s`` at the timeline's start, and advances by ``rate``
-    seconds in each second. ``failed`` gets what asyncio would log: exceptions of callbacks, and of tasks whose result
+    """The event loop of one process. Its clock reads ``offset_s`` at the timeline's start and advances by ``rate``
+    seconds per second. ``failed`` receives what asyncio would log: exceptions of callbacks, and of tasks whose result
     is never read."""
 
     def __init__(
@@ -42,7 +49,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.dead = False
         self.stopped = False
-        """SIGSTOP."""
+        """Whether the process is stopped by SIGSTOP."""
         self._timeline = timeline
         self._rng = rng
         self._offset_s = offset_s
@@ -50,15 +57,15 @@ class SimLoop(asyncio.BaseEventLoop):
         self._failed = failed
         self._ready: deque[asyncio.Handle] = deque()
         self._scheduled = False
-        self._timers: dict[asyncio.TimerHandle, ScheduledCall] = {}
         self._tasks: list[asyncio.Task[Any]] = []
-        """Every task that may still run: those of a dead process must not be collected, which would run their ends."""
+        """Every task that may still run. Holds those of a dead process too: collecting them would run their ``finally``
+        blocks."""
         self._signals: dict[int, Callable[[], object]] = {}
 
     def __del__(self, _warn: object = None) -> None:
-        """There is nothing to close: no descriptors, no threads."""
+        """Does nothing: there are no descriptors and no threads to close."""
 
-    # --- time ----------------------------------------------------------------------------------------------------
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         """Seconds on this process's monotonic clock."""
@@ -75,9 +82,10 @@ class SimLoop(asyncio.BaseEventLoop):
             return
         asyncio._set_running_loop(self)
         try:
-            for _ in range(len(self._ready)):
-                handle = self._ready.popleft()
-                if not handle.cancelled():
+            ready = self._ready
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
                     handle._run()
                 if self.dead:
                     return
@@ -87,22 +95,22 @@ class SimLoop(asyncio.BaseEventLoop):
             self._begin_soon()
 
     def stop_process(self) -> None:
-        """SIGSTOP."""
+        """Stop the process as SIGSTOP does."""
         self.stopped = True
 
     def continue_process(self) -> None:
-        """SIGCONT: what became ready meanwhile runs now, in order."""
+        """Continue as SIGCONT does. Callbacks that became ready meanwhile run now, in order."""
         self.stopped = False
         if self._ready:
             self._begin_soon()
 
     def kill(self) -> None:
-        """Run nothing any more."""
+        """Drop all callbacks and run nothing from now on."""
         self.dead = True
         self._ready.clear()
 
     def finish(self) -> None:
-        """After the simulation: close all coroutines that still wait, silently."""
+        """Close all waiting coroutines silently. To be called after the simulation."""
         self.kill()
         around = asyncio._get_running_loop()  # another world's, when this one is collected
         asyncio._set_running_loop(self)
@@ -120,16 +128,17 @@ class SimLoop(asyncio.BaseEventLoop):
             asyncio._set_running_loop(around)
         self._tasks.clear()
 
-    # --- what asyncio calls --------------------------------------------------------------------------------------
+    # --- what asyncio calls -------------------------------------------------------------------------------------------
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run in the next iteration."""
+        """Run a callback in the next iteration."""
         handle = asyncio.Handle(callback, args, self, context)
         if not self.dead:
             self._ready.append(handle)
-            self._begin_soon()
+            if not self._scheduled:
+                self._begin_soon()
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no threads
@@ -137,28 +146,27 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run when ``delay`` seconds have passed."""
+        """Run a callback in ``delay`` seconds of this process's clock."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run at a time of this process's clock."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        if not self.dead:
-            self._timers[handle] = self._timeline.at((when - self._offset_s) / self._rate, self._due, handle)
+        """Run a callback at a time of this process's clock."""
+        handle = SimTimer(when, callback, args, self, context)
+        handle.call = self._timeline.at((when - self._offset_s) / self._rate, self._due, handle)
+        if self.dead:
+            handle.call.cancel()
         return handle
 
-    def _due(self, handle: asyncio.TimerHandle) -> None:
-        self._timers.pop(handle, None)
+    def _due(self, handle: SimTimer) -> None:
+        handle.call.cancel()  # the two refer to each other
         if not self.dead:
             self._ready.append(handle)
             self._begin_soon()
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        call = self._timers.pop(handle, None)
-        if call is not None:
-            call.cancel()
+    def _timer_handle_cancelled(self, handle: SimTimer) -> None:
+        handle.call.cancel()
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""
@@ -167,7 +175,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """A task of this loop."""
+        """Start a task on this loop."""
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name)
         if len(self._tasks) > 64:
             self._tasks = [one for one in self._tasks if not one.done()]
@@ -177,7 +185,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Call the function at one moment, as if a thread had run it; the answer comes later."""
+        """Call a function on this loop, after a random delay and without interruption."""
         future = self.create_future()
         self.call_later(self._rng.random() * SLOWEST_CALL_S, self._execute, future, func, args)
         return future
@@ -193,29 +201,29 @@ class SimLoop(asyncio.BaseEventLoop):
                 future.set_result(result)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
-        """Have ``signal`` call this."""
+        """Install a handler for ``signal``."""
         self._signals[sig] = lambda: callback(*args)
 
     def signal(self, number: int) -> bool:
-        """A signal arrives; whether the process handles it."""
+        """Deliver a signal; returns whether the process handles it."""
         handler = self._signals.get(number)
         if handler is not None:
             self.call_soon(handler)
         return handler is not None
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Hand on what asyncio would log."""
+        """Pass on what asyncio would log."""
         if not self.dead:
             self._failed(context)
 
     def get_debug(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     def is_running(self) -> bool:
-        """From the start to the death of the process."""
+        """True until the process is dead."""
         return not self.dead
 
     def is_closed(self) -> bool:
-        """Once the process is dead."""
+        """True once the process is dead."""
         return self.dead

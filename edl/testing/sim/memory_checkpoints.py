@@ -1,6 +1,6 @@
-"""Simulated in-memory checkpoints, one store in each launcher, and the checkpoint directory that survives them all.
+"""Simulated in-memory checkpoints, one store per launcher, and the checkpoint directory that outlives them.
 
-Only which commit lies where; no bytes. Mirrors ``memory_checkpoints`` and ``snapshot_pool`` in
+Records only which commits are where, without their content. Mirrors ``memory_checkpoints`` and ``snapshot_pool`` in
 ``edl.checkpoint.memory``.
 """
 
@@ -21,18 +21,18 @@ from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Holding, KeepWith, Kept, NodeInfo, Source, Version, World
 
 Stream = tuple[str, str, int]
-"""Whose it is (worker, loaded, replica), its owner, its shard."""
+"""Kind (worker, loaded, replica), owner, and slot or shard."""
 
 
 @dataclass(slots=True)
 class Saved:
-    """One checkpoint."""
+    """One checkpoint in the directory."""
 
     shards: int
     parts: set[int] = field(default_factory=set)
     corrupt: bool = False
     whole_s: float = 0.0
-    """When its last part was written."""
+    """When its last shard was written."""
 
     @property
     def complete(self) -> bool:
@@ -41,16 +41,16 @@ class Saved:
 
 
 class Directory:
-    """The checkpoint directory: shared by all nodes, and by jobs that follow one another."""
+    """The checkpoint directory, shared by all nodes and by successive jobs."""
 
     def __init__(self) -> None:
         self.entries: dict[Version, Saved] = {}
         self.save_asked = ""
-        """Requester of the pending save."""
+        """Requester of the pending save; empty if none."""
         self.kill_asked = ""
 
     def write(self, version: Version, shard: int = 0, shards: int = 1, now_s: float = 0.0) -> bool:
-        """Write a part; whether the commit is complete now. Without a time it lies there from the start."""
+        """Write a shard; returns whether the commit is complete now. ``now_s`` 0: it was there from the start."""
         saved = self.entries.setdefault(version, Saved(shards))
         if not saved.complete:
             saved.whole_s = now_s
@@ -58,18 +58,18 @@ class Directory:
         return saved.complete
 
     def complete(self) -> list[tuple[Version, Saved]]:
-        """Complete commits, the newest first."""
+        """Complete commits, newest first."""
         return sorted(((v, s) for v, s in self.entries.items() if s.complete), key=lambda pair: pair[0], reverse=True)
 
     def usable(self, until_s: float = math.inf) -> Version:
-        """The newest that can be read, of those that were complete by this time."""
+        """The newest intact commit that was complete by this time."""
         found = (version for version, saved in self.complete() if not saved.corrupt and saved.whole_s <= until_s)
         return next(found, NO_STATE)
 
 
 @dataclass(slots=True)
 class StateNet:
-    """State shared by the in-memory checkpoints of all launchers."""
+    """What the in-memory checkpoints of all launchers share."""
 
     timeline: Timeline
     rng: random.Random
@@ -80,13 +80,13 @@ class StateNet:
     copying: Copying = Copying.AUTO
     """``--copies``."""
     acknowledged: set[Version] = field(default_factory=set)
-    """Commits that were announced to workers as going to be written."""
+    """Commits whose save was acknowledged to workers."""
     kill_source: bool = False
-    """The next node to be asked for a piece of state dies."""
+    """Whether the next node that is asked for a piece of state is killed."""
 
 
 class Owner(Protocol):
-    """The launcher that holds the checkpoints."""
+    """The launcher that an in-memory checkpoint belongs to."""
 
     host: str
     alive: bool
@@ -94,19 +94,19 @@ class Owner(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Stopped by SIGSTOP."""
+        """Whether it is stopped by SIGSTOP."""
         ...
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> object:
-        """Call later, on this process's own terms."""
+        """Call after ``delay_s`` seconds; while the process is stopped, once it continues; never if it is dead."""
         ...
 
     def kept(self, message: Kept) -> None:
-        """A commit lies in the checkpoint directory, or could not be written."""
+        """A commit was written to the checkpoint directory, or could not be."""
         ...
 
     def copied(self) -> None:
-        """A part of another node's commit is here."""
+        """A shard of another node's commit has arrived."""
         ...
 
     def progressed(self, slot: int, commit: int) -> None:
@@ -114,12 +114,12 @@ class Owner(Protocol):
         ...
 
     def crash(self) -> None:
-        """Die at once."""
+        """Kill the process."""
         ...
 
 
 class SimMemory:
-    """Which commits a node has in its memory. Gone with its launcher."""
+    """The commits in a node's memory. They are lost with its launcher."""
 
     def __init__(self, owner: Owner, net: StateNet) -> None:
         self.owner = owner
@@ -127,7 +127,7 @@ class SimMemory:
         self.stored: tuple[Version, bool] = (NO_STATE, False)
         self.refused = ""
         self.since_s: dict[Holding, float] = {}
-        """When each part came here."""
+        """When each shard arrived."""
         self._streams: dict[Stream, list[Holding]] = {}
         self._bad: set[Version] = set()
         self._peer: KeepWith | None = None
@@ -137,7 +137,7 @@ class SimMemory:
         self._nodes = 1
         self._owed = PendingSave()
         self._writing: Version | None = None
-        """The save being written; only a newer one starts another attempt."""
+        """The save that is being written. Only a newer one starts another attempt."""
         self._tried = NO_STATE
         self._fetches: dict[tuple[Version, int], list[Callable[[bool], None]]] = {}
         self._parts_to_write = 0
@@ -147,23 +147,23 @@ class SimMemory:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where others reach it."""
+        """Host and port at which other nodes reach it."""
         return self.owner.host, self.owner.info.state_port
 
     def end(self) -> None:
-        """Its launcher is gone."""
+        """Remove it: its launcher has ended."""
         if self.net.memories.get(self.address) is self:
             del self.net.memories[self.address]
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- contents -----------------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Every part of a commit in this node's memory."""
+        """Every shard in this node's memory."""
         found = {holding for held in self._streams.values() for holding in held}
         return tuple(sorted(found, key=lambda holding: (holding.version, holding.shard)))
 
     def has(self, version: Version, shard: int) -> bool:
-        """Whether it could give this part."""
+        """Whether this shard is in memory."""
         return any((h.version, h.shard) == (version, shard) for held in self._streams.values() for h in held)
 
     def _put(self, stream: Stream, holding: Holding) -> None:
@@ -179,10 +179,10 @@ class SimMemory:
             if all(one.version < version for one in self._streams[stream]):
                 del self._streams[stream]
 
-    # --- this node's workers -----------------------------------------------------------------------------------------
+    # --- this node's workers ------------------------------------------------------------------------------------------
 
     def committed(self, slot: int, holding: Holding, save: bool) -> None:
-        """A worker has copied a commit."""
+        """A worker has copied a commit to memory. ``save``: it is to be written to the directory too."""
         stream = ("worker", "", slot)
         self._put(stream, holding)
         self.owner.progressed(slot, holding.version.commit)
@@ -201,7 +201,7 @@ class SimMemory:
             self.owner.after(self.net.rng.uniform(0.05, 0.5), self._write_part, holding)
 
     def enter(self, world: World) -> None:
-        """A world begins in which this node has a part."""
+        """A world that includes this node begins."""
         self._writer, self._nodes = world.members[0].node == self.owner.info.node, len(world.members)
         restore = world.restore
         self._owed.begin(restore)
@@ -224,7 +224,7 @@ class SimMemory:
             self._drop_older(restore, ("loaded", "replica"))
 
     def piece(self, version: Version, shard: int, sources: tuple[Source, ...], done: Callable[[bool], None]) -> None:
-        """Have a part of a commit here; ``done`` hears whether it is."""
+        """Fetch a shard from one of ``sources`` unless it is here; ``done`` is called with whether it is here now."""
         if self.has(version, shard):
             self.owner.after(0.001, done, True)
             return
@@ -262,16 +262,16 @@ class SimMemory:
             done(True)
 
     def lives(self, sources: Iterable[Source]) -> bool:
-        """Whether one of these nodes is still there, though perhaps out of reach."""
+        """Whether one of these nodes is alive, even if unreachable."""
         return any((source.host, source.port) in self.net.memories for source in sources)
 
     def _reaches(self, other: SimMemory) -> bool:
         return other.owner.alive and not other.owner.paused and self.net.network.both(self.owner.host, other.owner.host)
 
-    # --- other nodes -------------------------------------------------------------------------------------------------
+    # --- copies of commits --------------------------------------------------------------------------------------------
 
     def keep_with(self, peer: KeepWith) -> None:
-        """Where copies of commits go from now on."""
+        """Send copies of commits to this node from now on."""
         if peer != self._peer:
             self._peer = peer if peer.node else None
             self._copied.clear()
@@ -304,7 +304,7 @@ class SimMemory:
             self._replicate()
 
     def take_copy(self, owner: NodeId, holding: Holding, owed: Version | None) -> bool:
-        """Another node's commit arrives, and what that node has yet to write; False when it is refused."""
+        """Take another node's commit and the version that it has yet to write; false if a newer one is here."""
         stream = ("replica", owner, holding.shard)
         held = self._streams.get(stream)
         if held and held[0].version >= holding.version:
@@ -315,15 +315,15 @@ class SimMemory:
         self.owner.copied()
         return True
 
-    # --- the checkpoint directory ------------------------------------------------------------------------------------
+    # --- the checkpoint directory -------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """See what lies in the checkpoint directory."""
+        """Read which checkpoint in the directory is the newest."""
         known = [(version, saved) for version, saved in self.net.directory.complete() if version not in self._bad]
         self.stored = (known[0][0], known[0][1].shards > 1) if known else (NO_STATE, False)
 
     def load(self) -> None:
-        """Read the newest usable commit from there."""
+        """Load the newest intact commit from the directory."""
         self.look()
         version, sharded = self.stored
         if version == NO_STATE or (not sharded and self.has(version, 0)):
@@ -362,21 +362,21 @@ class SimMemory:
 
     @property
     def saving(self) -> bool:
-        """Whether this node has yet to write something that workers have saved."""
+        """Whether this node has yet to write a commit that workers saved."""
         return bool(self._parts_to_write) or (self._writer and self._owed.to_write is not None)
 
     @property
     def writing(self) -> bool:
-        """Whether something is being written."""
+        """Whether a write is under way."""
         return bool(self._parts_to_write) or (self._writer and self._writing is not None)
 
     @property
     def unsaved(self) -> str:
-        """Saves of workers that this node, if it is the writer, has not written; empty if none."""
+        """Why saves of workers are not written, if this node is the writer; empty if none is missing."""
         return self._owed.text if self._writer else ""
 
     def try_again(self) -> None:
-        """Write what is missing, whether or not that has been tried before."""
+        """Write missing saves, including those whose write has failed before."""
         self._tried = NO_STATE
         self._save()
 
@@ -387,7 +387,7 @@ class SimMemory:
 
     @property
     def busy(self) -> bool:
-        """Whether it is about to be known better what lies in the directory. Looks, once that is known."""
+        """Whether ``stored`` may be outdated. Reads the directory when the writes are over."""
         if self.loading or self._parts_to_write:
             return True
         if self._unseen:
@@ -396,13 +396,13 @@ class SimMemory:
         return False
 
     def finish(self, version: Version) -> None:
-        """A commit lies complete in the directory."""
+        """A commit is complete in the directory."""
         self.stored = max(self.stored, (version, self.net.directory.entries[version].shards > 1))
         self.net.directory.save_asked = ""
         self.owner.kept(Kept(version, f"checkpoint {version.commit}"))
 
     def flush(self, version: Version) -> None:
-        """Write what is here of a commit, if that is newer than what is there."""
+        """Write this node's shards of a commit if the directory has none as new."""
         self.look()
         if version > self.stored[0]:
             self._write_parts(version)
@@ -412,7 +412,7 @@ class SimMemory:
                 self.owner.kept(Kept(version, f"checkpoint {version.commit}"))
 
     def save_what_is_left(self) -> None:
-        """Before the launcher ends: bring the newest commit where it survives."""
+        """Write the newest commit before the launcher ends."""
         self._write_parts(None)
 
     def _write_parts(self, version: Version | None) -> None:

@@ -1,4 +1,4 @@
-"""Hosts, the paths between them, and streams in the way of TCP: in order, complete, or broken."""
+"""Simulated hosts, the paths between them, and TCP-like streams: messages arrive in order or the stream breaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[str, str]
 
 
 class Process(Protocol):
-    """A stream's view of the process that holds one of its ends."""
+    """The process that owns an end of a stream."""
 
     host: str
 
@@ -28,23 +28,23 @@ class Process(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Stopped by SIGSTOP."""
+        """Whether it is stopped by SIGSTOP."""
         ...
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
-        """Call now, or when the process goes on, or never when it is dead."""
+        """Call soon; once the process continues if it is stopped; never if it is dead."""
         ...
 
 
 class Network:
-    """Which host reaches which, and how slowly."""
+    """Which hosts reach each other, and the delays between them."""
 
     def __init__(self, timeline: Timeline, rng: random.Random) -> None:
         self.timeline = timeline
         self.rng = rng
         self.usual_slowness = 1.0
         self.slowness = 1.0
-        """Factor on every delay, now."""
+        """Current factor on every delay."""
         self.biases = USUAL
         self.changed: list[Callable[[], None]] = []
         self._blocked: Counter[Pair] = Counter()
@@ -59,15 +59,15 @@ class Network:
         return self.rng.uniform(0.0, self.biases.slowest_read_s) if slow else 0.0
 
     def open(self, source: str, target: str) -> bool:
-        """Whether messages get through in this direction; a host always reaches itself."""
+        """Whether messages arrive in this direction. A host always reaches itself."""
         return source == target or not self._blocked[source, target]
 
     def both(self, one: str, other: str) -> bool:
-        """Whether messages get through in both directions."""
+        """Whether messages arrive in both directions."""
         return self.open(one, other) and self.open(other, one)
 
     def block(self, pairs: Iterable[Pair]) -> None:
-        """Block these directions; blocks add up."""
+        """Block these directions. A direction blocked twice must be healed twice."""
         self._blocked.update(pairs)
         self.tell()
 
@@ -84,7 +84,7 @@ class Network:
         self.tell()
 
     def tell(self) -> None:
-        """Re-evaluate everything that depends on paths and processes."""
+        """Notify the streams that a path or a process has changed."""
         for call in list(self.changed):
             call()
 
@@ -98,33 +98,33 @@ class End:
         self.broke = broke
         self.open = True
         self.coming: deque[Any] = deque()
-        """Sent to it, not yet received."""
+        """Messages sent to this end that it has not received."""
         self.held = 0
-        """Messages of these that a blocked direction holds back."""
+        """How many of them arrived while the direction was blocked."""
         self.last_arrival_s = 0.0
         self.suspicion: ScheduledCall | None = None
-        """When its keep-alive gives up."""
+        """The timeout of its keep-alive, while the peer is unreachable."""
 
 
 class Stream:
-    """Two ends. Each end notices a partition at its own time, and not at all if it heals before."""
+    """A connection with two ends. Each end detects a partition after its own timeout, unless it heals before."""
 
     def __init__(self, network: Network, one: End, other: End) -> None:
         self.network = network
         self.ends = (one, other)
         self.slowness = 1.0
-        """Factor on its delays, beside the network's."""
+        """Factor on its delays, in addition to the network's."""
         network.changed.append(self.look)
 
     def send(self, source: End, message: Any) -> None:
-        """Send from an end; silently lost when the stream is broken."""
+        """Send from an end. The message is lost without an error if the stream is broken."""
         target = self._peer(source)
         if source.open:
             target.coming.append(message)
             self._later(target, self._arrive, target)
 
     def close(self, end: End) -> None:
-        """Close an end; the other one notices as soon as the network lets it."""
+        """Close an end. The other end detects it as soon as the network allows."""
         if not end.open:
             return
         end.open = False
@@ -135,11 +135,11 @@ class Stream:
             self._forget()
 
     def abort(self, end: End) -> None:
-        """The connection breaks; this end notices soon."""
+        """Break the stream; this end detects it first."""
         self._later(end, end.owner.run, self._break, end)
 
     def look(self) -> None:
-        """Something about the paths or the processes has changed."""
+        """Start or cancel keep-alive timeouts and deliver what was held, after a path or a process has changed."""
         if self._stalled():
             for end in self.ends:
                 if end.open and end.suspicion is None:

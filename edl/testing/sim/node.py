@@ -1,6 +1,7 @@
-"""Dependencies of an agent's shell on a simulated node: processes, workers, their connections, ports and checkpoints.
+"""The dependencies of an agent's shell on a simulated node: processes, workers, their connections, ports and
+checkpoints.
 
-Each class stands for an adapter, or for the room of the agent that talks to processes; see ``edl.agent.deps``.
+Each class replaces an adapter or the part of the agent that handles processes; see ``edl.agent.deps``.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from edl.wire.process_events import (
 )
 
 REPORT_S = 0.001
-"""From the end of a worker until its launcher hears of it."""
+"""Seconds from the end of a worker until its launcher is notified."""
 SPAWN_S = 0.005
 POLL_S = 1.0
 
 
 class WorkerParent(Parent, Protocol):
-    """The launcher, as its workers' room needs it."""
+    """The launcher, as ``SimWorkers`` and ``SimWorkerLink`` use it."""
 
     deps: SimDeps
     info: NodeInfo
     workers: list[SimWorker]
     lost: int
-    """How often its fork server was lost."""
+    """How often its fork server was killed."""
 
     def now_s(self) -> float:
         """Seconds on this host's own clock."""
@@ -48,7 +49,7 @@ class WorkerParent(Parent, Protocol):
 
 
 class SimProcesses:
-    """``edl.agent.deps.WorkerStarter``: a fork server that lives beside the launcher, and does not freeze with it."""
+    """``edl.agent.deps.WorkerStarter``: a fork server, which keeps running while its launcher is stopped."""
 
     def __init__(self, process: SimProcess, warm_s: float, workers: Callable[[], Iterable[SimWorker]]) -> None:
         self._process = process
@@ -57,10 +58,10 @@ class SimProcesses:
         self._happened: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._until_s = float("inf")
         self.starts = 0
-        """How often it has been started."""
+        """How often it was started."""
 
     async def warm(self) -> str:
-        """Bring it up."""
+        """Start the fork server."""
         self.starts += 1
         await asyncio.sleep(self._warm_s * self._process.deps.rng.uniform(0.5, 1.5))
         return "warm"
@@ -71,16 +72,16 @@ class SimProcesses:
             yield await self._happened.get()
 
     def report(self, event: ProcessEvent) -> None:
-        """Something has happened; the launcher hears soon."""
+        """Deliver an event to the launcher after ``REPORT_S``."""
         self._process.after(REPORT_S, self._happened.put_nowait, event)
 
     def entitle(self, until_s: float) -> None:
-        """Workers may run until then."""
+        """Workers may run until this time."""
         self._until_s = until_s
         self._process.deps.timeline.after(until_s - self._process.now_s(), self.silent, until_s)
 
     def silent(self, until_s: float) -> None:
-        """The time has come up to which workers may run without a word from their launcher."""
+        """Kill the workers if the launcher has not extended their time."""
         if not self._process.alive or until_s < self._until_s:
             return
         workers = [worker for worker in self._workers() if worker.alive]
@@ -91,7 +92,7 @@ class SimProcesses:
             self._process.deps.training.end(worker, -SIGKILL)
 
     def lose(self) -> None:
-        """The fork server is killed; what it had started dies with it."""
+        """Kill the fork server, and with it the workers it has started."""
         for worker in self._workers():
             if worker.alive:
                 self._process.deps.checks.worker_failures += 1
@@ -100,7 +101,7 @@ class SimProcesses:
 
 
 class SimWorkers:
-    """``edl.agent.deps.Workers``: this node's part of the simulated job."""
+    """``edl.agent.deps.Workers``: this node's workers of the simulated job."""
 
     def __init__(self, parent: WorkerParent, processes: SimProcesses) -> None:
         self._parent = parent
@@ -108,20 +109,20 @@ class SimWorkers:
         self._pids = itertools.count(1000)
         self._running: dict[int, SimWorker] = {}
         self._losses: set[int] = set()
-        """Processes that ended because they had lost a peer."""
+        """Processes that ended because they lost a peer."""
         self.warn: Callable[[str], None] = lambda why: None
         self.worlds: dict[Round, World] = {}
         """Worlds in which seats were assigned, by round."""
 
     def meet_at(self, worker_server: str) -> None:
-        """Workers find their agent by themselves here."""
+        """Does nothing: simulated workers reach their agent directly."""
 
     def warn_by(self, warn: Callable[[str], None]) -> None:
-        """``warn`` hears of a full disk, and that there is room again."""
+        """Set the function that is called when the disk is full, and with an empty string when it no longer is."""
         self.warn = warn
 
     async def start(self, world: World, slots: tuple[int, ...]) -> list[ag.WorkerEnded]:
-        """Start workers of a world in these slots."""
+        """Start workers of a world in these slots. Returns those killed with the fork server."""
         parent = self._parent
         member = world.member(parent.info.node)
         assert member is not None  # noqa: S101 - the machine starts only worlds it is in
@@ -131,7 +132,7 @@ class SimWorkers:
         return []
 
     async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[ag.WorkerEnded]:
-        """Start workers that wait for their world."""
+        """Start workers that wait for their world. Returns those killed with the fork server."""
         parent = self._parent
         if not await self._spawns():
             return self._killed(born, slots)
@@ -140,13 +141,13 @@ class SimWorkers:
         return []
 
     async def _spawns(self) -> bool:
-        """Whether the fork server lives until the workers are there."""
+        """Whether the fork server survives until the workers are started."""
         lost = self._processes.starts, self._parent.lost
         await asyncio.sleep(SPAWN_S * self._parent.deps.rng.random())
         return lost == (self._processes.starts, self._parent.lost)
 
     def _killed(self, born: Round, slots: tuple[int, ...]) -> list[ag.WorkerEnded]:
-        """Workers that die with the fork server while it starts them: failures like any other."""
+        """Workers killed with the fork server while it starts them. They count as worker failures."""
         self._parent.deps.checks.worker_failures += len(slots)
         return [ag.WorkerEnded(born, slot, -SIGKILL) for slot in slots]
 
@@ -159,7 +160,7 @@ class SimWorkers:
         self._parent.workers = [*(one for one in self._parent.workers if one.alive), *workers]
 
     def seat(self, world: World, slot: int, secret: str) -> local.Seat:
-        """The place of a worker that lives."""
+        """The seat of a living worker in a world."""
         self.worlds[world.round] = world
         member = world.member(self._parent.info.node)
         assert member is not None  # noqa: S101 - as above
@@ -187,30 +188,27 @@ class SimWorkers:
         )
 
     async def signal(self, number: int, slots: tuple[int, ...]) -> None:
-        """Signal these workers, or all."""
+        """Signal the living workers in these slots; with no slots, all."""
         for worker in list(self._running.values()):
             if worker.alive and (not slots or worker.slot in slots):
                 self._parent.deps.training.signal(worker, number)
 
     async def forward(self, number: int) -> None:
-        """No worker here has a handler."""
+        """Does nothing: simulated workers have no signal handlers."""
 
     async def dump_stacks(self) -> None:
-        """There are no stacks here."""
+        """Does nothing: simulated workers have no stacks."""
 
     def watched(self) -> dict[int, Watched]:
-        """The workers that have a process."""
+        """The pids of the workers, by slot."""
         return {worker.slot: Watched(pid, 0) for pid, worker in self._running.items()}
 
     def place(self, pid: int) -> tuple[Round, int] | None:
-        """The round a process was born in, and its slot."""
+        """The round in which a process was started, and its slot."""
         worker = self._running.get(pid)
         return (worker.born, worker.slot) if worker is not None else None
 
-    async def look_for_last_words(self, pid: int, code: int) -> None:
-        """Does nothing: a worker's last error is in ``ended``."""
-
-    def ended(self, pid: int, code: int) -> ag.WorkerEnded | None:
+    async def ended(self, pid: int, code: int) -> ag.WorkerEnded | None:
         """A process is gone."""
         worker = self._running.pop(pid, None)
         if worker is None:
@@ -218,35 +216,35 @@ class SimWorkers:
         return ag.WorkerEnded(worker.born, worker.slot, code, peer_loss=pid in self._losses, pid=pid)
 
     async def done(self, limit_s: float) -> None:
-        """Output is always written here."""
+        """Returns at once: there is no output to wait for."""
 
-    # --- what the simulated processes tell -----------------------------------------------------------------------
+    # --- reported by the processes ------------------------------------------------------------------------------------
 
     def _pid(self, worker: SimWorker) -> int:
         return next(pid for pid, one in self._running.items() if one is worker)
 
     def worker_ended(self, worker: SimWorker, code: int, peer_loss: bool) -> None:
-        """The kernel tells the fork server."""
+        """Report the exit of a worker process."""
         pid = self._pid(worker)
         if peer_loss:
             self._losses.add(pid)
         self._processes.report(WorkerExited(pid, code))
 
     def froze(self, worker: SimWorker) -> None:
-        """A worker was stopped."""
+        """Report that a worker was stopped."""
         self._processes.report(WorkerSuspended(self._pid(worker)))
 
     def thawed(self, worker: SimWorker) -> None:
-        """A stopped worker goes on."""
+        """Report that a stopped worker continues."""
         self._processes.report(WorkerResumed(self._pid(worker)))
 
     def alive(self, slots: tuple[int, ...] = ()) -> list[SimWorker]:
-        """Live workers, in these slots or in any."""
+        """Living workers in these slots; with no slots, all."""
         return [one for one in self._running.values() if one.alive and (not slots or one.slot in slots)]
 
 
 class SimWorkerLink:
-    """``edl.agent.deps.WorkerLink``: reaches the workers of the simulated job."""
+    """``edl.agent.deps.WorkerLink``: the connections to this node's simulated workers."""
 
     def __init__(self, parent: WorkerParent, workers: SimWorkers) -> None:
         self._parent = parent
@@ -256,40 +254,40 @@ class SimWorkerLink:
         self.newest: tuple[int, float] | None = None
 
     def open(self) -> None:
-        """Accept connections."""
+        """Does nothing: simulated workers need no listener."""
 
     def close(self) -> None:
-        """Workers end with their launcher anyway."""
+        """Does nothing: workers end with their launcher."""
 
     def tell(self, message: local.ToWorker, slots: tuple[int, ...]) -> None:
-        """Send to these workers."""
+        """Send a message to the workers in these slots."""
         for worker in self._workers.alive(slots) if slots else ():
             self._parent.deps.training.hear(worker, message)
 
     def pass_on(self, message: ServiceToWorker) -> None:
-        """A service of the Master says something to a worker."""
+        """Deliver a message of a service of the Master."""
         for worker in self._workers.alive((message.slot,)):
             self._parent.deps.training.service_message(worker, message.service, message.body)
 
     def reattached(self, token: int) -> None:
-        """Report to workers that their messages to services may have been lost."""
+        """Notify the workers that their messages to services may be lost."""
         for worker in self._workers.alive():
             self._parent.deps.training.service_message(worker, "", None)
 
     def give_place(self, slot: int, seat: local.Seat) -> None:
-        """Send a waiting worker its place."""
+        """Send a waiting worker its seat."""
         for worker in self._workers.alive((slot,)):
             self._parent.deps.training.give_place(worker, self._workers.worlds[Round(seat.round)])
 
     def progressed(self, slot: int, commit: int) -> None:
-        """A worker has committed."""
+        """Record a worker's newest commit."""
         self.progress[slot] = commit
         if self.newest is None or commit > self.newest[0]:
             self.newest = (commit, self._parent.now_s())
 
 
 class SimPorts:
-    """``edl.agent.deps.Ports``: numbers that have not been used before."""
+    """``edl.agent.deps.Ports``: numbers that were never used before."""
 
     def __init__(self, fresh: Callable[[int], tuple[int, ...]]) -> None:
         self._fresh = fresh
@@ -302,16 +300,16 @@ class SimPorts:
         return self._ports
 
     def use(self) -> None:
-        """A round has started with these."""
+        """A round has started with the reserved ports; reserve others for the next one."""
         self._ports = ()
 
     def release(self) -> None:
-        """Give them back."""
+        """Release the reserved ports."""
         self._ports = ()
 
 
 class SimCheckpoints:
-    """``edl.agent.deps.NodeCheckpoints`` over simulated in-memory checkpoints."""
+    """``edl.agent.deps.NodeCheckpoints`` on top of ``SimMemory``."""
 
     def __init__(self, memory: SimMemory) -> None:
         self._memory = memory
@@ -319,42 +317,42 @@ class SimCheckpoints:
 
     @property
     def stored(self) -> tuple[Version, bool]:
-        """Newest commit known to lie complete in the checkpoint directory, and whether it lies in shards."""
+        """Newest commit known to be complete in the checkpoint directory, and whether it is sharded."""
         return self._memory.stored
 
     @property
     def refused(self) -> str:
-        """Why none of the checkpoints that lie there can be used."""
+        """Why no checkpoint in the directory is usable; empty if one is or there is none."""
         return self._memory.refused
 
     @property
     def busy(self) -> bool:
-        """Whether something that workers have written is still being looked at."""
+        """Whether ``stored`` may be outdated."""
         return self._memory.busy
 
     async def settled(self) -> None:
-        """Until that is over."""
+        """Wait until ``busy`` is false."""
         while self._memory.busy:  # noqa: ASYNC110 - virtual time costs nothing
             await asyncio.sleep(0.02)
 
     def holdings(self) -> tuple[Holding, ...]:
-        """The commits in this node's memory."""
+        """The shards in this node's memory."""
         return self._memory.holdings()
 
     def enter(self, world: World) -> None:
-        """A world begins in which this node has a part."""
+        """A world that includes this node begins."""
         self._memory.enter(world)
 
     def keep_with(self, peer: KeepWith) -> None:
-        """Where copies of commits go from now on."""
+        """Send copies of commits to this node from now on."""
         self._memory.keep_with(peer)
 
     async def look(self) -> None:
-        """See what lies in the checkpoint directory."""
+        """Read which checkpoint in the directory is the newest."""
         self._memory.look()
 
     async def load(self) -> None:
-        """Read the newest usable commit from there."""
+        """Load the newest intact commit from the directory."""
         self._memory.loading = True
         try:
             await asyncio.sleep(self._rng.uniform(0.1, 2.0))
@@ -363,34 +361,34 @@ class SimCheckpoints:
         self._memory.load()
 
     async def write(self, version: Version, reason: str) -> None:
-        """Write what is here of a commit, if that is newer than what is there."""
+        """Write this node's shards of a commit if the directory has none as new."""
         await asyncio.sleep(self._rng.uniform(0.1, 2.0))
         self._memory.flush(version)
 
     @property
     def saving(self) -> bool:
-        """Whether something that workers have saved has yet to be written by this node."""
+        """Whether this node has yet to write a commit that workers saved."""
         return self._memory.busy or self._memory.saving
 
     @property
     def unsaved(self) -> str:
-        """Why the newest commit that workers have saved is not in the checkpoint directory, if this node writes."""
+        """Why the newest commit that workers saved is not in the directory, if this node is the writer."""
         return self._memory.unsaved
 
     async def flush_saves(self) -> str:
-        """Wait until what workers have saved is written, or cannot be."""
+        """Retry and wait for the writes of saved commits; returns ``unsaved``."""
         self._memory.try_again()
         while self._memory.writing:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
         return self._memory.unsaved
 
     async def save_what_is_left(self, reason: str) -> None:
-        """Before the launcher ends: bring the newest commit where it survives."""
+        """Write the newest commit before the launcher ends."""
         self._memory.save_what_is_left()
 
 
 class SimSwitchFiles:
-    """``edl.agent.switch_watch.SwitchFiles``: the switches of the simulated checkpoint directory."""
+    """``edl.agent.switch_watch.SwitchFiles`` of the simulated checkpoint directory."""
 
     poll_s = POLL_S
 
@@ -398,11 +396,11 @@ class SimSwitchFiles:
         self._directory = directory
 
     def poll(self) -> Collection[Asked]:
-        """The current requests."""
+        """The pending requests."""
         if self._directory.kill_asked:
             return [Asked(Purpose.KILL, self._directory.kill_asked)]
         return [Asked(Purpose.SAVE, self._directory.save_asked)] if self._directory.save_asked else []
 
     def clear_save(self) -> None:
-        """A checkpoint was written."""
+        """Remove the pending save: a checkpoint was written."""
         self._directory.save_asked = ""

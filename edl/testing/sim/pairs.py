@@ -1,4 +1,4 @@
-"""Which events met which states: what schedules have driven the two machines through, and what they have not."""
+"""Pairs of an event and the state in which it occurred, to measure which transitions schedules have covered."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from edl.wire.messages import AgentMessage, MasterMessage
 Pair = tuple[str, str, str]
 """Machine, state, event."""
 ANY = "*"
-"""In ``IMPOSSIBLE``: each state, or each event."""
+"""In ``IMPOSSIBLE``: every state, or every event."""
 
 
 def master_pair(state: MasterState, event: ms.Event) -> Pair:
-    """For an event of the Master's machine."""
+    """The pair for an event of the Master's machine."""
     name = type(event.message).__name__ if isinstance(event, ms.NodeSaid) else type(event).__name__
     return "master", state.record.phase.value, name
 
 
 def agent_pair(state: AgentState, event: ag.Event) -> Pair:
-    """For an event of an agent's machine."""
+    """The pair for an event of the agent's machine."""
     name = type(event.message).__name__ if isinstance(event, ag.MasterSaid) else type(event).__name__
     return "agent", state.phase.value, name
 
@@ -36,7 +36,7 @@ def _names(events: object, wrapper: type, messages: object) -> list[str]:
 
 
 def every_pair() -> Iterable[Pair]:
-    """All that can be written down, possible or not."""
+    """All combinations of state and event, possible or not."""
     for phase, name in itertools.product(Phase, _names(ms.Event, ms.NodeSaid, AgentMessage)):
         yield "master", phase.value, name
     for state, name in itertools.product(AgentPhase, _names(ag.Event, ag.MasterSaid, MasterMessage)):

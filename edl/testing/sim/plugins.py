@@ -1,5 +1,4 @@
-"""Parts of a job that the simulated world does not know: services of the Master, what workers do with them, faults and
-checks of their own."""
+"""Extensions of a simulated job: the Master's services, what workers do with them, and their own faults and checks."""
 
 from __future__ import annotations
 
@@ -17,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class Plugin:
-    """One such part, for one schedule. What it draws, it draws from a generator of its own, so that the rest of the
-    schedule stays as it is without it."""
+    """An extension for one schedule. It draws from its own random generator, so the rest of the schedule is the same
+    without it."""
 
     excused = False
-    """Whether the job may end as incomplete because of this part."""
+    """Whether the job may end as incomplete because of this plugin."""
     replenishes = False
-    """Whether this part starts launchers where some are missing; otherwise the world does, after the faults."""
+    """Whether this plugin replaces missing launchers. If none does, the world does so after the faults."""
     settle_s = 0.0
-    """Seconds that this part needs to settle after the faults, beyond those of the job."""
+    """Seconds that this plugin needs to settle after the faults, in addition to those of the job."""
 
     def job(self, world: SimWorld, total_s: float, script: Script | None) -> Job | None:
-        """The job that workers do, instead of the one of the schedule. First call, before there is any launcher."""
+        """The job to simulate instead of the schedule's own. Called first, before there is any launcher."""
         return None
 
     def start(self, world: SimWorld) -> None:
-        """The world stands: plan faults on its timeline."""
+        """Called when the world is set up, to plan faults on its timeline."""
 
     def services(self) -> Sequence[Service]:
         """Services for a new Master."""
@@ -43,81 +42,81 @@ class Plugin:
         return ()
 
     def heal(self) -> None:
-        """Faults are over: undo those of this part."""
+        """Called when the faults are over, to undo those of this plugin."""
 
     def check(self) -> None:
-        """Called now and then. Reports violations to the world's checks."""
+        """Called periodically, to report violations to the world's checks."""
 
     def settled(self) -> bool:
-        """Whether nothing of this part stands against the job's being settled."""
+        """Whether the job may count as settled as far as this plugin is concerned."""
         return True
 
     def finish(self) -> None:
-        """The job has ended, and all launchers have exited: judge."""
+        """Called when the job has ended and all launchers have exited, for the final checks."""
 
     def close(self) -> None:
-        """The schedule is over, whatever came of it."""
+        """Called at the end of the schedule, successful or not."""
 
 
 class Plugins(Plugin):
-    """Several parts as one."""
+    """Several plugins as one."""
 
     def __init__(self, parts: Sequence[Plugin] = ()) -> None:
         self.parts = parts
 
     @property
     def excused(self) -> bool:  # type: ignore[override]
-        """See ``Plugin.excused``: because of any part."""
+        """Whether any plugin excuses an incomplete end."""
         return any(part.excused for part in self.parts)
 
     @property
     def replenishes(self) -> bool:  # type: ignore[override]
-        """See ``Plugin.replenishes``: any part does."""
+        """Whether any plugin replaces missing launchers."""
         return any(part.replenishes for part in self.parts)
 
     @property
     def settle_s(self) -> float:  # type: ignore[override]
-        """See ``Plugin.settle_s``: the longest of all parts."""
+        """The longest settling time of all plugins, in seconds."""
         return max((part.settle_s for part in self.parts), default=0.0)
 
     def job(self, world: SimWorld, total_s: float, script: Script | None) -> Job | None:
-        """The job of the first part that has one."""
+        """The job of the first plugin that has one."""
         jobs = (part.job(world, total_s, script) for part in self.parts)
         return next((job for job in jobs if job is not None), None)
 
     def start(self, world: SimWorld) -> None:
-        """All parts start."""
+        """Start all plugins."""
         for part in self.parts:
             part.start(world)
 
     def services(self) -> Sequence[Service]:
-        """The services of all parts."""
+        """The services of all plugins."""
         return [service for part in self.parts for service in part.services()]
 
     def companions(self, launcher: SimLauncher, master: ElectedMaster) -> Sequence[Coroutine[Any, Any, None]]:
-        """The companions of all parts."""
+        """The companions of all plugins."""
         return [one for part in self.parts for one in part.companions(launcher, master)]
 
     def heal(self) -> None:
-        """All parts heal."""
+        """Heal the faults of all plugins."""
         for part in self.parts:
             part.heal()
 
     def check(self) -> None:
-        """All parts check."""
+        """Run the checks of all plugins."""
         for part in self.parts:
             part.check()
 
     def settled(self) -> bool:
-        """Whether all parts are settled."""
+        """Whether all plugins are settled."""
         return all(part.settled() for part in self.parts)
 
     def finish(self) -> None:
-        """All parts judge."""
+        """Run the final checks of all plugins."""
         for part in self.parts:
             part.finish()
 
     def close(self) -> None:
-        """All parts close."""
+        """Close all plugins."""
         for part in self.parts:
             part.close()

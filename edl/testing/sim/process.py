@@ -1,4 +1,4 @@
-"""A process of the simulated world: its clock, its event loop, and its death."""
+"""A simulated process with its clock and event loop, and the state that the processes of a world share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_REQUESTS = 100
 
 @dataclass(slots=True)
 class SimDeps:
-    """State shared by all processes of a world."""
+    """What all processes of a world share."""
 
     spec: JobSpec
     timeline: Timeline
@@ -37,17 +37,17 @@ class SimDeps:
     listening: dict[tuple[str, int], SimProcess] = field(default_factory=dict)
     """Living processes by address."""
     kill_on_write: bool = False
-    """The next Master to have written its record dies before it sends anything."""
+    """Whether the next Master to write its record is killed before it sends anything."""
     kill_on_hold: bool = False
-    """The next Master to ask workers to hold dies before it hears the answers."""
+    """Whether the next Master to hold its workers is killed before it receives the answers."""
     kill_on_switch: bool = False
-    """The next Master to have recorded that an agreed boundary changes the world dies before it tells."""
+    """Whether the next Master to record a change at an agreed boundary is killed before it tells the workers."""
     trace: Callable[[str], None] | None = None
     plugin: Plugin = field(default_factory=Plugin)
 
     @property
     def keys(self) -> JobKeys:
-        """Of the job's keys in the store."""
+        """The job's keys in the store."""
         return JobKeys(self.spec.job)
 
     def fail(self, text: str) -> None:
@@ -55,12 +55,12 @@ class SimDeps:
         self.checks.fail(text)
 
     def note(self, text: str) -> None:
-        """Report what asyncio would log."""
+        """Report a violation without raising it."""
         self.checks.note(text)
 
 
 class BareDeps(Protocol):
-    """State shared by processes of all worlds."""
+    """What the processes of any world share."""
 
     @property
     def timeline(self) -> Timeline:
@@ -74,15 +74,15 @@ class BareDeps(Protocol):
 
     @property
     def network(self) -> Network:
-        """Paths between hosts."""
+        """Paths between the hosts."""
         ...
 
     def fail(self, text: str) -> None:
-        """Report a violation, and let time stop."""
+        """Report a violation, raise it and stop the simulated time."""
         ...
 
     def note(self, text: str) -> None:
-        """Report what asyncio would log."""
+        """Report a violation without raising it."""
         ...
 
 
@@ -90,14 +90,14 @@ Deps = TypeVar("Deps", bound=BareDeps)
 
 
 class BareProcess(Generic[Deps]):
-    """Runs nothing while it is stopped, and never again once it is dead."""
+    """A process. Runs nothing while it is stopped, and never again once it is dead."""
 
     def __init__(self, deps: Deps, host: str) -> None:
         self.deps = deps
         self.host = host
         self.alive = True
         self.paused_s = 0.0
-        """When it was stopped last."""
+        """When it was last stopped."""
         self._clock_offset_s = deps.rng.uniform(0.0, 1e5)
         drift = deps.network.biases.drift
         self._clock_rate = 1.0 + (deps.rng.uniform(-drift, drift) if drift else 0.0)
@@ -110,19 +110,19 @@ class BareProcess(Generic[Deps]):
 
     @property
     def paused(self) -> bool:
-        """Stopped by SIGSTOP."""
+        """Whether it is stopped by SIGSTOP."""
         return self.loop.stopped
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
-        """Call soon; when the process goes on, if it is stopped; never, if it is dead."""
+        """Call soon; once the process continues if it is stopped; never if it is dead."""
         self.loop.call_soon(call, *args)
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> ScheduledCall:
-        """Call later, on this process's own terms."""
+        """Call after ``delay_s`` seconds, subject to the rules of ``run``."""
         return self.deps.timeline.after(delay_s, self.run, call, *args)
 
     def asks(self) -> None:
-        """It turns to another process or to the store. One that does so without any pause would take a host down."""
+        """Count a request to another process or the store. More than ``MOST_REQUESTS`` in a second are a violation."""
         now_s, requests = self.deps.timeline.now_s, self._requests
         requests.append(now_s)
         while requests[0] < now_s - 1.0:
@@ -131,19 +131,19 @@ class BareProcess(Generic[Deps]):
             self.deps.fail(f"{self.host} makes more than {MOST_REQUESTS} requests in a second")
 
     def pause(self) -> None:
-        """SIGSTOP: the process does nothing; its sockets stay open."""
+        """Stop the process as SIGSTOP does. Its sockets stay open."""
         self.paused_s = self.deps.timeline.now_s
         self.loop.stop_process()
         self.deps.network.tell()
 
     def resume(self) -> None:
-        """SIGCONT: the process knows nothing of the gap."""
+        """Continue as SIGCONT does. The process is not notified of the gap."""
         if self.paused:
             self.loop.continue_process()
             self.deps.network.tell()
 
     def end(self) -> None:
-        """The process is gone."""
+        """The process ends: it runs nothing any more."""
         self.alive = False
         self.loop.kill()
         self.loop.stopped = False
@@ -155,7 +155,7 @@ class BareProcess(Generic[Deps]):
 
 
 class SimProcess(BareProcess[SimDeps]):
-    """A process of the simulated job: it has an address."""
+    """A process of the simulated job, with an address."""
 
     def __init__(self, deps: SimDeps, host: str, port: int) -> None:
         super().__init__(deps, host)
@@ -163,12 +163,12 @@ class SimProcess(BareProcess[SimDeps]):
         deps.listening[host, port] = self
 
     def end(self) -> None:
-        """The process is gone."""
+        """The process ends and no longer listens."""
         if self.deps.listening.get((self.host, self.port)) is self:
             del self.deps.listening[self.host, self.port]
         super().end()
 
     def say(self, text: str) -> None:
-        """One line of the trace."""
+        """Add a line to the trace, if there is one."""
         if self.deps.trace is not None:
             self.deps.trace(f"{self.host:>8}  {text}")

@@ -1,9 +1,9 @@
-"""A scheduler as a part of a simulated job: the reconciler that ships beside each Master, a cluster, faults and checks.
+"""A scheduler as a plugin of a simulated job: the shipped reconciler beside each Master, a cluster, faults and checks.
 
-What must hold: a Master has one call and one request under way at a time. While the job runs, it calls the cluster only
-if it owns the size, not while the job is suspended, and for a number within the bounds. It gives back no node that
-trains. When faults are over, the cluster provides what the job wants, nothing is left to explain, and no more calls are
-made.
+Invariants: a Master has at most one call and one request under way. While the job runs, it calls the cluster only if it
+owns the size, never while the job is suspended, and only for a number of nodes within the bounds. It releases no node
+that trains. Once the faults are over, the cluster provides the nodes that the job wants, no reason for a missing size
+is left, and no more calls are made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.job_records import SizeOwner
+from edl.master.sizing import Sizing
 from edl.master.state import Phase
 from edl.ports import ElectedMaster
 from edl.schedulers.plan import JobSummary
@@ -28,25 +29,26 @@ from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import JobStatus
 
 REST_S = 12.0
-"""Seconds without a call or a request after which the reconciler is at rest: longer than between two queries."""
+"""The reconciler is at rest after so many seconds without a call or request; longer than its interval between
+queries."""
 STALE_S = 2 * LOOK_EVERY_S
-"""Seconds after which the reconciler has seen a change of the job."""
+"""Seconds within which the reconciler must have seen a change of the job."""
 SETTLE_S = 300.0
-"""Seconds in which the size is reached: a refused call is repeated after a minute, as is one without effect."""
+"""Seconds within which the size is reached. A call that was refused or had no effect is repeated after a minute."""
 
 
 class SchedulerFaultKind(enum.Enum):
-    """Changes that come from the cluster, beside the faults of the schedule."""
+    """Changes that start in the cluster, in addition to the schedule's faults."""
 
     FOREIGN = "foreign"
     """Another program sets the number of nodes."""
     DOOM = "doom"
-    """A node is going to be removed, and is removed."""
+    """The cluster announces the removal of a node, and removes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFault:
-    """One of these changes. ``pick`` is from 0 to 1."""
+    """A change in the cluster and its time. ``pick``, from 0 to 1, selects the target."""
 
     at_s: float
     kind: SchedulerFaultKind
@@ -54,25 +56,25 @@ class SchedulerFault:
 
 
 class ObservedMaster:
-    """The Master's shell as one reconciler sees it. Checks the reconciler's requests and calls."""
+    """The Master's shell as its reconciler sees it. Checks the reconciler's requests and calls."""
 
     def __init__(self, plugin: SchedulerPlugin, launcher: SimLauncher, master: ElectedMaster) -> None:
         self._plugin, self.launcher, self._master = plugin, launcher, master
         self.job: JobSummary | None = None
-        """As it was shown last."""
+        """The job as the reconciler last saw it."""
         self.stale_since_s: float | None = None
         self._calls = self._requests = 0
 
-    # --- edl.ports.ElectedMaster -------------------------------------------------------------------------------------
+    # --- edl.ports.ElectedMaster --------------------------------------------------------------------------------------
 
     def status(self) -> JobStatus:
-        """The current status, which the reconciler sees now."""
+        """The current status. Records that the reconciler has seen it."""
         status = self._master.status()
         self.job, self.stale_since_s = job_of(status), None
         return status
 
     async def submit(self, request: ScaleRequest) -> Granted:
-        """Submit a request."""
+        """Submit a request to the Master. Only one may be under way."""
         self._requests += 1
         if self._requests > 1:
             self._plugin.fail(f"two requests to the Master are under way: {request}")
@@ -83,17 +85,17 @@ class ObservedMaster:
             self._requests -= 1
 
     async def changed(self) -> None:
-        """Wait for the next change."""
+        """Wait for the next change of the job."""
         await self._master.changed()
 
     def explain(self, text: str) -> None:
         """Set the reason why the size is not reached."""
         self._master.explain(text)
 
-    # --- checks ------------------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     def begins(self, nodes: int | None, names: Sequence[str] | None) -> None:
-        """A call begins."""
+        """Check a call that begins. ``nodes`` is ``None`` for a query, ``names`` for a request for nodes."""
         self._calls += 1
         if self._calls > 1:
             self._plugin.fail("two calls of the scheduler are under way")
@@ -103,11 +105,11 @@ class ObservedMaster:
             self._plugin.called(self.job, nodes, names)
 
     def ends(self) -> None:
-        """The call is over."""
+        """A call has returned."""
         self._calls -= 1
 
     def look(self, now_s: float) -> None:
-        """Whether the reconciler sees the job as it is."""
+        """Fail if the reconciler's view of the job has been outdated for ``STALE_S``."""
         fresh = job_of(self._master.status()) == self.job
         self.stale_since_s = None if fresh else (self.stale_since_s or now_s)
         if self.stale_since_s is not None and now_s - self.stale_since_s > STALE_S:
@@ -115,7 +117,7 @@ class ObservedMaster:
 
 
 class SchedulerPlugin(Plugin):
-    """The scheduler of one schedule."""
+    """The scheduler of one schedule, and its checks."""
 
     replenishes = True
     settle_s = SETTLE_S
@@ -128,7 +130,7 @@ class SchedulerPlugin(Plugin):
         traits: ClusterTraits | None = None,
         faults: Sequence[SchedulerFault] | None = None,
     ) -> None:
-        """``traits`` and ``faults``: None to draw them from the seed."""
+        """``traits`` and ``faults``: ``None`` to draw them from the seed."""
         self.rng = rng = random.Random(f"scheduler {seed}")  # noqa: S311 - not for secrets
         self.owner = owner
         self.traits = traits or ClusterTraits.draw(rng)
@@ -138,7 +140,8 @@ class SchedulerPlugin(Plugin):
         self._terms: list[ObservedMaster] = []
         self._healed_running = False
         self.changes: list[tuple[int, tuple[str, ...] | None]] = []
-        """Calls other than queries: the number of nodes, and the names of those given back (None: a request)."""
+        """Calls other than queries: the number of nodes, and the names of the nodes released (``None``: nodes
+        requested)."""
 
     cluster: SimCluster
     _world: SimWorld
@@ -148,13 +151,13 @@ class SchedulerPlugin(Plugin):
         self._world.checks.fail(f"scheduler: {text}")
 
     def acted(self) -> None:
-        """The reconciler changes something."""
+        """Record the time of a change that the reconciler makes."""
         self._acted_s = self._world.timeline.now_s
 
-    # --- Plugin ------------------------------------------------------------------------------------------------------
+    # --- Plugin -------------------------------------------------------------------------------------------------------
 
     def start(self, world: SimWorld) -> None:
-        """Set the cluster up and plan its faults."""
+        """Set up the cluster and plan its faults."""
         self._world = world
         self.cluster = SimCluster(world, self.traits, self.rng, self._replicas)
         self.cluster.taken = self._taken
@@ -181,7 +184,8 @@ class SchedulerPlugin(Plugin):
         return (reconciler.run(),)
 
     def heal(self) -> None:
-        """Calls succeed at once. A cluster without nodes has no Master to ask for some, so its users do."""
+        """Let calls succeed at once. A cluster without nodes has no Master to request any, so a user restores the
+        smallest size."""
         self.cluster.troubled = False
         self._healed_running = not self._world.ended()
         lowest = self._world.spec.nodes.lowest
@@ -189,7 +193,7 @@ class SchedulerPlugin(Plugin):
             self.cluster.foreign(lowest)
 
     def check(self) -> None:
-        """Compare what the Master's reconciler has seen with the job."""
+        """Compare the newest reconciler's view of the job with the job."""
         master = self._world.master
         for term in self._terms:
             shell = term.launcher.master_shell
@@ -197,10 +201,10 @@ class SchedulerPlugin(Plugin):
             if term.launcher is master and serving and term is self._terms[-1] and term.job is not None:
                 term.look(self._world.timeline.now_s)
 
-    # --- what must hold ----------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     def called(self, job: JobSummary, nodes: int, names: Sequence[str] | None) -> None:
-        """A Master that saw this job calls the cluster for so many nodes; ``names``: it gives these back."""
+        """Check a call for ``nodes`` nodes by a Master that saw this job. ``names``: the nodes to release."""
         self.changes.append((nodes, tuple(names) if names is not None else None))
         if job.ended:
             if not self.traits.ask_none_at_end or nodes or names is None:
@@ -217,7 +221,8 @@ class SchedulerPlugin(Plugin):
                 self.fail(f"{node.name} is given back, and it trains")
 
     def _taken(self, name: str) -> None:
-        """A node is removed on a Master's request: it must not train. One that keeps its name may have come after."""
+        """Check that a node removed on request was not training. With fixed names a new node may have taken its
+        place."""
         record, launcher = self._world.checks.record, self._world.launchers[NodeId(name)]
         if record is None or record.phase is not Phase.RUNNING or record.world is None or self.traits.indexed:
             return
@@ -226,7 +231,7 @@ class SchedulerPlugin(Plugin):
             self.fail(f"the cluster removes {name} on request, and it trains")
 
     def settled(self) -> bool:
-        """Whether the cluster provides what the job wants, and the reconciler is at rest."""
+        """Whether the cluster provides what the job wants and the reconciler is at rest."""
         world, master = self._world, self._world.master
         if world.ended():
             return True
@@ -235,20 +240,23 @@ class SchedulerPlugin(Plugin):
             return False
         if world.timeline.now_s - self._acted_s < REST_S:
             return False
-        job = job_of(shell.status())
-        return job.suspended or (self.cluster.complete and self._fits(job) and not shell.status().scale.waiting)
+        sizing = shell.state.record.sizing
+        if sizing.suspended:
+            return True
+        # A status takes long to make, and this is asked after each event.
+        return self.cluster.complete and self._fits(sizing) and not shell.status().scale.waiting
 
-    def _fits(self, job: JobSummary) -> bool:
-        lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
-        provided = self.cluster.replicas
+    def _fits(self, sizing: Sizing) -> bool:
+        bounds = sizing.bounds(self._world.spec.nodes)
+        desired, provided = sizing.target(self._world.spec.nodes), self.cluster.replicas
         if self.owner is SizeOwner.EXTERNAL:
-            return not provided or job.desired == min(max(provided, job.minimum), job.maximum)
-        if job.asked:
-            return provided == min(max(job.desired // job.unit * job.unit, lowest), highest)
-        return lowest <= provided <= highest
+            return not provided or desired == min(max(provided, bounds.minimum), bounds.maximum)
+        if sizing.desired:
+            return provided == min(max(desired // bounds.unit * bounds.unit, bounds.lowest), bounds.highest)
+        return bounds.lowest <= provided <= bounds.highest
 
     def finish(self) -> None:
-        """A cluster that would start finished nodes again has been asked for none."""
+        """Check that a cluster that restarts finished nodes has been scaled to zero."""
         if self._healed_running and self.traits.ask_none_at_end and self.cluster.replicas:
             self.fail(f"the job has ended, and the cluster still provides {self.cluster.replicas} nodes")
 

@@ -1,4 +1,4 @@
-"""Whole schedules from one number: a job, its nodes, its faults, and the judgement."""
+"""Draws whole schedules from a seed (a job, its nodes and its faults), runs them and checks the results."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ BOUNDS = [
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Everything that makes one run."""
+    """Everything that determines one run."""
 
     seed: int
     spec: JobSpec
     starts_s: tuple[float, ...]
-    """When the launchers of the beginning start."""
+    """When each of the first launchers starts."""
     total_s: float
     warm_s: float
     slowness: float
     ranked: bool
-    """Nodes ask for their positions with ``--node-rank``."""
+    """Whether nodes request their positions with ``--node-rank``."""
     plan: FaultPlan
     script: Script | None = None
-    """None: the script is plain."""
+    """``None`` for a script that does not use edl."""
     saved: tuple[Version, ...] = ()
-    """Content of the checkpoint directory at the start."""
+    """Commits in the checkpoint directory at the start."""
     racks: int = 1
     sized: bool = False
-    """People ask for other sizes."""
+    """Whether users request other sizes."""
     indexed: bool = False
-    """A scheduler has numbered the nodes of the beginning."""
+    """Whether a scheduler has numbered the first nodes."""
     spare_slots: int = -1
-    """Of each node; nodes have several slots then, and some are dropped. -1: nothing of that."""
+    """Spare slots of each node; nodes then have several slots, and some are dropped. -1: no such faults."""
     devices: bool = False
-    """Devices in the slots are known, and workers are bound to them."""
+    """Whether the devices in the slots are known and workers are bound to them."""
     plugins: tuple[Callable[[], Plugin], ...] = ()
-    """Make the parts of this job that the world does not know."""
+    """Create the extensions of this job."""
 
     biases: Biases = USUAL
 
     def describe(self) -> str:
-        """In one line."""
+        """The schedule in one line."""
         spec = self.spec
         return (
             f"--nnodes={spec.nodes}, {spec.fault_tolerance.value}, {spec.max_restarts} restarts, "
@@ -79,7 +79,8 @@ class Schedule:
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
-        """The schedule of a seed. Spec variants take turns, so that a few runs meet all of them."""
+        """The schedule of a seed. The variants of the specification take turns, so that a few runs cover all of
+        them."""
         rng = random.Random(f"schedule {seed}")  # noqa: S311 - not for secrets
         bounds = BOUNDS[seed % len(BOUNDS)]
         level = list(FaultTolerance)[seed // len(BOUNDS) % 3]
@@ -112,7 +113,7 @@ class Schedule:
 
     @classmethod
     def independent(cls, seed: int) -> Schedule:
-        """The same job and the same faults, with workers that need no others."""
+        """The schedule of ``draw`` with independent workers."""
         drawn = cls.draw(seed)
         spec = dataclasses.replace(drawn.spec, servers=Training())
         plan = drawn.plan.with_requests(random.Random(f"requests {seed}"))  # noqa: S311 - not for secrets
@@ -120,25 +121,25 @@ class Schedule:
 
     @classmethod
     def reading(cls, seed: int) -> Schedule:
-        """The same job and the same faults, with workers that read data; every third one with workers that need no
-        others, of which every other one pushes to parameter servers."""
+        """The schedule of ``draw`` with workers that read data. In every third schedule they are independent, and half
+        of those push to parameter servers."""
         from edl.testing.sim.data.plugin import DataPlugin  # needs numpy, which other schedules do not
 
-        alone = seed % 3 == 2
-        drawn = cls.independent(seed) if alone else cls.draw(seed)
+        independent = seed % 3 == 2
+        drawn = cls.independent(seed) if independent else cls.draw(seed)
         stops, rows = seed % 6 == 5, seed % 12 in (5, 8)
-        plugins = (lambda: DataPlugin(seed, alone=alone, stops=stops, rows=rows),)
-        if alone:
+        plugins = (lambda: DataPlugin(seed, independent=independent, stops=stops, rows=rows),)
+        if independent:
             drawn = dataclasses.replace(drawn, spec=dataclasses.replace(drawn.spec, max_restarts=20))
-        script = None if alone else drawn.script or Script()
+        script = None if independent else drawn.script or Script()
         if stops:  # faults last until others have got the shards of the stopped worker
             drawn = dataclasses.replace(drawn, plan=FaultPlan(drawn.plan.faults, max(drawn.plan.quiet_s, 55.0)))
         return dataclasses.replace(drawn, script=script, saved=(), plugins=plugins)
 
     @classmethod
     def resized(cls, seed: int) -> Schedule:
-        """The same job and the same faults, or none, with people who ask for other sizes; every fourth one with workers
-        that need no others."""
+        """The schedule of ``draw``, in some cases without its faults, and with requests for other sizes. In every
+        fourth schedule the workers are independent."""
         drawn = cls.independent(seed) if seed % 4 == 3 else cls.draw(seed)
         rng = random.Random(f"sizes {seed}")  # noqa: S311 - not for secrets
         plan = drawn.plan if rng.random() < 0.7 else FaultPlan()
@@ -150,8 +151,8 @@ class Schedule:
 
     @classmethod
     def slotted(cls, seed: int) -> Schedule:
-        """The same job and the same faults, or none, with slots that fail and are named; every fourth one with workers
-        that need no others."""
+        """The schedule of ``draw``, in some cases without its faults, and with slots that fail or are cordoned. In
+        every fourth schedule the workers are independent."""
         drawn = cls.independent(seed) if seed % 4 == 3 else cls.draw(seed)
         rng = random.Random(f"slots {seed}")  # noqa: S311 - not for secrets
         plan = drawn.plan if rng.random() < 0.6 else FaultPlan()
@@ -166,8 +167,8 @@ class Schedule:
 
     @classmethod
     def bursting(cls, seed: int) -> Schedule:
-        """The same job with bursts of faults of every kind, and with biases of its own. Workers that ignore SIGTERM,
-        slow fork servers and short jobs make the usually short states last."""
+        """The schedule of ``slotted`` with bursts of faults of every kind and its own biases. Workers that ignore
+        SIGTERM, slow fork servers and short jobs prolong states that are usually short."""
         drawn = cls.slotted(seed)
         rng = random.Random(f"bursts {seed}")  # noqa: S311 - not for secrets
         timeouts = dataclasses.replace(drawn.spec.timeouts, shutdown_s=rng.choice((0.0, 1.0, 3.0, 6.0)))
@@ -183,7 +184,7 @@ class Schedule:
 
     @classmethod
     def scheduled(cls, seed: int) -> Schedule:
-        """The job of ``resized``, with its faults or none, on a cluster whose scheduler provides the nodes."""
+        """The job of ``resized`` on a cluster whose scheduler provides the nodes, in some cases without its faults."""
         from edl.testing.sim.scheduler_plugin import SchedulerPlugin
 
         drawn = cls.resized(seed)
@@ -228,7 +229,7 @@ def _draw_script(rng: random.Random) -> Script | None:
 
 @dataclass(slots=True)
 class Result:
-    """Result of a run."""
+    """Outcome and statistics of a run."""
 
     seed: int
     violation: str = ""
@@ -239,11 +240,11 @@ class Result:
     faults: int = 0
     outcome: str = ""
     pairs: Counter[Pair] = field(default_factory=Counter)
-    """Which events have met which states."""
+    """How often each event occurred in each state."""
 
 
 def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Result:
-    """Run a schedule from beginning to end."""
+    """Run a schedule from its start to its final checks."""
     directory = Directory()
     for version in schedule.saved:
         directory.write(version)
@@ -297,7 +298,7 @@ KINDS: Mapping[str, Callable[[int], Schedule]] = {
     "bursting": Schedule.bursting,
     "scheduled": Schedule.scheduled,
 }
-"""Kinds of schedules, by name: a seed gives one schedule of each kind."""
+"""Kinds of schedules by name. A seed determines one schedule of each kind."""
 
 
 def play_seed(seed: int, kind: str = "plain") -> Result:
@@ -306,7 +307,7 @@ def play_seed(seed: int, kind: str = "plain") -> Result:
 
 
 def shrink(schedule: Schedule) -> Schedule:
-    """Leave out one fault after the other as long as the run still fails."""
+    """Remove one fault after the other as long as the run still fails."""
     index = 0
     while index < len(schedule.plan.faults):
         fewer = dataclasses.replace(schedule, plan=schedule.plan.without(index))

@@ -1,7 +1,7 @@
-"""A cluster with a scheduler: it starts and stops launchers, and the adapter through which a Master talks to it.
+"""A simulated cluster with a scheduler, which starts and stops launchers, and its adapter for the Master.
 
-The controller keeps as many nodes running as are requested. Calls take time, fail, and may take effect although their
-answer is lost, or although the Master that made them is gone.
+Its controller keeps as many nodes running as were requested. Calls take time and may fail. They may take effect
+although their answer is lost or the Master that made them has ended.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from edl.testing.sim.world import SimWorld
 from edl.types import NodeId
 
 CONTROL_S = 1.0
-"""Seconds between two looks of the controller at its nodes."""
+"""Interval of the controller, in seconds."""
 GRACE_S = 30.0
-"""Seconds from SIGTERM to SIGKILL for a launcher that is taken away."""
+"""Seconds from SIGTERM to SIGKILL for a launcher that is removed."""
 CALM_CALL_S = 0.1
-"""The longest duration of a call, in seconds, once faults are over."""
+"""Longest duration of a call in seconds, once the faults are over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterTraits:
-    """Properties and troubles of a cluster. Shares are from 0 to 1."""
+    """Properties and faults of a cluster. Shares are from 0 to 1."""
 
     indexed: bool = False
-    """Nodes are numbered and keep their names; the highest numbers are removed first (a StatefulSet)."""
+    """Whether nodes are numbered and keep their names; the highest numbers are removed first, as in a StatefulSet."""
     ask_none_at_end: bool = False
-    """It must be asked for 0 nodes when the job has ended."""
+    """Whether the cluster must be scaled to 0 nodes when the job has ended."""
     error_share: float = 0.0
-    """Calls that fail without effect, but may succeed later."""
+    """Share of calls that fail without effect; a later one may succeed."""
     lost_share: float = 0.0
-    """Calls that take effect and fail all the same."""
+    """Share of calls that take effect but return an error."""
     final_share: float = 0.0
-    """Calls that are refused."""
+    """Share of calls that are refused for good."""
     slow_s: float = 1.0
-    """The longest duration of a call in seconds."""
+    """Longest duration of a call, in seconds."""
     start_s: float = 2.0
-    """The longest time in seconds until a requested node starts its launcher."""
+    """Longest time in seconds until a requested node starts its launcher."""
     capacity: int = 1000
-    """Nodes that exist; requests beyond it stay pending."""
+    """Number of nodes that exist. Requests for more stay pending."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> ClusterTraits:
-        """A cluster with some of these troubles."""
+        """A cluster with some of these faults."""
         return cls(
             indexed=rng.random() < 0.5,
             ask_none_at_end=rng.random() < 0.4,
@@ -62,7 +62,7 @@ class ClusterTraits:
 
 
 class SimCluster:
-    """The nodes that a scheduler provides, and its controller. ``replicas``: how many are requested."""
+    """The nodes that a scheduler provides, and its controller. ``replicas``: the requested number."""
 
     def __init__(self, world: SimWorld, traits: ClusterTraits, rng: random.Random, replicas: int) -> None:
         self.world = world
@@ -70,7 +70,7 @@ class SimCluster:
         self.rng = rng
         self.replicas = replicas
         self.troubled = True
-        """Calls are slow and fail."""
+        """Whether calls are slow and fail."""
         self.taken: Callable[[str], None] = lambda name: None
         """Called before a node is removed on request."""
         self.watchers: list[Callable[[Observation], None]] = []
@@ -81,10 +81,10 @@ class SimCluster:
         self._made = 0
         self._control()
 
-    # --- nodes -------------------------------------------------------------------------------------------------------
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
     def running(self) -> list[str]:
-        """Names of the nodes whose launchers run, in the order in which they were created."""
+        """Names of the running nodes, in the order of their creation."""
         return [name for name in self._names if self._alive(name)]
 
     @property
@@ -97,13 +97,13 @@ class SimCluster:
         return launcher is not None and launcher.alive
 
     def _control(self) -> None:
-        """Start what is missing, stop what is too much, again and again."""
+        """Start missing nodes and stop surplus ones, every ``CONTROL_S`` seconds."""
         if not self.world.ended():
             self.fill()
         self.world.timeline.after(CONTROL_S, self._control)
 
     def fill(self) -> None:
-        """Compare the nodes with the request once."""
+        """Compare the nodes with the requested number once."""
         if self.world.ended():
             return
         self._leaving = {name for name in self._leaving if self._alive(name)}
@@ -134,7 +134,7 @@ class SimCluster:
         self.world.timeline.after(self.rng.uniform(0.1, self.traits.start_s), come)
 
     def _take(self, name: str) -> None:
-        """SIGTERM, and SIGKILL after a while."""
+        """Send SIGTERM, and SIGKILL after ``GRACE_S`` seconds."""
         if name in self._leaving or not self._alive(name):
             return
         self._leaving.add(name)
@@ -143,7 +143,7 @@ class SimCluster:
         self.world.timeline.after(GRACE_S, self._kill, launcher)
 
     def _take_by_surprise(self, name: str) -> None:
-        """Remove a node that may train: the job may lose a step."""
+        """Remove a node that may be training; the job may lose a step."""
         if name not in self._leaving:
             self.world.checks.trouble(0.0)
         self._take(name)
@@ -153,15 +153,16 @@ class SimCluster:
         if launcher.alive:
             launcher.crash()
 
-    # --- requests ----------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def request(self, nodes: int) -> None:
-        """Provide at least this many."""
+        """Provide at least this many nodes."""
         self.replicas = max(self.replicas, nodes)
         self.fill()
 
     def release(self, names: Sequence[str], nodes: int) -> None:
-        """Remove these, so that ``nodes`` are left. Without indexes, others that run are spared and still count."""
+        """Remove these nodes until ``nodes`` are left. Without indexes only these are removed, and other running nodes
+        still count."""
         going = [name for name in self.running() if self._names[name] >= nodes] if self.traits.indexed else names
         for name in going:
             if self._alive(name):
@@ -172,7 +173,7 @@ class SimCluster:
         self.fill()
 
     def foreign(self, replicas: int) -> None:
-        """Another program sets the number of nodes; the newest ones leave."""
+        """Another program sets the number of nodes; the newest surplus nodes are removed."""
         self.replicas = replicas
         if self.world.deps.trace is not None:
             self.world.deps.trace(f"  CLUSTER  is set to {replicas} nodes")
@@ -184,7 +185,7 @@ class SimCluster:
         self.fill()
 
     def doom(self, pick: float) -> None:
-        """Announce that a node will be removed, and remove it."""
+        """Announce the removal of a node, and remove it after ``GRACE_S`` seconds."""
         names = self.running()
         if names:
             name = names[int(pick * len(names))]
@@ -200,11 +201,11 @@ class CallObserver(Protocol):
     """Checks the calls of one Master's reconciler."""
 
     def begins(self, nodes: int | None, names: Sequence[str] | None) -> None:
-        """A call begins. ``nodes``: None for a query. ``names``: None for a request for more nodes."""
+        """A call begins. ``nodes``: ``None`` for a query. ``names``: ``None`` for a request for more nodes."""
         ...
 
     def ends(self) -> None:
-        """The call under way is over for the caller."""
+        """The call has returned."""
         ...
 
 
@@ -223,11 +224,11 @@ class SimScheduler:
         return await self._call(lambda: None, None, None)
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Ask for more nodes."""
+        """Request more nodes."""
         await self._call(lambda: self._cluster.request(nodes), nodes, None)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Give nodes back."""
+        """Release nodes."""
         await self._call(lambda: self._cluster.release(names, nodes), nodes, names)
 
     async def _call(self, effect: Callable[[], None], nodes: int | None, names: Sequence[str] | None) -> SchedulerSize:
@@ -262,7 +263,7 @@ class SimScheduler:
             self._observer.ends()
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Changes that others make. Breaks now and then."""
+        """Yield the size, then changes that others make. Raises ``SchedulerError`` now and then."""
         cluster, observations = self._cluster, asyncio.Queue[Observation]()
 
         def hear(observation: Observation) -> None:
@@ -280,4 +281,4 @@ class SimScheduler:
                 cluster.watchers.remove(hear)
 
     async def close(self) -> None:
-        """Nodes stay."""
+        """Does nothing: the nodes stay."""

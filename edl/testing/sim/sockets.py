@@ -1,7 +1,7 @@
-"""Connections of parameter servers in memory: frames arrive in order, delayed, or are lost with the connection.
+"""In-memory connections of parameter servers: frames arrive in order, delayed, or are lost with the connection.
 
-Stands where ``ps.net.connection``'s sockets and, for the Master, asyncio's streams are. The frames, the handshake and
-all that is above them are those that ship.
+Replaces the sockets of ``ps.net.connection`` and, for the Master, asyncio's streams. The frames, the handshake and
+everything above them are the shipped code.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.connection import Listening, Wire
 
 PACES = 0.1, 1.0, 1.0, 10.0
-"""A connection is so much slower than others, so that what is said over two overtakes."""
+"""Factors on a connection's delays: messages sent over different connections may arrive out of order."""
 
 
 class _Owner:
-    """A process as the owner of one end. The kernel answers keep-alives for a stopped process."""
+    """A process as the owner of an end. It never counts as paused: the kernel answers keep-alives for a stopped
+    process."""
 
     paused = False
 
@@ -32,34 +33,34 @@ class _Owner:
 
     @property
     def alive(self) -> bool:
-        """See ``network.Process``."""
+        """Whether the process has not ended."""
         return self._process.alive
 
 
 class OpenConnections:
-    """The open connections of a process, to be closed with it."""
+    """The open connections of a process; they are closed when it ends."""
 
     def __init__(self) -> None:
         self._open: list[tuple[Stream, End]] = []
 
     def add(self, stream: Stream, end: End) -> None:
-        """One more."""
+        """Add an open connection."""
         self._open = [(one, its) for one, its in self._open if its.open]
         self._open.append((stream, end))
 
     def streams(self) -> list[Stream]:
-        """Open sockets."""
+        """Streams of the connections that are open."""
         return [stream for stream, end in self._open if end.open]
 
     def close(self) -> None:
-        """The kernel closes the sockets of a process that has ended."""
+        """Close all connections, as the kernel does when a process ends."""
         for stream, end in self._open:
             stream.close(end)
         self._open.clear()
 
 
 class SimWire:
-    """``ps.net.connection.Wire`` in memory. Writing never blocks."""
+    """``ps.net.connection.Wire`` in memory. Writes never block."""
 
     checked = True
 
@@ -80,7 +81,7 @@ class SimWire:
         self._waiting.wake_all()
 
     def read_into(self, view: memoryview, least: int, until_s: float) -> int:
-        """See ``Wire``."""
+        """Read at least ``least`` bytes into ``view``; returns the number. Raises ``HungUp`` or ``TimedOut``."""
         while len(self._data) < least:
             if self._shut or self._ended:
                 raise HungUp("the peer closed the connection")
@@ -94,21 +95,21 @@ class SimWire:
         return count
 
     def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
-        """See ``Wire``."""
+        """Send a frame. Raises ``Unreachable`` if the connection is broken."""
         if self._shut or self._ended or self.stream is None:
             raise Unreachable("the connection broke: Broken pipe")
         self.stream.send(self.end, b"".join(parts))
 
     def pending(self) -> bool:
-        """See ``Wire``."""
+        """Whether a read would return at once."""
         return bool(self._data) or self._ended
 
     def hung_up(self) -> bool:
-        """See ``Wire``."""
+        """Whether either side has closed the connection."""
         return self._ended or self._shut
 
     def shut(self) -> None:
-        """See ``Wire``."""
+        """Close the connection and wake its reader."""
         if not self._shut and not self._threads.dead:
             self._shut = True
             if self.stream is not None:
@@ -116,7 +117,7 @@ class SimWire:
             self._waiting.wake_all()
 
     def close(self) -> None:
-        """See ``Wire``."""
+        """Close the connection."""
         self.shut()
 
 
@@ -130,7 +131,7 @@ class SimListener:
         self._come = threads.queue()
 
     def take(self, network: Network, caller: End) -> Stream:
-        """The kernel accepts a connection, also while the process is stopped."""
+        """Accept a connection, as the kernel does even for a stopped process."""
         wire = SimWire(self._threads, self._owner)
         wire.stream = stream = Stream(network, caller, wire.end)
         stream.slowness = network.rng.choice(PACES)
@@ -139,7 +140,7 @@ class SimListener:
         return stream
 
     def accept(self) -> Wire:
-        """See ``Listener``."""
+        """Wait for the next connection. Raises ``OSError`` once closed."""
         wire = self._come.get()
         if wire is None:
             raise OSError("closed")
@@ -147,7 +148,7 @@ class SimListener:
         return found
 
     def close(self) -> None:
-        """See ``Listener``."""
+        """Stop accepting."""
         self.closed = True
         self._come.put(None)
 
@@ -164,7 +165,7 @@ class SimSockets:
         self.opened = OpenConnections()
 
     def connect(self, host: str, port: int, until_s: float) -> Wire:
-        """See ``Sockets``."""
+        """Connect to a simulated listener. Raises ``Unreachable`` or ``TimedOut``."""
         threads, network = self._threads, self._process.deps.network
         self._process.asks()
         threads.sleep(network.delay_s())
@@ -180,11 +181,11 @@ class SimSockets:
         return wire
 
     def connect_local(self, path: str, until_s: float) -> Wire:
-        """See ``Sockets``; there are none."""
+        """Raises ``Unreachable``: there are no unix sockets."""
         raise Unreachable(f"no unix socket {path}")
 
     def listen(self, host: str, port: int) -> Listening:
-        """See ``Sockets``."""
+        """Listen on an address of this process."""
         listener = SimListener(self._threads, self._owner, self.opened)
         self._listening[host, port] = listener
         return Listening([listener], port)
@@ -198,19 +199,19 @@ class SimWriter:
 
     @property
     def transport(self) -> SimWriter:
-        """See ``asyncio.StreamWriter``."""
+        """This object, which also is the transport."""
         return self
 
     def write(self, data: bytes) -> None:
-        """See ``asyncio.StreamWriter``."""
+        """Send bytes."""
         self._stream.send(self._end, data)
 
     def writelines(self, data: Iterable[bytes]) -> None:
-        """See ``asyncio.StreamWriter``."""
+        """Send these pieces as one message."""
         self.write(b"".join(data))
 
     def close(self) -> None:
-        """See ``asyncio.StreamWriter``."""
+        """Close the connection."""
         self._stream.close(self._end)
         self._end.broke()
 
@@ -228,7 +229,7 @@ class SimStreams:
     async def connect(
         self, host: str, port: int, *, ssl: ssl.SSLContext | None
     ) -> tuple[asyncio.StreamReader, SimWriter]:
-        """Connect to a simulated listener. Raises ``OSError``."""
+        """Connect to a simulated listener. Raises ``OSError``; never returns if there is no path."""
         network = self._process.deps.network
         self._process.asks()
         await asyncio.sleep(network.delay_s())
@@ -245,7 +246,7 @@ class SimStreams:
         return reader, SimWriter(stream, end)
 
     async def refuses(self, host: str, port: int, timeout_s: float = 1.0) -> bool:
-        """See ``ps.net.master_lines.RefusalCheck``."""
+        """Whether the host refuses connections to this port."""
         network = self._process.deps.network
         if not network.both(self._process.host, host):
             await asyncio.sleep(timeout_s)

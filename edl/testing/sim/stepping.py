@@ -1,7 +1,6 @@
-"""Scripts that use ``edl.run``: workers that go from step to step together, commit, and come back.
+"""Simulated workers of scripts that use ``edl.run``: they take each step together, commit, and rejoin.
 
-Their word at step boundaries is the very ``edl.worker.boundary`` that ships; the rest does what the worker's side of
-``edl.wire.local`` promises.
+Their step boundaries are the shipped ``edl.worker.boundary``; the rest follows the worker's side of ``edl.wire.local``.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from edl.worker.boundary import BoundaryAction, StepBoundaries
 _LEAVING = (BoundaryAction.SWITCH, BoundaryAction.KILL, BoundaryAction.STOP)
 
 LONGEST_TIMEOUT_S = 12.0
-"""Seconds that a worker which has lost a peer waits for its agent's message before it gives up."""
+"""Longest time in seconds that a worker which lost a peer waits for its agent's message before it exits."""
 
 
 class Stage(enum.Enum):
-    """Where a worker is on its way."""
+    """Where a worker is in its life."""
 
     BOOTING = "booting"
     WAITING = "waiting"
@@ -37,9 +36,9 @@ class Stage(enum.Enum):
     RESTORING = "restoring"
     TRAINING = "training"
     LEAVING = "leaving"
-    """It unwinds, and parks soon."""
+    """Unwinding its step; it parks soon."""
     LOST = "lost"
-    """A peer is gone; it waits for its agent's message."""
+    """Has lost a peer and waits for its agent's message."""
 
 
 IN_ROUND = (Stage.FORMING, Stage.RESTORING, Stage.TRAINING)
@@ -47,61 +46,61 @@ IN_ROUND = (Stage.FORMING, Stage.RESTORING, Stage.TRAINING)
 
 @dataclass(slots=True, eq=False)
 class Stepper(SimWorker):
-    """One process."""
+    """A worker process."""
 
     stage: Stage = Stage.BOOTING
     crew: Crew | None = None
-    """Its round, while it is in one."""
+    """The workers of its round, while it is in one."""
     boundary: StepBoundaries = field(default_factory=StepBoundaries)
     computed: int = 0
     """Last step whose collectives are complete."""
     standing: bool = False
-    """It stands before the boundary of that step."""
+    """Whether it waits at the boundary of that step."""
     busy: bool = False
-    """Its agent has not taken its last commit yet."""
+    """Whether its agent has yet to take its last commit."""
     stuck: bool = False
-    """It will not notice the end of its round."""
+    """Whether it will not react to the end of its round."""
     inbox: list[local.ToWorker | World] = field(default_factory=list)
     said_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Kind of script that a job runs."""
+    """The kind of script that a job runs."""
 
     rejoins: bool = True
-    """Else its workers use edl's state, and are restarted."""
+    """Whether its workers keep their process and rejoin; otherwise they use only edl's state and are restarted."""
     sharded: bool = False
     copy_every: int = 1
     save_every: int = 0
-    """Steps from one checkpoint to the next, 0 for none."""
+    """Number of steps between checkpoints, 0 for none."""
     step_s: float = 0.25
     skew_s: float = 0.05
     clumsy: float = 0.0
-    """Chance that a worker does not notice the end of its round."""
+    """Chance that a worker does not react to the end of its round."""
 
 
 class Crew(RoundWorkers):
-    """All workers of one round: a step is complete for all or for none."""
+    """The workers of one round. A step completes on all of them or on none."""
 
     def __init__(self, job: SteppingJob, world: World) -> None:
         super().__init__(world, hangs=job.rng.random() < 0.3)
         self.job = job
         self.members: dict[Rank, Stepper] = {}
-        """Workers that take part now."""
+        """Workers that are in the round now."""
         self.broken = False
         self.stalled = False
-        """Its collectives hang for ever."""
+        """Whether its collectives hang."""
         self._timer: ScheduledCall | None = None
 
     def join(self, worker: Stepper) -> None:
-        """A worker is on its way into this round."""
+        """Add a worker to the round."""
         self.members[worker.rank] = worker
         self.workers[worker.rank] = worker
         self.look()
 
     def look(self) -> None:
-        """Take the next step together when all ranks have arrived."""
+        """Schedule the next step if all ranks are ready for it."""
         members = self.members.values()
         able = not self.broken and not self.stalled and len(members) == self.world.size
         stages = {worker.stage for worker in members} if able else set()
@@ -138,7 +137,7 @@ class Crew(RoundWorkers):
             self.job.timeline.after(self.job.rng.uniform(0.0, self.job.script.skew_s), self.job.arrive, worker, self)
 
     def leave(self, worker: Stepper, *, agreed: bool) -> None:
-        """A worker is not in it any more; unless it was agreed on, the others feel it."""
+        """Remove a worker. Unless that was agreed on, the other workers lose a peer."""
         if self.members.get(worker.rank) is worker:
             del self.members[worker.rank]
         worker.crew = None
@@ -151,19 +150,19 @@ class Crew(RoundWorkers):
                 self.suffer(peer)
 
     def suffer(self, peer: Stepper) -> None:
-        """A peer is gone."""
+        """Let a worker detect the loss of a peer after a while."""
         if peer.alive and not self.hangs and not peer.done:
             self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.job.notice, peer, self)
 
 
 def _leads(worker: SimWorker, world: World) -> bool:
-    """Whether it is the first worker of its node, who commits for all of them."""
+    """Whether it is the first worker of its node, which commits for all of them."""
     member = world.member(worker.node)
     return member is not None and worker.rank == member.first_rank
 
 
 class SteppingJob(Job):
-    """A script with a training loop that commits at each step."""
+    """A job whose script has a training loop that commits after each step."""
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class SteppingJob(Job):
         super().__init__(timeline, rng, watcher, directory)
         self.script = script
         self.position = directory.usable().commit
-        """Commit that the latest world has come to."""
+        """Latest commit of the newest world."""
         self.farthest = self.position
         self.total = self.position + max(1, math.ceil(total_s / script.step_s))
         self.sharded = script.sharded
@@ -188,20 +187,20 @@ class SteppingJob(Job):
 
     @property
     def left_s(self) -> float:
-        """Time a healthy world still needs."""
+        """Seconds that a healthy world still needs."""
         return 0.0 if self.finished else max(0, self.total - self.position) * self.script.step_s
 
     @property
     def longest_s(self) -> float:
-        """Time a healthy world needs that begins from nothing."""
+        """Seconds that a healthy world needs from the beginning."""
         return self.total * self.script.step_s
 
     def group(self, number: Round) -> Crew | None:
-        """The workers of a round, as far as they have come."""
+        """The workers of a round that have joined it."""
         return self.rounds.get(number)
 
     def shorten(self, left_s: float) -> None:
-        """See that not much is left to do; what runs now ends as planned."""
+        """Reduce the remaining work to about ``left_s`` seconds, without going back behind the farthest commit."""
         self.total = min(self.total, self.farthest + max(1, math.ceil(left_s / self.script.step_s)))
 
     def heal(self) -> None:
@@ -213,10 +212,10 @@ class SteppingJob(Job):
                 crew.stalled = False
                 crew.look()
 
-    # --- for jobs whose steps need more ------------------------------------------------------------------------------
+    # --- to be overridden ---------------------------------------------------------------------------------------------
 
     def over(self, crew: Crew) -> bool:
-        """Whether all workers of a round, at the same boundary, have nothing left to do."""
+        """Whether all workers of a round, at the same boundary, have completed their work."""
         return all(worker.boundary.passed >= self.total for worker in crew.members.values())
 
     def ready(self, crew: Crew) -> bool:
@@ -224,23 +223,23 @@ class SteppingJob(Job):
         return True
 
     def began(self, worker: Stepper, world: World) -> None:
-        """A worker has its place in a world, and its state."""
+        """Called when a worker has restored its state in a world."""
 
     def went_on(self, worker: Stepper) -> None:
-        """A worker has passed a boundary, and takes the next step."""
+        """Called when a worker has passed a boundary and takes the next step."""
 
     def left(self, worker: Stepper, world: World) -> None:
-        """A worker is no longer in a world."""
+        """Called when a worker has left a world."""
 
-    # --- births ------------------------------------------------------------------------------------------------------
+    # --- starting -----------------------------------------------------------------------------------------------------
 
     def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:
-        """Create some of a node's workers."""
+        """Start workers of a world in these slots."""
         owner = member.node, member.incarnation
         return [self._born(parent, owner, world.round, slot, world) for slot in slots]
 
     def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
-        """Create a worker that waits for its world."""
+        """Start a worker that waits for its world."""
         return self._born(parent, owner, born, slot, None)
 
     def _born(
@@ -268,15 +267,15 @@ class SteppingJob(Job):
         worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
         self.timeline.at(worker.said_s, worker.parent.run, worker.parent.tell_agent, event)
 
-    # --- what the agent says -----------------------------------------------------------------------------------------
+    # --- messages of the agent ----------------------------------------------------------------------------------------
 
     def give_place(self, worker: SimWorker, world: World) -> None:
-        """Tell a worker its place."""
+        """Send a worker its place in a world."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         self.timeline.after(0.0003, self._hears, worker, world)
 
     def hear(self, worker: SimWorker, message: local.ToWorker) -> None:
-        """A message from the agent reaches a worker."""
+        """Deliver a message from the agent. A worker that is not connected yet misses it."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         if worker.stage is not Stage.BOOTING:  # it is not connected yet, and misses it
             self.timeline.after(0.0003, self._hears, worker, message)
@@ -352,10 +351,10 @@ class SteppingJob(Job):
         else:
             self.timeline.after(0.005, self.end, worker, 0)
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # --- training -----------------------------------------------------------------------------------------------------
 
     def restore(self, worker: Stepper) -> None:
-        """The communicator stands: get the state."""
+        """Restore a worker's state once its communicator is formed."""
         crew = worker.crew
         assert crew is not None  # noqa: S101 - it has just been formed
         world = crew.world
@@ -389,7 +388,7 @@ class SteppingJob(Job):
             self.timeline.after(0.001, worker.parent.run, memory.piece, world.restore, shard, world.sources, done)
 
     def stepped(self, world: World, commit: int) -> None:
-        """All ranks of a round have finished a step together."""
+        """All ranks of a round have completed a step."""
         last = self._stepped
         if last is not None and last.round > world.round:
             both = {member.node for member in last.members} & {member.node for member in world.members}
@@ -403,7 +402,7 @@ class SteppingJob(Job):
         self.farthest = max(self.farthest, commit)
 
     def arrive(self, worker: Stepper, crew: Crew) -> None:
-        """A worker stands before the boundary of its last step."""
+        """A worker reaches the boundary of its last step."""
         here = worker.alive and worker.crew is crew and worker.stage is Stage.TRAINING
         if not here or worker.computed <= worker.boundary.passed:
             return
@@ -462,16 +461,16 @@ class SteppingJob(Job):
         self.timeline.at(worker.said_s, worker.parent.run, taken)
 
     def complete(self, crew: Crew) -> None:
-        """The last step is done."""
+        """All workers have completed the last step and exit."""
         self.finished = True
         for worker in crew.members.values():
             worker.done = True
             self.timeline.after(self.rng.uniform(0.0, 0.2), self.end, worker, 0)
 
-    # --- trouble -----------------------------------------------------------------------------------------------------
+    # --- failures and signals -----------------------------------------------------------------------------------------
 
     def notice(self, worker: Stepper, crew: Crew) -> None:
-        """A worker notices that a peer is gone, and waits for its agent's message."""
+        """A worker detects the loss of a peer and waits for its agent's message."""
         if not worker.alive or worker.crew is not crew or worker.stage not in IN_ROUND or worker.done:
             return
         if worker.frozen or worker.standing or worker.computed > worker.boundary.passed:
@@ -487,7 +486,7 @@ class SteppingJob(Job):
             self.end(worker, 1, True)
 
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
-        """A worker process ends."""
+        """End a worker process."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         if not worker.alive or (worker.frozen and code != -SIGKILL):
             return
@@ -497,14 +496,14 @@ class SteppingJob(Job):
         worker.parent.worker_ended(worker, code, peer_loss)
 
     def freeze(self, worker: SimWorker) -> None:
-        """SIGSTOP."""
+        """Stop a worker as SIGSTOP does."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         worker.frozen = True
         if worker.crew is not None:
             worker.crew.look()
 
     def thaw(self, worker: SimWorker) -> None:
-        """SIGCONT."""
+        """Continue a worker as SIGCONT does."""
         assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
         worker.frozen = False
         if worker.alive and worker.done:

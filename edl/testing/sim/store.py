@@ -1,4 +1,5 @@
-"""The job's store: the memory store, which has etcd's rules, behind a network that delays, blocks and loses answers."""
+"""The job's store: ``MemoryStore``, which follows etcd's rules, behind a network that delays, blocks or loses
+answers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from edl.types import FencingToken
 
 T = TypeVar("T")
 LONGEST_WATCH_DELAY_S = 0.5
-"""Longest delay of a watch's late report, in seconds."""
+"""Longest extra delay of a watch's report, in seconds."""
 AWAY_LOOK_S = 0.1
 
 
@@ -30,7 +31,7 @@ class _TimelineClock:
 
 
 class SimStore:
-    """The store itself. While it is ``away``, as etcd without a leader, no request is answered and no lease expires."""
+    """The store. While ``away``, like etcd without a leader, it answers no request and lets no lease expire."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -39,12 +40,12 @@ class SimStore:
         self.written: Callable[[], None] = lambda: None
         """Called after each change."""
         self.watches: dict[asyncio.Event, str] = {}
-        """Prefixes of open watches, by what wakes them."""
+        """Prefixes of open watches, by the event that wakes each."""
         self._reported = self.memory.revision
         self._expiry: ScheduledCall | None = None
 
     def do(self, call: Callable[[MemoryStore], T]) -> T:
-        """Have the store carry something out now. Raises ``StoreError``."""
+        """Run a call on the store now. Raises ``StoreError``."""
         try:
             return call(self.memory)
         finally:
@@ -72,31 +73,33 @@ class SimStore:
             self.do(lambda memory: memory.tick())
 
     def come_back(self) -> None:
-        """End an outage: every lease has its whole time again, and watches go on."""
+        """End an outage: every lease starts with its full TTL, and watches continue."""
         self.away = False
         self.memory.restart_leases()
         self.wake()
 
     def wake(self) -> None:
-        """Wake every watch: a path for changes that were held back may be open again."""
+        """Wake every watch: a path for delayed changes may be open again."""
         for changed in self.watches:
             changed.set()
 
     def revoke(self, lease: int) -> None:
-        """End a lease at once."""
+        """Revoke a lease at once."""
         self.do(lambda memory: memory.revoke_now(lease))
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Entries under a prefix, read without the network."""
+        """Values by key under a prefix, read without the network."""
         return {entry.key: entry.value for entry in self.memory.peek(prefix)}
 
     def created(self, key: str) -> FencingToken:
-        """Create revision of a key, 0 when it does not exist."""
-        return FencingToken(next((one.create_revision for one in self.memory.peek(key) if one.key == key), 0))
+        """Create revision of a key; 0 if it does not exist."""
+        entry = self.memory.peek_one(key)
+        return FencingToken(entry.create_revision if entry is not None else 0)
 
     def modified(self, key: str) -> int:
-        """Revision of the last write of a key, 0 when it does not exist."""
-        return next((one.mod_revision for one in self.memory.peek(key) if one.key == key), 0)
+        """Revision of the last write of a key; 0 if it does not exist."""
+        entry = self.memory.peek_one(key)
+        return entry.mod_revision if entry is not None else 0
 
 
 class StoreUser(Protocol):
@@ -106,12 +109,12 @@ class StoreUser(Protocol):
     loop: SimLoop
 
     def asks(self) -> None:
-        """It makes a request."""
+        """Count a request of this process."""
         ...
 
 
 class StoreClient:
-    """``Store`` for one process. When no answer comes, a write may have happened all the same."""
+    """``Store`` for one process. A write without an answer may have taken effect."""
 
     def __init__(
         self,
@@ -120,13 +123,13 @@ class StoreClient:
         caller: StoreUser,
         wrote: Callable[[Sequence[Operation], Sequence[Condition]], None] = lambda operations, conditions: None,
     ) -> None:
-        """``wrote`` is called when a write of this process has taken effect, before the process hears of it."""
+        """``wrote`` is called when a write of this process takes effect, before the process gets the answer."""
         self._store = store
         self._network = network
         self._caller = caller
         self._wrote = wrote
         self.renewed_s = caller.loop.time()
-        """When the last renewal was asked for that the store has granted, by the process's clock."""
+        """When the last granted renewal was requested, by the process's clock."""
 
     async def _ask(self, call: Callable[[MemoryStore], T]) -> T:
         self._caller.asks()
@@ -163,14 +166,14 @@ class StoreClient:
         if not answer.done():
             answer.set_exception(StoreUnavailable("no answer"))
 
-    # --- Store ---------------------------------------------------------------------------------------------------
+    # --- Store --------------------------------------------------------------------------------------------------------
 
     async def read(self, prefix: str) -> PrefixSnapshot:
-        """``Store.read``."""
+        """All keys under a prefix and the store's revision."""
         return await self._ask(lambda memory: memory.read_now(prefix))
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
-        """``Store.write``."""
+        """Apply all operations if all conditions hold; returns the revision, or ``None``."""
 
         def write(memory: MemoryStore) -> int | None:
             revision = memory.write_now(operations, conditions)
@@ -181,7 +184,7 @@ class StoreClient:
         return await self._ask(write)
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
-        """``Store.watch``."""
+        """Changes under a prefix after a revision, in order."""
         changed, seen, rng = asyncio.Event(), after_revision, self._network.rng
         self._store.watches[changed] = prefix
         try:
@@ -200,19 +203,19 @@ class StoreClient:
             self._store.watches.pop(changed, None)
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """``Store.grant_lease``."""
+        """Create a lease."""
         return await self._ask(lambda memory: memory.grant_now(ttl_s))
 
     async def renew_lease(self, lease: int) -> float:
-        """``Store.renew_lease``."""
+        """Renew a lease; returns the seconds it has left."""
         asked_s = self._caller.loop.time()
         left_s = await self._ask(lambda memory: memory.renew_now(lease))
         self.renewed_s = asked_s
         return left_s
 
     async def revoke_lease(self, lease: int) -> None:
-        """``Store.revoke_lease``."""
+        """End a lease and delete its keys."""
         await self._ask(lambda memory: memory.revoke_now(lease))
 
     async def close(self) -> None:
-        """``Store.close``."""
+        """Does nothing."""

@@ -1,9 +1,9 @@
 """Deterministic threads: those of a simulated process run one at a time, in virtual time.
 
-Each is a real thread that only runs while it has the baton, so the code that ships runs unchanged. It hands the baton
-back where it would wait, and now and then before it takes a lock, as if the system had preempted it there. Which thread
-goes on next is drawn from the seed. Threads of a stopped process (SIGSTOP) do not go on; those of a dead one end
-without running more of their code, except ``finally`` blocks, which then reach nothing.
+Each is a real thread that runs only while it holds the baton, so the shipped code runs unchanged. It returns the baton
+where it would wait, and now and then before it takes a lock, as if it were preempted there. Which thread runs next is
+drawn from the seed. Threads of a process stopped by SIGSTOP do not run; those of a dead one end without running more of
+their code, except ``finally`` blocks, whose effects are lost.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edl.testing.sim.checks import Violation
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 
 WAKES_S = 200e-6
-"""The longest time until a thread that may go on does so."""
+"""Longest delay until a runnable thread runs, in seconds."""
 PREEMPTS = 0.02
-"""Chance that a thread is held up before it takes a lock."""
+"""Chance that a thread is preempted before it takes a lock."""
 PREEMPTED_S = 0.003
-"""By up to so long."""
+"""Longest preemption, in seconds."""
 
 
 class Uncertain(Protocol):
-    """Source of random delays."""
+    """A source of random numbers."""
 
     def random(self) -> float:
         """A number from 0 to 1."""
@@ -41,7 +41,7 @@ class Home(Protocol):
         ...
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
-        """Call when the process goes on, or never if it is dead."""
+        """Call soon; once the process continues if it is stopped; never if it is dead."""
         ...
 
 
@@ -50,7 +50,7 @@ class Ended(BaseException):
 
 
 class SimThread:
-    """A simulated thread; see ``edl.threads.ThreadHandle``."""
+    """A simulated thread. Implements ``edl.threads.ThreadHandle``."""
 
     def __init__(
         self, threads: SimThreads, target: Callable[..., object], arguments: tuple[Any, ...], name: str
@@ -58,33 +58,33 @@ class SimThread:
         self.name = name
         self.done = False
         self.woken = False
-        """Whether the awaited event has happened; False after a timeout."""
+        """Whether the awaited event occurred; false after a timeout."""
         self._threads, self._target, self._arguments = threads, target, arguments
         self._ended = _WaitQueue(threads)
         self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()
         self._go.acquire()
         self._back.acquire()
         self._due = False
-        """It goes on soon, or runs."""
+        """Whether it runs or is scheduled to run."""
         self._begun = False
 
     def is_alive(self) -> bool:
-        """See ``edl.threads.ThreadHandle``."""
+        """Whether the thread has not ended."""
         return not self.done
 
     def join(self, timeout: float | None = None) -> None:
-        """See ``edl.threads.ThreadHandle``."""
+        """Wait until the thread ends, for up to ``timeout`` seconds."""
         if not self.done:
             self._ended.wait(timeout)
 
     def wake(self, woken: bool, delay_s: float) -> None:
-        """Let it go on after a delay, unless it is about to do so anyway."""
+        """Schedule the thread after a delay, unless it is scheduled already."""
         if not self._due:
             self._due, self.woken = True, woken
             self._threads.timeline.after(delay_s, self._threads.home.run, self.step)
 
     def step(self) -> None:
-        """Give it the baton, and wait until it gives it back."""
+        """Give the thread the baton and wait until it returns it."""
         if self.done:
             return
         before, self._threads.running = self._threads.running, self
@@ -96,7 +96,7 @@ class SimThread:
         self._threads.running = before
 
     def pause(self) -> bool:
-        """Called on the thread: give the baton back until ``wake``; returns ``woken``. Raises ``Ended``."""
+        """On the thread itself: return the baton and wait for ``wake``; returns ``woken``. Raises ``Ended``."""
         self._due = False
         self._back.release()
         self._go.acquire()
@@ -123,14 +123,14 @@ class SimThread:
 
 
 class _WaitQueue:
-    """Threads that wait for the same thing."""
+    """Threads that wait for the same event."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._threads = threads
         self._waiting: dict[SimThread, None] = {}
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until woken up, at most so many seconds; returns False after a timeout."""
+        """Wait until woken, for up to ``timeout_s`` seconds; returns false after a timeout."""
         threads = self._threads
         thread = threads.running
         if threads.dead:
@@ -148,19 +148,19 @@ class _WaitQueue:
                 timer.cancel()
 
     def wake_one(self) -> None:
-        """Let the first one go on."""
+        """Wake the thread that has waited longest."""
         for thread in self._waiting:
             thread.wake(True, self._threads.soon_s())
             return
 
     def wake_all(self) -> None:
-        """Let all go on, in an order that is drawn."""
+        """Wake all threads, in random order."""
         for thread in self._waiting:
             thread.wake(True, self._threads.soon_s())
 
 
 class SimLock:
-    """See ``edl.threads.ThreadLock``. A call from outside of all threads, by a check, passes without waiting."""
+    """``edl.threads.ThreadLock``. A check that runs outside of all threads passes it without waiting."""
 
     def __init__(self, threads: SimThreads, again: bool) -> None:
         self._threads, self._again = threads, again
@@ -169,7 +169,7 @@ class SimLock:
         self._waiting = _WaitQueue(threads)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """See ``ThreadLock``."""
+        """Take the lock; returns whether that succeeded in time."""
         threads, me = self._threads, self._threads.running
         if me is None or threads.dead:
             return True
@@ -187,7 +187,7 @@ class SimLock:
         return True
 
     def release(self) -> None:
-        """See ``ThreadLock``."""
+        """Release the lock and wake one waiting thread."""
         if self._threads.running is None or self._threads.dead:
             return
         assert self._holder is self._threads.running, "a lock is released by another thread"  # noqa: S101
@@ -203,19 +203,19 @@ class SimLock:
         self.release()
 
     def let_go(self) -> int:
-        """Release it however often it was acquired; returns how often that was."""
+        """Release the lock however often it was acquired; returns that number."""
         depth, self._depth = self._depth, 1
         self.release()
         return depth
 
     def take_back(self, depth: int) -> None:
-        """Acquire it as often as before."""
+        """Acquire the lock as often as before ``let_go``."""
         self.acquire()
         self._depth = depth
 
 
 class SimCondition:
-    """See ``edl.threads.ThreadCondition``."""
+    """``edl.threads.ThreadCondition``."""
 
     def __init__(self, threads: SimThreads, lock: SimLock) -> None:
         self._lock = lock
@@ -228,7 +228,7 @@ class SimCondition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """See ``ThreadCondition``."""
+        """Release the lock and wait for a notification; returns false after a timeout."""
         depth = self._lock.let_go()
         try:
             return self._waiting.wait(timeout)
@@ -236,37 +236,37 @@ class SimCondition:
             self._lock.take_back(depth)
 
     def notify_all(self) -> None:
-        """See ``ThreadCondition``."""
+        """Wake all waiting threads."""
         self._waiting.wake_all()
 
 
 class SimEvent:
-    """See ``edl.threads.ThreadEvent``."""
+    """``edl.threads.ThreadEvent``."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._threads, self._set = threads, False
         self._waiting = _WaitQueue(threads)
 
     def is_set(self) -> bool:
-        """See ``ThreadEvent``."""
+        """Whether the event is set."""
         return self._set
 
     def set(self) -> None:
-        """See ``ThreadEvent``."""
+        """Set the event and wake all waiting threads."""
         self._set = True
         self._waiting.wake_all()
 
     def clear(self) -> None:
-        """See ``ThreadEvent``."""
+        """Reset the event."""
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """See ``ThreadEvent``."""
+        """Wait until the event is set; returns false after a timeout."""
         return self._set or self._waiting.wait(timeout) or self._set
 
 
 class SimQueue:
-    """See ``edl.threads.ThreadQueue``."""
+    """``edl.threads.ThreadQueue``."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._items: deque[Any] = deque()
@@ -276,19 +276,19 @@ class SimQueue:
         return len(self._items)
 
     def put(self, item: Any) -> None:
-        """See ``ThreadQueue``."""
+        """Add an item and wake one waiting thread."""
         self._items.append(item)
         self._waiting.wake_one()
 
     def get(self) -> Any:
-        """See ``ThreadQueue``."""
+        """Wait for the oldest item and remove it."""
         while not self._items:
             self._waiting.wait(None)
         return self._items.popleft()
 
 
 class SimThreads:
-    """``edl.threads.Threads`` of one simulated process. ``failed`` hears of a thread that ended with an exception."""
+    """``edl.threads.Threads`` of one simulated process. ``failed`` is called when a thread ends with an exception."""
 
     def __init__(
         self, home: Home, timeline: Timeline, rng: Uncertain, failed: Callable[[str, BaseException], None]
@@ -297,27 +297,27 @@ class SimThreads:
         self.now_s = home.now_s
         self.dead = False
         self.running: SimThread | None = None
-        """The thread that has the baton, if it is one of this process."""
+        """The thread of this process that holds the baton, if any."""
         self.alive: dict[SimThread, None] = {}
         self._rng = rng
 
     def random(self) -> float:
-        """A number from 0 to 1, for those who simulate what a thread waits for."""
+        """A random number from 0 to 1, for code that simulates what a thread waits for."""
         return self._rng.random()
 
     def soon_s(self) -> float:
-        """Seconds that a runnable thread takes to continue."""
+        """Delay in seconds until a runnable thread runs."""
         return self._rng.random() * WAKES_S
 
     def preempt(self) -> None:
-        """Perhaps let other threads run first."""
+        """Preempt the running thread with chance ``PREEMPTS``."""
         thread = self.running
         if thread is not None and self._rng.random() < PREEMPTS:
             self.sleep(self._rng.random() * PREEMPTED_S)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """A check looks at what threads share; meanwhile no other thread runs."""
+        """Let a check access what threads share, without running any thread."""
         running, self.running = self.running, None
         try:
             yield
@@ -325,11 +325,11 @@ class SimThreads:
             self.running = running
 
     def waiting(self) -> _WaitQueue:
-        """Something that threads can wait for."""
+        """A new queue for threads that wait for the same event."""
         return _WaitQueue(self)
 
     def end(self) -> None:
-        """The process is dead: end its threads now, or, when one of them says so, as soon as it waits."""
+        """The process is dead: end its threads. One that calls this itself ends when it next waits."""
         self.dead = True
         if self.running is None:
             for thread in list(self.alive):
@@ -340,11 +340,11 @@ class SimThreads:
     # --- edl.threads.Threads ------------------------------------------------------------------------------------------
 
     def sleep(self, seconds: float) -> object:
-        """See ``Threads``."""
+        """Wait for this many seconds."""
         return _WaitQueue(self).wait(seconds)
 
     def start(self, target: Callable[..., object], *arguments: Any, name: str) -> SimThread:
-        """See ``Threads``."""
+        """Start a thread."""
         thread = SimThread(self, target, arguments, name)
         if not self.dead:
             self.alive[thread] = None
@@ -352,25 +352,25 @@ class SimThreads:
         return thread
 
     def current(self) -> object:
-        """See ``Threads``."""
+        """The running thread."""
         return self.running
 
     def lock(self) -> SimLock:
-        """See ``Threads``."""
+        """A lock that is not reentrant."""
         return SimLock(self, again=False)
 
     def rlock(self) -> SimLock:
-        """See ``Threads``."""
+        """A reentrant lock."""
         return SimLock(self, again=True)
 
     def condition(self, lock: Any = None) -> SimCondition:
-        """See ``Threads``."""
+        """A condition on ``lock``, or on a new reentrant lock."""
         return SimCondition(self, lock or self.rlock())
 
     def event(self) -> SimEvent:
-        """See ``Threads``."""
+        """An event that is not set."""
         return SimEvent(self)
 
     def queue(self) -> SimQueue:
-        """See ``Threads``."""
+        """An empty queue."""
         return SimQueue(self)

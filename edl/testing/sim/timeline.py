@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, and nothing in between."""
+"""Virtual time: jumps from each scheduled call to the next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ScheduledCall:
-    """One call in the future."""
+    """A call at a future time."""
 
     __slots__ = ("args", "at_s", "call")
 
@@ -19,34 +19,38 @@ class ScheduledCall:
         self.args = args
 
     def cancel(self) -> None:
-        """Forget it; cancelling twice, or after it has happened, changes nothing."""
+        """Cancel the call. Does nothing if it was made or cancelled before."""
         self.call = None
+        self.args = ()
 
 
 class Timeline:
-    """An event heap. Calls for the same moment happen in the order in which they were asked for."""
+    """An event queue. Calls for the same time are made in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events = 0
-        """Calls made so far."""
+        """Number of calls made so far."""
         self.failure: Exception | None = None
-        """Why time does not go on; set by a check that a task or a loop may swallow."""
+        """Raised by ``run`` after the current call. Set by a check, whose exception a task or loop may swallow."""
         self._heap: list[tuple[float, int, ScheduledCall]] = []
         self._numbers = itertools.count()
 
     def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
-        """Call ``call(*args)`` when ``delay_s`` (0 or more) has passed."""
-        return self.at(self.now_s + delay_s, call, *args)
-
-    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
-        """Call ``call(*args)`` at a moment; one that has passed means now."""
-        timer = ScheduledCall(max(at_s, self.now_s), call, args)
+        """Call ``call(*args)`` in ``delay_s`` (0 or more) seconds."""
+        timer = ScheduledCall(self.now_s + delay_s, call, args)
         heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
         return timer
 
-    def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass up to ``until_s``, or until ``stop`` holds after some call."""
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
+        """Call ``call(*args)`` at this time, or as soon as possible if it has passed."""
+        timer = ScheduledCall(at_s if at_s > self.now_s else self.now_s, call, args)
+        heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
+        return timer
+
+    def run(self, until_s: float, stop: Callable[[], bool] | None = None) -> None:
+        """Make the calls that are due up to ``until_s``, or until ``stop`` returns true after one. Raises
+        ``failure``."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             at_s, _, timer = heapq.heappop(heap)
@@ -57,6 +61,6 @@ class Timeline:
             timer.call(*timer.args)
             if self.failure is not None:
                 raise self.failure
-            if stop():
+            if stop is not None and stop():
                 return
         self.now_s = max(self.now_s, until_s)

@@ -1,8 +1,7 @@
-"""Streams between agents and Masters in memory: in order, delayed, blocked in one or both
-directions, and lost when the connection breaks.
+"""In-memory streams between agents and Masters: messages arrive in order, are delayed or blocked, or are lost when the
+connection breaks.
 
-Stands where ``edl.adapters.transport`` is in a launcher. Messages are passed as objects; their codec has tests of its
-own.
+Replaces ``edl.adapters.transport`` in a launcher. Messages are passed as objects; their codec has its own tests.
 """
 
 from __future__ import annotations
@@ -16,46 +15,46 @@ from edl.testing.sim.process import SimDeps, SimProcess
 from edl.wire.messages import AgentMessage, MasterMessage
 
 UNREACHABLE_S = 0.3, 1.2
-"""Seconds until a call without an answer fails."""
+"""Shortest and longest time in seconds until a call without an answer fails."""
 KNOCK_S = 1.0
 
 
 class Joinable(Protocol):
-    """A Master's shell, as a stream needs it."""
+    """A Master's shell, as the simulated server uses it."""
 
     @property
     def serving(self) -> bool:
-        """Whether it takes streams."""
+        """Whether it accepts streams."""
         ...
 
     def join(self, said: AsyncIterator[AgentMessage]) -> AsyncIterator[MasterMessage]:
-        """Serve one agent's stream until either side ends it."""
+        """Serve an agent's stream until either side ends it."""
         ...
 
 
 class SimServer:
-    """Listener of a launcher."""
+    """The server of a launcher."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._ends: list[tuple[Stream, End]] = []
         self._service: Joinable | None = None
         self.sent: Callable[[MasterMessage], None] = lambda message: None
-        """Observes what the Master sends."""
+        """Called with each message that the Master sends."""
 
     def serve(self, service: Joinable | None) -> None:
-        """Answer with this Master from now on, or with none."""
+        """Pass new streams to this Master from now on, or to none."""
         self._service = service
 
     async def stop(self) -> None:
-        """Stop listening; open streams end."""
+        """Stop listening and close all streams."""
         process = self._process
         if process.deps.listening.get((process.host, process.port)) is process:
             del process.deps.listening[process.host, process.port]
         self.hang_up()
 
     def hang_up(self) -> None:
-        """End every stream."""
+        """Close all streams."""
         for stream, end in self._ends:
             stream.close(end)
 
@@ -66,11 +65,11 @@ class SimServer:
 
     @property
     def service(self) -> Joinable | None:
-        """The Master that answers."""
+        """The Master that accepts streams, if any."""
         return self._service if self._service is not None and self._service.serving else None
 
     def accept(self, agent: End) -> Stream:
-        """Take an agent's stream."""
+        """Accept an agent's stream."""
         service = self.service
         assert service is not None  # noqa: S101 - the caller has looked
         incoming: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
@@ -97,7 +96,7 @@ class SimServer:
 
 
 class SimConnection:
-    """An agent's stream to a Master. See ``edl.agent.deps.MasterStream``."""
+    """An agent's stream to a Master. Implements ``edl.agent.deps.MasterStream``."""
 
     def __init__(self, process: SimProcess, host: str, port: int, server_of: Callable[[SimProcess], SimServer]) -> None:
         self._process = process
@@ -116,17 +115,17 @@ class SimConnection:
         return owner if isinstance(owner, SimProcess) else None
 
     def hang_up(self) -> None:
-        """The process is gone."""
+        """Close the stream: the process has ended."""
         if self._stream is not None and self._end is not None:
             self._stream.close(self._end)
 
     def send(self, message: AgentMessage) -> None:
-        """Send if the stream still stands."""
+        """Send a message; it is lost if the stream is broken."""
         if self._stream is not None and self._end is not None:
             self._stream.send(self._end, message)
 
     async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
-        """Stay until the stream ends; returns why it ended."""
+        """Connect and handle messages until the stream ends; returns why it ended."""
         self._process.asks()
         deps = self._process.deps
         network = deps.network
@@ -168,7 +167,7 @@ async def refuses(deps: SimDeps, source: str, host: str, port: int, timeout_s: f
 
 
 async def answers(deps: SimDeps, source: str, host: str, port: int, timeout_s: float = KNOCK_S) -> bool:
-    """Whether a launcher lives there that answers."""
+    """Whether a launcher listens there and answers."""
     other = deps.listening.get((host, port))
     if other is None or other.paused or not deps.network.both(source, host):
         await asyncio.sleep(timeout_s)

@@ -1,4 +1,4 @@
-"""Worker processes as the simulator knows them, and plain scripts: workers of one round that only get on together."""
+"""Simulated worker processes, and workers of scripts that do not use edl: those of a round progress only together."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ class Parent(Protocol):
     memory: SimMemory
     host: str
     relay: Callable[[ServiceFromWorker], None]
-    """Takes what workers say to services of the Master."""
+    """Receives the workers' messages to services of the Master."""
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
-        """Call now, or when the process goes on, or never when it is dead."""
+        """Call soon; once the process continues if it is stopped; never if it is dead."""
         ...
 
     def tell_agent(self, event: ag.Event) -> None:
-        """A worker has said something to its agent."""
+        """Post an event of a worker to the agent."""
         ...
 
     def worker_ended(self, worker: SimWorker, code: int, peer_loss: bool) -> None:
-        """The worker is gone."""
+        """A worker process has ended."""
         ...
 
 
 class Watcher(Protocol):
-    """Checker of workers' actions."""
+    """Checks what workers do."""
 
     def worker_started(self, worker: SimWorker, world: World | None) -> None:
         """An agent has created a worker process."""
         ...
 
     def placed(self, worker: SimWorker, world: World) -> None:
-        """A worker that lives has been given a place."""
+        """A running worker was given a place."""
         ...
 
     def restored(self, worker: SimWorker, world: World, version: Version) -> None:
-        """A worker has its state."""
+        """A worker has restored its state."""
         ...
 
     def passed(self, worker: SimWorker, world: World, commit: int) -> None:
@@ -60,15 +60,15 @@ class Watcher(Protocol):
         ...
 
     def holds(self, worker: SimWorker, world: World, commit: int, settings: Settings) -> None:
-        """Under these settings a worker takes the step after a commit."""
+        """A worker takes the step after a commit with these settings."""
         ...
 
     def copied(self, parent: Parent, version: Version) -> None:
-        """A node has taken a worker's commit."""
+        """A node has copied a worker's commit."""
         ...
 
     def worker_failed(self) -> None:
-        """A worker fails for a reason that may be charged."""
+        """A worker fails for a reason that may be charged to the restart budget."""
         ...
 
     def fail(self, text: str) -> None:
@@ -78,7 +78,7 @@ class Watcher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SimWorker:
-    """One process."""
+    """A worker process."""
 
     parent: Parent
     node: NodeId
@@ -86,16 +86,16 @@ class SimWorker:
     born: Round
     slot: int
     deaf: bool
-    """Ignores SIGTERM."""
+    """Whether it ignores SIGTERM."""
     round: Round = Round(0)
-    """Of the world it is in, 0 for none."""
+    """Round of the world it is in; 0 for none."""
     rank: Rank = Rank(-1)
     alive: bool = True
     up: bool = False
-    """Has connected to its peers."""
+    """Whether it has connected to its peers."""
     frozen: bool = False
     done: bool = False
-    """Its training is complete; it ends with status 0."""
+    """Whether its training is complete; it then exits with status 0."""
 
     def __str__(self) -> str:
         return f"worker in slot {self.slot} of {self.node} born in {self.born}"
@@ -108,11 +108,11 @@ class RoundWorkers:
     world: World
     workers: dict[Rank, SimWorker] = field(default_factory=dict)
     hangs: bool = False
-    """Peers of a dead worker hang (as NCCL does) instead of failing (as gloo does)."""
+    """Whether the peers of a dead worker hang (as with NCCL) instead of failing (as with gloo)."""
 
 
 class Job(ABC):
-    """The computation, its workers, and its progress."""
+    """The computation of a job: its workers and their progress."""
 
     def __init__(self, timeline: Timeline, rng: random.Random, watcher: Watcher, directory: Directory) -> None:
         self.timeline = timeline
@@ -125,65 +125,65 @@ class Job(ABC):
         self.copy_every = 1
         self.biases = USUAL
 
-    # --- what a launcher has done ------------------------------------------------------------------------------------
+    # --- called by the launcher ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:
-        """Create some of a node's workers."""
+        """Start workers of a world in these slots."""
 
     @abstractmethod
     def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
-        """Create a worker that waits for its world."""
+        """Start a worker that waits for its world."""
 
     @abstractmethod
     def give_place(self, worker: SimWorker, world: World) -> None:
-        """Tell a worker its place."""
+        """Send a worker its place in a world."""
 
     @abstractmethod
     def hear(self, worker: SimWorker, message: ToWorker) -> None:
-        """A message from the agent reaches a worker."""
+        """Deliver a message from the agent to a worker."""
 
     def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:  # noqa: B027 - most jobs use no service
-        """A service of the Master says something to a worker; None: what it has said to services may be lost."""
+        """Deliver a message of a service; ``None``: messages to services may be lost."""
 
     def signal(self, worker: SimWorker, number: int) -> None:
-        """A signal arrives."""
+        """Deliver a signal to a worker."""
         if number == SIGKILL:
             self.timeline.after(0.001, self.end, worker, -SIGKILL)
         elif number == SIGTERM and not worker.deaf:
             self.timeline.after(self.rng.uniform(0.001, 0.1), self.end, worker, -SIGTERM)
 
-    # --- what happens to it ------------------------------------------------------------------------------------------
+    # --- life cycle ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
-        """A worker process ends."""
+        """End a worker process."""
 
     @abstractmethod
     def freeze(self, worker: SimWorker) -> None:
-        """SIGSTOP."""
+        """Stop a worker as SIGSTOP does."""
 
     @abstractmethod
     def thaw(self, worker: SimWorker) -> None:
-        """SIGCONT."""
+        """Continue a worker as SIGCONT does."""
 
     @abstractmethod
     def group(self, number: Round) -> RoundWorkers | None:
-        """The workers of a round, as far as they have come."""
+        """The workers of a round that have joined it."""
 
     @property
     @abstractmethod
     def left_s(self) -> float:
-        """Time a healthy world still needs."""
+        """Seconds that a healthy world still needs."""
 
     @property
     def longest_s(self) -> float:
-        """Time a healthy world needs that begins from nothing."""
+        """Seconds that a healthy world needs from the beginning."""
         return self.left_s
 
     @abstractmethod
     def shorten(self, left_s: float) -> None:
-        """See that not much is left to do; what runs now ends as planned."""
+        """Reduce the remaining work to about ``left_s`` seconds."""
 
     def heal(self) -> None:
         """End all faults of the training itself."""
@@ -192,17 +192,17 @@ class Job(ABC):
                 self.thaw(worker)
 
     def alive(self) -> list[SimWorker]:
-        """All worker processes there are."""
+        """All living worker processes."""
         self.processes = [worker for worker in self.processes if worker.alive]
         return list(self.processes)
 
     def deaf(self) -> bool:
-        """Whether the next worker ignores SIGTERM."""
+        """Draw whether the next worker ignores SIGTERM."""
         return self.rng.random() < self.biases.deaf
 
 
 class PlainWorkers(RoundWorkers):
-    """All workers of one round of a plain script. Progress is kept on shared storage when the round breaks."""
+    """The workers of one round of a script that does not use edl. Their progress is kept on shared storage."""
 
     def __init__(self, job: PlainJob, world: World) -> None:
         super().__init__(world, hangs=job.rng.random() < 0.3)
@@ -212,7 +212,7 @@ class PlainWorkers(RoundWorkers):
         self._end: ScheduledCall | None = None
 
     def add(self, worker: SimWorker) -> None:
-        """A worker process was created; it comes up after a while."""
+        """Add a new worker process, which connects to its peers after a while."""
         self.workers[worker.rank] = worker
         self.job.timeline.after(self.job.rng.uniform(0.02, 0.4), self._comes_up, worker)
 
@@ -224,7 +224,7 @@ class PlainWorkers(RoundWorkers):
             self.look()
 
     def look(self) -> None:
-        """Go on when every worker is up, alive and not frozen; stand still otherwise."""
+        """Progress while every worker is connected, alive and not stopped."""
         able = len(self.workers) == self.world.size and all(
             worker.up and worker.alive and not worker.frozen for worker in self.workers.values()
         )
@@ -238,7 +238,7 @@ class PlainWorkers(RoundWorkers):
                 self._end.cancel()
 
     def shorten(self, left_s: float) -> None:
-        """Be complete in at most this time, if it goes on as now."""
+        """Reduce the remaining work to at most ``left_s`` seconds."""
         if self._since_s is not None and self._end is not None:
             self.job.progress(self._since_s)
             self.job.work_s = min(self.job.work_s, left_s)
@@ -255,7 +255,7 @@ class PlainWorkers(RoundWorkers):
             self.job.timeline.after(self.job.rng.uniform(0.0, 0.2), self.job.end, worker, 0)
 
     def ended(self, worker: SimWorker) -> None:
-        """A worker process is gone; unless its work was done, its peers feel it."""
+        """A worker process has ended. Unless its work was done, its peers fail or hang."""
         self.look()
         if not worker.done and not self.broken:
             self.broken = True
@@ -263,13 +263,13 @@ class PlainWorkers(RoundWorkers):
                 self.suffer(peer)
 
     def suffer(self, peer: SimWorker) -> None:
-        """A peer is gone."""
+        """Let a worker fail after a while because it lost a peer."""
         if peer.alive and not self.hangs and not peer.done:
             self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.job.end, peer, 1, True)
 
 
 class PlainJob(Job):
-    """A script that knows nothing of edl."""
+    """A job whose script does not use edl."""
 
     def __init__(
         self, timeline: Timeline, rng: random.Random, watcher: Watcher, directory: Directory, total_s: float
@@ -280,27 +280,27 @@ class PlainJob(Job):
 
     @property
     def left_s(self) -> float:
-        """Time a healthy world still needs."""
+        """Seconds that a healthy world still needs."""
         return self.work_s
 
     def group(self, number: Round) -> PlainWorkers | None:
-        """The workers of a round, as far as they have come."""
+        """The workers of a round that have been started."""
         return self.rounds.get(number)
 
     def shorten(self, left_s: float) -> None:
-        """See that not much is left to do; what runs now ends as planned."""
+        """Reduce the remaining work to at most ``left_s`` seconds."""
         for training in self.rounds.values():
             training.shorten(left_s)
         self.work_s = min(self.work_s, left_s)
 
     def progress(self, since_s: float) -> None:
-        """Work since then is kept, but for the last, interrupted step."""
+        """Count the work since ``since_s``, except for the last, interrupted step."""
         step_s = 0.25
         done_s = (self.timeline.now_s - since_s) // step_s * step_s
         self.work_s = max(0.0, self.work_s - done_s)
 
     def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:
-        """Create a node's workers."""
+        """Start workers of a world in these slots."""
         training = self.rounds.setdefault(world.round, PlainWorkers(self, world))
         workers = []
         for slot in slots:
@@ -315,19 +315,19 @@ class PlainJob(Job):
         return workers
 
     def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> SimWorker:
-        """A plain script would not wait for its world."""
+        """Fails: a script that does not use edl is never started ahead."""
         self.watcher.fail(f"{owner[0]} starts a worker ahead although the script is plain")
         raise AssertionError("unreachable")
 
     def give_place(self, worker: SimWorker, world: World) -> None:
-        """A plain script does not wait for a place."""
+        """Fails: a script that does not use edl does not wait for a place."""
         self.watcher.fail(f"{worker} is given a place although its script is plain")
 
     def hear(self, worker: SimWorker, message: ToWorker) -> None:
-        """A plain script does not listen."""
+        """Does nothing: a script that does not use edl receives no messages."""
 
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
-        """A worker process ends."""
+        """End a worker process."""
         if not worker.alive or (worker.frozen and code != -SIGKILL):
             return
         worker.alive = False
@@ -335,12 +335,12 @@ class PlainJob(Job):
         worker.parent.worker_ended(worker, code, peer_loss)
 
     def freeze(self, worker: SimWorker) -> None:
-        """SIGSTOP."""
+        """Stop a worker as SIGSTOP does."""
         worker.frozen = True
         self.rounds[worker.round].look()
 
     def thaw(self, worker: SimWorker) -> None:
-        """SIGCONT."""
+        """Continue a worker as SIGCONT does."""
         worker.frozen = False
         training = self.rounds[worker.round]
         if worker.alive and worker.done:

@@ -1,11 +1,11 @@
-"""The world: nodes, a store, a network and a job; faults on top, and the judgement at the end."""
+"""The simulated world: nodes, a store, a network and a job, with faults, periodic checks and the final checks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from edl.agent.entitlement import LEASE_SHARE, LIFE_SHARE
@@ -38,20 +38,19 @@ from edl.wire.scale_requests import Cordon, Drain, Granted, ScaleRequest, Suspen
 
 LOOK_EVERY_S = 0.5
 DEAF_S = 3.0
-"""A Master that can write knows after so long that a stream has ended."""
+"""Seconds within which a Master that can write must detect the end of a stream."""
 COPYING_SEEDS = 3
-"""Of four jobs one has ``--copies=always``: those with seeds of this remainder."""
+"""Every fourth seed, those with this remainder, uses ``--copies=always``."""
 KEEPALIVE_S = 5.0
-"""Seconds until a blocked stream is noticed here, at most."""
+"""Longest time in seconds until the end of a blocked stream is detected."""
 SETTLE_S = KEEPALIVE_S + 6.0
 
 _OWN_ENDS = (ExitCode.TERMINATED, ExitCode.STORE_UNREACHABLE, ExitCode.JOB_CONFLICT)
-"""How a launcher may end otherwise than its job: on request, it was isolated for too long, or so long that the
-job's outcome is no longer in the store."""
+"""Statuses with which a launcher may exit although its job has another: on request, or isolated for too long."""
 
 
 class SimWorld:
-    """Everything there is. The same seed, spec and calls give the same history."""
+    """A simulated world. The same seed, specification and calls give the same history."""
 
     def __init__(
         self,
@@ -85,18 +84,18 @@ class SimWorld:
         self.deps = SimDeps(spec, timeline, rng, self.network, self.store, self.training, checks, self.states)
         self.deps.trace, self.deps.plugin = shown, self.plugin
         self.launchers: dict[NodeId, SimLauncher] = {}
-        """The latest launcher of each node, dead or alive."""
+        """The latest launcher of each node, alive or not."""
         self.retired: list[SimLauncher] = []
-        """Earlier ones."""
+        """Earlier launchers."""
         self._healed = False
         self.sized = False
-        """People ask for sizes here: the job goes on until what they want holds."""
+        """Whether users request sizes: the job then runs until the size they want is reached."""
         self.slotted = False
-        """Slots are dropped here: when all is well again, all of them take part again."""
+        """Whether slots are dropped: once healed, all of them must be in use again."""
         self._deaf_s: dict[tuple[NodeId, NodeId], float] = {}
-        """Since when a Master has taken a node for attached that has no stream to it."""
+        """Since when a Master has considered a node attached that has no stream to it."""
         self._world_since = (Round(0), 0.0)
-        """The newest world that was seen, and since when."""
+        """Round of the newest world, and when it was first seen."""
         self.network.changed.append(self.store.wake)
         timeline.after(LOOK_EVERY_S, self._look_around)
         self.plugin.start(self)
@@ -111,12 +110,12 @@ class SimWorld:
         return PlainJob(*parts) if script is None else SteppingJob(*parts, script)
 
     def close(self) -> None:
-        """The simulation is over: let go of all processes."""
+        """Dispose of all processes at the end of the simulation."""
         for launcher in [*self.retired, *self.launchers.values()]:
             launcher.loop.finish()
         self.plugin.close()
 
-    # --- people's doings ---------------------------------------------------------------------------------------------
+    # --- faults and requests ------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -128,7 +127,7 @@ class SimWorld:
         spare_slots: int = 0,
         devices: tuple[str, ...] = (),
     ) -> SimLauncher:
-        """Start a launcher on a node, for the first time or again."""
+        """Start a launcher on a node that has none running."""
         node = NodeId(name)
         before = self.launchers.get(node)
         if before is not None:
@@ -146,21 +145,21 @@ class SimWorld:
         self.launchers[NodeId(name)].crash()
 
     def kill_worker(self, name: str, slot: int = 0) -> None:
-        """SIGKILL one worker."""
+        """Kill a worker with SIGKILL."""
         self.fail_worker(name, slot, -SIGKILL)
 
     def fail_worker(self, name: str, slot: int = 0, code: int = 1) -> None:
-        """Have one worker end with a status."""
+        """Let a worker exit with this status."""
         worker = self.worker(name, slot)
         self.checks.worker_failures += 1
         self.training.end(worker, code)
 
     def worker(self, name: str, slot: int = 0) -> SimWorker:
-        """A node's living worker. Raises ``StopIteration`` when there is none."""
+        """The living worker in a node's slot. Raises ``StopIteration`` if there is none."""
         return next(w for w in self.launchers[NodeId(name)].workers if w.alive and w.slot == slot)
 
     def spoil_slot(self, node: NodeId, slot: int, for_s: float) -> None:
-        """For so long every worker in this slot fails, wherever its card is used; no more once all is healed."""
+        """For ``for_s`` seconds, or until the world is healed, let every worker in this slot fail."""
         until_s = self.timeline.now_s + for_s
 
         def strike() -> None:
@@ -176,7 +175,7 @@ class SimWorld:
         strike()
 
     def freeze(self, worker: SimWorker, for_s: float) -> None:
-        """SIGSTOP a worker, SIGCONT it later."""
+        """Stop a worker with SIGSTOP and continue it after ``for_s`` seconds."""
         training = self.training
         training.freeze(worker)
         launcher = self.launchers[worker.node]
@@ -191,7 +190,8 @@ class SimWorld:
         self.timeline.after(for_s, go_on)
 
     def partition(self, ones: Iterable[str], rest: Iterable[str] | None = None, *, one_way: bool = False) -> list[Pair]:
-        """Isolate hosts from others (default: from everything else). Returns the argument for ``network.heal``."""
+        """Block the paths between these hosts and the others (default: all). Returns the argument for
+        ``network.heal``."""
         inside = set(ones)
         outside = set(rest) if rest is not None else {*self.launchers, STORE} - inside
         pairs: list[Pair] = [(str(a), str(b)) for a, b in product(sorted(inside), sorted(outside))]
@@ -201,7 +201,7 @@ class SimWorld:
         return pairs
 
     def ask(self, purpose: Purpose, *, by_file: bool) -> None:
-        """Request a checkpoint or the end of the job: by a file that all agents see, or from the Master."""
+        """Request a checkpoint or the end of the job: with a file that all agents watch, or from the Master."""
         if by_file and purpose is Purpose.SAVE:
             self.directory.save_asked = "file"
         elif by_file:
@@ -210,7 +210,7 @@ class SimWorld:
             self._ask_master(Asked(purpose, "somebody"))
 
     def _ask_master(self, asked: Asked) -> None:
-        """Send a request, as ``edl save`` does."""
+        """Send a request to the Master, as ``edl save`` does."""
         master = self.master
         shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
@@ -227,7 +227,7 @@ class SimWorld:
         self._ask_master(Asked(Purpose.SET, "somebody", text))
 
     def ask_for(self, request: ScaleRequest, heard: Callable[[Granted], None] = lambda granted: None) -> None:
-        """Request another size. No answer comes without a Master, or if it dies meanwhile."""
+        """Request another size. ``heard`` gets the answer, unless there is no Master or it ends before it answers."""
         master = self.master
         shell = master.master_shell if master is not None else None
         if master is None or shell is None or not shell.serving:
@@ -250,11 +250,11 @@ class SimWorld:
 
     @property
     def scaled(self) -> int:
-        """Revision of the size that a reader sees now."""
+        """Revision of the size in the store."""
         return self.store.modified(self.deps.keys.scale)
 
     def hang(self, after_s: float) -> None:
-        """The collectives of the running round hang; its agents notice after a while, and say so until it is over."""
+        """Let the running round's collectives hang. Agents detect it after ``after_s`` seconds and report it."""
         record = self.checks.record
         if record is None or record.phase is not Phase.RUNNING or not isinstance(self.training, SteppingJob):
             return
@@ -276,17 +276,17 @@ class SimWorld:
             launcher.after(after_s + self.rng.uniform(0.0, 0.5), notice, launcher)
 
     def spoil(self) -> None:
-        """The newest checkpoint turns out to be corrupt."""
+        """Corrupt the newest checkpoint."""
         whole = [saved for _, saved in self.directory.complete() if not saved.corrupt]
         if whole:
             whole[0].corrupt = True
-            self.checks.rotten = True
+            self.checks.corrupted = True
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     @property
     def master(self) -> SimLauncher | None:
-        """The launcher that rules by the store's word."""
+        """The launcher whose Master is the elected one according to the store."""
         token = self.store.created(self.deps.keys.master)
         for launcher in self.launchers.values():
             if launcher.alive and launcher.master_shell is not None and launcher.master_shell.token == token:
@@ -294,16 +294,16 @@ class SimWorld:
         return None
 
     def alive(self) -> list[SimLauncher]:
-        """Launchers that run."""
+        """Launchers that are alive."""
         return [launcher for launcher in self.launchers.values() if launcher.alive]
 
     def usable(self) -> list[SimLauncher]:
-        """Launchers whose node could take part."""
+        """Launchers whose node could be in a world."""
         idle = (AgentPhase.LEAVING, AgentPhase.OVER)
-        return [one for one in self.alive() if one.agent is not None and one.agent.phase not in idle]
+        return [one for one in self.alive() if (agent := one.agent) is not None and agent.phase not in idle]
 
     def picture(self) -> str:
-        """Everything that matters, for a failed check."""
+        """The state of all launchers, for the message of a failed check."""
         lines = [f"store: {self.checks.record}"]
         for launcher in self.launchers.values():
             agent = launcher.agent
@@ -316,20 +316,20 @@ class SimWorld:
                 lines.append(f"    rules {launcher.master_shell.token}: {describe(launcher.master_shell.state)}")
         return "\n".join(lines)
 
-    # --- time --------------------------------------------------------------------------------------------------------
+    # --- time ---------------------------------------------------------------------------------------------------------
 
-    def run(self, for_s: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, less when ``stop`` holds before."""
+    def run(self, for_s: float, stop: Callable[[], bool] | None = None) -> None:
+        """Advance time by ``for_s`` seconds, or until ``stop`` returns true."""
         self.timeline.run(self.timeline.now_s + for_s, stop)
 
     def run_until(self, holds: Callable[[], bool], within_s: float, what: str) -> None:
-        """Let time pass until something holds; a violation when it does not in time."""
+        """Advance time until ``holds`` returns true; a violation if it does not within ``within_s`` seconds."""
         self.run(within_s, holds)
         if not holds():
             self.checks.fail(f"not within {within_s:g} s: {what}\n{self.picture()}")
 
     def _look_around(self) -> None:
-        """Check periodically that hosts that are isolated, or whose launcher is frozen, run no workers (B11)."""
+        """Run the periodic checks; among them that isolated or frozen launchers have no running workers (B11)."""
         spec = self.spec.timeouts
         limit_s = 3 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
         master = self.master
@@ -349,7 +349,7 @@ class SimWorld:
         self.timeline.after(LOOK_EVERY_S, self._look_around)
 
     def _look_at_streams(self, launcher: SimLauncher) -> None:
-        """A Master does not take a node for attached whose stream has ended."""
+        """A Master must not consider a node attached whose stream has ended."""
         shell = launcher.master_shell
         attached: set[NodeId] = set()
         writes = not self.store.away and not launcher.paused and self.network.both(launcher.host, STORE)
@@ -363,19 +363,19 @@ class SimWorld:
             self.checks.fail(f"the Master on {launcher.node} takes {sorted(attached)} for attached without a stream")
 
     def _look_at_spare(self, launcher: SimLauncher, limit_s: float) -> None:
-        """Independent workers are not stopped with their round; those of a node without a place must not go on."""
+        """Independent workers are not stopped with their round, but those of a node outside the world must end."""
         record = self.checks.record
         if not self.spec.independent or record is None or record.world is None:
             return
         if record.phase is Phase.RUNNING and self._world_age_s(record) > limit_s:
             spare = record.world.member(launcher.node) is None and launcher.isolated_s is None and not launcher.paused
             if spare and any(worker.alive and not worker.frozen for worker in launcher.workers):
-                self.checks.fail(f"{launcher.node} has no place in round {round} and its workers still run")
+                self.checks.fail(f"{launcher.node} has no place in round {record.round} and its workers still run")
 
     def _look_at_frozen(self, launcher: SimLauncher) -> None:
-        """The workers of a launcher that is frozen have ended before there is a world without it, or after the half
-        lease more that a launcher gives them which has no answer from the store. It gives that as long as it runs; and
-        a lease that the store takes away early has granted its share."""
+        """The workers of a frozen launcher must have ended before there is a world without it, or within the extra half
+        lease that a running launcher grants them when the store does not answer. A lease that the store revokes early
+        has granted that share."""
         record = self.checks.record
         if not launcher.paused or record is None or record.world is None or record.phase is not Phase.RUNNING:
             return
@@ -401,17 +401,17 @@ class SimWorld:
             launcher.isolated_s = self.timeline.now_s
 
     def _led_well(self, launcher: SimLauncher, master: SimLauncher | None) -> bool:
-        """Attached to the real Master, or to one that misses no node."""
+        """Whether it is attached to the elected Master, or to one that misses no node."""
         leader = launcher.connected_to()
         if leader is None or not isinstance(leader, SimLauncher) or leader.master_shell is None:
             return False
         state = leader.master_shell.state
         return leader is master or (state is not None and not absent(state))
 
-    # --- whole schedules ---------------------------------------------------------------------------------------------
+    # --- whole schedules ----------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Undo every fault that can be undone, and see that there are nodes enough."""
+        """Undo every fault and provide enough nodes."""
         self.training.shorten(max(60.0 if self.sized else 5.0, self.plugin.settle_s))
         self.network.slowness = self.network.usual_slowness
         self.deps.kill_on_write = self.deps.kill_on_hold = self.deps.kill_on_switch = False
@@ -427,7 +427,7 @@ class SimWorld:
         self._replenish()
 
     def _replenish(self) -> None:
-        """Start a launcher on each host without one, as long as the job runs."""
+        """Start a launcher on each host without one while the job runs and needs nodes."""
         for node, launcher in [] if self.plugin.replenishes else list(self.launchers.items()):
             missing = len(self.able()) < self._sizing.bounds(self.spec.nodes).highest
             if not self.ended() and missing and not launcher.alive:
@@ -436,36 +436,36 @@ class SimWorld:
                 self.start(node, info.slots, *place, info.spare_slots, info.devices)
 
     def ended(self) -> bool:
-        """Whether the job has its outcome."""
+        """Whether the job has ended."""
         return self.checks.record is not None and self.checks.record.phase is Phase.ENDED
 
     @property
     def _sizing(self) -> Sizing:
         return self.checks.record.sizing if self.checks.record is not None else NO_SIZING
 
-    def able(self) -> list[SimLauncher]:
-        """Launchers whose node can take part as far as people want it to."""
-        stay = [one for one in self.usable() if one.agent is not None and one.agent.draining is None]
+    def able(self, usable: Sequence[SimLauncher] = ()) -> list[SimLauncher]:
+        """Launchers whose node may be in a world, given the users' requests."""
+        stay = [one for one in usable or self.usable() if (agent := one.agent) is not None and agent.draining is None]
         dropped = self.checks.record.dropped if self.checks.record is not None else ()
         return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info)]
 
     def settled(self) -> bool:
-        """Ended, or running a world as large as is wanted and the living nodes allow, or waiting with good reason."""
-        record = self.checks.record
+        """Whether the job has ended, runs a world as large as requested and possible, or waits for a valid reason."""
+        record, usable = self.checks.record, self.usable()
         if record is None:
             return False
         if record.phase is Phase.ENDED:
             return True
-        if any(one.info.incarnation in self.checks.promises.evicted.values() for one in self.usable()):
+        if any(one.info.incarnation in self.checks.promises.evicted.values() for one in usable):
             return False
         if self._sizing.suspended:
             return self._rests(record)
         bounds, requested = self._sizing.bounds(self.spec.nodes), self._sizing.requested(self.spec.nodes)
-        able, previous = self.able(), len(record.world.members) if record.world else 0
+        able, previous = self.able(usable), len(record.world.members) if record.world else 0
         size = next_size(bounds, self.spec.fault_tolerance, previous, len(able), requested).nodes
         if record.phase is not Phase.RUNNING or record.world is None:
             return size == 0
-        agents = {one.node: one.agent for one in self.usable()}
+        agents = {one.node: one.agent for one in usable}
         for member in record.world.members:
             agent = agents.get(member.node)
             if agent is None or agent.info.incarnation != member.incarnation or agent.running_round != record.round:
@@ -486,13 +486,13 @@ class SimWorld:
         return self.settled() and self.plugin.settled()
 
     def _rests(self, record: Record) -> bool:
-        """The job is suspended, and no worker is left."""
+        """Whether the job is suspended and no worker is alive."""
         idle = not any(worker.alive for launcher in self.usable() for worker in launcher.workers)
         known = record.observed == record.sizing.generation or bool(record.departing)  # some wait for a checkpoint
         return record.phase is Phase.FORMING and idle and known
 
     def _written(self) -> bool:
-        """The newest commit that the Master of a suspended job knows to be complete would survive all launchers."""
+        """Whether the newest commit that the Master of a suspended job knows to be complete is in the directory."""
         if self.ended() or not self._sizing.suspended:
             return True  # resumed by another request
         shell = self.master.master_shell if self.master is not None else None
@@ -502,7 +502,7 @@ class SimWorld:
         return known <= max((version for version, _ in self.directory.complete()), default=NO_STATE)
 
     def _mend(self) -> None:
-        """Cards have been replaced: uncordon the slots until all take part again."""
+        """Uncordon dropped slots, as after their repair, until all are in use again."""
         record = self.checks.record
         for one in record.dropped if record is not None and not self.ended() else ():
             self.ask_for(Cordon(one.node, False, "somebody", device=str(one.slot)))
@@ -521,7 +521,7 @@ class SimWorld:
         self.run_until(lambda: not self._sizing.suspended or self.ended(), 30.0, "the job is resumed")
 
     def judge(self) -> None:
-        """Liveness: the job progresses and ends, and all launchers exit with the same outcome."""
+        """Check liveness: the job progresses and ends, and all launchers exit with its outcome."""
         times = self.spec.timeouts
         settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + SETTLE_S + self.plugin.settle_s
         if isinstance(self.training, SteppingJob):
@@ -547,7 +547,7 @@ class SimWorld:
         self.plugin.finish()
 
     def _newest_acknowledged(self, world: World | None) -> Version:
-        """The newest commit of which workers of this world, or of those it continues, heard that it will be written."""
+        """The newest commit whose save was acknowledged to workers of this world or of those that it continues."""
         worlds, upto = {one.era: one for one in self.checks.worlds.values()}, math.inf
         while world is not None:
             known = [version for version in self.states.acknowledged if version.era == world.era]
@@ -559,13 +559,13 @@ class SimWorld:
         return NO_STATE
 
     def _judge_outcome(self) -> None:
-        """The job ended for a valid reason, and all launchers report it."""
+        """Check that the job ended for a valid reason and that all launchers report it."""
         assert self.checks.record is not None and self.checks.record.outcome is not None  # noqa: S101 - ended
         outcome = self.checks.record.outcome
         expected = outcome.exit_code
         if expected == ExitCode.OK and self.training.left_s > 0:
             self.checks.fail(f"success with {self.training.left_s:g} s of work left")
-        if expected == ExitCode.CHECKPOINT_UNUSABLE and not self.checks.rotten:
+        if expected == ExitCode.CHECKPOINT_UNUSABLE and not self.checks.corrupted:
             self.checks.fail(f"{outcome.reason}, but nothing has been spoilt")
         if self.checks.owed is not None:
             version, lost = self.checks.owed
@@ -589,7 +589,7 @@ class SimWorld:
 
 
 def describe(state: MasterState | None) -> str:
-    """A Master's view in one line, for messages of failed checks."""
+    """A Master's state in one line, for messages of failed checks."""
     if state is None:
         return "no state"
     nodes = ", ".join(

@@ -22,9 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.process.workers import spare
+
 MAIN = ".__main__"
 ENVIRONMENT_START = 47
 """Of the fields of ``/proc/PID/stat`` after the name: ``env_start`` of proc(5)."""
+LAUNCHER = "edl.launch"
+"""The program that gets spare processes, one of them for its fork server."""
+HELPERS = 3
+HELPED = ("ps.server.process", "data_service.remote.serve")
+"""Modules that are imported for launchers with helper processes."""
 PLACES = (0, 1, 2)
 """Where the descriptors that come with an order go."""
 
@@ -104,8 +111,14 @@ def run_script(path: str, arguments: list[str]) -> NoReturn:
         os._exit(status)
 
 
-def run_module(name: str, arguments: list[str]) -> None:
+def run_module(name: str, arguments: list[str], imported_under: dict[str, str]) -> None:
     """Run a module like ``python -m NAME ARGUMENTS…``."""
+    if name == LAUNCHER:
+        spares = spare.Spares(imported_under)
+        helpers = HELPERS if sys.modules.keys() & HELPED else 0
+        if any(spares.fork(purpose) for purpose in (spare.FORK_SERVER, *["helper"] * helpers)):
+            return
+        spares.install()
     sys.argv = ["-m", *arguments]
     sys.path[0] = os.getcwd()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -172,7 +185,7 @@ class Forker:
 def main() -> Order | None:
     """``sys.argv``: descriptor of a socket to the test, name of the variable that is the mark, modules to import."""
     descriptor, mark, *names = sys.argv[1:]
-    for name in names:
+    for name in filter(None, map(str.strip, names)):
         load(name)
     gc.collect()
     gc.freeze()
@@ -180,8 +193,9 @@ def main() -> Order | None:
 
 
 if __name__ == "__main__":
+    started_with = dict(os.environ)
     born = main()
     if born is not None and born.module:
-        run_module(born.module, born.arguments)
+        run_module(born.module, born.arguments, started_with)
     elif born is not None:
         run_script(born.script, born.arguments)

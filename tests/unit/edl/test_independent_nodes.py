@@ -303,7 +303,7 @@ class Two:
             match effect:
                 case ms.TellNode(node, _, message) if node in self.agents:
                     self.feed(node, ev.MasterSaid(message))
-                case ms.HistoryEntry(_, text, _):
+                case ms.HistoryNote(_, text, _):
                     self.notes.append(text)
 
     def did(self, name: str, kind: type[ev.Effect]) -> list[ev.Effect]:

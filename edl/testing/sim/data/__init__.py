@@ -1,1 +1,1 @@
-"""Workers that read data: the data service's lease machine in the Masters, and its loader in the workers."""
+"""Simulated workers that read data: the data service's lease machine in the Masters, its loader in the workers."""

@@ -1,4 +1,4 @@
-"""A data set that exists in numbers only: files, shards that cannot be read, and what a loader reads them with."""
+"""A simulated data set: files and shards without content, some unreadable, and the reader and source for a loader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edl.testing.sim.threads import SimThreads
 
 NAME = "train"
 FILE_RECORDS = 1000
-"""Numbers that a file has for its records."""
+"""Record numbers reserved for each file."""
 FILE_BYTES = 100
 
 
@@ -30,7 +30,7 @@ class SimDataSet:
     files: dict[str, list[int]]
     """Sizes of the shards of each file, in records."""
     poison: set[str] = field(default_factory=set)
-    """Shards that no node can read; see ``key``."""
+    """Keys of the shards that no node can read; see ``key``."""
     shuffle: bool = True
     seed: int = 0
     failures: int = 2
@@ -39,21 +39,23 @@ class SimDataSet:
     tail: str = "join"
     epochs: int = 2
     read_s: float = 0.01
-    """Longest time to read a shard, while nothing is wrong."""
+    """Longest time in seconds to read a shard, outside of faults."""
     slow_until_s: float = 0.0
     slow_s: float = 0.0
-    """Longest time to read a shard until then."""
+    """Longest time in seconds to read a shard until ``slow_until_s``."""
     first: tuple[str, ...] = ()
-    """Files of the beginning, which the script names. Others are added with ``edl data add``."""
+    """The files that the script names. Others are added with ``edl data add``."""
 
     @classmethod
-    def draw(cls, rng: random.Random, *, alone: bool) -> SimDataSet:
-        """A small one: some files, some shards of each, some of them empty or unreadable."""
+    def draw(cls, rng: random.Random, *, independent: bool) -> SimDataSet:
+        """A small data set of a few files and shards, some of them empty or unreadable."""
         files = {f"file-{number}": _shards(rng) for number in range(rng.randint(1, 4))}
         files["file-0"][0] = max(1, files["file-0"][0])
-        data = cls(INDEPENDENT if alone else STEPS, rng.choice(("ipc", "jsonl")), files)
+        data = cls(INDEPENDENT if independent else STEPS, rng.choice(("ipc", "jsonl")), files)
         data.tail = rng.choice(("join", "join", "pad"))
-        if not alone and rng.random() < 0.15:  # every worker has to find a shard of its own, or the epoch has no step
+        if (
+            not independent and rng.random() < 0.15
+        ):  # every worker has to find a shard of its own, or the epoch has no step
             data.files = {f"file-{number}": [rng.randint(1, 3) for _ in range(12)] for number in range(3)}
             data.tail = "drop"
         data.first = tuple(data.files)
@@ -68,7 +70,7 @@ class SimDataSet:
 
     @staticmethod
     def key(path: str, begin: int) -> str:
-        """Name of a shard."""
+        """Identifies a shard."""
         return f"{path}@{begin}"
 
     def _shard_places(self) -> Iterable[tuple[str, int]]:
@@ -80,13 +82,13 @@ class SimDataSet:
                 begin += size
 
     def grow(self, rng: random.Random) -> str:
-        """A new file; returns its name."""
+        """Add a file; returns its name."""
         path = f"file-{len(self.files)}"
         self.files[path] = _shards(rng)
         return path
 
     def manifest(self, paths: Iterable[str]) -> Manifest:
-        """The list of these files."""
+        """The manifest of these files."""
         builder = ManifestBuilder(self.format)
         for path in paths:
             builder.file(path, FILE_BYTES)
@@ -107,7 +109,7 @@ class SimDataSet:
 
     @property
     def most_steps(self) -> int:
-        """Steps of one worker that reads an epoch by itself, at most."""
+        """Upper bound for the steps of one worker that reads an epoch alone."""
         return sum(sum(sizes) // self.batch_size + 2 for sizes in self.files.values())
 
 
@@ -117,7 +119,7 @@ def _shards(rng: random.Random) -> list[int]:
 
 @dataclass
 class SimTable:
-    """``pyarrow.Table``, as far as a loader looks into it."""
+    """``pyarrow.Table``, as far as a loader uses it."""
 
     records: range
 
@@ -139,7 +141,7 @@ class SimReader:
         self._threads = threads
 
     def read(self, ref: ShardRef) -> Any:
-        """Take some time, and give the records or fail."""
+        """Return the records after some time. Raises ``DataError`` for an unreadable shard."""
         data, threads = self._data, self._threads
         slow = threads.timeline.now_s < data.slow_until_s
         threads.sleep(threads.random() * (data.slow_s if slow else data.read_s))
@@ -148,7 +150,7 @@ class SimReader:
         return SimTable(data.records(ref))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no open file."""
 
 
 class SimSource:
@@ -171,7 +173,7 @@ class SimSource:
         known: Any = None,
         format: str = "",
     ) -> Manifest:
-        """List the files that are not known."""
+        """The manifest of the files that are not known yet."""
         self._threads.sleep(self._threads.random() * 0.1)
         check()
         paths = files or self._data.first
@@ -181,5 +183,5 @@ class SimSource:
         return self._data.manifest(path for path in paths if path not in known.sizes)
 
     def reader(self, format: str, rank: int) -> SimReader:
-        """A reader of its shards."""
+        """A reader of the shards."""
         return SimReader(self._data, self._threads)

@@ -1,4 +1,4 @@
-"""The jobs of workers that read data: in step, and alone."""
+"""Simulated jobs whose workers read data, in step or independently."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ DELIVERY_S = 0.0003
 
 
 class Account(Protocol):
-    """Owner of the accounting of records read."""
+    """Accounting of the records that workers read."""
 
     def stepped(self, world: World, commit: int, fed: Mapping[Rank, Fed]) -> None:
         """All workers of a world have taken a step."""
         ...
 
     def state(self, version: Version) -> Mapping[str, Any]:
-        """The position in a commit."""
+        """The data position in a commit."""
         ...
 
     def used(self, reader: DataReader, epoch: int, records: tuple[int, ...]) -> None:
-        """A worker that is alone has used records."""
+        """An independent worker has used records."""
         ...
 
     def named(self, name: str, ledger: str) -> None:
-        """A worker that is alone has stored a position."""
+        """An independent worker has named a position."""
         ...
 
     def opened(self, reader: DataReader) -> None:
-        """A worker process begins to read."""
+        """A worker process starts to read."""
         ...
 
 
 class Readers:
-    """The reading processes of a job."""
+    """The processes of a job that read data."""
 
     def __init__(self, data: SimDataSet, account: Account, timeline: Timeline, rng: random.Random) -> None:
         self.data = data
@@ -53,15 +53,15 @@ class Readers:
         self.timeline = timeline
         self.rng = rng
         self.by_worker: dict[int, DataReader] = {}
-        """By the ``id`` of the worker."""
+        """Readers by the ``id`` of their worker."""
         self.gathered: dict[tuple[int, int], Exchange] = {}
 
     def of(self, worker: SimWorker) -> DataReader | None:
-        """A worker's process, once it reads."""
+        """A worker's reader, if it has one."""
         return self.by_worker.get(id(worker))
 
-    def make(self, worker: SimWorker, job: ReadingSteps | ReadingAlone) -> DataReader:
-        """A worker's process, which may read already."""
+    def make(self, worker: SimWorker, job: ReadingSteps | ReadingIndependently) -> DataReader:
+        """A worker's reader; created if it has none."""
         reader = self.of(worker)
         if reader is None:
             parts = self.timeline, self.rng, job.watcher.fail, job.looked, self.gathered
@@ -70,7 +70,7 @@ class Readers:
         return reader
 
     def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
-        """The Master has said something."""
+        """Deliver a message of the Master to a worker's reader."""
         reader = self.of(worker)
         if reader is not None and service in (SERVICE, ""):
             self.timeline.after(DELIVERY_S, reader.hear, body)
@@ -82,30 +82,30 @@ class Readers:
 
 
 class ReadingSteps(SteppingJob):
-    """Workers in step: a step begins when every worker has its batch."""
+    """Workers that read in step: a step begins when every worker has its batch."""
 
     readers: Readers
 
-    # --- what a script with data does otherwise ----------------------------------------------------------------------
+    # --- overridden for data ------------------------------------------------------------------------------------------
 
     @property
     def left_s(self) -> float:
-        """Time a healthy world still needs, at most."""
+        """Upper bound of the seconds that a healthy world still needs."""
         return 0.0 if self.finished else self.longest_s
 
     @property
     def longest_s(self) -> float:
-        """Time a healthy world needs that begins from nothing, at most."""
+        """Upper bound of the seconds that a healthy world needs from the beginning."""
         data = self.readers.data
         return data.epochs * data.most_steps * (self.script.step_s + 2 * data.read_s + 0.1)
 
     def shorten(self, left_s: float) -> None:
-        """The present epoch is the last."""
+        """Make the present epoch the last."""
         loaders = [reader.loader for reader in self.readers.by_worker.values() if reader.loader is not None]
         self.readers.data.epochs = min(self.readers.data.epochs, 1 + max((one.epoch for one in loaders), default=0))
 
     def looked(self, reader: DataReader) -> None:
-        """A worker has something new."""
+        """A worker has a new batch, has read everything, or must end."""
         worker = reader.worker
         if reader.broken and worker.alive and not worker.frozen:
             self.watcher.worker_failed()
@@ -131,46 +131,46 @@ class ReadingSteps(SteppingJob):
         return len(readers) == crew.world.size and all(reader.fed is not None for reader in readers)
 
     def stepped(self, world: World, commit: int) -> None:
-        """All ranks of a round have finished a step together."""
+        """All ranks of a round have completed a step."""
         super().stepped(world, commit)
         fed = {rank: reader.fed for rank, reader in self._fed(self.rounds[world.round]).items()}
         self.readers.account.stepped(world, commit, {rank: one for rank, one in fed.items() if one is not None})
 
     def began(self, worker: Stepper, world: World) -> None:
-        """A worker has its place in a world, and its state."""
+        """Start to read from the restored position."""
         state = None if world.restore == NO_STATE else self.readers.account.state(world.restore)
         self.readers.make(worker, self).begin(world, state)
 
     def went_on(self, worker: Stepper) -> None:
-        """A worker has passed a boundary, and wants its next batch."""
+        """Get the worker's next batch."""
         reader = self.readers.of(worker)
         if reader is not None:
             reader.go_on()
 
     def left(self, worker: Stepper, world: World) -> None:
-        """A worker is no longer in a world."""
+        """Stop reading in a world that the worker has left."""
         reader = self.readers.of(worker)
         if reader is not None:
             reader.leave(world.round)
 
-    # --- what happens to it ------------------------------------------------------------------------------------------
+    # --- life cycle ---------------------------------------------------------------------------------------------------
 
     def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
-        """The Master has said something."""
+        """Deliver a message of the Master."""
         self.readers.service_message(worker, service, body)
 
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
-        """A worker process ends."""
+        """End a worker process."""
         super().end(worker, code, peer_loss)
         _ended(self.readers, worker)
 
     def freeze(self, worker: SimWorker) -> None:
-        """SIGSTOP."""
+        """Stop a worker as SIGSTOP does."""
         super().freeze(worker)
         _frozen(self.readers, worker)
 
     def thaw(self, worker: SimWorker) -> None:
-        """SIGCONT."""
+        """Continue a worker as SIGCONT does."""
         _thawed(self.readers, worker)
         super().thaw(worker)
         reader = self.readers.of(worker)
@@ -178,33 +178,33 @@ class ReadingSteps(SteppingJob):
             self.looked(reader)
 
 
-class ReadingAlone(IndependentJob):
-    """Workers that need no others: each ends when the epochs are over."""
+class ReadingIndependently(IndependentJob):
+    """Independent workers that read data: each exits when it has read all epochs."""
 
     readers: Readers
     rows: SimRows | None = None
-    """Pservers that the workers push to."""
+    """Parameter servers that the workers push to."""
     step_s = 0.1
 
     @property
     def left_s(self) -> float:
-        """Time that is needed, at most."""
+        """Upper bound of the seconds that are still needed."""
         return 0.0 if any(reader.finished for reader in self.readers.by_worker.values()) else self.longest_s
 
     @property
     def longest_s(self) -> float:
-        """Time that one worker needs from the beginning, at most."""
+        """Upper bound of the seconds that one worker needs from the beginning."""
         data = self.readers.data
         return data.epochs * data.most_steps * (self.step_s + data.read_s + 0.1) + SHORTEST_S
 
     def shorten(self, left_s: float) -> None:
-        """The present epoch is the last."""
+        """Make the present epoch the last."""
         loaders = [reader.loader for reader in self.readers.by_worker.values() if reader.loader is not None]
         epochs = [one._ledger.epoch for one in loaders if one._ledger is not None]
         self.readers.data.epochs = min(self.readers.data.epochs, 1 + max(epochs, default=0))
 
     def looked(self, reader: DataReader) -> None:
-        """A worker has read everything, or has to restart because others have taken over its records."""
+        """A worker has read everything, or must restart because others took over its records."""
         worker = reader.worker
         if reader.broken and worker.alive and not worker.frozen:
             self.watcher.worker_failed()
@@ -214,7 +214,7 @@ class ReadingAlone(IndependentJob):
             self.end(worker, 0)
 
     def give_place(self, worker: SimWorker, world: World) -> None:
-        """The world changes around it: it says again who it is."""
+        """Update a running worker's place; it then reports again to the Master."""
         super().give_place(worker, world)
         self.readers.service_message(worker, SERVICE, None)
 
@@ -223,26 +223,26 @@ class ReadingAlone(IndependentJob):
             return
         reader = self.readers.make(worker, self)
         account = self.readers.account
-        reader.begin_alone(
+        reader.begin_independent(
             self.step_s, lambda epoch, records: account.used(reader, epoch, records), account.named, self.rows
         )
 
     def service_message(self, worker: SimWorker, service: str, body: str | None) -> None:
-        """The Master has said something."""
+        """Deliver a message of the Master."""
         self.readers.service_message(worker, service, body)
 
     def end(self, worker: SimWorker, code: int, peer_loss: bool = False) -> None:
-        """A worker process ends."""
+        """End a worker process."""
         super().end(worker, code, peer_loss)
         _ended(self.readers, worker)
 
     def freeze(self, worker: SimWorker) -> None:
-        """SIGSTOP."""
+        """Stop a worker as SIGSTOP does."""
         super().freeze(worker)
         _frozen(self.readers, worker)
 
     def thaw(self, worker: SimWorker) -> None:
-        """SIGCONT."""
+        """Continue a worker as SIGCONT does."""
         super().thaw(worker)
         _thawed(self.readers, worker)
         reader = self.readers.of(worker)

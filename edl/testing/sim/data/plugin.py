@@ -1,9 +1,9 @@
-"""Data as a part of a simulated job: the lease machine in each Master, workers that read, faults, and the account.
+"""Data as a plugin of a simulated job: the lease machine in each Master, workers that read, faults and accounting.
 
-What must hold: in step, the commits that a job's end rests on contain each record of an epoch once. Alone, each record
-of an epoch is used and acknowledged, and no two workers get the same record confirmed.
-With parameter servers, each record of an epoch is in the rows once.
-A record may only be missing where its shard has been skipped, and then the job ends as incomplete.
+Invariants: in step, the commits that lead to a job's end contain each record of an epoch once. With independent
+workers, each record of an epoch is used and acknowledged, and no record is confirmed to two workers. With parameter
+servers, the rows contain each record of an epoch once. A record may be missing only if its shard was skipped, and then
+the job ends as incomplete.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edl.exit_codes import ExitCode
 from edl.master.service import Effect, Event, Keep, Service, Tick
 from edl.ports import Delete
 from edl.testing.sim.checks import Checks
-from edl.testing.sim.data.alone_account import AloneAccount, Record
 from edl.testing.sim.data.dataset import NAME, SimDataSet
-from edl.testing.sim.data.jobs import Readers, ReadingAlone, ReadingSteps
+from edl.testing.sim.data.independent_account import IndependentAccount, Record
+from edl.testing.sim.data.jobs import Readers, ReadingIndependently, ReadingSteps
 from edl.testing.sim.data.readers import DataReader, Fed
 from edl.testing.sim.data.rows import SimRows
 from edl.testing.sim.data.tables import table_violations
@@ -40,36 +40,36 @@ from edl.types import Rank
 from edl.wire.messages import NO_STATE, Asked, Purpose, Version, World
 
 STOPPED_S = 60.0
-"""Longer than a worker may be silent about its shards."""
+"""Seconds; longer than a worker may leave its shards without a message."""
 MOST_TICKS = 100
 MOST_KEPT_BYTES = 1_000_000
 
 
 class DataFaultKind(enum.Enum):
-    """Faults of data sets, beside those of the schedule."""
+    """Faults of data sets, in addition to those of the schedule."""
 
     GROW = "grow"
     """Add a file, as ``edl data add`` does."""
     SLOW = "slow"
-    """Reading takes long for a while."""
+    """Reads are slow for a while."""
     NONSENSE = "nonsense"
-    """A worker of another version sends an unknown message."""
+    """A worker sends a message that is invalid or unknown."""
     LOSE = "lose"
     """Messages between a worker and the Master are lost for a while; then the agent reports it."""
     STOP = "stop"
-    """A worker is stopped (SIGSTOP) until the faults are over: it is silent, and others get its shards."""
+    """A worker is stopped by SIGSTOP until the faults are over: others get its shards."""
     DEPOSE = "depose"
-    """The Master's key disappears from the store: another term begins, and the world goes on."""
+    """The Master's key is deleted from the store: another term begins, and the world continues."""
     DEPOSE_ON_KEEP = "depose-on-keep"
-    """The same, at the moment when the lease machine has decided something that is not stored yet."""
+    """The Master's key is deleted when the lease machine has made a decision that is not stored yet."""
     END = "end"
-    """A worker process that pushes to pservers dies; often in a push."""
+    """A worker process that pushes to parameter servers is killed, often during a push."""
     STALL = "stall"
-    """A pserver stands still for a while: requests arrive when their senders may be dead."""
+    """A parameter server hangs for a while: requests may arrive after their senders have died."""
     LOSE_ROWS = "lose-rows"
-    """A pserver dies, and its copy takes over."""
+    """A parameter server dies, and its replica takes over."""
     NAME = "name"
-    """A worker that needs no others stores the present position under a name, as for a checkpoint."""
+    """An independent worker names its present position, as for a checkpoint."""
     ROLL_BACK = "roll-back"
     """All workers begin again from a named position, as after a restore of the parameters."""
 
@@ -77,12 +77,12 @@ class DataFaultKind(enum.Enum):
 ROW_FAULTS = (DataFaultKind.END, DataFaultKind.STALL, DataFaultKind.LOSE_ROWS)
 """Only with parameter servers."""
 ROLLBACKS = (DataFaultKind.NAME, DataFaultKind.NAME, DataFaultKind.ROLL_BACK)
-"""Only for workers that need no others."""
+"""Only with independent workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFault:
-    """One of them."""
+    """A fault and its time. ``pick``, from 0 to 1, selects the target."""
 
     at_s: float
     kind: DataFaultKind
@@ -90,14 +90,14 @@ class DataFault:
 
 
 class ObservedLeases(LeaseMachine):
-    """The lease machine of one Master, looked at after each event."""
+    """The lease machine of one Master, with checks after each event."""
 
     def __init__(self, plugin: DataPlugin) -> None:
         super().__init__()
         self._plugin = plugin
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """See ``LeaseMachine.step``."""
+        """Handle an event, then check the machine's state."""
         effects = super().step(event, now_s)
         self._plugin.woken(event, effects)
         for data in self.sets.values():
@@ -114,13 +114,13 @@ class ObservedLeases(LeaseMachine):
 
 
 class DataPlugin(Plugin):
-    """Data of one schedule."""
+    """The data of one schedule."""
 
-    def __init__(self, seed: int, *, alone: bool, stops: bool = False, rows: bool = False) -> None:
-        """``stops``: one of the workers that need no others is stopped for long. ``rows``: they push to pservers."""
+    def __init__(self, seed: int, *, independent: bool, stops: bool = False, rows: bool = False) -> None:
+        """``stops``: an independent worker is stopped for long. ``rows``: the workers push to parameter servers."""
         self.rng = rng = random.Random(f"data {seed}")  # noqa: S311 - not for secrets
-        self.alone = alone
-        self.data = SimDataSet.draw(rng, alone=alone)
+        self.independent = independent
+        self.data = SimDataSet.draw(rng, independent=independent)
         self.grows = rng.random() < 0.4 and self.data.tail != "drop"
         self.faults = tuple(_drawn(rng) for _ in range(rng.choice((0, 2, 5, 10))))
         if stops:
@@ -132,19 +132,19 @@ class DataPlugin(Plugin):
             kinds = rng.choices(ROW_FAULTS, chances, k=rng.choice((2, 5, 10)))
             self.faults += tuple(DataFault(rng.uniform(1.0, 20.0), kind, rng.random()) for kind in kinds)
         self.later_faults: tuple[DataFault, ...] = ()
-        """At times since the first worker began to read."""
-        if alone and not rows:
+        """Faults at times relative to when the first worker started to read."""
+        if independent and not rows:
             again = random.Random(f"positions {seed}")  # noqa: S311 - not for secrets
             kinds = again.choices(ROLLBACKS, k=again.choice((0, 6, 12)))
             self.later_faults = tuple(DataFault(again.uniform(0.1, 6.0), kind, again.random()) for kind in kinds)
         self.machine: LeaseMachine | None = None
-        """Of the latest Master."""
+        """The lease machine of the latest Master."""
         self.states: dict[Version, Fed] = {}
         self.steps: dict[Version, dict[Rank, Fed]] = {}
         self.eras: dict[int, World] = {}
-        self.alone_account = AloneAccount(self.data, self._leased, rows)
+        self.independent_account = IndependentAccount(self.data, self._leased, rows)
         self.lists: dict[int, int] = {}
-        """Number of shards in an epoch that has ended, or is under way."""
+        """Number of shards in each epoch that has ended or is under way."""
         self.left_out: set[int] = set()
         self._ticks: list[float] = []
         self._depose_on_keep = False
@@ -153,20 +153,22 @@ class DataPlugin(Plugin):
         """Report a violation."""
         self._checks.fail(f"data: {text}")
 
-    # --- Plugin ------------------------------------------------------------------------------------------------------
+    # --- Plugin -------------------------------------------------------------------------------------------------------
 
     def job(self, world: SimWorld, total_s: float, script: Script | None) -> Job | None:
-        """Workers that read."""
+        """The job whose workers read the data."""
         self._world, self._checks = world, world.checks
-        self.alone_account.fail = self.fail
+        self.independent_account.fail = self.fail
         parts = world.timeline, world.rng, world.checks, world.directory, total_s
         readers = self._readers = Readers(self.data, self, world.timeline, world.rng)
-        if self.alone:
-            alone = ReadingAlone(*parts, lambda: world.checks.record.world if world.checks.record else None)
-            alone.readers, alone.step_s = readers, self.rng.choice((0.05, 0.3))
+        if self.independent:
+            readers_job = ReadingIndependently(
+                *parts, lambda: world.checks.record.world if world.checks.record else None
+            )
+            readers_job.readers, readers_job.step_s = readers, self.rng.choice((0.05, 0.3))
             if self._with_rows:
-                self.rows = alone.rows = SimRows(world.timeline, self.rng)
-            return alone
+                self.rows = readers_job.rows = SimRows(world.timeline, self.rng)
+            return readers_job
         steps = ReadingSteps(*parts, script or Script())
         steps.readers = readers
         return steps
@@ -186,7 +188,7 @@ class DataPlugin(Plugin):
         return (self.machine,)
 
     def heal(self) -> None:
-        """Reading is fast again, and no word is lost."""
+        """End slow reads, lost messages and hanging parameter servers."""
         self.data.slow_until_s = 0.0
         self._depose_on_keep = False
         for reader in self._readers.by_worker.values():
@@ -198,7 +200,7 @@ class DataPlugin(Plugin):
         """End all threads."""
         self._readers.close()
 
-    # --- faults ------------------------------------------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: DataFault) -> None:
         alive = [one for one in self._readers.by_worker.values() if one.worker.alive and not one.worker.frozen]
@@ -207,7 +209,7 @@ class DataPlugin(Plugin):
                 self._add(NOW if fault.pick < 0.7 else NEXT_EPOCH)
             case DataFaultKind.SLOW:
                 self.data.slow_until_s = self._world.timeline.now_s + 20.0 * fault.pick
-                self.data.slow_s = self.rng.choice((0.5, 5.0, 40.0)) if self.alone else 1.0
+                self.data.slow_s = self.rng.choice((0.5, 5.0, 40.0)) if self.independent else 1.0
             case DataFaultKind.NONSENSE if alive:
                 reader = alive[int(fault.pick * len(alive))]
                 bodies = ["", "{}", "[1]", '{"word":"lease","id":"x"}', encode(ReadRate(0, NAME, 5.0))]
@@ -240,12 +242,12 @@ class DataPlugin(Plugin):
                 self.rows.servers[int(fault.pick * 2)].die()
             case DataFaultKind.NAME if alive:
                 alive[int(fault.pick * len(alive))].names.append(f"at-{self._world.timeline.now_s:.3f}")
-            case DataFaultKind.ROLL_BACK if self.alone_account.positions:
-                positions = self.alone_account.positions[-4:]
+            case DataFaultKind.ROLL_BACK if self.independent_account.positions:
+                positions = self.independent_account.positions[-4:]
                 self._roll_back(positions[int(fault.pick * len(positions))])
 
     def _roll_back(self, position: Beginning) -> None:
-        self.alone_account.roll_back(position)
+        self.independent_account.roll_back(position)
         for reader in self._readers.by_worker.values():
             if reader.worker.alive:
                 self._world.checks.worker_failures += 1
@@ -260,7 +262,7 @@ class DataPlugin(Plugin):
         self._world.store.do(lambda memory: memory.write_now([Delete(key)]))
 
     def woken(self, event: Event, effects: Sequence[Effect]) -> None:
-        """A Master's machine has had an event: it must not tick in vain, nor store too much at once."""
+        """Check after an event that the machine neither ticks too often nor stores too much at once."""
         now_s = self._world.timeline.now_s
         if isinstance(event, Tick):
             self._ticks = [at_s for at_s in self._ticks if at_s > now_s - 1.0] + [now_s]
@@ -289,10 +291,10 @@ class DataPlugin(Plugin):
 
         master.loop.create_task(order())
 
-    # --- account -----------------------------------------------------------------------------------------------------
+    # --- account ------------------------------------------------------------------------------------------------------
 
     def state(self, version: Version) -> Mapping[str, Any]:
-        """The position in a commit."""
+        """The data position in a commit."""
         found = self.states.get(version)
         if found is None:
             self.fail(f"workers restore {version}, whose position nobody has committed")
@@ -310,9 +312,9 @@ class DataPlugin(Plugin):
         self.states[version] = fed[self.rng.choice(sorted(fed))]
 
     def opened(self, reader: DataReader) -> None:
-        """A worker process begins to read."""
-        if self.alone:
-            self.alone_account.opened(reader)
+        """A worker process starts to read."""
+        if self.independent:
+            self.independent_account.opened(reader)
         else:
             failed: dict[int, set[int]] = {}
             reader.transport.said = lambda text: self._asked(failed, text)
@@ -322,13 +324,14 @@ class DataPlugin(Plugin):
             self._world.timeline.after(fault.at_s, self._strike, fault)
 
     def _asked(self, failed: dict[int, set[int]], text: str) -> None:
-        """A worker in step says something; ``failed``: shards that it could not read, by request."""
+        """Observe a message of a worker in step. ``failed``: the shards that it could not read, by request."""
         message = decode(text) if '"word":"lease"' in text and '"id":"x"' not in text else None
         if isinstance(message, Lease):
             failed[message.id] = {shard for shard, _, _ in message.failed}
 
     def _granted(self, failed: dict[int, set[int]], text: str) -> None:
-        """A worker in step has heard something: no two have the same shard, and what it reports as read counts."""
+        """Check a message to a worker in step: no shard is leased to two workers, and no record that was read is
+        refused."""
         message = decode(text)
         if not isinstance(message, LeasesGranted):
             return
@@ -346,35 +349,35 @@ class DataPlugin(Plugin):
                     self.fail(f"shard {shard} is in the hands of {other.worker} and {reader.worker}")
 
     def used(self, reader: DataReader, epoch: int, records: tuple[int, ...]) -> None:
-        """A worker that is alone has used records."""
-        self.alone_account.used(reader, epoch, records)
+        """An independent worker has used records."""
+        self.independent_account.used(reader, epoch, records)
 
     def named(self, name: str, ledger: str) -> None:
-        """A worker that is alone has stored a position."""
-        self.alone_account.named(name, ledger)
+        """An independent worker has named a position."""
+        self.independent_account.named(name, ledger)
 
     def _leased(self) -> Leased | None:
         return self.machine.sets.get(NAME) if self.machine is not None else None
 
     def stepped_machine(self, machine: LeaseMachine) -> None:
-        """A Master's machine has had an event."""
+        """Check a Master's machine after an event."""
         data = machine.sets.get(NAME)
         if data is None or data.table is None or machine is not self.machine:
             return
         self.lists[data.table.epoch] = data.listed.at(data.table.epoch).shards
         self.left_out = set(data.quarantine)
-        if self.alone:
-            self.alone_account.stepped(machine, data, data.table)
+        if self.independent:
+            self.independent_account.stepped(machine, data, data.table)
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     @property
     def excused(self) -> bool:  # type: ignore[override]
-        """Shards have been skipped."""
+        """Whether shards were skipped."""
         return bool(self.left_out)
 
     def finish(self) -> None:
-        """Every record of each epoch, once."""
+        """Check that every record of each epoch counts once."""
         record = self._checks.record
         assert record is not None and record.outcome is not None  # noqa: S101 - ended
         whole = record.outcome.exit_code in (ExitCode.OK, ExitCode.INCOMPLETE)
@@ -386,7 +389,7 @@ class DataPlugin(Plugin):
         wrongly = [shard for shard in self.left_out if not self.data.is_poison(leased.known.ref(shard))]
         if wrongly:
             self.fail(f"shards {wrongly} were skipped and can be read")
-        counted = self.alone_account.whole(leased) if self.alone else self._committed()
+        counted = self.independent_account.whole(leased) if self.independent else self._committed()
         if self.rows is not None:
             counted = self._pushed(self.rows, counted)
         for epoch in range(self.data.epochs):
@@ -405,7 +408,7 @@ class DataPlugin(Plugin):
             self.fail(f"epoch {epoch}: records {missing} are lost")
 
     def _pushed(self, rows: SimRows, used: Counter[Record]) -> Counter[Record]:
-        """Records in the rows, counted, late pushes included."""
+        """How often each record is in the rows, late pushes included."""
         for server in rows.servers:
             server.flush()
         counted = rows.counted(used)
@@ -415,7 +418,7 @@ class DataPlugin(Plugin):
         return +counted
 
     def _committed(self) -> Counter[Record]:
-        """Records on which the last commit is based, counted."""
+        """How often each record is in the steps that the last commit is based on."""
         counted: Counter[Record] = Counter()
         version = max(self.steps, default=NO_STATE)
         while version != NO_STATE:

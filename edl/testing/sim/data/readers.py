@@ -1,17 +1,17 @@
-"""Worker processes that read data: the loader that ships, on simulated threads, connected to the agent of its node."""
+"""Worker processes that read data: the shipped loader on simulated threads, connected to the agent of its node."""
 
 from __future__ import annotations
 
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data_service.loader.batching import StepSizes
 from data_service.loader.deps import LoaderDeps, RequestNumbers
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.loader import Loader
-from data_service.loader.source import DataSource
+from data_service.loader.source import SettledData
 from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.transport import SERVICE, Dispatcher
 from data_service.loader.worker_context import RankAssignment
@@ -30,12 +30,12 @@ from edl.wire.messages import NO_SETTINGS, ServiceFromWorker, World
 from edl.worker.boundary import RoundOver
 
 LOOK_S = 0.2
-"""How often a worker that waits for others looks whether its round is over."""
+"""Seconds between two checks of a waiting worker whether its round is over."""
 SLOWEST_WORD_S = 0.002
-"""Between a worker and its agent."""
+"""Longest delay in seconds of a message between a worker and its agent."""
 EXCHANGE_S = 0.002
 NOTHING = "fills a whole step"
-"""A loader's message about an epoch that ``tail="drop"`` leaves without a step."""
+"""Part of the loader's error about an epoch in which ``tail="drop"`` leaves no step."""
 
 
 class ReaderHome:
@@ -45,22 +45,22 @@ class ReaderHome:
         self._timeline = timeline
         self._offset_s = offset_s
         self.stopped = False
-        """SIGSTOP."""
+        """Whether it is stopped by SIGSTOP."""
         self._kept: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def now_s(self) -> float:
-        """The timeline's time, on this process's clock."""
+        """The time on this process's clock, in seconds."""
         return self._timeline.now_s + self._offset_s
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
-        """Call now, or when the process goes on if it is stopped."""
+        """Call now, or once the process continues if it is stopped."""
         if self.stopped:
             self._kept.append((call, args))
         else:
             call(*args)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Continue as SIGCONT does."""
         self.stopped = False
         kept, self._kept = self._kept, []
         for call, args in kept:
@@ -68,7 +68,7 @@ class ReaderHome:
 
 
 def is_grant(text: str) -> bool:
-    """Whether this message gives out shards."""
+    """Whether this message grants leases."""
     if '"granted"' not in text:
         return False
     message = decode(text)
@@ -83,20 +83,20 @@ class WorkerTransport(Dispatcher):
         self._reader = reader
         self._said_s = 0.0
         self.lose_until_s = 0.0
-        """Its agent has no stream to the Master until then: words and answers are lost."""
+        """Until then its agent has no stream to the Master: messages in both directions are lost."""
         self.loses_grant = False
-        """The stream ends before the next leases arrive."""
+        """Whether the stream ends before the next leases arrive."""
         self.reset: Callable[[], None] = lambda: None
-        """Called when it does."""
+        """Called when it ends for this reason."""
         self.said: Callable[[str], None] = lambda text: None
-        """Observes what is sent,"""
+        """Called with each message that is sent."""
         self.heard: Callable[[str], None] = lambda text: None
-        """what comes,"""
+        """Called with each message that arrives, before it is dispatched."""
         self.taken: Callable[[str], None] = lambda text: None
-        """and what has come, when the clients have it."""
+        """Called with each message after it was dispatched."""
 
     def say(self, text: str, number: int) -> None:
-        """Send to the agent, which passes it on to the Master or drops it."""
+        """Send a message to the agent, which passes it on to the Master or drops it."""
         reader = self._reader
         timeline, worker = reader.threads.timeline, reader.worker
         self.said(text)
@@ -124,11 +124,11 @@ class WorkerTransport(Dispatcher):
 
 @dataclass
 class Exchange:
-    """An all-gather under way."""
+    """An all-gather that is under way."""
 
     parts: dict[int, bytes] = field(default_factory=dict)
     waiting: list[ThreadEvent] = field(default_factory=list)
-    """Set when it is complete, one for each worker."""
+    """One event for each worker; all are set when it is complete."""
 
 
 class SimContext:
@@ -138,35 +138,35 @@ class SimContext:
         self._reader = reader
 
     def place(self) -> RankAssignment:
-        """The worker's place."""
+        """The worker's rank assignment."""
         reader = self._reader
         size = reader.world.size if reader.world is not None else 1
         return RankAssignment(reader.worker.round, reader.worker.rank, size)
 
     def transport(self) -> WorkerTransport:
-        """The one connection of the process."""
+        """The connection of the process."""
         return self._reader.transport
 
     def check(self, number: int) -> None:
-        """Raise ``RoundOver`` once the round is over."""
+        """Raises ``RoundOver`` if the round is over."""
         if self.over(number):
             raise RoundOver("the round is over")
 
     def over(self, number: int) -> bool:
         """Whether the round is over for this worker."""
-        return not self._reader.alone and number <= self._reader.over_upto
+        return not self._reader.independent and number <= self._reader.over_upto
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Gather from all ranks."""
+        """Gather data from all ranks."""
         return self._reader.exchange(data)
 
     def settings(self) -> int:
-        """Version of the settings."""
+        """Number of the current settings."""
         worker = self._reader.worker
         return worker.boundary.settings.number if isinstance(worker, Stepper) else 0
 
     def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
-        """As ``SessionContext`` has them, or ``IndependentContext``."""
+        """The sizes that ``SessionContext``, or ``IndependentContext``, would return."""
         worker = self._reader.worker
         if not isinstance(worker, Stepper):
             return StepSizes((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
@@ -174,32 +174,32 @@ class SimContext:
         return StepSizes(plan.sizes(place.rank), worker.boundary.settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
-        """There is none."""
+        """Always empty."""
         return {}
 
     def anew(self) -> bool:
-        """The lease machine is not in this process."""
+        """Always false: the lease machine is not in this process."""
         return False
 
     def independent(self) -> SimContext:
-        """The same: ``DataReader.alone`` tells."""
+        """This object, which serves both modes."""
         return self
 
     def where(self) -> tuple[int, int] | None:
-        """Round and rank of a worker that outlives rounds."""
+        """Round and rank of an independent worker, else ``None``."""
         worker = self._reader.worker
-        return (worker.round, worker.rank) if self._reader.alone else None
+        return (worker.round, worker.rank) if self._reader.independent else None
 
 
 class SimData(Loader):
-    """The data set as a script has it."""
+    """The loader of a simulated script."""
 
     def __init__(self, reader: DataReader) -> None:
         data = reader.data
         self._reader_process = reader
         self._deps = reader.deps
         self.own = True
-        """Whether the last step had new records, not a repetition."""
+        """Whether the last step had new records rather than repeated ones."""
         super().__init__(
             NAME,
             list(data.first),
@@ -220,13 +220,13 @@ class SimData(Loader):
     def _tensor(self, array: Any) -> Any:
         return array
 
-    def _settle(self) -> DataSource:
-        fresh = self._source is None
-        source = super()._settle()
+    def _settle(self) -> SettledData:
+        fresh = self._settled is None
+        settled = super()._settle()
         if fresh:
-            source = SimSource(self._reader_process.data, self._reader_process.threads)  # type: ignore[assignment]
-            self._source = source
-        return source
+            source = SimSource(self._reader_process.data, self._reader_process.threads)
+            self._settled = settled = replace(settled, source=source)  # type: ignore[arg-type]
+        return settled
 
     def _columns(self, table: Any) -> Any:
         assert isinstance(table, SimTable)  # noqa: S101 - its readers give no others
@@ -240,18 +240,18 @@ class SimData(Loader):
 
 @dataclass(frozen=True)
 class Fed:
-    """The batch of one worker for one step."""
+    """A worker's batch for one step."""
 
     epoch: int
     records: tuple[int, ...]
-    """Empty for a repetition or padding."""
+    """Empty if the batch is repeated or padding."""
     position: str
-    """Of all workers, after this step."""
+    """The data position of all workers after this step."""
     state: Mapping[str, Any]
 
 
 class DataReader:
-    """One worker process with its data. ``looked`` is called when it has something for its crew to look at."""
+    """A worker process with its loader. ``looked`` is called when its state changes."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class DataReader:
         self.data = data
         self.worker = worker
         self.rng = rng
-        self.alone = data.mode == INDEPENDENT
+        self.independent = data.mode == INDEPENDENT
         self.home = ReaderHome(timeline, rng.uniform(0.0, 1e5))
         self.threads = SimThreads(self.home, timeline, rng, lambda name, error: failed(f"{worker}, {name}: {error!r}"))
         self.deps = LoaderDeps(self.threads, self.home, RequestNumbers(rng.randrange(1, 1 << 40)), TrainerDataSets())
@@ -274,28 +274,28 @@ class DataReader:
         self.context = SimContext(self)
         self.world: World | None = None
         self.over_upto = 0
-        """Rounds up to this one are over for it."""
+        """The last round that is over for it."""
         self.fed: Fed | None = None
-        """Its batch for the next step."""
+        """Its batch for the next step, once it is read."""
         self.finished = False
-        """It has read all epochs."""
+        """Whether it has read all epochs."""
         self.broken = False
-        """Its script has failed."""
+        """Whether its script has failed."""
         self.loader: SimData | None = None
         self.names: list[str] = []
-        """Alone: names for positions, to be stored after the next step."""
+        """Independent: names for positions, to be stored after the next step."""
         self.asks: Callable[[], None] = lambda: None
-        """Called for each word to the Master."""
+        """Called for each message to the Master."""
         self._looked = looked
         self._gathered = gathered
         self._exchanges = 0
         self._go = self.threads.event()
         self._main: SimThread | None = None
 
-    # --- the script, in step -----------------------------------------------------------------------------------------
+    # --- the script, in step ------------------------------------------------------------------------------------------
 
     def begin(self, world: World, state: Mapping[str, Any] | None) -> None:
-        """The worker has its place and its state: it reads. ``state``: None where the script has begun with nothing."""
+        """Start to read in a world. ``state``: the restored data position; ``None`` if the job starts from nothing."""
         before = self._main
         self.world, self.fed, self.finished, self._exchanges = world, None, False, 0
         self._go = self.threads.event()
@@ -342,7 +342,7 @@ class DataReader:
         self.threads.timeline.after(0.0, self._looked, self)
 
     def go_on(self) -> None:
-        """The step is done and committed."""
+        """Continue after a committed step."""
         self.fed = None
         go, self._go = self._go, self.threads.event()
         go.set()
@@ -365,17 +365,17 @@ class DataReader:
         self.context.check(world.round)
         return [one.parts[rank] for rank in range(world.size)]
 
-    # --- the script, alone -------------------------------------------------------------------------------------------
+    # --- the script, independent --------------------------------------------------------------------------------------
 
-    def begin_alone(
+    def begin_independent(
         self,
         step_s: float,
         used: Callable[[int, tuple[int, ...]], None],
         named: Callable[[str, str], None],
         rows: SimRows | None = None,
     ) -> None:
-        """The worker reads by itself. ``used``: records of an epoch that a step has used. ``named``: the name and the
-        ledger of a position. ``rows``: it pushes to these pservers after every few batches."""
+        """Start an independent worker. ``used``: called with the records of a step. ``named``: called with the name and
+        the ledger of a position. ``rows``: parameter servers, to which it pushes after every few batches."""
 
         def train() -> None:
             trainer, every = None, self.rng.randint(1, 3)
@@ -407,7 +407,7 @@ class DataReader:
 
         self._main = self.threads.start(script, name="train")
 
-    # --- what happens to it ------------------------------------------------------------------------------------------
+    # --- life cycle ---------------------------------------------------------------------------------------------------
 
     @property
     def client(self) -> LeaseClient | None:
@@ -415,7 +415,7 @@ class DataReader:
         return self.loader._client if self.loader is not None else None
 
     def hear(self, body: str | None) -> None:
-        """A message from the Master, or None when earlier ones may be lost."""
+        """Deliver a message from the Master, or ``None`` when earlier ones may be lost."""
         self.home.run(self._hear, body)
 
     def _hear(self, body: str | None) -> None:
@@ -423,18 +423,18 @@ class DataReader:
             self.transport.hear(body)
 
     def leave(self, number: int) -> None:
-        """A round is over for it."""
+        """End a round for this worker."""
         self.over_upto = max(self.over_upto, number)
         self._go.set()
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Stop the process as SIGSTOP does."""
         self.home.stopped = True
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Continue the process as SIGCONT does."""
         self.home.go_on()
 
     def kill(self) -> None:
-        """The process is gone."""
+        """End the process."""
         self.threads.end()

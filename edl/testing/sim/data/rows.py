@@ -1,8 +1,8 @@
-"""Parameter servers for workers that read by themselves: real rows and intents behind a simulated network.
+"""Simulated parameter servers for independent workers: real rows and intents behind a simulated network.
 
-Every record adds 1 to a row of its own, for each epoch, and to one that records share. A request takes its time, its
-answer may be lost, and it arrives although its sender is dead meanwhile. Every change is in a copy before it is
-answered; the copy takes over when a pserver dies.
+For each epoch, every record adds 1 to its own row and to a shared one. Requests are delayed, their answers may be lost,
+and a request may arrive after its sender has died. Every change is replicated before it is answered; the replica takes
+over when a server dies.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ps.store.store import RowStore
 
 SHARED = 5
 EPOCH = 1_000_000
-"""More than the number of any record."""
+"""Key offset between epochs; greater than any record number."""
 TABLE = TableSpec("t", 1, Optimizer(UpdateRule.SGD, lr=1.0), Initial(InitMethod.ZEROS))
 ASK_AGAIN_S = 1.0
 REQUEST_S = 0.005
 LOST_ANSWERS = 0.02
 LOST_REQUESTS = 0.7
-"""Of those under way to a pserver that dies."""
+"""Share of the requests under way that are lost when their parameter server dies."""
 ALIVE_S = 5.0
 
 
 def _sent(content: Any) -> Any:
-    """The content after a round trip through the stream encoding."""
+    """The content after encoding and decoding."""
     heads, arrays = pack([(1, content)])
     body = b"".join(bytes(memoryview(one).cast("B")) for one in arrays)
     return next(iter(unpack(heads, memoryview(body))))[1]
@@ -51,7 +51,7 @@ def _empty() -> RowStore:
 
 
 class SimPserver:
-    """Owns some buckets, with a copy."""
+    """A parameter server that owns some buckets, and its replica."""
 
     def __init__(self, buckets: range, timeline: Timeline, rng: random.Random) -> None:
         self.buckets = buckets
@@ -63,7 +63,7 @@ class SimPserver:
         self._sent = 0
 
     def send(self, arrive: Callable[[], None]) -> None:
-        """Let a request arrive."""
+        """Deliver a request after a delay."""
         self._sent += 1
         self._under_way[self._sent] = arrive
         self._timeline.after(self._rng.uniform(0.0, REQUEST_S), self._arrive, self._sent)
@@ -76,25 +76,25 @@ class SimPserver:
             self._under_way.pop(number)()
 
     def flush(self) -> None:
-        """Let all requests arrive that are still under way."""
+        """Deliver all requests that are under way."""
         while self._under_way:
             self._under_way.pop(next(iter(self._under_way)))()
 
     def die(self) -> None:
-        """The copy takes over; a new one is made of it. Most requests under way are lost."""
+        """Let the replica take over and create a new one. Most requests under way are lost."""
         self._store, self._copy = self._copy, _empty()
         for bucket in sorted(self._used):
             self._copy.take_image(_sent(self._store.image(bucket)))
         self._under_way = {n: one for n, one in self._under_way.items() if self._rng.random() > LOST_REQUESTS}
 
     def push(self, push: TrainerPush) -> None:
-        """Apply a part of a push."""
+        """Apply this server's part of a push."""
         for part in push.parts:
             self._used |= {int(one) for one in buckets_of(part.keys)}
         self._store.push([push], step=1, each=lambda piece: self._copy.apply_piece(_sent(piece)))
 
     def declare(self, trainer: int, seq: int, text: str) -> bool:
-        """Write down the intent of a push; False if the trainer is fenced."""
+        """Record the intent of a push; returns false if the trainer is fenced."""
         try:
             self._intent(trainer, lambda: self._store.intents.declare(trainer, seq, text))
         except IntentFenced:
@@ -102,7 +102,7 @@ class SimPserver:
         return True
 
     def fence(self, trainer: int) -> tuple[int, str]:
-        """Let a trainer push nothing new; returns its last intent."""
+        """Refuse new pushes of a trainer from now on; returns its last intent."""
         found = self._intent(trainer, lambda: self._store.intents.fence(trainer))
         return found.seq, found.text
 
@@ -114,14 +114,14 @@ class SimPserver:
         return found
 
     def counts(self, keys: Any) -> Any:
-        """How often each of these has been added to."""
+        """How often each of these rows was added to."""
         out = np.empty((len(keys), 1), np.float32)
         self._store.pull("t", keys, out, step=1, insert=False)
         return -out[:, 0]
 
 
 class SimRows:
-    """The pservers of a job."""
+    """The parameter servers of a job."""
 
     def __init__(self, timeline: Timeline, rng: random.Random) -> None:
         self.timeline, self.rng = timeline, rng
@@ -130,21 +130,21 @@ class SimRows:
         self._trainers = 0
 
     def join(self) -> int:
-        """The number of a new trainer."""
+        """Register a trainer; returns its number."""
         self._trainers += 1
         return self._trainers
 
     def home(self, trainer: int) -> SimPserver:
-        """The pserver that has the intents of a trainer."""
+        """The parameter server that has the intents of a trainer."""
         return next(one for one in self.servers if home(trainer) in one.buckets)
 
     def split(self, keys: Any) -> list[tuple[SimPserver, Any]]:
-        """The keys by pserver."""
+        """The keys by parameter server."""
         owned = [(server, keys[np.isin(buckets_of(keys), np.array(server.buckets))]) for server in self.servers]
         return [(server, mine) for server, mine in owned if len(mine)]
 
     def miscounted(self, due: Counter[tuple[int, int]]) -> str:
-        """A shared row that is not made of the records in ``due``, with their counts; "" if there is none."""
+        """Shared rows whose count differs from that of the records in ``due``; empty if there is none."""
         shared = -1 - np.arange(SHARED)
         expected = Counter[int]()
         for (_, record), times in due.items():
@@ -158,7 +158,7 @@ class SimRows:
         return f"shared rows with their counts, and those of their records: {bad}" if bad else ""
 
     def counted(self, records: Iterable[tuple[int, int]]) -> Counter[tuple[int, int]]:
-        """How often each record, with its epoch, is in its row."""
+        """How often each record of an epoch is in its row."""
         keys = np.array([epoch * EPOCH + record for epoch, record in records], np.int64)
         found = Counter[tuple[int, int]]()
         for server, mine in self.split(keys):
@@ -168,11 +168,11 @@ class SimRows:
 
 
 class Fenced(Exception):
-    """Others have taken over this trainer's records: its process has to restart."""
+    """Other trainers have taken over this trainer's records: its process must restart."""
 
 
 class RowTrainer:
-    """The part of ``ps.step`` that concerns data, in one process."""
+    """The part of ``ps.step`` that concerns data, for one process."""
 
     def __init__(self, rows: SimRows, threads: SimThreads, registry: TrainerDataSets) -> None:
         self._rows, self._threads, self._registry = rows, threads, registry
@@ -182,11 +182,11 @@ class RowTrainer:
         registry.joined(self._number, self.step, self._fence)
 
     def collect(self, epoch: int, records: Iterable[int]) -> None:
-        """These belong to the next push."""
+        """Add records to the next push."""
         self._collected += [(epoch, one) for one in records]
 
     def step(self) -> None:
-        """Push what has been collected. Raises ``Fenced``."""
+        """Push the collected records. Raises ``Fenced``."""
         if self._registry.redoing() or not self._collected:
             return
         text, redo = self._registry.records()
@@ -211,7 +211,7 @@ class RowTrainer:
         return found
 
     def _ask(self, server: SimPserver, action: Callable[[], Any]) -> Any:
-        """A request that is repeated until it is answered."""
+        """Repeat a request until it is answered."""
         answers: list[Any] = []
         done, rng, timeline = self._threads.event(), self._rows.rng, self._rows.timeline
         alive_s = timeline.now_s + ALIVE_S

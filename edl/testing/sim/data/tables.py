@@ -7,7 +7,7 @@ from data_service.leases.shard_order import FRESH
 
 
 def table_violations(table: LeaseTable) -> list[str]:
-    """Contradictions within a lease table."""
+    """Violations of a lease table's invariants."""
     states = [table.state(shard) for shard in range(table.ledger.shards)]
     held = {shard for hand in table.leases.values() for shard in hand}
     found = []

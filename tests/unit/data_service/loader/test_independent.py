@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 from data_service.leases import independent
 from data_service.loader import trainers
+from data_service.loader.deps import LoaderDeps
 from data_service.loader.lease_client import LeaseClient
 from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
+from edl.adapters.system_threads import SystemThreads
 from edl.errors import DataError, SettingError
 from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
 
@@ -79,6 +82,64 @@ def change(bench: Bench, size: int) -> None:
 
 def ledger_records(bench: Bench) -> int:
     return bench.machine.sets["d"].position.ledger.records
+
+
+class PausingThreads(SystemThreads):
+    """System threads on which a wait of the test's own thread takes no time, but moves a clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock_s = 0.0
+        self.paused: Callable[[], None] = lambda: None
+        """Called after each such wait."""
+        self.main = threading.current_thread()
+
+    def event(self) -> threading.Event:
+        return PausingEvent(self)
+
+
+class PausingEvent(threading.Event):
+    def __init__(self, threads: PausingThreads) -> None:
+        super().__init__()
+        self.threads = threads
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self.is_set() or timeout is None or threading.current_thread() is not self.threads.main:
+            return super().wait(timeout)
+        self.threads.clock_s += timeout
+        self.threads.paused()
+        return False
+
+
+def test_a_worker_without_data_asks_less_and_less_often_but_again_within_a_second(bench: Bench, files: str) -> None:
+    bench.begin(2)
+    first, second = make(bench, files, 0), make(bench, files, 1)
+    threads = PausingThreads()
+    second._deps = LoaderDeps(threads)
+    begun = iter(first)
+    seen = [*ids(next(begun))]
+    asked_s: list[float] = []
+    said = bench.said
+
+    def ask(slot: int, text: str, number: int) -> None:
+        if slot == 1 and threads.clock_s:
+            asked_s.append(threads.clock_s)
+        said(slot, text, number)
+
+    def paused() -> None:
+        if threads.clock_s >= 10.0 and not finished:
+            finished.append(True)
+            seen.extend(one for batch in begun for one in ids(batch))
+
+    finished: list[bool] = []
+    bench.said, threads.paused = ask, paused  # type: ignore[method-assign]
+    seen.extend(one for batch in second for one in ids(batch))
+    assert sorted(seen) == [*range(RECORDS)]
+    waiting = [at_s for at_s in asked_s if at_s < 10.0]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(waiting)]
+    assert 10 <= len(waiting) <= 60, "not every 10 ms"
+    assert max(gaps) == pytest.approx(0.25)
+    assert gaps[:3] == pytest.approx([0.02, 0.04, 0.08])
 
 
 # --- worlds change ---------------------------------------------------------------------------------------------------
@@ -243,6 +304,7 @@ def test_with_pushes_they_count_when_those_are_acknowledged(bench: Bench, files:
     next(steps)
     mark = trainers.mark()
     next(steps), next(looks), next(looks)
+    evaluation.settle()
     assert ledger_records(bench) == 0 and bench.machine.sets["e"].position.ledger.records == 8
     trainers.pushed(mark)
     assert ledger_records(bench) == 8

@@ -44,7 +44,9 @@ CONSEQUENCE = Failure(
 
 class TestText:
     def test_the_root_cause_comes_last_in_full_and_under_the_keys_of_torchrun(self) -> None:
-        lines = text_report("my-job", "all 3 restarts are used", [CAUSE, CONSEQUENCE], "/logs/my-job_b").splitlines()
+        failures, logs = [CAUSE, CONSEQUENCE], {CAUSE: "/logs/attempt_3/1/stderr.log", CONSEQUENCE: "elsewhere"}
+        report = text_report("my-job", "all 3 restarts are used", failures, "/logs/my-job_b", lambda one: logs[one])
+        lines = report.splitlines()
         assert lines[0] == lines[-1] == RULE
         assert lines[1] == "edl: job my-job FAILED: all 3 restarts are used"
         assert lines[2].endswith(": /logs/my-job_b")
@@ -58,6 +60,7 @@ class TestText:
             "  rank      : 5 (local_rank: 1, slot: 2)",
             "  exitcode  : 1 (pid: 4711)",
             "  error_file: /logs/attempt_3/1/error.json",
+            "  log_file  : /logs/attempt_3/1/stderr.log",
             "  round     : 4",
             "  what      : ended with exit status 1",
             "  error     : ValueError: 7 is odd",
@@ -73,6 +76,7 @@ class TestText:
             "  rank      : 0 (local_rank: 0)",
             "  exitcode  : -6 (pid: <N/A>) (SIGABRT)",
             "  error_file: <N/A>",
+            "  log_file  : elsewhere",
             "  round     : 4",
             "  what      : was killed by SIGABRT (it had lost a peer: a consequence)",
             "  error     : RuntimeError: Connection closed by peer",

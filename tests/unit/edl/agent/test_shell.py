@@ -224,7 +224,7 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
 def test_killed_workers_come_to_the_machine_as_the_fork_server_reports_them() -> None:
     async def scenario() -> None:
         shell = shell_of(Stuck())
-        assert shell._translate(WorkersStopped("silent")) == WorkersStopped("silent")
+        assert await shell._event_of(WorkersStopped("silent")) == WorkersStopped("silent")
         shell._worker_server.close()
 
     play(scenario())

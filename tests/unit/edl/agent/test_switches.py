@@ -160,7 +160,7 @@ def test_trouble_is_said_once_and_what_was_asked_stays(board: Switchboard, monke
         assert len(board.said) == 1
         assert "Stale file handle" in board.said[0]
         board.switches.clear_save()
-        assert "Remove it, or it counts again" in board.said[1]
+        assert "Remove it, or it requests another checkpoint" in board.said[1]
         with pytest.raises(CheckpointError, match="Stale"):
             board.switches.refuse_if_killed()
     assert board.purposes() == {Purpose.SAVE}

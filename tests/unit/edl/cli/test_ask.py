@@ -41,7 +41,7 @@ from edl.wire.messages import (
     Version,
     WorkerFailed,
 )
-from edl.wire.status import Answer, JobStatus, JournalEntry, NodeView
+from edl.wire.status import Answer, HistoryEntry, JobStatus, NodeView
 from tests.support.master_fixture import JOB, SPEC, Agent, Bench, play
 
 TOKEN = "secret"
@@ -262,7 +262,7 @@ class TestStop:
             job.agent.say(None)
             outcome = await asked
             assert (outcome.ok, outcome.commit, outcome.where) == (True, 6, "/ckpt/commit-6")
-            assert "the job has ended: kill switch: edl test" in outcome.text
+            assert "the job has ended: stopped by edl test" in outcome.text
             assert (await again).ok
 
         act(scenario)
@@ -286,11 +286,11 @@ class TestStop:
 
     def test_says_when_the_state_could_not_be_kept(self) -> None:
         reader = StopReader()
-        assert reader.take(JournalEntry(1, 0.0, "state", "commit 6 could not be written: disk full")) is None
-        assert reader.take(JournalEntry(2, 0.0, "job-ended", "kill switch: x")) is None
+        assert reader.take(HistoryEntry(1, 0.0, "state", "commit 6 could not be written: disk full")) is None
+        assert reader.take(HistoryEntry(2, 0.0, "job-ended", "stopped by x")) is None
         outcome = reader.history_ended("the Master has gone")
         assert outcome == RequestOutcome(
-            False, "the job has ended (kill switch: x), but commit 6 could not be written: disk full"
+            False, "the job has ended (stopped by x), but commit 6 could not be written: disk full"
         )
 
     def test_does_not_take_the_end_of_a_master_for_the_end_of_the_job(self) -> None:
@@ -313,7 +313,7 @@ def test_only_those_who_know_the_secret_may_ask() -> None:
 def test_history_of_something_else_is_passed_over() -> None:
     reader = SaveReader()
     for kind, text in (("node-joined", "node b is ready"), ("state", "commit 9 is complete in /x"), ("waiting", "")):
-        assert reader.take(JournalEntry(1, 0.0, kind, text)) is None
+        assert reader.take(HistoryEntry(1, 0.0, kind, text)) is None
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ STATUS = JobStatus(
     restarts_allowed=3,
     master="a",
     nodes=(VIEW,),
-    journal=(JournalEntry(7, 0.0, "world-formed", "round 3"),),
+    history=(HistoryEntry(7, 0.0, "world-formed", "round 3"),),
     failures=(),
 )
 
@@ -339,7 +339,7 @@ STATUS = JobStatus(
 class FakeClient:
     """A Master that answers at once."""
 
-    def __init__(self, answer: Answer, *history: JournalEntry) -> None:
+    def __init__(self, answer: Answer, *history: HistoryEntry) -> None:
         self.answer, self.history, self.asked = answer, history, list[Asked]()
 
     async def status(self) -> JobStatus:
@@ -349,7 +349,7 @@ class FakeClient:
         self.asked.append(asked)
         return self.answer
 
-    async def events(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
+    async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
         assert (after, follow) == (7, True)
         for entry in self.history:
             yield entry
@@ -370,9 +370,9 @@ def call(monkeypatch: pytest.MonkeyPatch, client: FakeClient, *words: str) -> in
     return 0
 
 
-SAVING = JournalEntry(8, 0.0, "boundary", "checkpoint asked for by x: saving commit 6")
-SAVED = JournalEntry(9, 0.0, "state", "commit 6 is complete in /ckpt/6")
-LOST = JournalEntry(9, 0.0, "state", "commit 6 could not be written: disk full")
+SAVING = HistoryEntry(8, 0.0, "boundary", "checkpoint asked for by x: saving commit 6")
+SAVED = HistoryEntry(9, 0.0, "state", "commit 6 is complete in /ckpt/6")
+LOST = HistoryEntry(9, 0.0, "state", "commit 6 could not be written: disk full")
 
 
 class TestSet:
@@ -415,7 +415,7 @@ class TestSet:
         act(scenario)
 
     def test_the_end_of_the_job_ends_the_wait(self) -> None:
-        outcome = SetReader("edl set (me)").take(JournalEntry(8, 0.0, "job-ended", "all done"))
+        outcome = SetReader("edl set (me)").take(HistoryEntry(8, 0.0, "job-ended", "all done"))
         assert outcome is not None and "the job has ended before it was changed: all done" in outcome.text
         with pytest.raises(UsageError, match="all done"):
             checked(outcome, Purpose.SET)
@@ -427,13 +427,13 @@ class TestSet:
 
     def test_history_of_others_is_passed_over(self) -> None:
         reader = SetReader("edl set (me)")
-        assert reader.take(JournalEntry(8, 0.0, "settings", "edl set (you): lr-scale=1: nothing changes")) is None
-        assert reader.take(JournalEntry(9, 0.0, "boundary", "settings 2 from commit 9: none")) is None
+        assert reader.take(HistoryEntry(8, 0.0, "settings", "edl set (you): lr-scale=1: nothing changes")) is None
+        assert reader.take(HistoryEntry(9, 0.0, "boundary", "settings 2 from commit 9: none")) is None
 
 
 class TestCommandLine:
     def test_set(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        changed = JournalEntry(8, 0.0, "settings", "settings 2 from commit 9: global batch 64, LR factor 1 (none)")
+        changed = HistoryEntry(8, 0.0, "settings", "settings 2 from commit 9: global batch 64, LR factor 1 (none)")
         client = FakeClient(Answer("", ok=True), changed)
         assert call(monkeypatch, client, "set", "global-batch=64", "lr-scale=1") == 0
         assert capsys.readouterr().out == changed.text + "\n"
@@ -465,10 +465,10 @@ class TestCommandLine:
         assert "edl: error: there is nothing to save" in capsys.readouterr().err
 
     def test_stop(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        ended = JournalEntry(10, 0.0, "job-ended", "kill switch: x")
+        ended = HistoryEntry(10, 0.0, "job-ended", "stopped by x")
         client = FakeClient(Answer("", ok=True), SAVED, ended)
         assert call(monkeypatch, client, "stop") == 0
-        assert "the job has ended: kill switch: x; commit 6 is complete in /ckpt/6" in capsys.readouterr().out
+        assert "the job has ended: stopped by x; commit 6 is complete in /ckpt/6" in capsys.readouterr().out
         assert client.asked[0].purpose is Purpose.KILL
 
     def test_stop_without_waiting(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -496,14 +496,14 @@ class TestStatus:
                 saved=Version(3, 100),
                 saved_in="/ckpt/commit-100.era-3",
                 boundary="switch: node b leaves (1 of 2 nodes have answered)",
-                kill="kill switch: x",
+                kill="x",
             )
         )
         for part in (
             "State: era 4, began from commit 120 of era 3",
             "Last checkpoint: commit 100 of era 3 in /ckpt/commit-100.era-3",
             "Agreeing on a step boundary to switch: node b leaves (1 of 2 nodes have answered)",
-            "Ending: kill switch: x",
+            "Ending: stop requested by x",
             "UNDERWAY",
             "in process",
             "restarted (was killed)",

@@ -25,7 +25,7 @@ from edl.cli.show import scale_lines, show_status
 from edl.errors import StoreUnavailable, UsageError
 from edl.wire.messages import Finish
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Granted, Resize, ScaleView, SetBounds, Suspend, Verdict
-from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
+from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 from tests.support.fake_master import FakeMaster
 
 STATUS = FakeMaster().status()
@@ -173,7 +173,26 @@ def test_the_status_names_dropped_slots_and_counts_the_others() -> None:
         "Dropped: slot 1 of node-a (GPU-1) after round 3: failed by itself 2 times, last: was killed by SIGBUS" in shown
     )
     assert "edl uncordon node-a --device=1" in shown
-    assert "0-2" in shown and "0,2,3 of 4" in shown
+    assert "0-2" in shown and "slots 0,2,3 of 4" in shown
+
+
+def test_a_single_slot_in_use_is_not_taken_for_a_number_of_slots() -> None:
+    node = dataclasses.replace(STATUS.nodes[0], slots=2, places=(0,))
+    console = Console(file=io.StringIO(), width=200)
+    show_status(console, dataclasses.replace(STATUS, nodes=(node, *STATUS.nodes[1:])))
+    assert isinstance(console.file, io.StringIO)
+    assert " slot 0 of 2 " in console.file.getvalue()
+
+
+def test_off_a_terminal_no_line_of_the_status_is_wrapped(
+    run: Callable[..., tuple[Client, Result]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = "3 in process, 1 restarted (was killed by SIGKILL), on a host whose name is as long as some names are"
+    first = dataclasses.replace(STATUS.nodes[0], underway=True, how=how, host="a-host-with-a-long-name.example.com")
+    monkeypatch.setattr(FakeMaster, "status", lambda self: dataclasses.replace(STATUS, nodes=(first,)))
+    monkeypatch.setenv("COLUMNS", "60")
+    (line,) = (line for line in run("status")[1].stdout.splitlines() if line.startswith("node-a"))
+    assert how in line and first.host in line
 
 
 def test_waiting_for_sleep_and_for_the_way_back() -> None:
@@ -214,13 +233,13 @@ def test_a_node_comes_anew_under_its_name() -> None:
 
 
 def test_a_node_stays_since_nothing_could_be_saved() -> None:
-    away = JournalEntry(7, 0.0, "scale", "node-a sent away by me")
-    stays = JournalEntry(8, 0.0, "scale", "node-a stays: the checkpoint could not be written (disk full)")
+    away = HistoryEntry(7, 0.0, "scale", "node-a sent away by me")
+    stays = HistoryEntry(8, 0.0, "scale", "node-a stays: the checkpoint could not be written (disk full)")
     done = status(generation=2, observed=2)
-    result, _ = reach(wi.gone(("node-a",), 2), dataclasses.replace(done, journal=(away, stays)))
+    result, _ = reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(away, stays)))
     assert (result.ok, result.text) == (False, stays.text)
-    again = JournalEntry(9, 0.0, "scale", "node-a sent away by me")
-    assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, journal=(stays, again)))[0].ok
+    again = HistoryEntry(9, 0.0, "scale", "node-a sent away by me")
+    assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(stays, again)))[0].ok
 
 
 def test_the_job_ends_meanwhile() -> None:
@@ -259,7 +278,7 @@ def test_what_is_refused_is_an_error() -> None:
 class Client(FakeMaster):
     """Stands where the command line expects a connection to a Master."""
 
-    token, http = "the-token", "http://h:1"
+    token, http, door = "the-token", "http://h:1", ""
 
     async def status(self) -> JobStatus:  # type: ignore[override]
         return FakeMaster.status(self)

@@ -61,7 +61,7 @@ def test_a_config_says_what_the_command_line_would(tmp_path: Path) -> None:
     assert settings.spec.timeouts.lease_ttl_s == 5.5
     assert settings.store.endpoints == ("h1:2379", "h2:2379")
     assert (settings.store.connect_timeout_s, settings.store.user) == (7.0, "me")
-    assert (settings.workers.standby, settings.local_addr) == (Standby.NONE, "127.0.0.1")
+    assert (settings.workers.standby, settings.node.local_addr) == (Standby.NONE, "127.0.0.1")
     assert settings.state.adopt
     assert (settings.logs.tee, settings.logs.redirect_all) == ({0: 3, 1: 1}, 2)
 

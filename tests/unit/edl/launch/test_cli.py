@@ -59,7 +59,7 @@ class TestDefaults:
     def test_one_worker_on_one_node_with_a_store_of_its_own(self, folder: Path) -> None:
         settings = read("train.py", "--lr", "0.1", "--nnodes=7")
         assert settings.spec.nodes == NodeRange(1, 1)
-        assert (settings.slots, settings.node_rank, settings.local_addr) == (1, -1, "")
+        assert (settings.slots, settings.node.rank, settings.node.local_addr) == (1, -1, "")
         assert (settings.store.backend, settings.store.endpoints) == (Backend.EMBEDDED, ())
         assert (settings.spec.max_restarts, settings.spec.fault_tolerance) == (3, FaultTolerance.ELASTIC)
         assert settings.spec.timeouts == Timeouts()
@@ -118,13 +118,13 @@ class TestOptions:
             "train.py",
         )
         assert settings.spec.nodes == NodeRange(2, 8, 2)
-        assert (settings.slots, settings.node_rank, settings.node, settings.spec.job) == (4, 7, "n1", "mine")
+        assert (settings.slots, settings.node.rank, settings.node.name, settings.spec.job) == (4, 7, "n1", "mine")
         assert (settings.store.backend, settings.store.endpoints) == (Backend.ETCD, ("h1:1", "h2:2"))
         assert (settings.store.request_timeout_s, settings.store.connect_timeout_s) == (5.0, 0.5)
         assert (settings.store.user, settings.store.password, settings.store.data_dir) == ("me", "a=b", "d")
         assert (settings.spec.max_restarts, settings.spec.fault_tolerance) == (9, FaultTolerance.SHRINK)
         assert settings.spec.timeouts == Timeouts(60, 0, 5, 7.5)
-        assert (settings.workers.standby, settings.workers.preload, settings.local_addr) == (
+        assert (settings.workers.standby, settings.workers.preload, settings.node.local_addr) == (
             Standby.SPAWN,
             ("a", "b.c"),
             "10.0.0.1",
@@ -143,7 +143,7 @@ class TestOptions:
         settings = read(
             "--nproc_per_node=2", "--max_restarts", "5", "--node-id", "my_node", "train.py", "--batch_size=3"
         )
-        assert (settings.slots, settings.spec.max_restarts, settings.node) == (2, 5, "my_node")
+        assert (settings.slots, settings.spec.max_restarts, settings.node.name) == (2, 5, "my_node")
         assert settings.workers.command.arguments == ("--batch_size=3",)
 
     @pytest.mark.parametrize(

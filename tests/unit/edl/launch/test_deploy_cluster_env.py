@@ -175,7 +175,7 @@ def test_all_pods_are_one_job(name: str, folder: Path, monkeypatch: pytest.Monke
     assert others == {(store,)} and first.rpartition(":")[2] == store.rpartition(":")[2]
     assert first in (store, "10.1.2.3:36543"), "the first pod of a PaddleJob has its address"
     if name not in (ELASTIC, "paddlejob.yaml"):
-        assert [one.node_rank for one in found] == list(range(pods))
+        assert [one.node.rank for one in found] == list(range(pods))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -208,7 +208,7 @@ def test_the_step_of_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     }
     for rank in range(nodes):
         settings, _ = launched(words[at + 1 :], {**step, "SLURM_NODEID": str(rank)}, monkeypatch)
-        assert settings.node_rank == rank and settings.spec.nodes.maximum == nodes
+        assert settings.node.rank == rank and settings.spec.nodes.maximum == nodes
         assert settings.store.endpoints[0].startswith("n1:")
 
 
@@ -253,7 +253,7 @@ def test_a_paddlecloud_job_keeps_its_store(rank: int, more: Env, folder: Path, m
     settings, _ = launched(arguments, env, monkeypatch)
     assert settings.store.endpoints == ("etcd:2379",) and settings.store.backend is Backend.ETCD
     assert (settings.spec.nodes.minimum, settings.spec.nodes.maximum) == (1, 8)
-    assert settings.spec.job == "train" and settings.node_rank == rank
+    assert settings.spec.job == "train" and settings.node.rank == rank
 
 
 def test_a_paddlecloud_job_that_says_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,5 +261,5 @@ def test_a_paddlecloud_job_that_says_nothing(folder: Path, monkeypatch: pytest.M
     pods = [{**PADDLECLOUD, **FIXED, "PADDLE_TRAINER_ID": str(rank)} for rank in range(2)]
     found = [launched(["/app/train.py"], env, monkeypatch)[0] for env in pods]
     assert {one.store.endpoints for one in found} == {("10.0.0.1:2379",)}
-    assert [one.node_rank for one in found] == [0, 1]
+    assert [one.node.rank for one in found] == [0, 1]
     assert {(one.spec.nodes.minimum, one.spec.nodes.maximum) for one in found} == {(2, 2)}

@@ -131,7 +131,7 @@ def test_each_is_an_option_here_in_every_spelling(row: Row) -> None:
 
 
 EFFECTS: dict[str, Callable[[LaunchSettings], object]] = {
-    "--rank": lambda settings: settings.node_rank,
+    "--rank": lambda settings: settings.node.rank,
     "--nnodes": lambda settings: settings.spec.nodes,
     "--max_restart": lambda settings: settings.spec.max_restarts,
     "--log_dir": lambda settings: Path(settings.logs.links).name,
@@ -150,7 +150,7 @@ def test_defaults_have_the_same_effect(row: Row) -> None:
 def test_what_is_nothing_by_default_is_nothing_here() -> None:
     """Options without a default, and those that only count where they are given."""
     alone = settings("--dialect=paddle")
-    assert (alone.store.endpoints, alone.local_addr, alone.spec.servers, alone.slots) == ((), "", None, 1)
+    assert (alone.store.endpoints, alone.node.local_addr, alone.spec.servers, alone.slots) == ((), "", None, 1)
     told = tell("--dialect=paddle")
     assert (told.environment, told.remarks) == ({}, [])
     for row in PADDLE_ROWS:

@@ -123,8 +123,8 @@ class TestOptions:
     def test_a_master_is_a_store_of_ours_at_that_address(self) -> None:
         settings = read("--master=10.0.0.1:8765", "--nnodes=2", "--rank=1", "--job_id=j", "--host=10.0.0.2")
         assert (settings.store.backend, settings.store.endpoints) == (Backend.EMBEDDED, ("10.0.0.1:8765",))
-        assert (settings.spec.nodes, settings.node_rank, settings.spec.job) == (NodeRange(2, 2), 1, "j")
-        assert settings.local_addr == "10.0.0.2"
+        assert (settings.spec.nodes, settings.node.rank, settings.spec.job) == (NodeRange(2, 2), 1, "j")
+        assert settings.node.local_addr == "10.0.0.2"
 
     def test_or_an_etcd(self) -> None:
         settings = read("--master", "etcd://e:2379", "--nnodes", "2:4")
@@ -143,11 +143,15 @@ class TestOptions:
         settings = read("--ips=203.0.113.1,203.0.113.2,203.0.113.3", "--host=203.0.113.2", "--start_port=7000")
         assert settings.store.endpoints == ("203.0.113.1:7000",)
         assert tell("--ips=203.0.113.1,203.0.113.2", "--host=203.0.113.2", "--start_port=7000").remarks == []
-        assert (settings.spec.nodes, settings.node_rank, settings.local_addr) == (NodeRange(3, 3), 1, "203.0.113.2")
+        assert (settings.spec.nodes, settings.node.rank, settings.node.local_addr) == (
+            NodeRange(3, 3),
+            1,
+            "203.0.113.2",
+        )
         monkeypatch.setattr("edl.adapters.etcd_cluster.can_bind", lambda host, port: host == "203.0.113.1")
         settings = read("--ips=203.0.113.1,203.0.113.2")
-        assert (settings.store.endpoints, settings.node_rank) == (("203.0.113.1:6070",), 0)
-        assert settings.local_addr == "203.0.113.1"
+        assert (settings.store.endpoints, settings.node.rank) == (("203.0.113.1:6070",), 0)
+        assert settings.node.local_addr == "203.0.113.1"
         assert read("--ips=127.0.0.1").store.endpoints == ()
         told = tell("--ips=203.0.113.1,203.0.113.2", "--master=203.0.113.9:1", "--nnodes=2")
         assert told.values["rdzv_endpoint"] == "203.0.113.9:1"
@@ -328,7 +332,7 @@ class TestVariables:
     )
     def test_of_several_nodes_are_not_for_a_standalone_job(self, env: dict[str, str]) -> None:
         settings = read("--standalone", env=env)
-        assert (settings.spec.nodes, settings.store.endpoints, settings.node_rank) == (NodeRange(1, 1), (), -1)
+        assert (settings.spec.nodes, settings.store.endpoints, settings.node.rank) == (NodeRange(1, 1), (), -1)
         told = tell("--standalone", env=env)
         assert [line for line in told.remarks if f"{next(iter(env))}=" in line and "with --standalone" in line]
         legacy = {"PADDLE_ELASTIC_SERVER": "e:1", "PADDLE_ELASTIC_JOB_ID": "j", "PADDLE_ELASTIC_NP": "2"}
@@ -372,7 +376,7 @@ class TestVariables:
         env = {"PADDLE_JOB_ID": "uid-7", "PADDLE_NNODES": "2", "PADDLE_MASTER": "train-worker-0:36543"}
         settings = read(env={**env, "POD_IP": "10.0.0.9"})
         assert (settings.spec.job, settings.spec.nodes) == ("uid-7", NodeRange(2, 2))
-        assert (settings.store.endpoints, settings.local_addr) == (("train-worker-0:36543",), "10.0.0.9")
+        assert (settings.store.endpoints, settings.node.local_addr) == (("train-worker-0:36543",), "10.0.0.9")
 
     def test_of_the_legacy_launcher_are_weaker_than_options(self) -> None:
         env = {

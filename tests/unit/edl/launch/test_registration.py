@@ -213,7 +213,7 @@ class TestAgree:
         async def scenario(bench: Bench) -> None:
             old = bench.registration()
             await old.agree()
-            leftovers = [KEYS.record, KEYS.world, KEYS.scale, KEYS.journal_entry(1), KEYS.journal_entry(2)]
+            leftovers = [KEYS.record, KEYS.world, KEYS.scale, KEYS.history_entry(1), KEYS.history_entry(2)]
             leftovers += [KEYS.service("data", "plan")]
             bench.store.write_now([Put(key, b"{}") for key in leftovers])
             bench.store.write_now([Put(KEYS.node(NodeId("a")), b"{}", bench.store.grant_now(TTL_S))])

@@ -144,8 +144,8 @@ class TestNodeIndex:
         )
 
     def test_it_reaches_the_settings(self) -> None:
-        assert read("--node-index=7", "train.py").index == 7
-        assert read("train.py").index == -1
+        assert read("--node-index=7", "train.py").node.index == 7
+        assert read("train.py").node.index == -1
 
     def test_a_number_that_cannot_be_an_index_is_none(self) -> None:
         assert self.index(SLURM_ARRAY_TASK_ID="99999999") == -1

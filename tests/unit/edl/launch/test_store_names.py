@@ -13,7 +13,7 @@ import pytest
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd_cluster import hosts_without_address
 from edl.errors import StoreUnavailable
-from edl.launch import compose
+from edl.launch import store_opening
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.types import JobId
 from tests.unit.edl.launch.test_cli import folder, read
@@ -34,8 +34,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (NAMES[host], 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", look)
-    monkeypatch.setattr(compose, "STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(compose, "NAMES_RETRY_S", 0.0)
+    monkeypatch.setattr(store_opening, "STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(store_opening, "NAMES_RETRY_S", 0.0)
     return found
 
 
@@ -61,7 +61,7 @@ class Member:
 
 def reach(store: Store, settings: LaunchSettings, serve: Callable[[], Awaitable[Any]], log: list[str]) -> Any:
     endpoints = settings.store.endpoints
-    return asyncio.run(compose._reach(store, settings, endpoints, None, serve, log.append))  # type: ignore[arg-type]
+    return asyncio.run(store_opening._reach(store, settings, endpoints, None, serve, log.append))  # type: ignore[arg-type]
 
 
 def test_which_names_have_none(known: set[str]) -> None:
@@ -129,7 +129,7 @@ def test_what_is_waited_for_is_said(known: set[str], folder: Path, monkeypatch: 
 
 
 def test_an_answer_that_is_late_while_a_launcher_registers_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose, "STORE_RETRY_S", 0)
+    monkeypatch.setattr(store_opening, "STORE_RETRY_S", 0)
     tries = iter([StoreUnavailable("late"), StoreUnavailable("late"), None])
 
     async def action() -> str:
@@ -138,23 +138,23 @@ def test_an_answer_that_is_late_while_a_launcher_registers_is_asked_for_again(mo
         return "registered"
 
     settings = read("--rdzv-endpoint=there:2379", "--rdzv-backend=etcd", "train.py")
-    assert asyncio.run(compose._retried(action, settings)) == "registered"
+    assert asyncio.run(store_opening.retried(action, settings)) == "registered"
 
     now = iter(range(100))
     monkeypatch.setattr(SystemClock, "now_s", lambda _: float(next(now)))
     tries = iter([StoreUnavailable("late")] * 100)
     with pytest.raises(StoreUnavailable, match="late"):
-        asyncio.run(compose._retried(action, settings))
+        asyncio.run(store_opening.retried(action, settings))
     assert next(now) == 11, "connect_timeout is 10 s"
 
 
 def test_private_stores_of_jobs_of_one_name_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose, "runtime_folder", lambda *_: tmp_path)
+    monkeypatch.setattr(store_opening, "runtime_folder", lambda *_: tmp_path)
     job, private = JobId("mine"), StoreSettings(Backend.EMBEDDED)
-    found = {compose.data_folder(private, job) for _ in range(3)}
+    found = {store_opening.data_folder(private, job) for _ in range(3)}
     assert len(found) == 3
     shared = StoreSettings(Backend.EMBEDDED, ("h1:2379",))
-    assert compose.data_folder(shared, job) == compose.data_folder(shared, job) == tmp_path / "mine"
+    assert store_opening.data_folder(shared, job) == store_opening.data_folder(shared, job) == tmp_path / "mine"
     named = StoreSettings(Backend.EMBEDDED, data_dir=str(tmp_path / "a" / "b"))
-    assert compose.data_folder(named, job) == tmp_path / "a" / "b"
+    assert store_opening.data_folder(named, job) == tmp_path / "a" / "b"
     assert all(path.is_dir() for path in (*found, tmp_path / "mine", tmp_path / "a" / "b"))

@@ -20,7 +20,7 @@ from edl.launch import torchrun_options
 from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
 from edl.launch.resolved_options import OptionSource, ResolvedOptions
-from edl.launch.settings import CONF_KEYS, Backend, LaunchSettings
+from edl.launch.settings import CONF_KEYS, Backend, Invocation, LaunchSettings
 from edl.launch.torchrun_table import CONF_KEYS as THEIR_KEYS
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
 from edl.ports import CommandKind
@@ -157,10 +157,10 @@ EFFECTS: dict[str, Effect] = {
     "local_ranks_filter": Effect(("--nproc-per-node=2",), lambda made: made.logs.shown, frozenset({0})),
     "duplicate_stdout_filters": Effect((), lambda made: made.logs.stdout_filters, ("a,b", "c")),
     "duplicate_stderr_filters": Effect((), lambda made: made.logs.stderr_filters, ("d",)),
-    "node_rank": Effect(STORE, lambda made: made.node_rank, 1),
+    "node_rank": Effect(STORE, lambda made: made.node.rank, 1),
     "master_addr": Effect(("--nnodes=2",), lambda made: made.store.endpoints, ("h:29500",)),
     "master_port": Effect(("--nnodes=2",), lambda made: made.store.endpoints, ("127.0.0.1:7",)),
-    "local_addr": Effect((), lambda made: made.local_addr, "10.0.0.9"),
+    "local_addr": Effect((), lambda made: made.node.local_addr, "10.0.0.9"),
     "signals_to_handle": Effect((), lambda made: made.leave.passed, (signal.SIGUSR1,)),
     "shutdown_timeout": Effect((), lambda made: made.spec.timeouts.shutdown_s, 5.0),
     "virtual_local_rank": Effect((), lambda made: made.workers.virtual_local_rank, True),
@@ -298,7 +298,7 @@ def test_what_kubeflow_trainer_sets_makes_a_job_of_several_nodes() -> None:
         "PET_MASTER_PORT": "29500",
     }
     made = read(env=env)
-    assert (made.spec.nodes, made.slots, made.node_rank) == (NodeRange(3, 3), 2, 1)
+    assert (made.spec.nodes, made.slots, made.node.rank) == (NodeRange(3, 3), 2, 1)
     assert made.store.endpoints == ("job-node-0-0.job:29500",)
 
 
@@ -525,7 +525,7 @@ def complaint(arguments: list[str], env: Mapping[str, str] | None = None) -> str
             program.run.make_context("edl-run", with_both_spellings(arguments))
         told = tell(*arguments, env=env)
         if told.values["role"] == "reader":
-            program._start(told)
+            program._start(told, Invocation())
         read(*arguments, env=env)
     error = refused.value
     return error.format_message() if isinstance(error, click.ClickException) else str(error)

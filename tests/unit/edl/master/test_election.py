@@ -70,6 +70,18 @@ def test_a_dead_master_is_deposed_before_its_lease_ends() -> None:
     assert after(*known, el.MasterRefused(FencingToken(3))).effects == ()
 
 
+def test_a_candidate_knows_the_winner_before_its_own_campaign_ends() -> None:
+    known = (ruled_by(OTHER, 4), el.LauncherRegistered())
+    assert after(*known).state.known == OTHER
+    deposing = (*known, el.MasterRefused(FencingToken(4)))
+    assert after(*deposing).state.known is None, "nobody is sent to a dead Master"
+    third = el.MasterInfo(NodeId("third"), "third", 1)
+    decision = after(*deposing, ruled_by(None, 6), ruled_by(third, 7))
+    assert (decision.state.role, decision.state.known) == (el.Role.CANDIDATE, third)
+    assert after(*deposing, ruled_by(None, 6)).state.known is None
+    assert after(*MASTER, el.OutOfTouch()).state.known is None
+
+
 def test_a_replaced_master_steps_down_and_follows() -> None:
     decision = after(*MASTER, ruled_by(OTHER, 9))
     assert decision.effects == (el.StepDown("other is the Master now"), el.Follow(OTHER, FencingToken(9)))

@@ -222,7 +222,38 @@ def test_the_kill_switch_outweighs_what_is_being_agreed_on() -> None:
     assert order.purpose is Purpose.KILL
     rule.parked("a", (1, 8))
     rule.parked("b", (1, 8))
-    assert rule.told()["a"] == Finish(ExitCode.KILLED, "kill switch: the file KILL")
+    assert rule.told()["a"] == Finish(ExitCode.KILLED, "stopped by the file KILL")
+
+
+def notes(rule: Aware) -> list[str]:
+    return [f"{effect.kind.value}: {effect.text}" for effect in rule.effects if isinstance(effect, ev.HistoryNote)]
+
+
+def test_the_history_says_once_who_stops_the_job_and_where_it_ends() -> None:
+    rule = trained()
+    rule.say("a", Asked(Purpose.KILL, "kim"))
+    assert notes(rule) == []
+    assert rule.reason == "stop requested by kim; agreeing on a step boundary"
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 8)
+    text = "stop requested by kim: the job ends at commit 9"
+    assert notes(rule) == [f"boundary: {text}"]
+    assert rule.told()["b"] == Switch(Round(1), 1, 9, Purpose.KILL, text), "the other consoles show the same line"
+    rule.parked("a", (1, 9))
+    rule.parked("b", (1, 9))
+    assert notes(rule) == ["job-ended: stopped by kim"]
+
+
+def test_a_stop_without_a_boundary_says_that_there_is_no_new_checkpoint() -> None:
+    rule = Aware(NodeRange(2, 2))
+    rule.join("a", "b")
+    rule.say("a", Asked(Purpose.KILL, "kim"))
+    assert notes(rule) == ["world-stopped: stop requested by kim: the job ends without a new checkpoint"]
+    rule = Aware(NodeRange(2, 2))
+    rule.join("a", "b")
+    rule.fail("a")
+    rule.say("a", Asked(Purpose.KILL, "kim"))
+    assert notes(rule) == ["boundary: stop requested by kim: the job ends once its workers have stopped"]
 
 
 def test_a_hang_is_charged_once_and_stacks_are_written() -> None:

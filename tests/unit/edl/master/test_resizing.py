@@ -94,7 +94,7 @@ class Resizable(Aware):
 
     @property
     def notes(self) -> list[str]:
-        return [e.text for e in self.effects if isinstance(e, ev.HistoryEntry) and e.kind is ev.Kind.SCALE]
+        return [e.text for e in self.effects if isinstance(e, ev.HistoryNote) and e.kind is ev.Kind.SCALE]
 
 
 def training(

@@ -66,7 +66,7 @@ def request_settings(rule: Aware, text: str) -> None:
 
 
 def notes(rule: Aware) -> list[str]:
-    return [e.text for e in rule.effects if isinstance(e, ev.HistoryEntry) and e.kind is ev.Kind.SETTINGS]
+    return [e.text for e in rule.effects if isinstance(e, ev.HistoryNote) and e.kind is ev.Kind.SETTINGS]
 
 
 def held(rule: Aware) -> Settings:
@@ -323,7 +323,7 @@ class TestByHand:
         now = "no world with edl.State is in training: takes effect with the next world"
         assert says("global-batch=128") == (now, True)
         rule.feed(ev.OperatorRequest(Asked(Purpose.KILL, "boss")))
-        assert says("global-batch=128") == ("the job is being stopped (kill switch: boss)", False)
+        assert says("global-batch=128") == ("the job is being stopped by boss", False)
 
 
 def detach(rule: Aware, name: str) -> None:

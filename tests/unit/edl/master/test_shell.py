@@ -204,7 +204,7 @@ class TestTakingOver:
             assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
             kinds = [entry.kind for entry in entries]
             assert kinds.index("world-formed") < kinds.index("worker-failed")
-            assert shell.status().journal == tuple(entries[-10:])
+            assert shell.status().history == tuple(entries[-10:])
 
         play(scenario)
 
@@ -383,7 +383,7 @@ class TestNodes:
 class TestWhatIsNotOurs:
     def test_an_unreadable_key_is_named_and_blinds_nobody(self) -> None:
         async def scenario(bench: Bench) -> None:
-            bench.store.write_now([Put(f"{KEYS.nodes}old", b"of another program"), Put(KEYS.journal_entry(1), b"[")])
+            bench.store.write_now([Put(f"{KEYS.nodes}old", b"of another program"), Put(KEYS.history_entry(1), b"[")])
             _, run, _ = await running(bench, dataclasses.replace(SPEC, nodes=NodeRange(1, 4)))
             bench.store.write_now([Put(f"{KEYS.nodes}new", b"{}")])
             later = bench.register("b")
@@ -393,7 +393,7 @@ class TestWhatIsNotOurs:
             assert not run.done()
             assert [text.split(":")[0] for text in bench.said if "ignoring" in text][:2] == [
                 f"ignoring {KEYS.nodes}old",
-                f"ignoring {KEYS.journal_entry(1)}",
+                f"ignoring {KEYS.history_entry(1)}",
             ]
 
         play(scenario)

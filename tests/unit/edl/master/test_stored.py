@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from edl.master.events import HistoryEntry, Kind
-from edl.master.journal import FOLDED, KEPT, Journal, folded
+from edl.master.events import HistoryNote, Kind
+from edl.master.history import FOLDED, KEPT, JobHistory, folded
 from edl.master.service import Keep
 from edl.master.state import Phase, Record
 from edl.master.stored import (
     MOST_BYTES,
     MOST_OPERATIONS,
-    journal_operations,
+    history_operations,
     record_in,
     record_operations,
     service_operations,
@@ -88,25 +88,34 @@ class TestRecord:
 
 class TestHistory:
     def test_what_comes_pushes_out_what_is_oldest(self) -> None:
-        journal = Journal()
-        added = [journal.make(HistoryEntry(Kind.NODE_JOINED, str(one)), 1, 0.0) for one in range(KEPT + 3)]
-        operations = journal_operations(KEYS, journal, added)
+        history = JobHistory()
+        entries = [history.make(HistoryNote(Kind.NODE_JOINED, str(one)), 1, 0.0) for one in range(KEPT + 3)]
+        history.publish(entries[:KEPT])
+        added = entries[KEPT:]
+        operations = history_operations(KEYS, history, added)
         gone = [operation.key for operation in operations if isinstance(operation, Delete)]
-        assert gone == [KEYS.journal_entry(number) for number in (1, 2, 3)]
+        assert gone == [KEYS.history_entry(number) for number in (1, 2, 3)]
         assert len(operations) == len(added) + len(gone)
+
+    def test_no_key_is_written_and_deleted_at_once(self) -> None:
+        """A transaction of etcd takes each key once."""
+        history = JobHistory()
+        texts = [f"commit {commit} is complete in /ckpt" for commit in range(3)]
+        added = [history.make(HistoryNote(Kind.STATE, text), 1, 0.0) for text in texts]
+        assert history_operations(KEYS, history, added) == [Put(KEYS.history_entry(3), plain.dumps(added[2]))]
 
 
 class TestFolding:
     def test_many_nodes_that_come_together_are_one_line_in_the_place_of_the_first(self) -> None:
-        joins = [HistoryEntry(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED + 2)]
-        other, lost = HistoryEntry(Kind.WAITING, "why"), HistoryEntry(Kind.NODE_LOST, "node x lost", "x")
+        joins = [HistoryNote(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED + 2)]
+        other, lost = HistoryNote(Kind.WAITING, "why"), HistoryNote(Kind.NODE_LOST, "node x lost", "x")
         notes = [other, *joins, lost]
         found = folded(notes)
         assert [note.kind for note in found] == [Kind.WAITING, Kind.NODE_JOINED, Kind.NODE_LOST]
         assert found[1].text == "10 nodes are ready: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more"
 
     def test_a_few_are_named_one_by_one(self) -> None:
-        joins = [HistoryEntry(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED)]
+        joins = [HistoryNote(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED)]
         assert folded(joins) == joins
 
 

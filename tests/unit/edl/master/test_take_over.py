@@ -51,6 +51,18 @@ def held(rule: Resizable) -> str:
 
 
 class TestRunningWorld:
+    def test_the_next_master_stops_a_job_that_the_last_one_was_asked_to_stop(self) -> None:
+        rule = training("ab")
+        rule.feed(ev.OperatorRequest(Asked(Purpose.KILL, "kim")))
+        assert held(rule) == "ab"
+        succeed(rule, "ab")
+        attach(rule, "a")
+        assert (rule.phase, held(rule)) == (Phase.RUNNING, "")
+        attach(rule, "b")
+        assert held(rule) == "ab"
+        assert rule.state.agreement is not None
+        assert rule.state.agreement.purpose is Purpose.KILL
+
     def test_a_smaller_size_waits_until_all_have_said_that_they_are_underway(self) -> None:
         rule = training("abc")
         rule.submit(Resize(2, "me"))

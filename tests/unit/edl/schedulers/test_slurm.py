@@ -88,9 +88,9 @@ class TestRead:
         self, programs: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SLURM_JOB_ID", "7")
-        assert read("--scheduler=slurm", "train.py").node == "slurm-7"
-        assert read("--scheduler=slurm", "--node-id=mine", "train.py").node == "mine"
-        assert read("train.py").node.startswith(socket.gethostname())
+        assert read("--scheduler=slurm", "train.py").node.name == "slurm-7"
+        assert read("--scheduler=slurm", "--node-id=mine", "train.py").node.name == "mine"
+        assert read("train.py").node.name.startswith(socket.gethostname())
 
 
 class TestCheck:

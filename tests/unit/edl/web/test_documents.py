@@ -14,7 +14,7 @@ from edl.web.refusal import REASONS, Refusal
 from edl.web.routes import ROUTES
 from edl.wire import json_messages
 from edl.wire.scale_requests import ScaleView, Verdict
-from edl.wire.status import JobStatus, JournalEntry
+from edl.wire.status import HistoryEntry, JobStatus
 from tests.support.fake_master import FakeMaster
 
 STATUS = FakeMaster().status()
@@ -54,17 +54,17 @@ def scaled(**fields: object) -> JobStatus:
     ],
 )
 def test_conditions(status: JobStatus, expected: set[str], reason: tuple[str, str]) -> None:
-    found = conditions(status, status.journal)
+    found = conditions(status, status.history)
     assert tuple(one.kind for one in found) == TYPES
     assert holds(found) == expected
     assert (reason[0], reason[1]) in {(one.kind, one.reason) for one in found}
 
 
-def line(number: int, kind: str, text: str = "") -> JournalEntry:
-    return JournalEntry(number, 1000.0 + number, kind, text)
+def line(number: int, kind: str, text: str = "") -> HistoryEntry:
+    return HistoryEntry(number, 1000.0 + number, kind, text)
 
 
-def since(status: JobStatus, *history: JournalEntry) -> dict[str, float]:
+def since(status: JobStatus, *history: HistoryEntry) -> dict[str, float]:
     return {one.kind: one.since_s - 1000 for one in conditions(status, history)}
 
 

@@ -65,7 +65,7 @@ def test_subclasses_of_basic_types_are_written_as_those() -> None:
         ('{"best":{"name":"a","port":70000}}', r"best\.port=70000: Expected `int` <= 65535"),
         ('{"best":{"name":"a","port":true}}', r"best\.port=True: Expected `int`, got `bool`"),
         ('{"parts":[{}]}', r"parts\[0\]={}: Object missing required field `name`"),
-        ("[]", r"the whole=\[\]: Expected `object`"),
+        ("[]", r"value=\[\]: Expected `object`"),
         ("{", "not a Whole .Input data was truncated.: {"),
         ("[" * 100_000, "not a Whole .Expected `object`, got `array`"),
     ],

@@ -154,7 +154,7 @@ class TestPlain:
             WORLD,
             MasterInfo(NodeId("a"), "::1", 80),
             example(NodeInfo),
-            example(status.JournalEntry),
+            example(status.HistoryEntry),
         ],
         ids=lambda value: type(value).__name__,
     )

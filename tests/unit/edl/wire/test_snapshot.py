@@ -190,15 +190,15 @@ def test_no_bytes_lead_to_another_error(data: st.DataObject) -> None:
         (edit_ours(commit=True), "damaged"),
         (edit_ours(job=5), "damaged"),
         (lambda h: h.pop("__metadata__"), "not one of edl"),
-        (lambda h: h.update(__metadata__={"edl": "{"}), "not the JSON it should be"),
-        (lambda h: h.update(__metadata__=None), "not the JSON it should be"),
+        (lambda h: h.update(__metadata__={"edl": "{"}), "not valid JSON of a snapshot"),
+        (lambda h: h.update(__metadata__=None), "not valid JSON of a snapshot"),
         (lambda h: h["w"].update(data_offsets=[0, 16]), "'w' at byte .* overlaps array 'n'"),
-        (lambda h: h["w"].update(data_offsets=[9, 25]), "leaves a hole"),
-        (lambda h: h["w"].update(shape=[2, 3]), "'w' makes no sense"),
-        (lambda h: h["w"].update(shape=[-2, -2]), "'w' makes no sense"),
-        (lambda h: h["w"].update(dtype="F33"), "'w' makes no sense"),
-        (lambda h: h.update(w=None), "'w' makes no sense"),
-        (lambda h: h.pop("n"), "leaves a hole behind the header"),
+        (lambda h: h["w"].update(data_offsets=[9, 25]), "leaves a gap"),
+        (lambda h: h["w"].update(shape=[2, 3]), "'w' is invalid"),
+        (lambda h: h["w"].update(shape=[-2, -2]), "'w' is invalid"),
+        (lambda h: h["w"].update(dtype="F33"), "'w' is invalid"),
+        (lambda h: h.update(w=None), "'w' is invalid"),
+        (lambda h: h.pop("n"), "leaves a gap after the header"),
     ],
 )
 def test_what_is_wrong_is_said(edit: Any, said: str) -> None:
@@ -216,7 +216,7 @@ def test_impossible_plans() -> None:
         plan([leaf("w", "F32"), leaf("w", "F32")], META, None)
     with pytest.raises(CheckpointError, match="__metadata__"):
         plan([leaf("__metadata__", "F32")], META, None)
-    with pytest.raises(CheckpointError, match="elements of kind C128"):
+    with pytest.raises(CheckpointError, match="elements of type C128"):
         plan([("w", "C128", (1,), 16)], META, None)
     with pytest.raises(CheckpointError, match="does not take 5 bytes"):
         plan([("w", "F32", (1,), 5)], META, None)

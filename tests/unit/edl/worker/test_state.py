@@ -289,10 +289,10 @@ def test_a_new_value_keeps_what_it_was_made_with(worker: Worker, capfd: pytest.C
 @pytest.mark.parametrize(
     ("mine", "said"),
     [
-        ({"model": Model(), "ema": Model()}, r"commit 1 \(era 1\) holds nothing of ema"),
+        ({"model": Model(), "ema": Model()}, r"commit 1 \(era 1\) does not contain ema"),
         ({}, "holds model, which this script's state does not have"),
         ({"model": 5}, "model"),
-        ({"model": Model(), "epoch": Model()}, "nothing of epoch"),
+        ({"model": Model(), "epoch": Model()}, "does not contain epoch"),
         ({"model": Model(9)}, r"state\.model does not fit commit 1 \(era 1\)"),
     ],
 )

@@ -205,6 +205,29 @@ def test_the_giver_takes_back_when_the_new_owner_dies() -> None:
     assert grid.roles(0) == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_giver_whose_release_may_be_lost_gets_the_bucket_back(copies: bool) -> None:
+    """The new owner may be dead: then the giver's rows are the last ones."""
+    grid = Grid(1)
+    grid.put(0, 1, 2)
+    grid.hand_over(0, 2)
+    grid.stamp(5)
+    grid.unsynced(1, 2, 5, [0], copies)
+    assert grid.roles(0) == (1, 0, 2 * copies, 0)
+    grid.stamp(6)
+    grid.took(2, 5, [0], copies)
+    assert grid.roles(0) == (1, 0, 2 * copies, 0), "what the other one says about older roles does not count"
+    assert grid.bury(2) == []
+
+
+def test_a_bucket_that_goes_back_keeps_the_replica_being_made() -> None:
+    grid = Grid(1)
+    grid.put(0, 2, 1, 3, giver=1)
+    grid.stamp(5)
+    grid.unsynced(1, 2, 5, [0], True)
+    assert grid.roles(0) == (1, 0, 3, 0)
+
+
 def test_outdated_messages_do_not_count() -> None:
     grid = Grid(2)
     for bucket in range(2):

@@ -227,6 +227,16 @@ def test_the_new_owner_waits_for_the_release() -> None:
     assert said(effects, messages.Took) == [messages.Took(3, ((0, 1),))]
 
 
+def test_asynchronous_pushes_wait_for_the_giver_until_orders_say_that_the_bucket_was_taken() -> None:
+    """Until then the Master may give the bucket back to it."""
+    two, training = BucketMachine("servers/2", buckets=1), Training(replication=Replication.ASYNC)
+    step(two, 2, (1, 2, 0, 0, 2), you=2, training=training)
+    step(two, 3, (2, 1, 0, 1, 3), you=2, training=training)
+    assert take(two.step(Released(1, 3, (0,))), FeedFollowers) == [FeedFollowers((0,), (1,), (1,))]
+    effects = step(two, 4, (2, 1, 0, 0, 4), you=2, training=training)
+    assert take(effects, FeedFollowers) == [FeedFollowers((0,), (1,), ())]
+
+
 def test_a_release_of_an_earlier_time_does_not_count() -> None:
     two = heir()
     two.step(Released(1, 2, (0,)))
@@ -255,6 +265,29 @@ def test_an_early_release_under_still_newer_orders_counts() -> None:
     two.step(Released(1, 6, (0,)))
     step(two, 3, (2, 1, 0, 1, 3), you=2)
     assert list(two.allowed) == [SERVED]
+
+
+def test_a_release_that_comes_while_an_earlier_one_still_counts_is_kept_for_its_own_orders() -> None:
+    """The giver's stream had broken: it got the bucket back and has released it again, all before these orders."""
+    two = heir()
+    two.step(Released(1, 3, (0,)))
+    two.step(Released(1, 6, (0,)))
+    step(two, 4, (1, 0, 2, 0, 4), you=2)
+    assert list(two.allowed) == [MOVED]
+    effects = step(two, 6, (2, 1, 0, 1, 6), you=2)
+    assert list(two.allowed) == [SERVED]
+    assert said(effects, messages.Took)
+
+
+def test_an_owner_that_gets_content_under_newer_orders_waits_for_them() -> None:
+    """What it applied from then on would be in its rows only, with sequence numbers that make repeats of it known."""
+    two = heir()
+    two.step(Released(1, 3, (0,)))
+    assert two.refuses(1, 5, [0]) == []
+    assert list(two.allowed) == [WAITING]
+    step(two, 4, (2, 1, 0, 0, 4), you=2)
+    assert list(two.allowed) == [WAITING], "older than those of the sender"
+    assert take(step(two, 5, (1, 0, 2, 0, 5), you=2), StopServing) == [StopServing((0,), False)]
 
 
 def test_the_new_owner_serves_when_the_old_one_is_dead() -> None:

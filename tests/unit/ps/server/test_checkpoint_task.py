@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from edl.errors import PsError
 from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.protocol.messages import CheckpointOrder, FoundCheckpoints, Joined, Orders, PlacementMap, pack
+from ps.protocol.messages import CheckpointOrder, FoundCheckpoints, Joined, Orders, PlacementMap, PserverAddress, pack
 from ps.rows import ShardChange, TablePush, TrainerPush
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
@@ -116,6 +116,60 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
     assert bucket_shell.waits_for(sent, near, 0.5) == 2
     bucket_shell._take(orders(7))
     assert bucket_shell.waits_for(sent, near, 0.5) == 0
+
+
+def test_an_image_taken_between_orders_of_a_new_history_and_their_reset_stays(
+    bucket_shell: BucketShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has accepted it under the new orders, so nobody sends it again."""
+    keys = np.array([11, 12], np.int64)
+    comes, goes = (int(bucket) for bucket in buckets_of(keys))
+    mine, theirs = bucket_shell._store, RowStore(kernels="numpy")
+    for seq, store in ((1, mine), (1, theirs), (2, theirs)):
+        store.define(COUNTS)
+        store.push([TrainerPush(1, seq, [TablePush("counts", keys, np.ones((2, 2), np.float32))])], step=seq)
+    carry = bucket_shell._carry
+
+    def carry_late(effects: Sequence[h.Effect]) -> None:
+        assert any(isinstance(effect, h.Reset) for effect in effects)
+        assert bucket_shell.refuses(2, 9, [comes]) == []
+        mine.take_image(theirs.image(comes))
+        carry(effects)
+
+    monkeypatch.setattr(bucket_shell, "_carry", carry_late)
+    nobody, first, second = (pack([number] * BUCKETS) for number in (0, 1, 2))
+    placement = PlacementMap(9, 2, (PserverAddress(2, "b", "host", 1),), second, nobody, first)
+    orders = Orders(0, 1, placement, 0, (), Training(), (), since=pack([9] * BUCKETS, "i"), giver=nobody)
+    bucket_shell._take(h.OrdersCame(orders))
+    assert mine.image(comes).rows["counts"].weights[0, 0] == 2.0
+    assert "counts" not in mine.image(goes).rows
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["served", "about to be served"])
+def test_a_bucket_that_comes_under_newer_orders_is_served_no_more(
+    bucket_shell: BucketShell, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    carry = bucket_shell._carry
+
+    def another_one_sends(bucket: int) -> None:
+        assert bucket_shell.refuses(2, 6, [bucket]) == []
+
+    def carry_late(effects: Sequence[h.Effect]) -> None:
+        another_one_sends(5)
+        carry(effects)
+
+    if early:
+        monkeypatch.setattr(bucket_shell, "_carry", carry_late)
+    nobody, first = (pack([number] * BUCKETS) for number in (0, 1))
+    placement = PlacementMap(5, 1, (PserverAddress(2, "b", "host", 1),), first, nobody, nobody)
+    orders = Orders(0, 1, placement, 0, (), Training(), (), since=pack([5] * BUCKETS, "i"), giver=nobody)
+    bucket_shell._take(h.OrdersCame(orders))
+    sent = bucket_shell.sent()
+    if not early:
+        another_one_sends(5)
+        assert bucket_shell.stopped(sent, np.array([5], np.uint16))
+    assert bucket_shell.served[5] == 0 and bucket_shell.served[6] == 1
+    assert not bucket_shell.stopped(sent, np.array([6], np.uint16))
 
 
 def test_a_full_stream_holds_only_what_goes_into_it(bucket_shell: BucketShell) -> None:

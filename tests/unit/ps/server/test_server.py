@@ -118,7 +118,7 @@ def test_a_push_that_waits_twice_for_others_counts_once(made: Made) -> None:
     )
     waiting.start()
     barrier = one.handlers.barrier
-    until(barrier._turn, lambda: len(barrier._waiters) == 2)
+    until(barrier._changed, lambda: len(barrier._waiters) == 2)
     assert Trainer(place(one), 2).push(1, COUNTS, [1], step=0).op is FrameOp.OK
     waiting.join(30)
     assert [answer.op for answer in results] == [FrameOp.OK, FrameOp.OK]

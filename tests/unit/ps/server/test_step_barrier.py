@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl.job_records import Mode, Training
 from ps.protocol.messages import TrainerMember
-from ps.server.step_barrier import Apply, May, Stale, StepBarrier
+from ps.server.step_barrier import Apply, PullDecision, Stale, StepBarrier
 
 
 def barrier(*members: TrainerMember, mode: Mode = Mode.SYNC, staleness: int = 0) -> StepBarrier:
@@ -49,7 +49,7 @@ def test_pushes_of_the_dead_are_refused() -> None:
     one.push(2, 0, 20)
     assert one.orders(2, [TrainerMember(1, "a/0")], (2,)) == (Stale((20,)),)
     assert one.push(2, 1, 21) == (Stale((21,)),)
-    assert one.may_pull(2, 1) is May.STALE
+    assert one.may_pull(2, 1) is PullDecision.STALE
 
 
 def test_who_is_not_known_yet_waits_for_the_orders_that_name_it() -> None:
@@ -110,21 +110,21 @@ def test_a_new_history_begins_anew() -> None:
 def test_async_pushes_do_not_wait() -> None:
     one = barrier(TrainerMember(1, "a/0"), TrainerMember(2, "b/0"), mode=Mode.ASYNC)
     assert one.push(1, 5, 10) == (Apply(5, (10,), 1.0),)
-    assert one.may_pull(1, 100) is May.GO
+    assert one.may_pull(1, 100) is PullDecision.GO
 
 
 def test_no_trainer_gets_further_ahead_than_the_bound() -> None:
     one = barrier(TrainerMember(1, "a/0"), TrainerMember(2, "b/0"), mode=Mode.ASYNC, staleness=2)
-    assert one.may_pull(1, 2) is May.GO
-    assert one.may_pull(1, 3) is May.WAIT
+    assert one.may_pull(1, 2) is PullDecision.GO
+    assert one.may_pull(1, 3) is PullDecision.WAIT
     assert [member.number for member in one.waits_for(3)] == [2]
     one.push(2, 1, 20)
-    assert one.may_pull(1, 3) is May.GO
+    assert one.may_pull(1, 3) is PullDecision.GO
 
 
 def test_an_async_newcomer_begins_where_the_others_are() -> None:
     one = barrier(TrainerMember(1, "a/0"), mode=Mode.ASYNC, staleness=2)
     one.push(1, 50, 10)
     one.orders(2, [TrainerMember(1, "a/0"), TrainerMember(2, "b/0", step=40)], ())
-    assert one.may_pull(1, 52) is May.GO
+    assert one.may_pull(1, 52) is PullDecision.GO
     assert one.push(2, 40, 20) == (Apply(50, (20,), 1.0),), "the answer takes it there"

@@ -115,6 +115,7 @@ def test_workers_leave_at_the_boundary_and_are_interrupted_when_none_comes() -> 
     node = training().hear(Hold(Round(1), 4)).hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "c joined"))
     assert told(node) == [local.Target(4, 9, "switch", "c joined")]
     assert phase(node) is AgentPhase.STOPPING
+    assert node.did(ev.Log) == [ev.Log("c joined")], "the text of the Master's history, which the console shows once"
     node.feed(parked(0, left=1)).wait(60.0)
     assert node.did(ev.TellWorkers) == [ev.TellWorkers(local.Break(1, node.state.reason), (1,))]
 

@@ -132,7 +132,7 @@ def play(bench: Bench, scenario: Callable[[], Coroutine[None, None, None]]) -> N
         finally:
             bench.processes.end_all()
             for pid in (1000, 1001):
-                bench.group.ended(pid, 0)
+                await bench.group.ended(pid, 0)
             await bench.group.done(DEADLINE_S)  # a thread closes the files
 
     asyncio.run(whole())
@@ -150,6 +150,7 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
         assert environment["EDL_AGENT"] == "edl-worker-server"
         assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "PADDLE_TRAINER_ID", "EDL_ROUND"}.isdisjoint(environment)
         assert bench.group.place(1001) == (Round(2), 1)
+        assert bench.said == ["worker processes: 1001 (slot 1, waiting for a world)"]
         seat = bench.group.seat(WORLD, 1, "secret")
         assert (seat.rank, seat.world_size, seat.round, seat.position) == (2, 3, 3, 1)
         assert seat.endpoints == ("h1:2", "h2:2", "h2:3") and seat.master == "h1:1"
@@ -181,6 +182,7 @@ def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
         assert (tmp_path / "attempt_2" / "1").is_dir()
         assert bench.group.place(1001) == (Round(3), 1)
         assert bench.group.place(7) is None
+        assert bench.said == ["worker processes: 1000 (rank 1), 1001 (rank 2)"]
 
     play(bench, scenario)
 
@@ -219,7 +221,8 @@ def test_stacks_are_written_before_anything_else_happens_one_worker_after_the_ot
         await bench.group.dump_stacks()
         assert bench.processes.dumped == [1000, 1001]
         assert [watched.output_bytes for watched in bench.group.watched().values()] == [9, 9]
-        assert ["local rank 0" in bench.said[0], "local rank 1" in bench.said[1]] == [True, True]
+        first, second = (line for line in bench.said if not line.startswith("worker processes: "))
+        assert ["local rank 0" in first, "local rank 1" in second] == [True, True]
 
     play(bench, scenario)
 
@@ -259,14 +262,14 @@ def test_a_bad_end_comes_with_the_last_words(tmp_path: Path) -> None:
         await bench.group.start(WORLD, (0, 1))
         text = b'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: Connection closed by peer\n'
         bench.processes.write(1001, stderr=text)
-        ended = bench.group.ended(1001, 1)
+        ended = await bench.group.ended(1001, 1)
         assert ended is not None
         assert (ended.round, ended.slot, ended.exit_code) == (3, 1, 1)
         assert ended.exception == "RuntimeError: Connection closed by peer"
         assert ended.traceback == ended.tail == text.decode().rstrip()
         assert ended.peer_loss
         assert bench.group.place(1001) is None
-        assert bench.group.ended(1001, 1) is None
+        assert await bench.group.ended(1001, 1) is None
 
     play(bench, scenario)
 
@@ -278,8 +281,7 @@ def test_the_error_file_knows_better(tmp_path: Path) -> None:
         await bench.group.start(WORLD, (0, 1))
         await bench.group.done(DEADLINE_S)
         (tmp_path / "attempt_2" / "0" / "error.json").write_text('{"message": "from the file"}')
-        await bench.group.look_for_last_words(1000, 1)
-        ended = bench.group.ended(1000, 1)
+        ended = await bench.group.ended(1000, 1)
         assert ended is not None
         assert ended.exception == "from the file"
 
@@ -294,7 +296,7 @@ def test_one_that_the_kernel_has_killed_for_lack_of_memory_is_told_from_others(
     async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         monkeypatch.setattr(OutOfMemory, "look", lambda self: "out of memory: the kernel killed a process")
-        killed, stopped = (bench.group.ended(1000 + rank, -number) for rank, number in ((0, 9), (1, 15)))
+        killed, stopped = [await bench.group.ended(1000 + rank, -number) for rank, number in ((0, 9), (1, 15))]
         assert killed is not None and stopped is not None
         assert killed.exception == "out of memory: the kernel killed a process"
         assert stopped.exception == "", "no kernel sends this one"
@@ -308,7 +310,7 @@ def test_a_good_end_has_no_last_words(tmp_path: Path) -> None:
     async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1000, stderr=b"ValueError: only a log line\n")
-        assert bench.group.ended(1000, 0) == WorkerEnded(Round(3), 0, 0)
+        assert await bench.group.ended(1000, 0) == WorkerEnded(Round(3), 0, 0)
 
     play(bench, scenario)
 
@@ -319,7 +321,7 @@ def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.
     async def scenario() -> None:
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1001, stdout=b"to the file\n", stderr=b"to both\n")
-        bench.group.ended(1001, 0)
+        await bench.group.ended(1001, 0)
         await bench.group.done(DEADLINE_S)
         folder = tmp_path / "attempt_2" / "1"
         assert (folder / "stdout.log").read_bytes() == b"to the file\n"
@@ -387,7 +389,8 @@ def test_a_folder_that_cannot_be_made_does_not_stop_training(tmp_path: Path) -> 
     async def scenario() -> None:
         assert await bench.group.start(WORLD, (0, 1)) == []
         await bench.group.done(DEADLINE_S)
-        assert len(bench.said) == 2
-        assert "training continues" in bench.said[0]
+        said = [line for line in bench.said if not line.startswith("worker processes: ")]
+        assert len(said) == 2
+        assert "training continues" in said[0]
 
     play(bench, scenario)

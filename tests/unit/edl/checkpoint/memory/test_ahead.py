@@ -10,7 +10,7 @@ import pytest
 from edl.checkpoint.memory.buffer_table import BufferRefusal, BufferTable, SnapshotStream, WritableBuffer
 from edl.wire.local import OWN, STATE
 from edl.wire.messages import Version
-from edl.worker.touching import LEAST_BYTES, touch, touch_ahead
+from edl.worker.prefault import LEAST_BYTES, prefault, prefault_in_thread
 from tests.support.memory_checkpoints_fixture import B, Bench, Worker, h, run
 
 LINE = SnapshotStream.of_worker(0, STATE)
@@ -92,15 +92,15 @@ def test_pages_are_mapped_and_keep_what_is_in_them() -> None:
     memory = mmap.mmap(-1, size)
     memory[size - 3 :] = b"end"
     view = memoryview(memory)
-    done = touch(view)
+    done = prefault(view)
     if not done:
         pytest.skip("this kernel has no MADV_POPULATE_WRITE")
     assert (done, bytes(view[-3:])) == (size, b"end")
     assert resident(memory) >= size // 1024
-    thread = touch_ahead(view)
+    thread = prefault_in_thread(view)
     assert thread is not None
     thread.join()
-    assert touch_ahead(view[: LEAST_BYTES - 1]) is None
+    assert prefault_in_thread(view[: LEAST_BYTES - 1]) is None
 
 
 def resident(memory: mmap.mmap) -> int:
@@ -110,4 +110,4 @@ def resident(memory: mmap.mmap) -> int:
 
 
 def test_what_may_not_be_written_is_left_alone() -> None:
-    assert touch(memoryview(bytes(LEAST_BYTES))) == 0
+    assert prefault(memoryview(bytes(LEAST_BYTES))) == 0

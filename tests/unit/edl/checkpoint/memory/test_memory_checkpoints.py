@@ -129,7 +129,7 @@ def test_own_values_stay_with_their_slot_and_the_ones_before_too() -> None:
         assert memory.holdings() == ()
         for commit in (12, 13):
             assert content(await memory.piece(1, OWN, Version(1, commit), 0)) == commit
-        with pytest.raises(CheckpointError, match="slot 1 has no separate values"):
+        with pytest.raises(CheckpointError, match="slot 1 has no values of its own"):
             await memory.piece(1, OWN, Version(1, 3), 0)
 
     run(test)
@@ -248,7 +248,7 @@ def test_a_worker_that_goes_while_it_waits(begun: bool, caplog: pytest.LogCaptur
         size = worker.fill(h(2), 2)
         waiting = asyncio.create_task(worker.say(h(2), size))
         if begun:
-            await until(lambda: "waits before its next commit" in caplog.text)
+            await until(lambda: "waits for a buffer before its next commit" in caplog.text)
         memory.forget_worker(0)
         assert isinstance(await waiting, BufferRefusal)
         memory.restored(1)

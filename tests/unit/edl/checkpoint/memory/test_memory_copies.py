@@ -93,7 +93,7 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
 
     run(test)
     assert [record.message[:30] for record in caplog.records if record.levelname == "WARNING"] == [
-        "State: cannot copy to node b: "
+        "State: cannot copy commits to "
     ]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from edl.testing.commits.__main__ import report
 from edl.testing.commits.agent import Stuck
+from edl.testing.commits.models import FrameworkModel, PlainFramework, PlainModel, step
 from edl.testing.commits.pool import results
 from edl.testing.commits.schedule import STEPS, Played, Player, Wrong, play
-from edl.testing.commits.trainee import FrameworkModel, PlainFramework, PlainModel, step
 from edl.worker.framework import Framework
 from edl.worker.link import Link
 from edl.worker.state import BaseState
@@ -156,11 +156,11 @@ def test_without_the_look_before_the_announcement_a_wrong_commit_is_found(monkey
 @pytest.mark.parametrize(("kind", "runs"), KINDS)
 def test_steps_are_told_apart(kind: Callable[[], Kind], runs: int) -> None:
     make, _ = kind()
-    trainee = make()
-    seen = {trainee.content()}
+    model = make()
+    seen = {model.content()}
     for number in range(STEPS):
-        step(trainee, number, 2)
-        seen.add(trainee.content())
+        step(model, number, 2)
+        seen.add(model.content())
     assert len(seen) == STEPS + 1
 
 

@@ -10,29 +10,29 @@ import pytest
 
 from edl.config import FaultTolerance, JobSpec, NodeRange
 from edl.job_records import Training
-from edl.master.events import HistoryEntry, Kind
-from edl.master.journal import KEPT, Journal
+from edl.master.events import HistoryNote, Kind
+from edl.master.history import KEPT, JobHistory
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.view import job_status, reply
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Failure, Member, NodeInfo, Purpose, Version, World
-from edl.wire.status import Answer, JournalEntry
+from edl.wire.status import Answer, HistoryEntry
 
 TURNS = 20
 
 
-def filled(count: int) -> Journal:
-    journal = Journal()
+def filled(count: int) -> JobHistory:
+    history = JobHistory()
     for number in range(1, count + 1):
-        journal.publish([journal.make(HistoryEntry(Kind.NODE_JOINED, f"text {number}", "a"), 3, 100.0 + number)])
-    return journal
+        history.publish([history.make(HistoryNote(Kind.NODE_JOINED, f"text {number}", "a"), 3, 100.0 + number)])
+    return history
 
 
 def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
     asyncio.run(scenario())
 
 
-async def numbers(lines: AsyncIterator[JournalEntry]) -> list[int]:
+async def numbers(lines: AsyncIterator[HistoryEntry]) -> list[int]:
     return [entry.number async for entry in lines]
 
 
@@ -43,41 +43,70 @@ async def turns() -> None:
 
 class TestNumbering:
     def test_counts_from_one_and_keeps_what_a_note_says(self) -> None:
-        journal = Journal()
-        first = journal.make(HistoryEntry(Kind.NODE_LOST, "gone", "a"), 3, 12.5)
-        assert first == JournalEntry(1, 12.5, "node-lost", "gone", "a", 3)
-        assert journal.make(HistoryEntry(Kind.WAITING, "why"), 3, 13.0).number == 2
+        history = JobHistory()
+        first = history.make(HistoryNote(Kind.NODE_LOST, "gone", "a"), 3, 12.5)
+        assert first == HistoryEntry(1, 12.5, "node-lost", "gone", "a", 3)
+        assert history.make(HistoryNote(Kind.WAITING, "why"), 3, 13.0).number == 2
 
     def test_a_line_is_not_shown_before_it_is_published(self) -> None:
-        journal = Journal()
-        entry = journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)
-        assert journal.last(10) == ()
-        journal.publish([entry])
-        assert journal.last(10) == (entry,)
+        history = JobHistory()
+        entry = history.make(HistoryNote(Kind.WAITING, "why"), 0, 1.0)
+        assert history.last(10) == ()
+        history.publish([entry])
+        assert history.last(10) == (entry,)
 
     def test_goes_on_where_the_last_master_stopped(self) -> None:
-        journal = Journal()
-        journal.load([JournalEntry(7, 2.0, "k", "b"), JournalEntry(6, 1.0, "k", "a")])
-        assert [entry.number for entry in journal.last(10)] == [6, 7]
-        assert journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 3.0).number == 8
+        history = JobHistory()
+        history.load([HistoryEntry(7, 2.0, "k", "b"), HistoryEntry(6, 1.0, "k", "a")])
+        assert [entry.number for entry in history.last(10)] == [6, 7]
+        assert history.make(HistoryNote(Kind.WAITING, "why"), 0, 3.0).number == 8
 
     def test_begins_anew_when_there_is_nothing(self) -> None:
-        journal = Journal()
-        journal.load([])
-        assert journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 3.0).number == 1
+        history = JobHistory()
+        history.load([])
+        assert history.make(HistoryNote(Kind.WAITING, "why"), 0, 3.0).number == 1
 
 
 class TestKeeping:
     def test_forgets_the_oldest(self) -> None:
-        journal = filled(KEPT + 5)
-        kept = journal.last(KEPT * 2)
+        history = filled(KEPT + 5)
+        kept = history.last(KEPT * 2)
         assert (len(kept), kept[0].number, kept[-1].number) == (KEPT, 6, KEPT + 5)
 
     def test_names_what_falls_out_of_the_store(self) -> None:
-        journal = filled(KEPT - 1)
-        added = [journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0) for _ in range(3)]
+        history = filled(KEPT - 1)
+        added = [history.make(HistoryNote(Kind.WAITING, "why"), 0, 1.0) for _ in range(3)]
         assert [entry.number for entry in added] == [KEPT, KEPT + 1, KEPT + 2]
-        assert journal.outdated(added) == [1, 2]
+        assert history.change(added) == (added, [1, 2])
+
+    def test_of_checkpoints_in_a_row_the_newest_stays(self) -> None:
+        history = JobHistory()
+        notes = [
+            HistoryNote(Kind.WORKER_FAILED, "why"),
+            *(HistoryNote(Kind.STATE, f"commit {commit} is complete in /ckpt/{commit}", "a") for commit in (5, 9)),
+            HistoryNote(Kind.STATE, "commit 12 could not be written: disk full", "a"),
+            *(HistoryNote(Kind.STATE, f"commit {commit} is complete in /ckpt/{commit}", "a") for commit in (15, 20)),
+        ]
+        entries = [history.make(note, 1, 0.0) for note in notes]
+        history.publish(entries[:2])
+        assert history.change(entries[2:3]) == (entries[2:3], [2])
+        history.publish(entries[2:3])
+        assert history.change(entries[3:]) == ([entries[3], entries[5]], [])
+        history.publish(entries[3:])
+        assert history.last(9) == (entries[0], entries[2], entries[3], entries[5])
+        again = JobHistory()
+        again.load(history.last(9))
+        assert again.make(notes[0], 1, 0.0).number == 7
+
+    def test_thousands_of_checkpoints_leave_the_rest_of_the_history(self) -> None:
+        history = filled(3)
+        for commit in range(2 * KEPT):
+            note = HistoryNote(Kind.STATE, f"commit {commit} is complete in /ckpt/{commit}", "a")
+            history.publish([history.make(note, 1, 0.0)])
+        assert [entry.text for entry in history.last(9)] == [
+            *("text 1", "text 2", "text 3"),
+            f"commit {2 * KEPT - 1} is complete in /ckpt/{2 * KEPT - 1}",
+        ]
 
     def test_last_gives_the_newest_oldest_first(self) -> None:
         assert [entry.number for entry in filled(9).last(3)] == [7, 8, 9]
@@ -86,64 +115,76 @@ class TestKeeping:
 class TestReading:
     def test_everything_or_what_comes_after(self) -> None:
         async def scenario() -> None:
-            journal = filled(5)
-            assert await numbers(journal.read(0, False)) == [1, 2, 3, 4, 5]
-            assert await numbers(journal.read(3, False)) == [4, 5]
-            assert await numbers(journal.read(99, False)) == []
+            history = filled(5)
+            assert await numbers(history.read(0, False)) == [1, 2, 3, 4, 5]
+            assert await numbers(history.read(3, False)) == [4, 5]
+            assert await numbers(history.read(99, False)) == []
+
+        play(scenario)
+
+    def test_a_follower_gets_every_checkpoint(self) -> None:
+        async def scenario() -> None:
+            history = JobHistory()
+            lines = history.read(0, True)
+            reading = asyncio.ensure_future(anext(lines))
+            await turns()
+            notes = [HistoryNote(Kind.STATE, f"commit {commit} is complete in /ckpt", "a") for commit in (1, 2)]
+            history.publish([history.make(note, 1, 0.0) for note in notes])
+            assert ((await reading).number, (await anext(lines)).number) == (1, 2)
 
         play(scenario)
 
     def test_a_follower_gets_the_past_and_what_comes_without_gap_or_repetition(self) -> None:
         async def scenario() -> None:
-            journal = filled(3)
-            lines = journal.read(1, True)
+            history = filled(3)
+            lines = history.read(1, True)
             assert (await anext(lines)).number == 2
             # One more comes while the follower is still busy with the past.
-            journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)])
+            history.publish([history.make(HistoryNote(Kind.WAITING, "why"), 0, 1.0)])
             rest = asyncio.ensure_future(numbers(lines))
             await turns()
-            journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0) for _ in range(2)])
+            history.publish([history.make(HistoryNote(Kind.WAITING, "why"), 0, 1.0) for _ in range(2)])
             await turns()
             assert not rest.done()
-            journal.close()
+            history.close()
             assert await rest == [3, 4, 5, 6]
 
         play(scenario)
 
     def test_a_follower_of_the_future_is_not_shown_the_present(self) -> None:
         async def scenario() -> None:
-            journal = filled(3)
-            rest = asyncio.ensure_future(numbers(journal.read(5, True)))
+            history = filled(3)
+            rest = asyncio.ensure_future(numbers(history.read(5, True)))
             await turns()
             for _ in range(4):
-                journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)])
-            journal.close()
+                history.publish([history.make(HistoryNote(Kind.WAITING, "why"), 0, 1.0)])
+            history.close()
             assert await rest == [6, 7]
 
         play(scenario)
 
     def test_several_follow_at_once_and_one_that_leaves_is_forgotten(self) -> None:
         async def scenario() -> None:
-            journal = filled(1)
-            leaving = journal.read(0, True)
+            history = filled(1)
+            leaving = history.read(0, True)
             assert (await anext(leaving)).number == 1
-            staying = asyncio.ensure_future(numbers(journal.read(0, True)))
+            staying = asyncio.ensure_future(numbers(history.read(0, True)))
             await turns()
-            assert len(journal._followers) == 2
+            assert len(history._followers) == 2
             assert isinstance(leaving, AsyncGenerator)
             await leaving.aclose()
-            assert len(journal._followers) == 1
-            journal.publish([journal.make(HistoryEntry(Kind.WAITING, "why"), 0, 1.0)])
-            journal.close()
+            assert len(history._followers) == 1
+            history.publish([history.make(HistoryNote(Kind.WAITING, "why"), 0, 1.0)])
+            history.close()
             assert await staying == [1, 2]
 
         play(scenario)
 
     def test_nobody_waits_for_a_master_that_has_gone(self) -> None:
         async def scenario() -> None:
-            journal = filled(2)
-            journal.close()
-            assert await asyncio.wait_for(numbers(journal.read(0, True)), 1) == [1, 2]
+            history = filled(2)
+            history.close()
+            assert await asyncio.wait_for(numbers(history.read(0, True)), 1) == [1, 2]
 
         play(scenario)
 
@@ -170,7 +211,7 @@ NODES = [
 FAILURE = Failure(NodeId("d"), Round(5), Rank(3), 0, 1, "w")
 RUNNING = Record(Phase.RUNNING, Round(5), WORLD, "two nodes are enough", restarts=1, failures=(FAILURE,))
 STATE = MasterState(SPEC, RUNNING, {entry.info.node: entry for entry in NODES}, reason="a reason")
-LINES = (JournalEntry(1, 1.0, "k", "t"),)
+LINES = (HistoryEntry(1, 1.0, "k", "t"),)
 
 
 class TestStatus:
@@ -179,7 +220,7 @@ class TestStatus:
         assert (status.job, status.phase, status.round, status.world_size) == ("my-job", "running", 5, 5)
         assert (status.nnodes, status.fault_tolerance, status.master) == ("1:4", "shrink", "a")
         assert (status.restarts_used, status.restarts_allowed) == (1, 3)
-        assert (status.reason, status.journal, status.failures) == ("a reason", LINES, (FAILURE,))
+        assert (status.reason, status.history, status.failures) == ("a reason", LINES, (FAILURE,))
 
     def test_members_come_first_in_the_order_of_their_ranks(self) -> None:
         nodes = job_status(STATE, NodeId("a"), ()).nodes
@@ -230,8 +271,8 @@ IN_TRAINING = dataclasses.replace(
 AGREEMENT = Agreement(3, Purpose.SWITCH, "b joined", 9.0, {NodeId("a"): 7})
 
 
-def kept(number: int, text: str) -> JournalEntry:
-    return JournalEntry(number, 1.0, "state", text)
+def kept(number: int, text: str) -> HistoryEntry:
+    return HistoryEntry(number, 1.0, "state", text)
 
 
 class TestState:
@@ -250,9 +291,9 @@ class TestState:
         plain = job_status(dataclasses.replace(STATE, record=Record()), NodeId("a"), ())
         assert (plain.era, plain.restored, plain.boundary, plain.kill) == (0, Version(), "", "")
 
-    def test_says_who_has_set_the_kill_switch(self) -> None:
-        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="kill switch: me"))
-        assert job_status(state, NodeId("a"), ()).kill == "kill switch: me"
+    def test_says_who_has_asked_the_job_to_stop(self) -> None:
+        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="me"))
+        assert job_status(state, NodeId("a"), ()).kill == "me"
 
     def test_says_where_the_last_checkpoint_is_as_long_as_history_knows(self) -> None:
         lying = [dataclasses.replace(entry, stored=Version(3, 40)) for entry in TRAINERS]
@@ -261,11 +302,11 @@ class TestState:
             kept(1, "commit 40 is complete in /old/40"),
             kept(2, "commit 40 is complete in /ckpt/40 of mine"),
             kept(3, "commit 41 could not be written: disk full"),
-            *(JournalEntry(number, 1.0, "waiting", "") for number in range(4, 30)),
+            *(HistoryEntry(number, 1.0, "waiting", "") for number in range(4, 30)),
         )
         status = job_status(state, NodeId("a"), history)
         assert (status.saved, status.saved_in) == (Version(3, 40), "/ckpt/40 of mine")
-        assert [entry.number for entry in status.journal] == list(range(20, 30))
+        assert [entry.number for entry in status.history] == list(range(20, 30))
         status = job_status(state, NodeId("a"), history[2:])
         assert (status.saved, status.saved_in) == (Version(3, 40), "")
 
@@ -302,9 +343,7 @@ class TestReply:
         assert "without a new checkpoint" in answer.text
 
     def test_a_job_that_ends_is_past_asking(self) -> None:
-        ending = dataclasses.replace(
-            IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="kill switch: me")
-        )
+        ending = dataclasses.replace(IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="me"))
         assert not reply(ending, Purpose.SAVE, "/ckpt").ok
         assert reply(ending, Purpose.KILL, "/ckpt").ok
         over = dataclasses.replace(STATE, record=Record(Phase.ENDED, reason="all done"))

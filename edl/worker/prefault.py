@@ -1,7 +1,7 @@
-"""Maps the pages of a buffer before the first commit touches them one by one.
+"""Prefaults a buffer: maps its pages before the first commit faults them in one by one.
 
-For the kernel a first touch takes longer than the copy itself. Mapping all pages at once takes half of that, in a
-thread beside training. ``mmap.madvise`` is not used because it would hold the interpreter lock meanwhile.
+The page faults take longer than the copy itself. Mapping all pages at once takes half of that time, in a thread beside
+training. ``mmap.madvise`` is not used because it would hold the interpreter lock meanwhile.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import threading
 LEAST_BYTES = 16 << 20
 """Smaller buffers are not worth a thread."""
 PIECE_BYTES = 4 << 20
-"""While a piece is mapped, the process can neither map nor unmap anything."""
+"""Bytes mapped per call, during which the process can neither map nor unmap anything."""
 MADV_POPULATE_WRITE = 23
-"""Since Linux 5.14; older kernels refuse it, and each page is mapped when it is touched."""
+"""Since Linux 5.14; older kernels refuse it, and each page is mapped on its first access."""
 
 
-def touch_ahead(view: memoryview) -> threading.Thread | None:
+def prefault_in_thread(view: memoryview) -> threading.Thread | None:
     """Map all pages of a writable, page-aligned mapping, on a separate thread. The content is preserved."""
     if len(view) < LEAST_BYTES:
         return None
-    thread = threading.Thread(target=touch, args=(view,), name="edl-pages", daemon=True)
+    thread = threading.Thread(target=prefault, args=(view,), name="edl-pages", daemon=True)
     thread.start()
     return thread
 
 
-def touch(view: memoryview) -> int:
+def prefault(view: memoryview) -> int:
     """Map all pages now; returns the number of bytes mapped."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

@@ -1,4 +1,4 @@
-"""The account of workers that need no others: which records were used, counted and settled, since each rollback."""
+"""Accounting for independent workers: which records were used, counted and settled since each rollback."""
 
 from __future__ import annotations
 
@@ -18,60 +18,61 @@ from edl.testing.sim.data.dataset import NAME, SimDataSet
 from edl.testing.sim.data.readers import DataReader
 
 WHOLE = 1 << 30
-"""More records than any shard has."""
+"""A count that exceeds the records of any shard."""
 Record = tuple[int, int]
-"""Epoch and number."""
+"""Epoch and number of a record."""
 Shards = tuple[tuple[int, int, bool], ...]
 """Each with the number of records used, and whether these are all."""
 
 
 @dataclass
 class History:
-    """Events between two rollbacks."""
+    """Accounting between two rollbacks."""
 
     begun: set[Record] = field(default_factory=set)
-    """Records that count from the beginning."""
+    """Records that were already counted at the beginning."""
     used_by: dict[Record, list[DataReader]] = field(default_factory=dict)
-    """The processes that have used a record."""
+    """The processes that used each record."""
     settled_for: dict[Record, DataReader] = field(default_factory=dict)
-    """The process to which the record was confirmed as stored."""
+    """The process to which each record was confirmed as stored."""
     counted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By epoch and shard: records at its beginning that a Master has counted."""
+    """Number of records at the beginning of a shard that a Master has counted, by epoch and shard."""
 
 
 @dataclass
 class Acknowledged:
-    """Records that one worker process has acknowledged, by the client's view of the Master's guarantees."""
+    """Records that a worker process has acknowledged, from the client's view of the Master's guarantees."""
 
     asked: dict[int, Ack | Open] = field(default_factory=dict)
-    """By number of the request."""
+    """Unanswered requests by their number."""
     waiting: list[tuple[int, int, Shards]] = field(default_factory=list)
-    """Epoch, the Master's number (0: not known yet), shards: not known to be in the store."""
+    """Epoch, the Master's number (0 if not known yet) and shards that are not known to be stored."""
 
 
-class AloneAccount:
-    """Of one job. ``redone``: others may repeat the push of a lost worker, so that two use the same record."""
+class IndependentAccount:
+    """The accounting of one job. ``redone``: another worker may repeat the push of a lost one, so that both use the
+    same records."""
 
     def __init__(self, data: SimDataSet, leased: Callable[[], Leased | None], redone: bool) -> None:
         self._data, self._leased, self._redone = data, leased, redone
         self.fail: Callable[[str], None] = lambda text: None
         self.positions: list[Beginning] = []
-        """Beginnings that have a name."""
+        """Named positions."""
         self.beginning: Beginning | None = None
         """Where workers begin since the last rollback."""
         self._histories: dict[int, History] = {0: History()}
         self._acks: dict[int, Acknowledged] = {}
         self._current: tuple[LeaseMachine | None, int] = (None, 0)
-        """The Master's machine and its history at the last event,"""
+        """The Master's machine and the number of its history at the last event."""
         self._table: LeaseTable | None = None
-        """and its table."""
+        """The machine's table at the last event."""
         self._orders: dict[tuple[int, int], list[Record]] = {}
         """Records of a shard in the order in which an epoch reads them."""
 
-    # --- workers -----------------------------------------------------------------------------------------------------
+    # --- workers ------------------------------------------------------------------------------------------------------
 
     def opened(self, reader: DataReader) -> None:
-        """A worker process begins to read."""
+        """A worker process starts to read."""
         self._acks[id(reader)] = Acknowledged()
         registry = reader.deps.trainers
         registry.on_opening(lambda: setattr(registry, "beginning", self.beginning))
@@ -84,11 +85,11 @@ class AloneAccount:
             self._history(reader).used_by.setdefault((epoch, number), []).append(reader)
 
     def named(self, name: str, ledger: str) -> None:
-        """A position has a name."""
+        """A worker has named a position."""
         self.positions.append(Beginning(name, 0, {NAME: ledger}))
 
     def roll_back(self, position: Beginning) -> None:
-        """Workers that open from now on begin here."""
+        """Let workers that open from now on begin at this position."""
         number = 1 + (self.beginning.history if self.beginning is not None else 0)
         self.beginning = Beginning(position.name, number, position.ledgers)
 
@@ -125,7 +126,7 @@ class AloneAccount:
                 acks.waiting.append((epoch, number, shards))
 
     def _settled(self, reader: DataReader, epoch: int, shards: Shards) -> None:
-        """The worker need not remember these: they are counted and stored, and were not refused."""
+        """A worker's records are counted and stored, and were not refused: it may forget them."""
         history = self._history(reader)
         for shard, upto, _ in shards:
             for record in self._first(epoch, shard, upto):
@@ -137,7 +138,7 @@ class AloneAccount:
                     history.settled_for[record] = reader
 
     def _first(self, epoch: int, shard: int, upto: int) -> list[Record]:
-        """The records that ``upto`` of a shard stand for."""
+        """The first ``upto`` records of a shard in reading order."""
         leased = self._leased()
         if leased is None or leased.files is None or shard >= len(leased.known):
             return []
@@ -151,10 +152,10 @@ class AloneAccount:
             order = self._orders[epoch, shard] = [(epoch, records[row]) for row in rows]
         return order[:upto]
 
-    # --- the Master --------------------------------------------------------------------------------------------------
+    # --- the Master ---------------------------------------------------------------------------------------------------
 
     def stepped(self, machine: LeaseMachine, data: Leased, table: LeaseTable) -> None:
-        """The Master's machine has had an event."""
+        """Check the Master's machine after an event."""
         number = data.independent.history
         if (machine, number) == self._current and self._table is not None and table is not self._table:
             self._ended(self._table)
@@ -164,13 +165,13 @@ class AloneAccount:
         self._count(table.ledger, history, begins=begins)
 
     def _ended(self, table: LeaseTable) -> None:
-        """A Master has ended an epoch."""
+        """Check that a Master has ended an epoch only when all its shards are done."""
         left = [one for one in range(table.ledger.shards) if table.state(one) not in (DONE, QUARANTINED)]
         if left:
             self.fail(f"epoch {table.epoch} has ended without the shards {left}")
 
     def _count(self, ledger: Ledger, history: History, *, begins: bool) -> None:
-        """A Master counts these; ``begins``: from the beginning of a history."""
+        """Check the records that a Master counts. ``begins``: at the beginning of a history."""
         for shard in range(ledger.shards):
             place, upto = (ledger.epoch, shard), WHOLE if ledger.is_done(shard) else ledger.count(shard)
             before = history.counted.get(place, 0)
@@ -183,10 +184,10 @@ class AloneAccount:
                 elif record not in history.used_by and record not in history.begun:
                     self.fail(f"{record} is counted, and no worker has used it")
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def whole(self, leased: Leased) -> Counter[Record]:
-        """Records that workers have used in the last history, and those before its beginning."""
+        """Records that workers used in the last history, and those before its beginning."""
         history = self._histories[leased.independent.history]
         found = Counter(history.used_by.keys() | history.begun)
         if leased.independent.history and self.beginning is not None:

@@ -1,4 +1,4 @@
-"""Slots of the nodes in the Master: strikes, drops and returns. The rules are in ``edl.master.policies.slots``.
+"""Drops slots of nodes and takes them back, in the Master. The rules are in ``edl.master.policies.slots``.
 
 Level-triggered like the size: the record says which slots are dropped, and from this follows which slots each node's
 next workers use. A world that uses others is replaced (``edl.master.resizing``); agents are notified, so that they keep

@@ -201,14 +201,14 @@ class TestDrops:
         rule.breaks(failure(slot=0))
         rule.breaks(failure(slot=1))
         assert rule.places == {"a": (1,)}
-        assert any("the last one of its node" in one.text for one in rule.effects if isinstance(one, ev.HistoryEntry))
+        assert any("the last one of its node" in one.text for one in rule.effects if isinstance(one, ev.HistoryNote))
 
     def test_nothing_is_said_of_a_lone_slot(self) -> None:
         rule = Slotted(NodeRange(1, 2), strikes=1)
         rule.come(node_info("a", 1))
         rule.breaks(failure(slot=0))
         assert rule.places == {"a": (0,)}
-        assert not any(one.kind is ev.Kind.SLOT for one in rule.effects if isinstance(one, ev.HistoryEntry))
+        assert not any(one.kind is ev.Kind.SLOT for one in rule.effects if isinstance(one, ev.HistoryNote))
 
     def test_else_the_node_is_out_as_if_it_was_cordoned(self) -> None:
         rule = Slotted(NodeRange(1, 2), strikes=1)

@@ -1,4 +1,4 @@
-"""Models whose numbers permanently show any step that was computed wrongly."""
+"""Models whose content reveals any step that was ever computed wrongly."""
 
 from __future__ import annotations
 
@@ -15,78 +15,78 @@ _PRIME = 2_147_483_647
 
 
 class FrameworkModel(Protocol):
-    """A model with its optimizer in one framework. Everything is computed at once, on the host."""
+    """A model with its optimizer, in one framework. Everything is computed synchronously on the host."""
 
     def gradient(self, step: int, rank: int) -> Any:
-        """One rank's own, of this step."""
+        """The gradient of one rank in this step."""
         ...
 
     def combine(self, gradients: Sequence[Any]) -> Any:
-        """Combine the gradients of all ranks, averaged or summed, always in the same order."""
+        """Combine the gradients of all ranks, always in the same order."""
         ...
 
     def apply(self, gradient: Any) -> None:
-        """The optimizer's step."""
+        """Apply a gradient, as an optimizer step."""
         ...
 
     def content(self) -> bytes:
-        """All that may not be wrong by a bit."""
+        """The bytes of all values that must be exact."""
         ...
 
     def state(self, framework: Framework, **values: Any) -> BaseState:
-        """A state that keeps it, and these values."""
+        """Create a ``State`` with this model and these values."""
         ...
 
 
-def step(trainee: FrameworkModel, number: int, world_size: int) -> None:
-    """A whole step, as it should be."""
-    trainee.apply(trainee.combine([trainee.gradient(number, rank) for rank in range(world_size)]))
+def step(model: FrameworkModel, number: int, world_size: int) -> None:
+    """One correct step, computed without a device."""
+    model.apply(model.combine([model.gradient(number, rank) for rank in range(world_size)]))
 
 
 class PlainTensor:
-    """The tensor of the plain framework."""
+    """A tensor of 64-bit integers without a framework."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self.data = array("q", values)
 
 
 class PlainArrays:
-    """``edl.worker.framework.Arrays``."""
+    """``edl.worker.framework.Arrays`` for ``PlainTensor``."""
 
     def is_array(self, value: object) -> bool:
-        """Only its own."""
+        """Whether this is a ``PlainTensor``."""
         return isinstance(value, PlainTensor)
 
     def info(self, value: Any) -> ArrayInfo:
-        """64-bit integers in a row."""
+        """Describe a tensor: a vector of 64-bit integers."""
         return ArrayInfo("I64", (len(value.data),), len(value.data) * value.data.itemsize)
 
     def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
-        """One after the other."""
+        """Copy the tensors one after another."""
         for value, buffer in zip(values, buffers, strict=True):
             buffer[:] = value.data.tobytes()
 
     def view(self, info: ArrayInfo, data: memoryview) -> PlainTensor:
-        """A copy: simpler, and allowed."""
+        """A copy of the data, which the interface allows."""
         found = PlainTensor(())
         found.data.frombytes(bytes(data))
         return found
 
     def copy(self, value: Any) -> PlainTensor:
-        """Its own."""
+        """A new tensor with the same values."""
         return PlainTensor(value.data)
 
     def digest(self, values: Sequence[Any]) -> int:
-        """Of 32 bits."""
+        """A 32-bit hash of the values."""
         return zlib.crc32(b"".join(value.data.tobytes() for value in values))
 
     def finite(self, values: Sequence[Any]) -> list[bool]:
-        """Integers are."""
+        """True for every tensor: integers are finite."""
         return [True] * len(values)
 
 
 class PlainFramework:
-    """``edl.worker.framework.Framework``, as far as it is asked for more than groups."""
+    """``edl.worker.framework.Framework`` without groups; ``AsynchronousFramework`` provides them."""
 
     name = "plain"
 
@@ -94,66 +94,66 @@ class PlainFramework:
         self.arrays: Arrays = PlainArrays()
 
     def why_not_in_process(self) -> str:
-        """It can."""
+        """Empty: workers can rejoin in process."""
         return ""
 
     def prepare(self, seat: Seat) -> Any:
-        """It has no groups."""
+        """Not supported: there are no groups."""
         raise NotImplementedError
 
     def connect(self, group: Any, seat: Seat) -> None:
-        """It has no groups."""
+        """Not supported: there are no groups."""
         raise NotImplementedError
 
     def lost_peers(self, error: BaseException) -> bool:
-        """It has no groups."""
+        """False: without groups no peers are lost."""
         return False
 
     def out_of_memory(self, error: BaseException) -> bool:
-        """Python's own."""
+        """Whether this is Python's ``MemoryError``."""
         return isinstance(error, MemoryError)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """It has no groups."""
+        """Not supported: there are no groups."""
         raise NotImplementedError
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """It has no groups."""
+        """Not supported: there are no groups."""
         raise NotImplementedError
 
 
 class PlainModel:
-    """Weights that mix all gradients so far."""
+    """A model whose weights mix all gradients so far."""
 
     def __init__(self) -> None:
         self.weights = PlainTensor(range(8))
 
     def gradient(self, step: int, rank: int) -> list[int]:
-        """See ``FrameworkModel``."""
+        """Numbers that differ for every step, rank and weight."""
         return [(1 + step) * (7 + rank) * (place + 3) for place in range(len(self.weights.data))]
 
     def combine(self, gradients: Sequence[Any]) -> list[int]:
-        """See ``FrameworkModel``."""
+        """The sum of the gradients."""
         return [sum(parts) for parts in zip(*gradients, strict=True)]
 
     def apply(self, gradient: Any) -> None:
-        """See ``FrameworkModel``."""
+        """Mix the gradient into the weights."""
         data = self.weights.data
         for place, part in enumerate(gradient):
             data[place] = (data[place] * 31 + part) % _PRIME
 
     def content(self) -> bytes:
-        """See ``FrameworkModel``."""
+        """The bytes of the weights."""
         return self.weights.data.tobytes()
 
     def state_dict(self) -> dict[str, Any]:
-        """For ``State``."""
+        """The weights, for ``State``."""
         return {"weights": self.weights}
 
     def load_state_dict(self, plain: Mapping[str, Any]) -> None:
-        """For ``State``."""
+        """Restore the weights, for ``State``."""
         self.weights.data[:] = plain["weights"].data
 
     def state(self, framework: Framework, **values: Any) -> BaseState:
-        """See ``FrameworkModel``."""
+        """Create a ``BaseState`` with this model and these values."""
         return BaseState(framework, {"model": self, **values})

@@ -1,0 +1,66 @@
+"""Puts together what holds a node's commits: memory, copies to other nodes, and the checkpoint directory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edl.adapters.clock import SystemClock, wall_clock_s
+from edl.adapters.copies import TcpCopies
+from edl.checkpoint.directory.manifest import Retention
+from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
+from edl.checkpoint.manager import CheckpointManager
+from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
+from edl.checkpoint.memory.memory_files import available_bytes
+from edl.launch.settings import LaunchSettings
+from edl.ports import Files
+from edl.wire.messages import Kept
+
+
+@dataclass(slots=True)
+class CheckpointReports:
+    """Receivers of reports about commits: the agent, as soon as there is one."""
+
+    kept: Callable[[Kept], None] = lambda message: None
+    """Called for each commit that has been written, or could not be."""
+    room: Callable[[str], None] = lambda why: None
+    """Called with the reason when commits do not fit in memory, and again when they do."""
+    copied: Callable[[], None] = lambda: None
+    """Called when a part of another node's commit has arrived."""
+
+
+async def open_checkpoints(
+    settings: LaunchSettings,
+    files: Files | None,
+    token: Callable[[], str],
+    reports: CheckpointReports,
+    log: Callable[[str], None],
+) -> tuple[MemoryCheckpoints, CheckpointManager]:
+    """The store of commits in this launcher's memory, and the interface for the agent. ``files``: the checkpoint
+    directory; None without one. ``token``: the job's. Raises ``CheckpointError``."""
+    wanted, checkpoint_storage = settings.state, None
+    if files is not None:
+        checkpoint_storage = FileCheckpointStorage(
+            files,
+            WriterIdentity(settings.spec.job, run=hashlib.sha256(f"run {token()}".encode()).hexdigest()[:16]),
+            Retention(wanted.keep_last, wanted.keep_every),
+            wall_clock_s=wall_clock_s,
+            say=log,
+            adopt=wanted.adopt,
+        )
+        await asyncio.to_thread(checkpoint_storage.check)
+    node = settings.node.name
+    memory = MemoryCheckpoints(
+        node,
+        settings.spec.job,
+        limit_bytes=wanted.memory_bytes or available_bytes() // 2,
+        copies=TcpCopies(node, token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
+        checkpoint_storage=checkpoint_storage,
+        on_kept=lambda version, where, error, took_s: reports.kept(Kept(version, where, error, took_s)),
+        on_room=lambda why: reports.room(why),
+        on_copy=lambda: reports.copied(),
+        copying=wanted.copying,
+    )
+    return memory, CheckpointManager(node, memory, checkpoint_storage, log)

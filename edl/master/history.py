@@ -1,0 +1,114 @@
+"""The job's history: stored in etcd, shown by ``edl events``."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator, Sequence
+
+from edl.master.events import HistoryNote, Kind
+from edl.master.view import complete
+from edl.wire.status import HistoryEntry
+
+KEPT = 500
+"""Number of lines kept in the store and in memory."""
+
+
+FOLDED = 8
+"""Nodes named individually per kind of note in one write; if more come together, the rest are only counted, so that a
+thousand joining nodes do not push their cause out of the history."""
+_FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
+"""The kinds of which many come in one write. What comes in one write after the other is not combined: each line has its
+time and its node. Except for checkpoints: see ``JobHistory``."""
+
+
+def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
+    """The notes of one write, with many of a kind combined into one."""
+    counts = collections.Counter(note.kind for note in notes)
+    many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
+    found: list[HistoryNote] = []
+    for note in notes:
+        if note.kind not in many:
+            found.append(note)
+            continue
+        named = [one.node for one in notes if one.kind is note.kind]
+        if note.node == named[0]:
+            some, more = ", ".join(named[:FOLDED]), len(named) - FOLDED
+            found.append(HistoryNote(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"))
+    return found
+
+
+class JobHistory:
+    """The last lines of the history, and its followers.
+
+    Of checkpoints that are completed with nothing else in between, only the newest line stays. Otherwise a job that
+    saves every minute would have nothing else in its history, and in the last lines of its status, after some hours.
+    """
+
+    def __init__(self) -> None:
+        self._entries: tuple[HistoryEntry, ...] = ()
+        self._next = 1
+        self._followers: set[asyncio.Queue[HistoryEntry | None]] = set()
+        self._closed = False
+
+    def load(self, entries: Sequence[HistoryEntry]) -> None:
+        """Continue the history of the last Master."""
+        self._entries = tuple(sorted(entries, key=lambda entry: entry.number))
+        if self._entries:
+            self._next = self._entries[-1].number + 1
+
+    def make(self, note: HistoryNote, number_of_round: int, at_s: float) -> HistoryEntry:
+        """Number a note. It becomes visible through ``publish``."""
+        entry = HistoryEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round)
+        self._next += 1
+        return entry
+
+    def change(self, added: Sequence[HistoryEntry]) -> tuple[list[HistoryEntry], list[int]]:
+        """What adding these lines changes in the store: the lines to write, and the numbers of those to delete."""
+        kept = {entry.number for entry in self._with(added)}
+        return (
+            [entry for entry in added if entry.number in kept],
+            [entry.number for entry in self._entries if entry.number not in kept],
+        )
+
+    def _with(self, added: Sequence[HistoryEntry]) -> tuple[HistoryEntry, ...]:
+        """The lines that are kept once these are added."""
+        kept: list[HistoryEntry] = []
+        for entry in (*self._entries, *added):
+            if kept and complete(kept[-1]) and complete(entry):
+                kept.pop()
+            kept.append(entry)
+        return tuple(kept[-KEPT:])
+
+    def publish(self, added: Sequence[HistoryEntry]) -> None:
+        """Show lines that have been written to the store. Followers get all of them."""
+        self._entries = self._with(added)
+        for follower in self._followers:
+            for entry in added:
+                follower.put_nowait(entry)
+
+    def last(self, count: int) -> tuple[HistoryEntry, ...]:
+        """The newest lines, oldest first."""
+        return self._entries[-count:]
+
+    async def read(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
+        """Lines numbered above ``after``; with ``follow`` also new ones, until the Master steps down."""
+        queue: asyncio.Queue[HistoryEntry | None] = asyncio.Queue()
+        follow = follow and not self._closed
+        if follow:
+            self._followers.add(queue)
+        try:
+            for entry in self._entries:
+                if entry.number > after:
+                    yield entry
+            while follow and (new := await queue.get()) is not None:
+                if new.number > after:
+                    yield new
+        finally:
+            self._followers.discard(queue)
+
+    def close(self) -> None:
+        """End all followers, including future ones."""
+        self._closed = True
+        for follower in self._followers:
+            follower.put_nowait(None)
