@@ -218,6 +218,7 @@ class Loader(IndependentLoader):
             if not self.held:
                 self.done()
             if self._lasting:
+                self._end_prefetcher(wait=True)  # a shard leased after this worker has left would be nobody's
                 client.gone().done.wait(GONE_S)
                 self._restored = True
         self._detach(wait=True)

@@ -123,7 +123,9 @@ async def _status(where: dict[str, str], as_json: bool, everything: bool) -> Non
     async with master_of(where_of(where)) as client:
         answer = await client.status()
     if as_json:
-        click.echo(json.dumps({**to_plain(answer), "http": client.http, "access": client.door}, indent=2))
+        plain = to_plain(answer)
+        old_names = {"journal": plain["history"]}
+        click.echo(json.dumps({**plain, **old_names, "http": client.http, "access": client.door}, indent=2))
     else:
         show_status(screen(), answer, client.http, client.door, everything=everything)
 

@@ -30,6 +30,7 @@ def test_status_for_people_and_for_tools(tmp_path: Path, etcd: OutsideEtcd) -> N
         (root,) = [failure for failure in status["failures"] if not failure["peer_loss"]]
         assert (root["rank"], root["exit_code"], root["what"]) == (1, 3, "ended with exit status 3")
         assert "giving up with status 3" in root["tail"]
+        assert status["journal"] == status["history"] and status["history"], "under its former name as well"
 
         text = job.cli("status").stdout
         for part in (

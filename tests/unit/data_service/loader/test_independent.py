@@ -13,7 +13,7 @@ import pytest
 from data_service.leases import independent
 from data_service.loader import trainers
 from data_service.loader.deps import LoaderDeps
-from data_service.loader.lease_client import LeaseClient
+from data_service.loader.lease_client import LeaseClient, PendingRequest
 from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
 from edl.adapters.system_threads import SystemThreads
@@ -254,7 +254,7 @@ def test_one_that_was_away_for_epochs_goes_on_with_the_others(bench: Bench, file
     steps = iter(slow)
     used = ids(next(steps))
     slow.done()
-    slow._end_prefetcher()
+    slow._end_prefetcher(wait=True)
     assert slow._client is not None
     slow._client.gone().done.wait(LIMIT_S)
     rest = [record for batch in quick for record in ids(batch)]
@@ -264,6 +264,24 @@ def test_one_that_was_away_for_epochs_goes_on_with_the_others(bench: Bench, file
     slow.close()
     assert list(slow) == [] or slow.epoch >= 3
     assert slow.epoch >= 3
+
+
+def test_a_loader_that_is_closed_leases_nothing_after_it_has_left(bench: Bench, files: str) -> None:
+    """The Master would take the shard for one that is being read."""
+    bench.begin(2)
+    data = make(bench, files, 0)
+    assert ids(next(iter(data)))
+    client, prefetcher = data._client, data._prefetcher
+    assert client is not None and prefetcher is not None
+    gone, reading = client.gone, []
+
+    def leave() -> PendingRequest:
+        reading.append(prefetcher.alive)
+        return gone()
+
+    client.gone = leave  # type: ignore[method-assign]
+    data.close()
+    assert reading == [False]
 
 
 def test_an_epoch_of_which_one_has_had_nothing(bench: Bench, files: str) -> None:
