@@ -173,8 +173,8 @@ def _hyper(options: Mapping[str, Any], nodes: NodeRange, workers: int) -> HyperP
         raise SettingError(
             "--logical-ranks",
             policy.logical_ranks,
-            f"{nodes.highest} nodes with {workers} workers each are {most}, and each worker needs a logical rank",
-            "Raise it, or lower the maximum of --nnodes",
+            f"{nodes.highest} nodes with {workers} workers each are {most} workers, and each needs a logical rank",
+            "Raise --logical-ranks, or lower the maximum of --nnodes",
         )
     return policy
 
