@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """Lists the commands instead of suggesting the most similar name, which for ``top`` would be ``stop``."""
+    """Answers an unknown command with the list of commands. click would suggest the most similar name, which for
+    ``top`` is ``stop``."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -35,7 +36,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"auto_envvar_prefix": "EDL"})
 @click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 def edl() -> None:
-    """Look at elastic jobs and control them. Start one with edl-run (python -m edl.launch)."""
+    """Inspect and control elastic jobs. Start one with edl-run (python -m edl.launch)."""
 
 
 @edl.command()
@@ -49,7 +50,7 @@ def status(as_json: bool, everything: bool, **where: str) -> None:
 @edl.command()
 @job_options
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new events.")
-@click.option("--after", default=0, help="Only events numbered above this.")
+@click.option("--after", default=0, help="Only events with a higher number than this.")
 def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
     """Show the job's history, oldest first."""
     asyncio.run(_events(where, as_json, follow, after))
@@ -59,7 +60,7 @@ def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
 @job_options
 @wait_option
 def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
-    """Write a checkpoint at the next step boundary and continue training; prints where it is."""
+    """Write a checkpoint at the next step boundary and continue training. Prints the checkpoint's location."""
     from edl.wire.messages import Purpose
 
     asyncio.run(_ask(where, as_json, Purpose.SAVE, wait))
@@ -93,8 +94,10 @@ for _command in size.COMMANDS:
     edl.add_command(_command)
 
 LINE = 60
-"""Characters of a list that are shown."""
+"""Longest list of nodes, in characters, that the confirmation of ``edl stop`` shows; otherwise it shows their
+number."""
 _COMMANDS = {"kill": "edl stop", "save": "edl checkpoint", "set": "edl set"}
+"""Commands by purpose, for the history."""
 
 
 async def _ask(
@@ -137,7 +140,7 @@ async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int
 
 
 def main() -> None:
-    """Entry point. Expected errors are reported in one message, with their exit status."""
+    """Entry point. Prints expected errors as one message, and exits with their status."""
     try:
         edl.main(standalone_mode=False)
     except click.ClickException as error:

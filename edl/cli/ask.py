@@ -18,6 +18,7 @@ from edl.wire.messages import Asked, Purpose
 from edl.wire.status import HistoryEntry
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
+"""Events after which a requested checkpoint will not be reported any more."""
 
 NOTHING_SAVED = "; edl saved nothing (saving requires edl.State in the script and --checkpoint-dir)"
 
@@ -31,6 +32,7 @@ class RequestOutcome:
     commit: int = 0
     """The commit that is complete in the checkpoint directory; 0 if none is known."""
     where: str = ""
+    """Location of that commit."""
 
 
 _LISTED = " listed already"
@@ -41,11 +43,11 @@ class Reader(Protocol):
     """Reads the history line by line until the outcome is known."""
 
     def take(self, entry: HistoryEntry) -> RequestOutcome | None:
-        """Process the next line; returns the outcome once it is certain."""
+        """Process the next line; returns the outcome once it is known, until then None."""
         ...
 
     def history_ended(self, why: str) -> RequestOutcome:
-        """The outcome when the history ends for the reason ``why`` (such as "the Master has gone")."""
+        """The outcome if the history ends. ``why``: the reason, such as "the Master has gone"."""
         ...
 
 
@@ -63,19 +65,20 @@ class SaveReader:
             return None
         found = complete(entry)
         if found is not None:
-            return RequestOutcome(True, entry.text, *found) if self._is_it(found[0]) else None
+            return RequestOutcome(True, entry.text, *found) if self._covers(found[0]) else None
         lost = unwritten(entry)
         if lost is not None:
-            return RequestOutcome(False, entry.text) if self._is_it(lost[0]) else None
+            return RequestOutcome(False, entry.text) if self._covers(lost[0]) else None
         if entry.kind in _ENDS_WAITING:
             return RequestOutcome(False, f"no checkpoint is known to be complete: {entry.text}")
         return None
 
     def history_ended(self, why: str) -> RequestOutcome:
         """A failure: the history ended before the checkpoint was complete."""
-        return RequestOutcome(False, f"{why} before the checkpoint was complete. Look with edl status")
+        return RequestOutcome(False, f"{why} before the checkpoint was complete. See edl status")
 
-    def _is_it(self, commit: int) -> bool:
+    def _covers(self, commit: int) -> bool:
+        """Whether this commit is the requested one or a later one."""
         return self._commit is not None and commit >= self._commit
 
 
@@ -85,13 +88,14 @@ class StopReader:
     def __init__(self) -> None:
         self._end = ""
         self._saved: tuple[int, str] = (0, "")
-        self._trouble = ""
+        self._unwritten = ""
+        """The last report of a commit that could not be written."""
 
     def take(self, entry: HistoryEntry) -> RequestOutcome | None:
         """Never an outcome: the job has ended for good only when the history ends."""
         self._saved = complete(entry) or self._saved
         if unwritten(entry):
-            self._trouble = entry.text
+            self._unwritten = entry.text
         if entry.kind == Kind.JOB_ENDED.value:
             self._end = entry.text
         return None
@@ -99,11 +103,11 @@ class StopReader:
     def history_ended(self, why: str) -> RequestOutcome:
         """The outcome: the job has ended if the history said so."""
         if not self._end:
-            return RequestOutcome(False, f"{why}, and the end of the job was not reported. Look with edl status")
+            return RequestOutcome(False, f"{why}, and the end of the job was not reported. See edl status")
         commit, where = self._saved
         saved = f"; commit {commit} is complete in {where}" if commit else NOTHING_SAVED
-        if self._trouble and not commit:
-            return RequestOutcome(False, f"the job has ended ({self._end}), but {self._trouble}")
+        if self._unwritten and not commit:
+            return RequestOutcome(False, f"the job has ended ({self._end}), but {self._unwritten}")
         return RequestOutcome(True, f"the job has ended: {self._end}{saved}", commit, where)
 
 
@@ -127,7 +131,7 @@ class SetReader:
 
     def history_ended(self, why: str) -> RequestOutcome:
         """A failure: the history ended before the settings were changed."""
-        return RequestOutcome(False, f"{why} before the settings were changed. Look with edl status")
+        return RequestOutcome(False, f"{why} before the settings were changed. See edl status")
 
 
 class OrderReader:
@@ -159,7 +163,8 @@ _READERS: dict[Purpose, Callable[[str], Reader]] = {
 async def ask(
     client: MasterClient, purpose: Purpose, command: str, *, wait: bool, argument: str = ""
 ) -> RequestOutcome:
-    """Send a request; with ``wait`` wait for its outcome. Raises ``UsageError`` when it is refused."""
+    """Send a request, and with ``wait`` wait for its outcome. ``command``: its name in the history. Raises
+    ``UsageError`` if it is refused."""
     history = (await client.status()).history
     after = history[-1].number if history else 0
     who = f"{command} ({who_asks()})"
@@ -185,15 +190,15 @@ async def follow(history: AsyncIterator[HistoryEntry], reader: Reader) -> Reques
 
 
 def checked(outcome: RequestOutcome, purpose: Purpose) -> RequestOutcome:
-    """Return the outcome if it is a success. Raises ``CheckpointError``, or ``UsageError`` where no checkpoint was
-    requested."""
+    """Return a successful outcome. Raises ``CheckpointError`` for another one, or ``UsageError`` if the request was not
+    about a checkpoint."""
     if not outcome.ok:
         raise (UsageError if purpose is Purpose.SET else CheckpointError)(outcome.text)
     return outcome
 
 
 def who_asks() -> str:
-    """The user at this terminal, for the history."""
+    """The user of this command as ``user@host``, for the history."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user id without a name

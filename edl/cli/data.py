@@ -27,7 +27,7 @@ def data() -> None:
     type=click.Choice(["now", "next-epoch"]),
     default="now",
     show_default=True,
-    help="now: the current epoch if it has records left, else the next one.",
+    help="now: in the current epoch if it has records left, otherwise in the next one.",
 )
 def add(dataset: str, files: tuple[str, ...], when: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Add files to DATASET: paths, patterns or URLs as the workers see them (quote patterns so that the shell does not

@@ -19,8 +19,8 @@ LAUNCHERS = ("data_dir", "request_timeout", "connect_timeout")
 
 
 def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
-    """The launcher's option of the same name and with the same environment variable; click would use another variable
-    name in a subcommand."""
+    """A ``--rdzv-*`` option like the launcher's, with the same environment variable. In a subcommand click would derive
+    another name for the variable."""
     return click.option(
         f"--rdzv-{name}", default="", envvar=f"EDL_RDZV_{name.upper()}", metavar=metavar, help=help_text
     )
@@ -29,9 +29,9 @@ def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
 def job_options(function: F) -> F:
     """Add the options that select the job, and ``--json``."""
     for option in (
-        _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: those of this host's job."),
-        _where_option("id", "JOB", "Name of the job. Default: the only one there is."),
-        _where_option("conf", "K=V[,…]", "ca, cert, key, user, password of the store."),
+        _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: the store of the job on this host."),
+        _where_option("id", "JOB", "Name of the job. Default: the only job in the store."),
+        _where_option("conf", "K=V[,…]", "Credentials for the store: ca, cert, key, user, password."),
         click.option(
             "--secret-file",
             default="",
@@ -39,18 +39,18 @@ def job_options(function: F) -> F:
             metavar="FILE|shared",
             help="The job's secret. Default: EDL_SECRET, or the file of a launcher on this host.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line per event."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text; one line per event."),
     ):
         function = option(function)
     return function
 
 
 wait_option = click.option("--wait/--no-wait", default=True, help="Whether to wait for the outcome. Default: wait.")
-reason_option = click.option("--reason", default="", metavar="TEXT", help="Recorded in the history.")
+reason_option = click.option("--reason", default="", metavar="TEXT", help="The reason, recorded in the history.")
 
 
 def where_of(options: dict[str, str]) -> Where:
-    """The options added by ``job_options``. Raises ``UsageError``."""
+    """Parse the options that ``job_options`` adds; reports unknown keys of ``--rdzv-conf``. Raises ``UsageError``."""
     from edl.adapters.etcd_plan import parse_endpoints
     from edl.adapters.etcd_rpc import EtcdTls
     from edl.cli.find import Where

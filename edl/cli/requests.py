@@ -31,10 +31,12 @@ class ScaleResult:
     ok: bool
     text: str
     verdict: str = ""
+    """``Verdict`` of the Master."""
     revision: int = 0
+    """Store revision of the size."""
     generation: int = 0
     done: bool = False
-    """The command waited, and the status shows that the request is fulfilled."""
+    """Whether the command has waited until the request was fulfilled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,18 @@ class RequestProgress:
     """The progress of a request according to one status."""
 
     over: bool
+    """Whether waiting ends."""
     text: str
-    """The outcome; while it is not over, what it is waiting for."""
+    """The outcome; until then what the request is waiting for."""
     ok: bool = True
 
 
 Goal = Callable[[JobStatus], RequestProgress]
+"""A function that judges a status: is the request fulfilled, impossible, or still in progress?"""
 
 
-class Asker(Protocol):
-    """The calls to a Master that are needed here."""
+class MasterCalls(Protocol):
+    """The part of a Master's client that requests use."""
 
     async def status(self) -> JobStatus:
         """The current status of the job."""
@@ -62,11 +66,12 @@ class Asker(Protocol):
         ...
 
 
-Connect = Callable[[], AbstractAsyncContextManager[Asker]]
+Connect = Callable[[], AbstractAsyncContextManager[MasterCalls]]
+"""Connects to the current Master."""
 
 
-async def ask(client: Asker, request: ScaleRequest) -> Granted:
-    """Submit a request. Raises ``UsageError`` when it is refused."""
+async def ask(client: MasterCalls, request: ScaleRequest) -> Granted:
+    """Submit a request. Raises ``UsageError`` if it is refused."""
     granted = await client.submit(request)
     if not granted.ok:
         raise UsageError(granted.text)
@@ -74,14 +79,15 @@ async def ask(client: Asker, request: ScaleRequest) -> Granted:
 
 
 def result_of(granted: Granted) -> ScaleResult:
-    """The result without waiting."""
+    """The result of a command that does not wait."""
     return ScaleResult(True, granted.text, granted.verdict.value, granted.revision, granted.generation)
 
 
 async def reach(
     connect: Connect, granted: Granted, goal: Goal, say: Callable[[str], None], pause: Callable[[], Awaitable[None]]
 ) -> ScaleResult:
-    """Poll until the goal is reached or has become impossible. Reports what it is waiting for whenever that changes."""
+    """Poll the status until the goal is reached or has become impossible, across changes of the Master. ``say``: called
+    with what the request is waiting for, whenever that changes. ``pause``: sleeps between two reads."""
     said, silent = granted.text, 0
     say(said)
     while True:
@@ -107,8 +113,8 @@ async def reach(
         await pause()
 
 
-async def a_moment() -> None:
-    """Sleep between two reads of the status."""
+async def sleep_between_reads() -> None:
+    """Sleep for ``LOOK_S`` seconds."""
     await asyncio.sleep(LOOK_S)
 
 
@@ -117,9 +123,9 @@ def _ended(status: JobStatus) -> RequestProgress | None:
 
 
 def size_is(nodes: int, generation: int) -> Goal:
-    """The goal that the running world has the requested size; ``nodes`` 0: the size that is wanted now."""
+    """The goal that the running world has the requested size. ``nodes`` 0: whatever size is requested now."""
 
-    def look(status: JobStatus) -> RequestProgress:
+    def progress(status: JobStatus) -> RequestProgress:
         scale = status.scale
         if scale.generation < generation:
             return RequestProgress(False, "the Master has not confirmed the request yet")
@@ -135,14 +141,14 @@ def size_is(nodes: int, generation: int) -> Goal:
             return RequestProgress(False, f"{count(scale.nodes)} in training, {scale.desired} wanted")
         return RequestProgress(True, f"{count(scale.nodes)} in training (wanted: {scale.desired})")
 
-    return lambda status: _ended(status) or look(status)
+    return lambda status: _ended(status) or progress(status)
 
 
 def gone(names: tuple[str, ...], generation: int) -> Goal:
-    """The goal that these nodes have left, even if others with the same names have joined; or that they stay, since
-    nothing could be saved."""
+    """The goal that these nodes have left, even if new launchers have joined under the same names. Fails if they stay
+    because no checkpoint could be written."""
 
-    def look(status: JobStatus) -> RequestProgress:
+    def progress(status: JobStatus) -> RequestProgress:
         left = [node for node in status.nodes if node.node in names]
         if not left:
             return RequestProgress(True, f"{listed(names)} {'has' if len(names) == 1 else 'have'} left")
@@ -154,45 +160,46 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
         states = ", ".join(f"{node.node} is {'draining' if node.draining else node.state}" for node in left)
         return RequestProgress(False, f"{states}; {status.boundary or status.reason}")
 
-    return lambda status: _ended(status) or look(status)
+    return lambda status: _ended(status) or progress(status)
 
 
 def _stays(status: JobStatus) -> str:
-    """The history's line about nodes that do not leave after all (``edl.master.planning``); empty: none."""
+    """The history's line about a node that stays after all (``edl.master.planning``), unless a later drain was
+    accepted; empty: none."""
     lines = [line.text for line in status.history if line.kind == Kind.SCALE.value]
     newest = next((line for line in reversed(lines) if " stays: " in line or " sent away" in line), "")
     return newest if " stays: " in newest else ""
 
 
 def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:
-    """The goal that the node takes no part, or may take part again."""
+    """The goal that a node is cordoned and does not train, or with ``wanted`` false that it is not cordoned."""
 
-    def look(status: JobStatus) -> RequestProgress:
+    def progress(status: JobStatus) -> RequestProgress:
         known = next((node for node in status.nodes if node.node == name), None)
         if (name in status.scale.cordoned) != wanted:
-            return _otherwise(status.scale, generation, f"{name} is {'not ' if wanted else ''}cordoned")
+            return _contradicted(status.scale, generation, f"{name} is {'not ' if wanted else ''}cordoned")
         if not wanted:
             return RequestProgress(True, f"{name} may take part again")
         if known is not None and known.position >= 0 and status.phase == "running":
             return RequestProgress(False, f"{name} still trains; {status.boundary or status.reason}")
         return RequestProgress(True, f"{name} takes no part")
 
-    return lambda status: _ended(status) or look(status)
+    return lambda status: _ended(status) or progress(status)
 
 
 def dropped(name: str, device: str, generation: int, *, wanted: bool) -> Goal:
-    """The goal that one slot of a node takes no part, or may take part again. ``device``: its number, or the UUID of
-    its device."""
+    """The goal that one slot of a node is dropped and has no worker, or with ``wanted`` false that it is not dropped.
+    ``device``: its number, or the UUID of its device."""
 
     def is_meant(one: DroppedSlot) -> bool:
         uuids = one.device.casefold().split(",") if one.device else []
         return one.node == name and (device == str(one.slot) or device.casefold() in uuids)
 
-    def look(status: JobStatus) -> RequestProgress:
+    def progress(status: JobStatus) -> RequestProgress:
         found = next((one for one in status.dropped if is_meant(one)), None)
         what = f"slot {found.slot if found is not None else device} of {name}"
         if (found is not None) != wanted:
-            return _otherwise(status.scale, generation, f"{what} is {'not ' if wanted else ''}dropped")
+            return _contradicted(status.scale, generation, f"{what} is {'not ' if wanted else ''}dropped")
         if found is None:
             if status.scale.observed < generation and status.phase == "running":
                 return RequestProgress(False, status.scale.waiting or status.reason)
@@ -202,31 +209,31 @@ def dropped(name: str, device: str, generation: int, *, wanted: bool) -> Goal:
             return RequestProgress(False, f"a worker still trains in {what}; {status.boundary or status.reason}")
         return RequestProgress(True, f"{what} takes no part")
 
-    return lambda status: _ended(status) or look(status)
+    return lambda status: _ended(status) or progress(status)
 
 
 def suspended(generation: int, *, wanted: bool) -> Goal:
-    """The goal that training has stopped, or that a world trains again."""
+    """The goal that a suspended job has stopped training, or with ``wanted`` false that a world trains again."""
 
-    def look(status: JobStatus) -> RequestProgress:
+    def progress(status: JobStatus) -> RequestProgress:
         if status.scale.suspended != wanted:
-            return _otherwise(status.scale, generation, f"the job is {'not ' if wanted else ''}suspended")
+            return _contradicted(status.scale, generation, f"the job is {'not ' if wanted else ''}suspended")
         running = [node.node for node in status.nodes if node.state in ("running", "stopping", "preparing")]
         if wanted and (status.phase == "running" or running):
-            ends = f"workers end on {listed(running) or 'their nodes'}"
-            return RequestProgress(False, f"{ends}; {status.boundary or status.reason}")
+            ending = f"workers are ending on {listed(running) or 'their nodes'}"
+            return RequestProgress(False, f"{ending}; {status.boundary or status.reason}")
         if not wanted and status.phase != "running":
             return RequestProgress(False, status.scale.waiting or status.reason)
         return RequestProgress(
             True, "training has stopped; see edl resume" if wanted else f"the job trains: {status.reason}"
         )
 
-    return lambda status: _ended(status) or look(status)
+    return lambda status: _ended(status) or progress(status)
 
 
-def _otherwise(scale: ScaleView, generation: int, how: str) -> RequestProgress:
-    """The result when the status contradicts the request: it was reversed by another request, or the Master has not
-    confirmed it yet."""
+def _contradicted(scale: ScaleView, generation: int, how: str) -> RequestProgress:
+    """The progress if the status contradicts the request: another request has reversed it, or the Master has not
+    confirmed it yet. ``how``: the contradiction."""
     if scale.generation < generation:
         return RequestProgress(False, "the Master has not confirmed the request yet")
     return RequestProgress(True, f"{how}: meanwhile {scale.by or 'another user'} has requested that", ok=False)

@@ -26,6 +26,7 @@ Where = dict[str, str]
 
 
 _AUTO = -1
+"""Stands for ``edl scale auto``."""
 _device_option = click.option(
     "--device", default="", metavar="SLOT|UUID", help="Only this slot: its number, or the UUID of its device."
 )
@@ -45,8 +46,8 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 @wait_option
 @reason_option
 @click.argument("nodes", required=False, callback=_size, metavar="[N|auto]")
-@click.option("--min", "minimum", type=click.IntRange(0, MAX_NODES), metavar="A", help="Fewest nodes that may train.")
-@click.option("--max", "maximum", type=click.IntRange(0, MAX_NODES), metavar="B", help="Most nodes that may train.")
+@click.option("--min", "minimum", type=click.IntRange(0, MAX_NODES), metavar="A", help="Minimum number of nodes.")
+@click.option("--max", "maximum", type=click.IntRange(0, MAX_NODES), metavar="B", help="Maximum number of nodes.")
 def scale(
     nodes: int | None,
     minimum: int | None,
@@ -56,14 +57,14 @@ def scale(
     as_json: bool,
     **where: str,
 ) -> None:
-    """Have N nodes train, or change the minimum and maximum; without arguments, show the size.
+    """Change the job's size to N nodes, or its minimum and maximum; without arguments, show the size.
 
     auto returns control of the size to the autoscale policy (--autoscale of the launchers).
     """
     if nodes is None and minimum is None and maximum is None:
         _run(_show(where, as_json))
         return
-    _run(_Asking(where, as_json, wait).scale(nodes, minimum, maximum, reason))
+    _run(_SizeCommand(where, as_json, wait).scale(nodes, minimum, maximum, reason))
 
 
 @click.command()
@@ -82,17 +83,17 @@ def scale(
     "--checkpoint",
     type=click.Choice([mode.value for mode in DrainMode]),
     default=DrainMode.TRY.value,
-    help="must: write one first; try: only if there is time; no: none. Default: try.",
+    help="Whether to write a checkpoint first. must: always; try: if there is time; no: never. Default: try.",
 )
 def drain(
     nodes: tuple[str, ...], deadline: float, checkpoint: str, reason: str, wait: bool, as_json: bool, **where: str
 ) -> None:
-    """Have nodes leave gracefully; their launchers exit."""
+    """Drain nodes: they leave in good order, and their launchers exit."""
     from edl.cli.requests import gone
 
     names = tuple(dict.fromkeys(nodes))
     request = Drain(names, _by("drain"), reason, deadline, DrainMode(checkpoint))
-    _run(_Asking(where, as_json, wait).ask(request, lambda granted: gone(names, granted.generation)))
+    _run(_SizeCommand(where, as_json, wait).ask(request, lambda granted: gone(names, granted.generation)))
 
 
 @click.command()
@@ -103,7 +104,7 @@ def drain(
 @click.argument("node")
 def cordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Exclude a node, or one slot of it, from training until it is uncordoned. Its launcher stays."""
-    _run(_Asking(where, as_json, wait).cordon(node, device, reason, wanted=True))
+    _run(_SizeCommand(where, as_json, wait).cordon(node, device, reason, wanted=True))
 
 
 @click.command()
@@ -113,8 +114,8 @@ def cordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **whe
 @_device_option
 @click.argument("node")
 def uncordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
-    """Let a node, or one slot of it, take part again."""
-    _run(_Asking(where, as_json, wait).cordon(node, device, reason, wanted=False))
+    """Let a cordoned node, or a dropped slot, take part again."""
+    _run(_SizeCommand(where, as_json, wait).cordon(node, device, reason, wanted=False))
 
 
 @click.command()
@@ -123,7 +124,7 @@ def uncordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **w
 @reason_option
 def suspend(reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Commit, end the workers, and wait until the job is resumed. Launchers stay."""
-    _run(_Asking(where, as_json, wait).suspend(reason, wanted=True))
+    _run(_SizeCommand(where, as_json, wait).suspend(reason, wanted=True))
 
 
 @click.command()
@@ -132,13 +133,13 @@ def suspend(reason: str, wait: bool, as_json: bool, **where: str) -> None:
 @reason_option
 def resume(reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Continue a suspended job."""
-    _run(_Asking(where, as_json, wait).suspend(reason, wanted=False))
+    _run(_SizeCommand(where, as_json, wait).suspend(reason, wanted=False))
 
 
 @click.command()
 @job_options
 def token(as_json: bool, **where: str) -> None:
-    """Print the job's own token, which its HTTP interface accepts unless other tokens were configured. Keep it
+    """Print the job's own token, which its HTTP interface accepts unless --http-token-file names others. Keep it
     secret."""
     _run(_token(where, as_json))
 
@@ -146,8 +147,8 @@ def token(as_json: bool, **where: str) -> None:
 COMMANDS = (scale, drain, cordon, uncordon, suspend, resume, token)
 
 
-class _Asking:
-    """The request of one command, and waiting for its outcome."""
+class _SizeCommand:
+    """Runs one command: submits its request, and waits for the outcome unless ``wait`` is false."""
 
     def __init__(self, where: Where, as_json: bool, wait: bool) -> None:
         self._where, self._as_json, self._wait = where, as_json, wait
@@ -160,7 +161,8 @@ class _Asking:
             yield client
 
     async def scale(self, nodes: int | None, minimum: int | None, maximum: int | None, reason: str) -> None:
-        """Change the bounds first, since the size has to be within them."""
+        """Change bounds and size. The bounds come first, because the size has to be within them. Raises
+        ``UsageError``."""
         from edl.cli import requests
 
         by = _by("scale")
@@ -179,7 +181,7 @@ class _Asking:
                 size = Resize(max(nodes, 0), by, reason, auto=nodes == _AUTO)
                 granted = await requests.ask(client, size)
         assert granted is not None  # noqa: S101 - the caller passes at least one of them
-        await self._settle(granted, requests.size_is(max(nodes or 0, 0), granted.generation))
+        await self._finish(granted, requests.size_is(max(nodes or 0, 0), granted.generation))
 
     async def cordon(self, node: str, device: str, reason: str, *, wanted: bool) -> None:
         """Cordon, or with ``wanted`` false uncordon."""
@@ -199,19 +201,20 @@ class _Asking:
         await self.ask(request, lambda granted: suspended(granted.generation, wanted=wanted))
 
     async def ask(self, request: ScaleRequest, goal: Callable[[Granted], Goal]) -> None:
-        """Submit one request and wait for its outcome."""
+        """Submit one request, and finish the command. Raises ``UsageError``."""
         from edl.cli import requests
 
         async with self._client() as client:
             granted = await requests.ask(client, request)
-        await self._settle(granted, goal(granted))
+        await self._finish(granted, goal(granted))
 
-    async def _settle(self, granted: Granted, goal: Goal) -> None:
+    async def _finish(self, granted: Granted, goal: Goal) -> None:
+        """Wait for the goal if the command waits, and print the result. Raises ``UsageError`` if it is not reached."""
         from edl.cli import requests
 
         if self._wait:
             try:
-                result = await requests.reach(self._client, granted, goal, _say, requests.a_moment)
+                result = await requests.reach(self._client, granted, goal, _say, requests.sleep_between_reads)
             except asyncio.CancelledError:
                 _say("no longer waiting; the request is still valid (see edl scale)")
                 raise
@@ -249,7 +252,7 @@ def _by(command: str) -> str:
 
 
 def _say(text: str) -> None:
-    """Print progress to stderr: stdout has only the outcome."""
+    """Print progress to stderr, because stdout is only for the outcome."""
     click.echo(text, err=True)
 
 

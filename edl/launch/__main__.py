@@ -19,13 +19,13 @@ from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch import cluster_env, paddle_options, torchrun_options
 from edl.launch.cli import settings_of, with_both_spellings
-from edl.launch.console import let_go_of_console, open_console, unblocked_console
+from edl.launch.console import close_console, open_console, unblocked_console
 from edl.launch.options import SectionedCommand, launcher_options
 from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_worker
 from edl.launch.settings import Invocation, LaunchSettings, PserverSettings, ReaderSettings
 
 THREADS_S = 5.0
-"""How long threads may take to end after all other work is done."""
+"""Seconds that threads may take to end after the launcher has finished."""
 
 
 @click.command(
@@ -70,31 +70,34 @@ def _start(resolved: ResolvedOptions, invocation: Invocation) -> None:
         case PserverSettings():
             from edl.launch.pservers import serve_parameters
 
-            _to_the_end(serve_parameters(settings))
+            _run_and_exit(serve_parameters(settings))
         case ReaderSettings():
             from edl.launch.readers import serve_readers
 
-            _to_the_end(serve_readers(settings))
+            _run_and_exit(serve_readers(settings))
         case LaunchSettings():
             from edl.launch.compose import launch
 
-            _to_the_end(launch(settings))
+            _run_and_exit(launch(settings))
 
 
-def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:
-    """Run the launcher and exit with its status. From then on signals are ignored, so that they cannot change the
-    status: the interpreter takes a moment to end, and the host of an ended job may be shut down at once."""
+def _run_and_exit(work: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run the launcher and exit with its status.
+
+    Signals are ignored once the status is known: the interpreter takes a moment to exit, and the host of an ended job
+    may be shut down meanwhile.
+    """
     with unblocked_console():
-        status = asyncio.run(_ending_in_time(work))
+        status = asyncio.run(_with_exit_timeout(work))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
     sys.exit(status)
 
 
-async def _ending_in_time(work: Coroutine[Any, Any, int]) -> int:
-    """Run the launcher, and limit the time that remaining threads may take to end.
+async def _with_exit_timeout(work: Coroutine[Any, Any, int]) -> int:
+    """Run the launcher, then give the remaining threads ``THREADS_S`` to end.
 
-    A thread that is blocked on a hanging file system cannot be ended, and both asyncio and the interpreter would wait
+    A thread that is blocked on a hanging file system cannot be stopped, and both asyncio and the interpreter would wait
     for it.
     """
     status = await work
@@ -102,13 +105,15 @@ async def _ending_in_time(work: Coroutine[Any, Any, int]) -> int:
     def give_up() -> None:
         with contextlib.suppress(OSError):
             os.write(
-                2, f"edl: a thread is still blocked, possibly on a hanging file system: exit status {status}\n".encode()
+                2,
+                f"edl: a thread is still blocked, possibly on a hanging file system: exiting with status {status} "
+                "without waiting for it\n".encode(),
             )
         os._exit(status)
 
-    late = threading.Timer(THREADS_S, give_up)
-    late.daemon = True
-    late.start()
+    timer = threading.Timer(THREADS_S, give_up)
+    timer.daemon = True
+    timer.start()
     return status
 
 
@@ -141,7 +146,7 @@ def main(dialect: str = "") -> None:
         click.echo(f"edl: error: {error}", err=True)
         sys.exit(int(error.exit_code))
     finally:
-        let_go_of_console()
+        close_console()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
 
 
 def etcd_leases(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdLeases:
-    """The same for the thread that renews the lease while the event loop is busy."""
+    """A blocking client of the store for leases only, used by the thread that renews the lease while the event loop is
+    busy."""
     return EtcdLeases(endpoints, wanted.request_timeout_s, _tls(wanted), wanted.user or None, wanted.password or None)
 
 
@@ -77,10 +78,10 @@ def _check_may_connect(endpoint: str) -> None:
 
 
 def address_towards(endpoint: str) -> str:
-    """The address from which this host reaches the store; other nodes, which reach the store too, reach this host at
-    it.
+    """This host's address on the route to the store, which other nodes use to reach this host.
 
-    A store at a unix socket serves this host only, so the address is 127.0.0.1. Raises ``SettingError``.
+    A store at a unix socket serves this host only, so the address is 127.0.0.1. Raises ``SettingError`` if there is no
+    route.
     """
     if is_socket(endpoint):
         return "127.0.0.1"

@@ -113,7 +113,7 @@ def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args:
         if isinstance(entrypoint, str):
             words += command_words(entrypoint, args)
         else:
-            source = _leave(folder, entrypoint, tuple(args))
+            source = _write_function(folder, entrypoint, tuple(args))
         status = _run(folder, source, words)
         _raise_for(folder, status)
         return call.results(folder)
@@ -122,8 +122,8 @@ def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args:
 
 
 def command_words(entrypoint: str, args: Sequence[Any]) -> list[str]:
-    """The command-line arguments for a program. Python scripts and modules are recognised, so that their workers are
-    kept warm."""
+    """The launcher's arguments for a program. Python scripts and modules are recognised, because the fork server can
+    keep their workers warm."""
     rest = [str(one) for one in args]
     if entrypoint == sys.executable:
         while rest and rest[0] == "-u":  # workers are unbuffered
@@ -138,9 +138,9 @@ def command_words(entrypoint: str, args: Sequence[Any]) -> list[str]:
     return ["--no-python", "--", entrypoint, *rest]
 
 
-def _leave(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Write the function into the folder from which workers load it; returns the file that defines it, or an empty
-    text."""
+def _write_function(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Write the function into the folder from which workers load it; returns the source file that defines it, or an
+    empty string."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None) or ""
     path = os.path.abspath(path) if os.path.isfile(path) else ""  # at an interactive prompt it may be "<stdin>"
@@ -157,7 +157,7 @@ def _leave(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 def _pickled(function: Callable[..., Any], args: tuple[Any, ...], *, main_is_known: bool) -> bytes:
     """Pickle a function and its arguments: by reference if the workers can import it, otherwise by value with
-    ``cloudpickle``. Raises ``UsageError``."""
+    ``cloudpickle``. Raises ``UsageError`` if neither works."""
     problem = "it was defined at an interactive prompt or in a notebook, which workers cannot import"
     try:
         data = pickle.dumps((function, args))
@@ -185,7 +185,7 @@ def _from_main(pickled: bytes) -> bool:
 
 
 def _run(folder: Path, source: str, words: Sequence[str]) -> int:
-    """Run a launcher until it ends; returns its status. It dies with this process."""
+    """Run a launcher until it ends; returns its exit status. The launcher dies with this process."""
     call.write_private(folder / WORDS, json.dumps(list(words)).encode())
     launcher = helper_command(sys.executable, "edl.launch.function_launch", str(folder), source)
     command = [sys.executable, "-I", "-S", with_parent.__file__, str(os.getpid()), *launcher]
@@ -198,14 +198,14 @@ def _run(folder: Path, source: str, words: Sequence[str]) -> int:
         try:
             process.wait()
         except BaseException:
-            process.send_signal(signal.SIGINT)  # the second signal ends it at once
+            process.send_signal(signal.SIGINT)  # the second signal kills its workers
             process.wait()
             raise
         raise
 
 
 def _raise_for(folder: Path, status: int) -> None:
-    """Raise the error with which the launcher has ended, if any."""
+    """Raise the launcher's error, if it failed."""
     refusal, report = _read(folder / REFUSAL), _read(folder / REPORT)
     if refusal:
         kind = getattr(errors, refusal["kind"], None)

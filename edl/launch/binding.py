@@ -27,7 +27,7 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The places where the kernel describes the host's hardware."""
+    """The sysfs and procfs folders in which the kernel describes the host's hardware."""
 
     system: Path = Path("/sys/devices/system")
     pci: Path = Path("/sys/bus/pci/devices")
@@ -70,8 +70,8 @@ def cores_of_slots(
         raise SettingError(
             "--numa-binding",
             mode,
-            "binds each worker to cores near its NVIDIA GPU, and none was found on this node",
-            "Drop it",
+            "binds each worker to cores near its NVIDIA GPU, but this node has none",
+            "Drop --numa-binding",
         )
     if len(entries) < slots:
         few = f"each of {slots} slots needs its own GPU, but only {len(entries)} may be used"
@@ -82,11 +82,12 @@ def cores_of_slots(
 
 
 def _index(mode: str, entry: str, gpus: int) -> int:
-    """The number of a GPU that ``CUDA_VISIBLE_DEVICES`` lists by number or by UUID. Raises ``SettingError``."""
+    """The index in bus order of a GPU that ``CUDA_VISIBLE_DEVICES`` lists by index or by UUID (or the beginning of
+    one). ``gpus``: number of GPUs of the host. Raises ``SettingError``."""
     if re.fullmatch(r"\d+", entry) and int(entry) < gpus:
         return int(entry)
     fitting = [index for index, uuid in enumerate(gpu_uuids()) if entry and uuid.startswith(entry)]
     if len(fitting) != 1 or fitting[0] >= gpus:
         why = f"cannot tell which GPU {entry!r} in {CUDA} is"
-        raise SettingError("--numa-binding", mode, why, "List the GPUs by number, or drop --numa-binding")
+        raise SettingError("--numa-binding", mode, why, "List the GPUs by index, or drop --numa-binding")
     return fitting[0]

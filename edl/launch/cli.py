@@ -87,7 +87,7 @@ def _sizes(options: Mapping[str, Any]) -> Sizes:
 def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invocation) -> LaunchSettings:
     options, env = resolved.values, environment()
     if invocation.report_file and options["scheduler"] == "process":
-        what = "a job started from Python has no command line with which more launchers could be started"
+        what = "needs a command line to start more launchers with, and a job started from Python has none"
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
     if not resolved.script and invocation.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
@@ -134,7 +134,8 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
 
 
 def _cannot_grow(store: StoreSettings, nodes: NodeRange, scheduler: SchedulerChoice | None, standalone: bool) -> str:
-    """A remark for a job that may grow although no other node can find it; a scheduler brings its nodes along."""
+    """A remark for a job whose range of nodes allows growth although no other node can find its store; empty if it can
+    grow. A scheduler passes the store's address to the nodes that it starts."""
     private = store.backend is Backend.EMBEDDED and not store.endpoints and not standalone
     if not private or nodes.highest == 1 or scheduler is not None:
         return ""
@@ -172,8 +173,8 @@ def _hyper(options: Mapping[str, Any], nodes: NodeRange, workers: int) -> HyperP
         raise SettingError(
             "--logical-ranks",
             policy.logical_ranks,
-            f"{nodes.highest} nodes with {workers} workers each are {most}, and each worker needs a logical rank",
-            "Raise it, or lower the maximum of --nnodes",
+            f"{nodes.highest} nodes with {workers} workers each are {most} workers, and each needs a logical rank",
+            "Raise --logical-ranks, or lower the maximum of --nnodes",
         )
     return policy
 
@@ -213,8 +214,8 @@ def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSe
 
 
 def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
-    """The settings that all launchers of helpers have. ``what``: plural of the helpers, for messages. Raises
-    ``UsageError``."""
+    """The settings that ``--role=reader`` and ``--role=pserver`` share. ``what``: the role in the plural, for messages.
+    Raises ``UsageError``."""
     role = what[:-1]
     if options["standalone"] or not endpoints_from(options):
         advice = "Name the store of the job: --rdzv-endpoint=HOST:PORT"
@@ -256,6 +257,6 @@ def _node_name(options: Mapping[str, Any], scheduled: str = "") -> NodeId:
 def with_both_spellings(arguments: list[str]) -> list[str]:
     """The command line with each option spelled by its full name; see ``spelling``. Raises ``UsageError``."""
     options = [Spelling((option.flag, *option.others), not option.flag_only) for option in OPTIONS]
-    # click adds these two.
+    # These two come from click.
     options += [Spelling((name,), False) for name in ("--help", "--version")]
     return one_spelling(arguments, options, NAMES)

@@ -1,4 +1,4 @@
-"""The launcher's console output."""
+"""The launcher's console: log lines with time and node, and standard streams that never block."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 WAITING_BYTES = 8 << 20
-"""Limit in bytes for output that waits while the console accepts nothing."""
+"""Limit in bytes on output that is queued while the console does not accept it."""
 FORMED = re.compile(r"round \d+: ")
-"""Recognises the line about a new world; there is one for each."""
+"""Matches the log line about a new world."""
 
 
 def console(node: str) -> Callable[[str], None]:
-    """A function that prints plain lines on stderr with the time and the node, so that the output of several nodes can
-    be merged.
+    """A log function that prints lines on stderr with time and node, so that the output of several nodes can be merged.
 
-    A decision of the Master reaches its own launcher twice, as a decision and as an order; it is printed once. A line
-    is suppressed if it equals the previous line or the last line about a new world.
+    A line is suppressed if it equals the previous line or the last line about a new world: the Master's own launcher
+    logs each decision twice, once as the Master and once as an agent.
     """
     last = last_round = ""
 
@@ -45,7 +44,7 @@ def console(node: str) -> Callable[[str], None]:
 
 
 class ToConsole(logging.Handler):
-    """Sends the log records of edl's modules to the launcher's console."""
+    """Passes the log records of edl's modules, from level INFO, to the launcher's log function."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -57,7 +56,7 @@ class ToConsole(logging.Handler):
 
 
 def listen_to_modules(log: Callable[[str], None]) -> Callable[[], None]:
-    """Show the log records of edl's modules; returns a function that ends this."""
+    """Print the log records of edl's modules with ``log``; returns a function that undoes this."""
     source, handler = logging.getLogger("edl"), ToConsole(log)
     source.addHandler(handler)
     source.setLevel(logging.INFO)
@@ -71,9 +70,10 @@ def listen_to_modules(log: Callable[[str], None]) -> Callable[[], None]:
 
 
 def open_console() -> None:
-    """Open closed standard streams on the null device.
+    """Open standard streams that are closed on the null device.
 
-    Called first: otherwise the next files that are opened would get these descriptors, and with them what is printed.
+    Must be called before any file is opened: a file would get the descriptor of a closed stream, and receive what is
+    printed.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -86,10 +86,10 @@ def open_console() -> None:
 
 @contextlib.contextmanager
 def unblocked_console() -> Iterator[None]:
-    """A context in which no write to stdout and stderr waits for the console.
+    """A context in which writes to stdout and stderr are queued instead of waiting for the console.
 
-    A terminal that was stopped with Ctrl-S, a pager or a hanging log collector would block a launcher, which then could
-    not renew its lease. At the end all output is written, however long that takes.
+    A terminal that was stopped with Ctrl-S, a pager or a hanging log collector would otherwise block the launcher,
+    which could then not renew its lease. On exit the queue is written completely, however long that takes.
     """
     writer, replaced = _Writer(), {}
     for name in ("stdout", "stderr"):
@@ -103,7 +103,7 @@ def unblocked_console() -> Iterator[None]:
                 line_buffering=True,
             )
         except (OSError, ValueError):
-            continue  # it was replaced by an object without a descriptor, or its reader has gone
+            continue  # the stream has no descriptor, or its reader is gone
         replaced[name] = stream, into
         setattr(sys, name, into)
     try:
@@ -117,7 +117,7 @@ def unblocked_console() -> Iterator[None]:
 
 
 class _Queued(io.BufferedIOBase):
-    """A stream that accepts every write at once. Errors are raised by a later write."""
+    """A stream that queues every write without blocking. An error is raised by a later write."""
 
     def __init__(self, writer: _Writer, descriptor: int, *, isatty: bool) -> None:
         super().__init__()
@@ -144,13 +144,14 @@ class _Queued(io.BufferedIOBase):
 
 
 class _Writer:
-    """Writes in a thread, in order. If more than ``WAITING_BYTES`` are waiting, the oldest output is dropped and a line
-    takes its place."""
+    """Writes queued output in a thread, in order. If more than ``WAITING_BYTES`` are queued, the oldest output is
+    dropped and replaced by a line that says how many lines are missing."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
-        self._left_out: Counter[int] = Counter()
+        self._dropped: Counter[int] = Counter()
+        """Dropped lines by descriptor."""
         self._failed: dict[int, OSError] = {}
         self._closing = False
         self._changed = threading.Condition()
@@ -168,7 +169,7 @@ class _Writer:
             while self._bytes > WAITING_BYTES and len(self._waiting) > 1:
                 other, lost = self._waiting.popleft()
                 self._bytes -= len(lost)
-                self._left_out[other] += lost.count(b"\n")
+                self._dropped[other] += lost.count(b"\n")
             self._changed.notify()
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ class _Writer:
                 if not self._waiting:
                     return
                 descriptor, data = self._waiting.popleft()
-                lines = self._left_out.pop(descriptor, 0)
+                lines = self._dropped.pop(descriptor, 0)
             gap = f"[edl] {lines} lines are missing here: the console did not accept them in time\n" if lines else ""
             try:
                 _write_all(descriptor, gap.encode() + data)
@@ -204,10 +205,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
             select.select([], [descriptor], [])
 
 
-def let_go_of_console() -> None:
-    """Flush the standard streams, and detach those whose console has gone away (``edl-run … | head``).
+def close_console() -> None:
+    """Flush the standard streams; redirect those whose reader is gone (``edl-run … | head``) to the null device.
 
-    Otherwise the interpreter would fail to flush them when it ends, and exit with status 120.
+    Otherwise the interpreter would fail to flush them at exit, and end with status 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,4 +1,4 @@
-"""``--data``: data sets that a job's workers find by name."""
+"""Parses ``--data``, the data sets that a job's workers find by name, and ``--reader-functions``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _HOW = "Write NAME=PATTERN[,PATTERN…][;KEY=VALUE…], such as train=/data/*.pa
 
 
 def data_sets(texts: Sequence[str]) -> tuple[DataFiles, ...]:
-    """Parse all ``--data`` options. Raises ``SettingError``, also for settings that the workers would refuse."""
+    """Parse all ``--data`` options; paths become absolute. Raises ``SettingError``, also for settings that the workers
+    would refuse."""
     sets: dict[str, DataFiles] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
@@ -36,14 +37,14 @@ def data_sets(texts: Sequence[str]) -> tuple[DataFiles, ...]:
 
 
 def functions_from(listed: str, sets: Iterable[DataFiles]) -> tuple[str, ...]:
-    """Functions that trainers may run in readers: from ``--reader-functions``, and those that data sets name.
-    Raises ``SettingError``."""
+    """Functions that trainers may run in readers, as ``module:function``: those in ``--reader-functions``, and those
+    that data sets name. Raises ``SettingError``."""
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:
         module, colon, function = name.partition(":")
         if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
             raise SettingError(
-                "--reader-functions", repr(name), "is not a function's name", "Write package.module:function"
+                "--reader-functions", repr(name), "is not the name of a function", "Write package.module:function"
             )
     for one in sets:
         names += [one.settings[key] for key in ("decode", "read", "shards") if one.settings.get(key)]

@@ -1,7 +1,7 @@
-"""The limit on open files of a launcher.
+"""The limit on a launcher's open files (``RLIMIT_NOFILE``).
 
-A Master holds a connection for each node of its job, and the usual soft limit of 1,024 exists for programs that use
-``select``. So a launcher raises its soft limit to the hard limit, and gives its workers the original limits.
+A Master has a connection to each node of its job, and the usual soft limit of 1,024 exists only for programs that use
+``select``. So a launcher raises its soft limit to the hard limit, and starts its workers with the original limits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ BASE = 96
 EACH_WORKER = 12
 """Open files per worker: pipes, log files, a socket, memory files."""
 EACH_NODE = 2
-"""Connections per node of a Master: its stream, and now and then a request."""
+"""Connections per node of a Master: its stream, and an occasional request."""
 ETCD = 192
 """Open files for etcd, which refuses to start with fewer than 150, and for its clients."""
 PEERS = 1024
+"""Limit on simultaneous connections, unless the job is larger or the limit on open files is lower."""
 FEWEST_PEERS = 16
 MOST = 1 << 20
-"""The soft limit if there is no hard limit."""
+"""The highest soft limit that a launcher sets."""
 
 Limits = tuple[int, int]
 """The soft and the hard limit."""
@@ -48,8 +49,8 @@ def for_peers(settings: LaunchSettings) -> int:
 
 
 def take_all(settings: LaunchSettings, log: Callable[[str], None]) -> Limits:
-    """Raise the soft limit; returns the original limits, which workers get. Logs a line if even the raised limit is too
-    low for the largest world. Raises ``UsageError`` if it is too low for a launcher at all."""
+    """Raise the soft limit to the hard limit; returns the original limits, for the workers. Logs a warning if that is
+    too low for the Master of the largest world. Raises ``UsageError`` if it is too low for this launcher."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     least = BASE + EACH_WORKER * settings.slots
@@ -64,7 +65,7 @@ def take_all(settings: LaunchSettings, log: Callable[[str], None]) -> Limits:
     if most < needed(settings):
         log(
             f"at most {most} files may be open here (ulimit -Hn). With {settings.spec.nodes.maximum} nodes this "
-            f"launcher needs {needed(settings)} when it is the Master: not all of them will be able to connect to it"
+            f"launcher needs {needed(settings)} when it is the Master: some nodes will not be able to connect to it"
         )
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -72,5 +73,5 @@ def take_all(settings: LaunchSettings, log: Callable[[str], None]) -> Limits:
 
 
 def _serves_alone(settings: LaunchSettings) -> bool:
-    """Whether this launcher certainly runs an etcd of its own."""
+    """Whether this launcher runs a private etcd."""
     return settings.store.backend is Backend.EMBEDDED and not settings.store.endpoints

@@ -1,7 +1,7 @@
-"""The form of the tables of other launchers' options, ``torchrun_table`` and ``paddle_table``.
+"""Types of the tables of other launchers' options, ``torchrun_table`` and ``paddle_table``.
 
-Each table is the single source of the messages, the documentation, and the tests that compare it with the other
-launcher's own parser.
+Each table is the single source of the messages and of the tests that compare it with the documentation and with the
+other launcher's own parser.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 
 class Fate(enum.Enum):
-    """The treatment of another launcher's option."""
+    """How edl treats an option of another launcher."""
 
     HONOURED = "honoured"
-    """It has the same meaning; differences are in ``Row.why``."""
+    """The option has the same meaning; ``Row.why`` describes differences."""
     EXPLAINED = "explained"
-    """It is accepted and has no effect; if it was given, a remark says why."""
+    """The option is accepted and has no effect; a remark says why."""
     REFUSED = "refused"
-    """The launcher ends with an error of one line."""
+    """The launcher ends with a one-line error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +26,21 @@ class Row:
     """One option of another launcher."""
 
     option: str
-    """Its spelling there, with dashes: ``--elastic_level``."""
+    """The other launcher's spelling, with dashes: ``--elastic_level``."""
     fate: Fate
     becomes: str = ""
     """The corresponding option of edl, such as ``--rdzv-endpoint``; empty: the option of the same name, or none."""
     default: str = ""
-    """Its default there, as text; empty: none."""
+    """The other launcher's default, as text; empty: none."""
     why: str = ""
     """The difference and its reason, or the reason of a refusal: one sentence without a full stop. Empty: the same
     meaning."""
     default_why: str = ""
     """The reason why edl's default differs; empty: it has the same effect."""
     aliases: tuple[str, ...] = ()
-    """Other spellings there."""
+    """Further spellings in the other launcher."""
     variables: tuple[str, ...] = ()
-    """Environment variables that set it, the strongest last."""
+    """Environment variables that set it, the one with the highest precedence last."""
     advice: str = ""
     """For a refused option: what to do instead."""
     since: str = ""

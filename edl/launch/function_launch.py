@@ -25,9 +25,9 @@ WORDS, REPORT, REFUSAL = "words.json", "report.json", "refusal.json"
 
 
 def main() -> None:
-    """Take part in the job. Expected errors are written to the folder, for the caller to raise."""
+    """Run the launcher, and exit with its status. Expected errors are written to the folder; the caller raises them."""
     from edl.launch.__main__ import run
-    from edl.launch.console import let_go_of_console, open_console
+    from edl.launch.console import close_console, open_console
     from edl.launch.resolved_options import forget_exports
 
     open_console()
@@ -45,7 +45,7 @@ def main() -> None:
     except EdlError as error:
         _refuse(folder, type(error).__name__, str(error), int(error.exit_code))
     finally:
-        let_go_of_console()
+        close_console()
 
 
 def _refuse(folder: str, kind: str, message: str, status: int) -> None:

@@ -1,8 +1,8 @@
 """One helper process, a child of the launcher: ``python -m data_service reader`` or ``python -m ps server``.
 
-The two exchange lines over pipes. The launcher writes an order, one line of JSON with the secret by which clients are
-recognised, and then ``?`` now and then. The process writes one line of JSON once it listens, and answers each ``?``
-with a line that begins with ``!``. ``!0`` means that it has had no contact with a Master lately.
+Launcher and process exchange lines over pipes. The launcher writes an order, one line of JSON with the secret that
+clients must present, and then ``?`` every ``ASK_S`` seconds. The process writes one line of JSON once it listens, and
+answers each ``?`` with a line that begins with ``!``. ``!0`` means that it has heard from no Master for a lease time.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from edl.errors import WorkerStartError
 from edl.tasks import end
 
 START_S = 60.0
-"""Seconds from the start until it listens. Importing its packages takes a second, and much longer from a cold network
-disk."""
+"""Seconds that a process may take from its start until it listens. Importing its packages takes a second, and much
+longer from a cold network disk."""
 ASK_S = 2.0
-"""Seconds between two checks that it still answers."""
+"""Seconds between two checks that a process still answers."""
 FROZEN_S = 15.0
-"""A process that does not answer for this many seconds is killed. A user's function may hold Python's lock for a
-while."""
+"""A process that does not answer for this many seconds is killed. Generous, because a user's function may hold the GIL
+for a while."""
 
 
 class HelperProcess:
-    """A running helper process, made by ``start``. It dies with this process."""
+    """A running helper process, created by ``start``. It is killed when this process dies."""
 
     def __init__(self, process: asyncio.subprocess.Process, ready: Mapping[str, Any]) -> None:
         self._process = process
         self.ready = ready
-        """The line that it wrote once it listened."""
+        """What it reported when it began to listen; ``port`` is always present."""
         self.masterless = False
-        """Whether it reports no contact with a Master."""
+        """Whether its last answer was ``!0``."""
 
     @property
     def pid(self) -> int:
@@ -51,10 +51,11 @@ class HelperProcess:
     async def start(
         cls, what: str, module: Sequence[str], order: Mapping[str, Any], log_file: str = ""
     ) -> HelperProcess:
-        """Start ``python -m MODULE``; returns once it listens, on a port of its choice. Only for the main thread.
-        Raises ``WorkerStartError``, which names the kind of process (``what``).
+        """Start ``python -m MODULE``; returns once it listens. Call it from the main thread only. Raises
+        ``WorkerStartError``.
 
-        ``log_file``: its output is appended there; empty, or if the file cannot be opened: to the console.
+        ``what``: the kind of process, for the error. ``log_file``: file to append its stderr to; if it is empty or
+        cannot be opened, stderr goes to the console.
         """
         wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
         with _appending(log_file) as stderr:
@@ -68,7 +69,7 @@ class HelperProcess:
                 start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process in good order
             )
         try:
-            ready = json.loads(await asyncio.wait_for(_say(process, json.dumps(order)), START_S))
+            ready = json.loads(await asyncio.wait_for(_exchange(process, json.dumps(order)), START_S))
             int(ready["port"])
             return cls(process, ready)
         except (OSError, ValueError, TypeError, KeyError, asyncio.TimeoutError) as error:
@@ -82,7 +83,8 @@ class HelperProcess:
             raise
 
     async def ended(self) -> str:
-        """Wait until the process has ended, and kill it if it is frozen; returns how it ended, for messages."""
+        """Wait until the process has ended, and kill it if it does not answer; returns how it ended, for messages such
+        as ``was killed by signal 9``."""
         frozen = asyncio.ensure_future(self._frozen())
         over = asyncio.ensure_future(self._process.wait())
         try:
@@ -97,11 +99,11 @@ class HelperProcess:
             await end(over)
 
     async def _frozen(self) -> bool:
-        """Check the process now and then; True if an answer is late, False if its pipes are closed."""
+        """Check the process every ``ASK_S`` seconds; True once an answer is late, False once its pipes are closed."""
         while True:
             await asyncio.sleep(ASK_S)
             try:
-                answer = await asyncio.wait_for(_say(self._process, "?"), FROZEN_S)
+                answer = await asyncio.wait_for(_exchange(self._process, "?"), FROZEN_S)
                 if not answer:
                     return False
                 self.masterless = answer.startswith(b"!0")
@@ -117,13 +119,13 @@ class HelperProcess:
                 self._process.kill()
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM: the process ends by itself when it has nothing left to do."""
+        """Send SIGTERM: the process finishes its work and ends by itself."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     async def stop(self, grace_s: float) -> None:
-        """End the process; it may take ``grace_s`` seconds to finish its work. 0: kill it."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. With 0 it is killed at once."""
         if self._process.returncode is None and grace_s > 0:
             self.ask_to_end()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -133,7 +135,7 @@ class HelperProcess:
 
 @contextlib.contextmanager
 def _appending(path: str) -> Iterator[int | None]:
-    """The descriptor of a file to append to; None if there is none."""
+    """The descriptor of a file opened for appending; None if ``path`` is empty or cannot be opened."""
     descriptor = None
     with contextlib.suppress(OSError):
         if path:
@@ -146,8 +148,8 @@ def _appending(path: str) -> Iterator[int | None]:
             os.close(descriptor)
 
 
-async def _say(process: asyncio.subprocess.Process, line: str) -> bytes:
-    """Write a line and read the answer; empty if there will be none."""
+async def _exchange(process: asyncio.subprocess.Process, line: str) -> bytes:
+    """Write a line and read the answer; returns an empty line if the process has closed its output."""
     assert process.stdin is not None and process.stdout is not None  # noqa: S101 - both are pipes
     process.stdin.write(f"{line}\n".encode())
     await process.stdin.drain()

@@ -1,8 +1,8 @@
 """Helpers: processes that serve a job without being nodes of it, such as remote readers and pservers.
 
 A launcher keeps a number of them running, beside its workers or instead of them (``--role``). Each has a key in the
-job's store, all under one lease of that launcher; the Master's service that uses them learns of them from these keys.
-They may come and go while training continues.
+job's store, under one lease of that launcher. The Master's service that uses them watches these keys. Helpers may come
+and go while training continues.
 """
 
 from __future__ import annotations
@@ -35,45 +35,47 @@ from edl.wire.secret import Secret, described, described_own, token_of
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-"""Longest pause in seconds between the end of a process and the start of the next one. The pause doubles each time,
-until a process has lived this long."""
+"""Longest pause in seconds before a process that has ended is replaced. The pause starts at ``FIRST_PAUSE_S``, doubles
+each time, and is reset once a process has lived this long."""
 START_TRIES = 3
 RETRY_S = 0.2
 LOOK_S = 1.0
-"""Seconds between two checks of a launcher without workers whether the job has begun or ended."""
+"""Seconds between two polls of the store by a launcher that has only helpers: has the job begun, has it ended?"""
 
 
 class HelperKind(Protocol):
     """One kind of helper process."""
 
     what: str
-    """Name of the kind, for messages."""
+    """Name of the kind, singular, for messages."""
     service: str
     """The Master's service that uses them."""
     folder: str
     """The folder of their keys, below the service's."""
     count: int
+    """Number of processes of this launcher."""
     grace_s: float
     """Seconds that a process may take to finish its work after its key has been deleted; 0: it is killed."""
     farewell_s: float
-    """Seconds between deleting the keys of leaving processes and ending them, so that others learn of it first."""
+    """Seconds between deleting the keys of leaving processes and ending them, so that clients learn of it first."""
     drain_s: float
-    """Seconds to wait for processes that were asked to end, while their keys stay; 0: no wait."""
+    """Seconds to wait for draining processes, whose keys stay; 0: they are not drained."""
     fenced: bool
-    """Others take over their data once the keys are gone, so the processes must not outlive their keys."""
+    """Whether processes must not outlive their keys, because others take over their data once the keys are gone."""
 
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
-        """Start process number ``index``. Raises ``WorkerStartError``."""
+        """Start process number ``index``, from 0. ``name``: its name in the store. ``host``: address of this node.
+        Raises ``WorkerStartError``."""
         ...
 
     def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
-        """The content of the key of a process."""
+        """The content of a process's key, to be written as JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HelperDeps:
-    """Dependencies of a group of helper processes on its launcher."""
+    """What a group of helper processes gets from its launcher."""
 
     store: Store
     keys: JobKeys
@@ -85,28 +87,35 @@ class HelperDeps:
 
 
 class Helpers:
-    """A group of helper processes, restarted when they die, and their keys."""
+    """A group of helper processes of one kind and their keys. A process that ends is replaced."""
 
     def __init__(self, deps: HelperDeps, kind: HelperKind) -> None:
         self._deps = deps
         self._kind = kind
         self._clock = SystemClock()
         self._numbers: Iterator[int] | None = None
-        self._known = asyncio.Event()
-        """Set once the free numbers for names are known."""
+        """Free numbers for names."""
+        self._numbers_known = asyncio.Event()
+        """Set once ``_numbers`` is."""
         self._running: dict[str, HelperProcess] = {}
+        """Processes by name."""
         self._changed = asyncio.Event()
+        """Set when the keys have to be updated."""
         self._lease = 0
+        """The lease of the keys; 0: none."""
         self._renewed_s = self._clock.now_s()
-        self._away = False
-        self._ever = False
+        """When the last successful renewal was sent."""
+        self._store_down = False
+        self._ever_started = False
         self._leaving = False
         self._drain_by_s: float | None = None
+        """When draining ends; None: not draining."""
         self._alone = False
+        """Whether no process of another launcher is left that could take over."""
 
     async def run(self) -> None:
-        """Run the processes until cancelled. Raises ``WorkerStartError`` if the first process cannot be started after
-        ``START_TRIES`` attempts."""
+        """Run the processes until cancelled. Raises ``WorkerStartError`` if no process has ever started and one has
+        failed ``START_TRIES`` times."""
         tasks = [asyncio.ensure_future(self._keep_keys())]
         tasks += [asyncio.ensure_future(self._keep_one(index)) for index in range(self._kind.count)]
         try:
@@ -119,38 +128,40 @@ class Helpers:
                 await end(task)
 
     def drain(self) -> None:
-        """Ask the processes to end once others have taken over their data. ``run`` must continue meanwhile."""
+        """Ask the processes to end as soon as others have taken over their data. ``run`` must continue meanwhile."""
         if self._kind.drain_s and self._drain_by_s is None:
             self._drain_by_s = self._clock.now_s() + self._kind.drain_s
-            self._alone = False  # others may have come since the store was read
+            self._alone = False  # others may have started since the store was read
             for process in self._running.values():
                 process.ask_to_end()
             self._changed.set()
 
     async def drained(self) -> None:
-        """Wait until the processes that were asked to end have ended. Returns earlier if their time is over, or if
-        there is no other process to take over."""
+        """Wait until the draining processes have ended. Returns early after ``drain_s`` seconds, or if no other process
+        can take over."""
         while self._running and self._drain_by_s is not None and self._clock.now_s() < self._drain_by_s:
             if self._alone:
-                self._deps.log(f"there is no other {self._kind.what} to take over from those here")
+                self._deps.log(
+                    f"no other {self._kind.what} can take over from those here: ending them without draining"
+                )
                 return
             await asyncio.sleep(RETRY_S)
 
     async def leave(self) -> None:
-        """Delete the keys, then end the processes, which may finish their work."""
+        """Delete the keys, then end the processes, which have ``grace_s`` seconds to finish their work."""
         lease, self._lease = self._lease, 0
         if lease:
             with contextlib.suppress(StoreError):
                 await self._deps.store.revoke_lease(lease)
         if self._running:
             await asyncio.sleep(self._kind.farewell_s)
-            # A process ends by itself when its time is over; only one that hangs is killed.
+            # A process ends by itself after its grace; only one that hangs is killed.
             grace_s = self._kind.grace_s + 1.0 if self._kind.grace_s else 0.0
             await asyncio.gather(*(process.stop(grace_s) for process in self._running.values()))
             self._running.clear()
 
-    def hurry(self) -> None:
-        """Kill the processes at once."""
+    def kill(self) -> None:
+        """Send SIGKILL to all processes."""
         for process in self._running.values():
             process.kill()
 
@@ -158,85 +169,86 @@ class Helpers:
 
     async def _keep_one(self, index: int) -> None:
         """Keep process number ``index`` running: start another one whenever it ends."""
-        await self._known.wait()
+        await self._numbers_known.wait()
         failures = 0
         while self._drain_by_s is None:
             started_s = self._clock.now_s()
             try:
-                await self._live_one(index)
+                await self._run_one(index)
             except WorkerStartError as error:
-                if failures + 1 >= START_TRIES and not self._ever:
+                if failures + 1 >= START_TRIES and not self._ever_started:
                     raise
                 self._deps.log(str(error))
             failures = 0 if self._clock.now_s() - started_s > LONGEST_PAUSE_S else failures + 1
             await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, failures - 1)))
         await asyncio.Event().wait()  # ends together with ``run``
 
-    async def _live_one(self, index: int) -> None:
-        """Run one process from its start to its end, with its key while it lives."""
+    async def _run_one(self, index: int) -> None:
+        """Run one process from its start to its end. It has a key while it is in ``_running``."""
         deps, what = self._deps, self._kind.what
         assert self._numbers is not None  # noqa: S101 - set before the event is
         name = f"{deps.node}-{next(self._numbers)}"
         process = await self._kind.start(index, name, deps.host)
-        self._ever = True
+        self._ever_started = True
         self._running[name] = process
         self._changed.set()
-        deps.log(f"{what} {name} (pid {process.pid}) serves on port {process.ready['port']}")
+        deps.log(f"{what} {name} (pid {process.pid}) listens on port {process.ready['port']}")
         if self._drain_by_s is not None:
             process.ask_to_end()
         try:
             how = await process.ended()
         finally:
-            if not self._leaving:  # otherwise ``leave`` ends it in good order
+            if not self._leaving:  # otherwise ``leave`` ends it
                 self._running.pop(name, None)
                 self._changed.set()
-        more = "" if self._drain_by_s is not None else "; starting another one"
-        deps.log(f"{what} {name} (pid {process.pid}) {how}{more}")
+        following = "" if self._drain_by_s is not None else "; starting another one"
+        deps.log(f"{what} {name} (pid {process.pid}) {how}{following}")
 
     # --- their keys ------------------------------------------------------------------------------------------------
 
     async def _keep_keys(self) -> None:
-        """Renew the lease, and keep under it a key for each running process and no other."""
+        """Renew the lease, and keep one key under it for each running process, until cancelled."""
         what = self._kind.what
         while True:
             self._changed.clear()
             try:
-                await self._bring_up_to_date()
+                await self._renew_and_sync()
                 pause_s = self._deps.lease_ttl_s / 3
-                if self._away:
-                    self._away = False
+                if self._store_down:
+                    self._store_down = False
                     self._deps.log("the store answers again")
             except LeaseLost:
                 self._lease, pause_s = 0, 0.0
                 self._fence("their lease has expired and others take over")
             except StoreUnavailable:
                 pause_s = RETRY_S
-                if not self._away:
-                    self._away = True
+                if not self._store_down:
+                    self._store_down = True
                     self._deps.log(
-                        f"the store does not answer: {what}s continue; trainers learn of new ones when it answers"
+                        f"the store does not answer: {what}s continue; trainers learn of new ones when it answers again"
                     )
-                self._look_around()
+                self._fence_if_isolated()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause_s)
 
-    def _look_around(self) -> None:
-        """Fence the processes if neither the store nor a Master was reachable for the duration of the lease: others may
-        have taken over."""
+    def _fence_if_isolated(self) -> None:
+        """Fence the processes if neither the store nor a Master has been reachable for the lease time: others may have
+        taken over."""
         late = self._clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s
         if late and self._running and all(process.masterless for process in self._running.values()):
             self._fence(f"neither the store nor a Master could be reached for {self._deps.lease_ttl_s:g} s")
 
     def _fence(self, why: str) -> None:
+        """Kill the processes of a fenced kind; ``run`` replaces them under new names."""
         if self._kind.fenced and self._running:
             self._deps.log(f"killing {len(self._running)} {self._kind.what}s: {why}")
-            self.hurry()
-            # Their keys must not come back, not even until their ends are noticed.
+            self.kill()
+            # Cleared now: until the ends are noticed, their keys would be written again.
             self._running.clear()
 
-    async def _bring_up_to_date(self) -> None:
-        """Renew the lease and correct the keys in the store. It reads the store each time, so a key that was removed
-        comes back."""
+    async def _renew_and_sync(self) -> None:
+        """Renew the lease, or take a new one, and make the keys in the store match the running processes. It reads the
+        store each time, so a key that somebody deleted comes back. Raises ``LeaseLost`` and ``StoreUnavailable``."""
         deps, folder = self._deps, self._kind.folder
         sent_s = self._clock.now_s()
         if self._lease:
@@ -249,9 +261,9 @@ class Helpers:
         self._alone = all(entry.key.startswith(here) or _drains(entry.value) for entry in snapshot.entries)
         mine = [entry for entry in snapshot.entries if entry.key.startswith(here)]
         if self._numbers is None:
-            # A launcher of the same name may have just died: do not reuse the names of its processes.
+            # An earlier launcher of this name may have just died: do not reuse the names of its processes.
             self._numbers = itertools.count(1 + max((_number(entry.key) for entry in mine), default=0))
-            self._known.set()
+            self._numbers_known.set()
         wanted = {
             deps.keys.helper(self._kind.service, f"{folder}/{n}"): self._key_content(p)
             for n, p in self._running.items()
@@ -259,7 +271,7 @@ class Helpers:
         there = {entry.key: entry.value for entry in mine if entry.lease == self._lease}
         operations: list[Operation] = [Delete(key) for key in there if key not in wanted]
         operations += [Put(key, value, self._lease) for key, value in wanted.items() if there.get(key) != value]
-        for begin in range(0, len(operations), 100):  # etcd takes at most 128 in one transaction
+        for begin in range(0, len(operations), 100):  # etcd accepts at most 128 operations in one transaction
             await deps.store.write(operations[begin : begin + 100])
 
     def _key_content(self, process: HelperProcess) -> bytes:
@@ -275,7 +287,7 @@ def _number(key: str) -> int:
 
 
 def _drains(value: bytes) -> bool:
-    """Whether the content of a key says that its process is draining."""
+    """Whether the content of a key marks its process as draining."""
     try:
         return bool(json.loads(value).get("draining"))
     except (ValueError, AttributeError):
@@ -283,7 +295,7 @@ def _drains(value: bytes) -> bool:
 
 
 class HelpersBeside:
-    """Helpers of a launcher that also runs workers. If they cannot be started, it continues without them."""
+    """Helpers of a launcher that also runs workers. If they cannot be started, the launcher continues without them."""
 
     def __init__(self, deps: HelperDeps, kind: HelperKind) -> None:
         self._helpers = Helpers(deps, kind)
@@ -296,17 +308,17 @@ class HelpersBeside:
         try:
             await self._helpers.run()
         except (StoreError, WorkerStartError) as error:
-            self._log(f"no {self._what}s here: {error}")
+            self._log(f"continuing without {self._what}s on this node: {error}")
 
     def interrupt(self) -> None:
-        """Drain the helpers, because the launcher is leaving; the second call kills them."""
+        """Drain the helpers, because the launcher is leaving; a further call kills them."""
         if self._signalled:
-            self._helpers.hurry()
+            self._helpers.kill()
         self._signalled = True
         self._helpers.drain()
 
     async def leave(self) -> None:
-        """End the helpers. A second call does nothing."""
+        """Wait for draining helpers, then end all. May be called more than once."""
         if not self._task.done():
             await self._helpers.drained()
         await end(self._task)
@@ -317,72 +329,74 @@ class HelpersBeside:
 
 
 MakeKind = Callable[[JobSpec, str], HelperKind]
-"""Makes the kind of helpers for a job with these settings and this token."""
+"""A function from a job's settings and its token to the kind of helpers."""
 
 
 async def serve_helpers(settings: HelperSettings, make: MakeKind, leaving_text: str) -> int:
-    """Run a launcher that has only helpers: wait for the job, run them until it ends; returns the exit status."""
+    """Run a launcher that has only helpers: wait for the job, and run them until it ends; returns the exit status.
+    ``leaving_text``: log line for a signal to leave."""
     log = console(settings.node)
     loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
     store = etcd_store(settings.store, settings.store.endpoints)
-    party: list[Helpers] = []
+    started: list[Helpers] = []
 
     def interrupt() -> None:
-        for helpers in party:
-            (helpers.hurry if interrupted.is_set() else helpers.drain)()
+        for helpers in started:
+            (helpers.kill if interrupted.is_set() else helpers.drain)()
         interrupted.set()
 
     for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
         loop.add_signal_handler(number, interrupt)
-    # SIGUSR2 announces SIGTERM.
+    # SIGUSR2 announces a SIGTERM, so it must not count as the second signal.
     loop.add_signal_handler(signal.SIGUSR2, lambda: None if interrupted.is_set() else interrupt())
     leaving = asyncio.ensure_future(interrupted.wait())
-    work = asyncio.ensure_future(_take_part(settings, store, party, make, log))
+    work = asyncio.ensure_future(_take_part(settings, store, started, make, log))
     try:
         await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
         log(leaving_text)
-        for helpers in party:
+        for helpers in started:
             await helpers.drained()
         return int(ExitCode.OK)
     finally:
         await end(work)
         await end(leaving)
-        for helpers in party:
+        for helpers in started:
             await helpers.leave()
         await store.close()
 
 
 async def _take_part(
-    settings: HelperSettings, store: Store, party: list[Helpers], make: MakeKind, log: Callable[[str], None]
+    settings: HelperSettings, store: Store, started: list[Helpers], make: MakeKind, log: Callable[[str], None]
 ) -> int:
-    """Run helpers from the beginning of the job to its end. They are added to ``party``; the caller ends them."""
+    """Run helpers from the beginning of the job to its end; returns the exit status. They are added to ``started``; the
+    caller ends them."""
     keys = JobKeys(settings.job)
-    look = _Look(store, keys, settings.recover_s, settings.store.secret)
-    found = await look.until_there(log)
+    poll = _JobPoll(store, keys, settings.recover_s, settings.store.secret)
+    found = await poll.until_begun(log)
     if found is None:
-        log(look.reason)
+        log(poll.reason)
         return int(ExitCode.OK)
     spec, token = found
     host = settings.local_addr or address_towards(settings.store.endpoints[0])
     helpers = Helpers(HelperDeps(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
-    party.append(helpers)
+    started.append(helpers)
     running = asyncio.ensure_future(helpers.run())
-    watching = asyncio.ensure_future(look.until_over(spec.timeouts.recover_s))
+    watching = asyncio.ensure_future(poll.until_ended(spec.timeouts.recover_s))
     try:
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
         code = watching.result()
-        log(look.reason)
+        log(poll.reason)
         return code
     finally:
         await end(running)
         await end(watching)
 
 
-class _Look:
+class _JobPoll:
     """Polls the store for the beginning and the end of the job."""
 
     def __init__(self, store: Store, keys: JobKeys, timeout_s: float, secret: Secret | None) -> None:
@@ -392,11 +406,11 @@ class _Look:
         self._timeout_s = timeout_s
         self._clock = SystemClock()
         self.reason = ""
-        """The reason why the launcher ends."""
+        """Why the launcher ends, for the log."""
 
-    async def until_there(self, log: Callable[[str], None]) -> tuple[JobSpec, str] | None:
+    async def until_begun(self, log: Callable[[str], None]) -> tuple[JobSpec, str] | None:
         """Wait for the job; returns its settings and its token, or None if it has just ended. Raises ``UsageError`` or
-        ``StoreUnavailable`` when the time is over, and ``SettingError`` for another secret."""
+        ``StoreUnavailable`` after ``timeout_s`` seconds, and ``SettingError`` if the job has another secret."""
         deadline_s, said, job = self._clock.now_s() + self._timeout_s, False, self._keys.job
         while True:
             problem: StoreUnavailable | None = None
@@ -415,8 +429,9 @@ class _Look:
                 log(f"waiting for job {job}" if problem is None else f"waiting for the store: {problem}")
             await asyncio.sleep(LOOK_S)
 
-    async def until_over(self, timeout_s: float) -> int:
-        """Wait until the job has ended; returns the exit status. Raises ``StoreUnavailable`` after ``timeout_s``."""
+    async def until_ended(self, timeout_s: float) -> int:
+        """Wait until the job has ended, or has had no node for ``timeout_s`` seconds; returns the exit status. Raises
+        ``StoreUnavailable`` if the store does not answer for that long."""
         seen_s = self._clock.now_s()
         while True:
             await asyncio.sleep(LOOK_S)

@@ -14,7 +14,8 @@ _FILES = ("http_token_file", "http_read_token_file", "http_cert", "http_key", "h
 
 
 def http_from(options: Mapping[str, Any]) -> HttpSettings | None:
-    """The settings of the HTTP interface; None: no HTTP. Raises ``SettingError``."""
+    """The settings of the HTTP interface; None without ``--http-port``. Reads the token files and the certificate to
+    check them. Raises ``SettingError``."""
     text = options["http_port"].strip()
     given = {name: options[name].strip() for name in ("http_host", *_FILES)}
     if not text:

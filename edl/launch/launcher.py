@@ -1,4 +1,5 @@
-"""One launcher, from its start to its exit status: store, place in the job, election, agent, farewell."""
+"""Runs the parts of one launcher (store member, registration, election, agent) until its node leaves or the job
+ends."""
 
 from __future__ import annotations
 
@@ -32,24 +33,26 @@ from edl.wire.status import HistoryEntry
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
-"""How long a Master whose job has ended, or the host of the store, waits for the other launchers to leave first."""
+"""Seconds that a launcher whose job has ended waits for the other nodes: as the Master until they know of the end, as a
+member of the store until they have left."""
 
 REPORT_S = 5.0
-"""How long an ending launcher waits for its report to be written to disk."""
+"""Seconds that an ending launcher waits for its report to be written to disk."""
 
 AT_ONCE = 3
-"""The third signal ends the launcher at once; the first makes it leave in good order, the second kills the workers."""
+"""The third signal ends the launcher at once. The first makes the node leave in good order, the second kills its
+workers."""
 
 MEMBER_PAUSE_S = 1.0
 LONGEST_MEMBER_PAUSE_S = 30.0
-"""Longest pause between two starts of a store member that keeps ending; each pause is twice the previous one."""
+"""Longest pause in seconds between two starts of a store member that keeps ending; each is twice the previous one."""
 
 
 class Beside(Protocol):
     """Processes of a launcher that are not its workers."""
 
     def interrupt(self) -> None:
-        """Called when the launcher has to leave; the second call means at once."""
+        """Called when the launcher receives a signal to leave; the second call means at once."""
         ...
 
     async def leave(self) -> None:
@@ -58,7 +61,7 @@ class Beside(Protocol):
 
 
 class ListeningServer(Protocol):
-    """The server on which this launcher listens."""
+    """The launcher's server, which other launchers connect to."""
 
     async def stop(self) -> None:
         """Stop listening; open streams end."""
@@ -66,19 +69,19 @@ class ListeningServer(Protocol):
 
 
 class JobNote(Protocol):
-    """A note that tells ``edl status`` on this host where the job is."""
+    """A file on this host from which ``edl status`` and the like find the job's store."""
 
     def write(self) -> None:
-        """Create the note."""
+        """Create the file."""
         ...
 
     def remove(self) -> None:
-        """Delete the note."""
+        """Delete the file."""
         ...
 
 
 class ReportFiles(Protocol):
-    """Records how the job has ended. See ``edl.launch.reporting.Reporter``."""
+    """Writes how the job has ended; implemented by ``edl.launch.reporting.Reporter``."""
 
     @property
     def folder(self) -> str:
@@ -86,15 +89,15 @@ class ReportFiles(Protocol):
         ...
 
     def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[HistoryEntry]) -> None:
-        """Write the files. Blocks."""
+        """Write the files; blocks on the disk. ``status``: exit status of the launcher."""
         ...
 
 
 class LeaseRenewer(Protocol):
-    """Renews the lease while the event loop is busy. See ``LeaseGuard``."""
+    """Renews the lease while the event loop is busy; implemented by ``LeaseGuard``."""
 
     def holds(self, lease: int, asked_s: float) -> None:
-        """Called when the launcher's lease was granted or renewed, as requested at ``asked_s``. ``lease`` 0: it has
+        """Called when the lease was granted or renewed by a request sent at ``asked_s``. ``lease`` 0: the launcher has
         none."""
         ...
 
@@ -105,7 +108,7 @@ class LeaseRenewer(Protocol):
 
 @dataclass(slots=True)
 class LauncherDeps:
-    """The parts of a launcher, as built by ``edl.launch.compose``."""
+    """The parts of a launcher, built by ``edl.launch.compose``."""
 
     job: JobId
     lease_ttl_s: float
@@ -121,8 +124,8 @@ class LauncherDeps:
     log: Callable[[str], None]
     reporter: ReportFiles
     guard: Callable[[Callable[[float], None]], LeaseRenewer]
-    """Starts renewing the lease beside the event loop. Its argument is called on the loop after each such renewal, with
-    the time of the request."""
+    """Starts a ``LeaseRenewer``. Its argument is called on the event loop after each renewal, with the time of the
+    request."""
     beside: Sequence[Beside] = ()
     """Other processes of this launcher, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
@@ -131,28 +134,30 @@ class LauncherDeps:
     worker_status: bool = False
     """Whether the launcher of a failed job exits with the status of the worker that failed first."""
     kill_workers: Callable[[], None] = lambda: None
-    """Sends SIGKILL to every worker and to the fork server, without waiting for anything."""
+    """Sends SIGKILL to every worker and to the fork server, without waiting."""
     exit_now: Callable[[int], object] = os._exit
-    """Ends this process with a status at once, whatever is still running in it."""
+    """Exits this process with a status at once, whatever is still running in it."""
 
 
 class Launcher:
-    """Runs the parts until the agent says how to end."""
+    """Runs the parts until the agent reports its outcome."""
 
     def __init__(self, deps: LauncherDeps) -> None:
         self._deps = deps
         self._signals = 0
         """Number of signals received that ask this launcher to leave."""
-        self._touched_s = 0.0
-        self._store_away = False
+        self._renewed_s = 0.0
+        """Time of the last successful renewal of the lease."""
+        self._store_down = False
         self._renewing = asyncio.Event()
+        """Set when the node has registered again."""
         self._guard: LeaseRenewer
 
     async def run(self) -> int:
-        """Take part in the job; returns the exit status."""
+        """Run until this node has left or the job has ended; returns the exit status."""
         deps = self._deps
         loop = asyncio.get_running_loop()
-        # Under nohup SIGHUP is ignored, and must stay ignored.
+        # SIGHUP stays ignored under nohup.
         for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
             loop.add_signal_handler(number, self._interrupt, number)
         for announced in set(deps.leave.signals) - set(SIGNALS):
@@ -190,7 +195,7 @@ class Launcher:
         return status
 
     async def _report(self, status: int, outcome: Outcome) -> None:
-        """Write the report in a thread, with a time limit: its disk may hang."""
+        """Write the report in a thread, and wait at most ``REPORT_S``: the disk may hang."""
         deps, shell = self._deps, self._deps.candidate.shell
         history = shell.history.last(KEPT) if shell is not None and shell.ended else ()
         keep = deps.reporter.keep
@@ -202,7 +207,8 @@ class Launcher:
             deps.log(f"{deps.reporter.folder} does not respond: not waiting for the report to be written there")
 
     async def register_again(self) -> NodeInfo:
-        """Register again under a new lease after the previous one was lost."""
+        """Register again under a new lease after the previous one was lost; returns the info with its new incarnation.
+        Raises ``JobConflict`` if the job has ended."""
         deps = self._deps
         deps.info = await deps.registration.rejoin(deps.info)
         deps.candidate.registered(deps.registration.lease)
@@ -210,10 +216,12 @@ class Launcher:
         return deps.info
 
     async def _keep_lease(self) -> None:
+        """Renew the lease until cancelled. If it is lost, tell the agent, and wait until the node has registered
+        again."""
         deps = self._deps
         while True:
-            self._touched_s = deps.clock.now_s()
-            self._guard.holds(deps.registration.lease, self._touched_s)
+            self._renewed_s = deps.clock.now_s()
+            self._guard.holds(deps.registration.lease, self._renewed_s)
             await deps.registration.keep(self._renewed, self._missed)
             deps.registration.lease = Incarnation(0)
             self._guard.holds(0, 0.0)
@@ -223,7 +231,7 @@ class Launcher:
             await self._renewing.wait()
 
     async def _keep_member(self) -> None:
-        """Restart the store member with its data if its process dies. Training continues meanwhile."""
+        """Restart the store member, which keeps its data, whenever its process ends. Training continues meanwhile."""
         deps, pauses = self._deps, Backoff(MEMBER_PAUSE_S, LONGEST_MEMBER_PAUSE_S)
         member, settled_s = deps.member, 0.0
         while member is not None:
@@ -238,45 +246,45 @@ class Launcher:
             except (StoreError, OSError) as error:
                 deps.log(f"cannot start the embedded etcd: {error}")
             await asyncio.sleep(pauses.next())
-            # Counted from now: the member may have ended during the pause.
+            # From now, not from the start: the member may have ended during the pause.
             settled_s = deps.clock.now_s() + LONGEST_MEMBER_PAUSE_S
 
     def _renewed(self, asked_s: float) -> None:
-        if self._store_away:
-            self._store_away = False
+        if self._store_down:
+            self._store_down = False
             self._deps.log("the store answers again")
-        self._touched_s = self._deps.clock.now_s()
+        self._renewed_s = self._deps.clock.now_s()
         self._guard.holds(self._deps.registration.lease, asked_s)
         self._deps.agent.leased(asked_s)
 
     def _missed(self) -> None:
-        if not self._store_away:
-            self._store_away = True
+        if not self._store_down:
+            self._store_down = True
             self._deps.log("the store does not answer: training continues, changes of the world wait")
-        if self._deps.clock.now_s() - self._touched_s >= self._deps.lease_ttl_s:
+        if self._deps.clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s:
             self._deps.candidate.out_of_touch()
 
     def _interrupt(self, number: int) -> None:
         self._signals += 1
         if self._signals >= AT_ONCE:
-            self._drop_everything(number)
+            self._exit_at_once(number)
         self._deps.agent.post(Interrupted(number, again=self._signals > 1))
         for one in self._deps.beside:
             one.interrupt()
 
-    def _drop_everything(self, number: int) -> None:
-        """Kill everything and exit at once, whatever this launcher is waiting for. Other launchers notice because its
-        port refuses connections and its lease expires."""
+    def _exit_at_once(self, number: int) -> None:
+        """Kill the workers and exit, whatever this launcher is waiting for. Other launchers notice because its port
+        refuses connections and its lease expires."""
         deps = self._deps
         name = signal.Signals(number).name
-        deps.log(f"{name}, the third signal: killing everything and ending at once; nothing more is saved")
+        deps.log(f"{name}, the third signal: killing all processes and exiting at once; nothing more is saved")
         deps.kill_workers()
         deps.note.remove()
         deps.exit_now(128 + number)
 
     def _announced(self, number: int) -> None:
-        """Handle a signal that announces the end, such as Slurm's before its time limit. A later SIGTERM counts as the
-        first signal."""
+        """Handle a signal that announces the end, such as Slurm's before a time limit. It is not counted: a later
+        SIGTERM is the first signal."""
         self._deps.agent.post(Noticed(signal.Signals(number).name))
 
     async def _look_for_notices(self) -> None:
@@ -284,13 +292,15 @@ class Launcher:
             await self._deps.notices.run(lambda notice: self._deps.agent.post(Noticed(notice.reason, notice.lead_s)))
 
     async def _let_master_finish(self, shell: MasterShell | None) -> None:
-        """If the job has ended under this Master, stay until the other nodes have been informed."""
+        """If this launcher is the Master and the job has ended, wait until the other nodes know, at most
+        ``FAREWELL_S``."""
         if shell is not None and shell.ended:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(shell.concluded.wait(), FAREWELL_S)
 
     async def _say_farewell(self, *, ended: bool) -> None:
-        """Give back the place in the job. The store member ends last, because others may still need it."""
+        """Unregister and stop what this launcher runs. ``ended``: the job has ended. The store member stops last,
+        because others may still need it."""
         deps = self._deps
         await asyncio.gather(*(one.leave() for one in deps.beside))
         with contextlib.suppress(StoreError):
@@ -298,13 +308,13 @@ class Launcher:
         await deps.server.stop()
         if deps.member is not None and ended:
             await _others_gone(deps.store, JobKeys(deps.job))
-            # No grace: its data is deleted anyway, and without a majority a clean stop would take long.
+            # No grace: its data is deleted anyway, and a clean stop takes long without a majority.
             await deps.member.stop(0)
             deps.member.discard()
 
 
 async def _others_gone(store: Store, keys: JobKeys) -> None:
-    """Wait, with a time limit, until no other node or helper of the ended job needs the store."""
+    """Wait until the keys of all nodes and helpers of the ended job are gone, at most ``FAREWELL_S`` for each."""
     with contextlib.suppress(StoreError, asyncio.TimeoutError):
         snapshot = await store.read(keys.prefix)
         left = {entry.key for entry in snapshot.entries if entry.key.startswith((keys.nodes, keys.helpers))}
@@ -316,8 +326,9 @@ async def _others_gone(store: Store, keys: JobKeys) -> None:
 
 
 def status_of_worker(exit_code: int, failures: Sequence[Failure]) -> int:
-    """The exit status of a launcher with ``--exit-code=worker``, as under paddle.distributed.launch: that of the worker
-    that failed first, or 128 plus its signal, as a shell reports it. ``exit_code``: the launcher's own."""
+    """The exit status of a launcher with ``--exit-code=worker``, as with paddle.distributed.launch: the status of the
+    worker that failed first, or 128 plus the signal that killed it. ``exit_code``: the launcher's own status, returned
+    if no worker failed."""
     if exit_code != ExitCode.WORKER_FAILED or not failures:
         return exit_code
     status = failures[0].exit_code
@@ -325,7 +336,7 @@ def status_of_worker(exit_code: int, failures: Sequence[Failure]) -> int:
 
 
 def ended_before(error: JobEnded, log: Callable[[str], None], *, worker_status: bool = False) -> int:
-    """Log that the job of this node's previous launcher has ended; returns the exit status that the job ended with."""
+    """Log that the job of this node's previous launcher has ended; returns that job's exit status."""
     log(f"{error}. To start a new job, run the same command again")
     outcome = error.outcome
     return status_of_worker(outcome.exit_code, outcome.failures) if worker_status else outcome.exit_code

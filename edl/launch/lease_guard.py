@@ -1,6 +1,7 @@
-"""Keeps a launcher's lease while its event loop is busy, so that a long computation does not cost a node or the Master.
+"""Renews a launcher's lease in a thread while its event loop is busy, so that a long computation does not lose the node
+or the Master.
 
-Usually the event loop renews the lease. A thread checks whether the loop responds, and renews in its place while it
+Usually the event loop renews the lease. The thread checks whether the loop responds, and renews in its place while it
 does not, for at most two lease times: a dead loop must not keep its node in the job. A frozen process renews nothing,
 because its threads are frozen as well.
 """
@@ -18,23 +19,23 @@ from edl.adapters.clock import SystemClock
 from edl.agent.entitlement import LEASE_SHARE
 
 LOOK_SHARE = 0.1
-"""Interval between two checks, as a share of the lease time."""
+"""Interval between two checks, as a fraction of the lease time."""
 DUE_SHARE = 0.4
-"""Age of the last renewal, as a share of the lease time, from which the thread renews: the event loop does so after a
+"""Age of the last renewal, as a fraction of the lease time, from which the thread renews. The event loop renews after a
 third."""
 DEAD_SHARE = 2.0
-"""Time without a response of the event loop, as a share of the lease time, after which it is considered dead."""
+"""Time without a response of the event loop, as a fraction of the lease time, after which it counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseCheck:
-    """The result of a check. Times are in seconds on one monotonic clock."""
+    """What a check has found. Times are in seconds of the monotonic clock."""
 
     now_s: float
     renewed_s: float
-    """Time of the request of the last successful renewal."""
+    """When the last successful renewal was sent."""
     asked_s: float | None
-    """Time since which the event loop owes a response; None: it owes none."""
+    """When the event loop was asked for a response that it still owes; None: it owes none."""
 
 
 def is_due(seen: LeaseCheck, ttl_s: float) -> bool:
@@ -46,22 +47,22 @@ def is_due(seen: LeaseCheck, ttl_s: float) -> bool:
 
 
 class Leases(Protocol):
-    """Renews leases. Calls block, and come from one thread."""
+    """A blocking client that renews leases. All calls come from one thread."""
 
     def renew(self, lease: int) -> bool:
         """Renew a lease; returns whether that succeeded."""
         ...
 
     def close(self) -> None:
-        """Release resources: no renewal is needed for a while."""
+        """Close the connections. ``renew`` opens new ones."""
         ...
 
 
 class LeaseGuard:
-    """The thread that checks and renews.
+    """Starts the thread that checks the event loop and renews the lease.
 
-    ``entitle`` tells the fork server until when workers may run; ``renewed`` is called on the event loop with the time
-    of the newest renewal made here. ``entitle`` and ``log`` are called from the thread.
+    ``entitle`` tells the fork server until when workers may run. ``renewed`` is called on the event loop with the time
+    of the newest renewal that the thread has made. ``entitle`` and ``log`` are called from the thread.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class LeaseGuard:
         threading.Thread(target=self._run, name="edl-lease", daemon=True).start()
 
     def holds(self, lease: int, asked_s: float) -> None:
-        """Called by the event loop when it has this lease, granted or renewed as requested at ``asked_s``. ``lease`` 0:
-        it has none."""
+        """Called on the event loop when it has obtained or renewed this lease by a request sent at ``asked_s``.
+        ``lease`` 0: the launcher has none."""
         self._lease, self._renewed_s = lease, asked_s
 
     def end(self) -> None:
@@ -113,12 +114,12 @@ class LeaseGuard:
         ):
             self._renewed_s = now_s
             self._entitle(now_s + LEASE_SHARE * self._ttl_s)
-            self._loop.call_soon_threadsafe(self._tell)
-            self._log("this launcher's event loop is busy: a thread has renewed its lease")
+            self._loop.call_soon_threadsafe(self._report)
+            self._log("this launcher's event loop does not respond: renewed its lease from a thread")
 
     def _answered(self) -> None:
         self._asked_s = None
 
-    def _tell(self) -> None:
-        """Report only the newest renewal to the event loop: the time that an older one allowed may be over."""
+    def _report(self) -> None:
+        """Pass the newest renewal to the event loop's callback. An older one may have expired by now."""
         self._renewed(self._renewed_s)

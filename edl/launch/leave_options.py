@@ -1,4 +1,4 @@
-"""The launcher's options about how this node leaves, and its exit status if it has left in good order."""
+"""The launcher's options about leaving: signals, preemption notices, and the exit status of a drained node."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edl.launch.preemption_notices import PROVIDERS
 from edl.launch.settings import LeaveSettings, NoticeSettings
 
 ALLOWED = ("TERM", "USR1", "USR2", "HUP", "QUIT", "XCPU")
-"""Signals with which batch systems announce the end of a job."""
+"""Possible drain signals: those with which batch systems announce the end of a job."""
 ALWAYS = ("TERM", "INT", "HUP", "QUIT")
 """Signals on which a launcher always leaves."""
 FORWARDABLE = ("USR1", "USR2", "ALRM", "XCPU", "URG", "WINCH")
-"""Signals that a launcher itself does not use."""
+"""Signals that can be forwarded, because a launcher does not need them itself."""
 
 
 def leave_from(options: Mapping[str, Any]) -> LeaveSettings:
@@ -34,19 +34,19 @@ def leave_from(options: Mapping[str, Any]) -> LeaveSettings:
 
 
 def _passed(text: str) -> tuple[int, ...]:
-    """Signals of ``--signals-to-handle``, except those on which a launcher always leaves. Raises ``SettingError``."""
+    """Parse ``--signals-to-handle``; signals in ``ALWAYS`` are left out. Raises ``SettingError``."""
     names = _names(text)
     allowed = tuple(dict.fromkeys((*ALWAYS, *ALLOWED)))
     for name in names:
         if name not in allowed:
-            why = f"{name!r} is not a signal that a launcher can leave on"
+            why = f"{name!r} is not a signal on which a launcher can leave"
             raise SettingError("--signals-to-handle", text, why, f"Possible: {', '.join(allowed)}")
     return tuple(int(signal.Signals[f"SIG{name}"]) for name in dict.fromkeys(names) if name not in ALWAYS)
 
 
 def _forwarded(text: str, drained: tuple[int, ...], passed: tuple[int, ...]) -> tuple[int, ...]:
-    """Signals that are passed to the workers. A signal cannot both be passed on and make this node leave. Raises
-    ``SettingError``."""
+    """Parse ``--forward-signals``; default: SIGUSR1, unless this node leaves on it. Raises ``SettingError``, also for a
+    signal on which this node leaves."""
     if text.lower() == "none":
         return ()
     if not text:
@@ -56,12 +56,12 @@ def _forwarded(text: str, drained: tuple[int, ...], passed: tuple[int, ...]) -> 
         number = int(signal.Signals[f"SIG{name}"]) if f"SIG{name}" in signal.Signals.__members__ else 0
         if number in drained or number in passed or name in ALWAYS:
             option = "--signals-to-handle" if number in passed else "--drain-signals"
-            why = f"on SIG{name} this node leaves" + ("" if name in ALWAYS else f" ({option})")
+            why = f"this node leaves on SIG{name}" + ("" if name in ALWAYS else f" ({option})")
             raise SettingError(
                 "--forward-signals", text, why, "Drop it" if name in ALWAYS else "Drop it from one of the two options"
             )
         if name not in FORWARDABLE:
-            why = f"{name!r} cannot be passed on"
+            why = f"{name!r} cannot be forwarded"
             raise SettingError("--forward-signals", text, why, f"Possible: {', '.join(FORWARDABLE)}, or none")
         found.append(number)
     return tuple(dict.fromkeys(found))
@@ -82,7 +82,9 @@ def _signals(text: str) -> tuple[int, ...]:
                 "--drain-signals", text, "SIGINT is Ctrl-C, which ends the launcher with status 130", "Drop INT"
             )
         if name not in ALLOWED:
-            raise SettingError("--drain-signals", text, f"{name!r} cannot be used", f"Possible: {', '.join(ALLOWED)}")
+            raise SettingError(
+                "--drain-signals", text, f"a node cannot drain on {name!r}", f"Possible: {', '.join(ALLOWED)}"
+            )
     return tuple(int(signal.Signals[f"SIG{name}"]) for name in dict.fromkeys(["TERM", *names]))
 
 
@@ -91,7 +93,7 @@ def _notice(text: str) -> NoticeSettings | None:
         return None
     name, colon, base = text.partition(":")
     if name not in PROVIDERS:
-        raise SettingError("--preemption-notice", text, f"{name!r} is not known", f"Known: {', '.join(PROVIDERS)}")
+        raise SettingError("--preemption-notice", text, f"unknown cloud {name!r}", f"Known: {', '.join(PROVIDERS)}")
     if colon and not _is_base(base):
         raise SettingError("--preemption-notice", text, "is not a base URL", f"Write {name}:http://HOST[:PORT]")
     return NoticeSettings(name, base.rstrip("/") if colon else PROVIDERS[name].base)

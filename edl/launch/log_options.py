@@ -19,10 +19,11 @@ from edl.ports import CommandKind, WorkerCommand
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 """torchrun's variable for the prefix; ``--log-prefix`` takes precedence."""
 _TORCHRUNS = ("redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters")
-"""torchrun's options about output, which Paddle's launcher does not have."""
+"""torchrun's options about output that Paddle's launcher does not have."""
 KEPT_LAUNCHES = 100
 """Number of ended launches whose temporary log folders are kept."""
 _ESCAPED = "\0"
+"""Stands for an escaped comma while a text is split."""
 
 
 def log_plan(
@@ -35,10 +36,11 @@ def log_plan(
     *,
     servers: int = 0,
 ) -> LogPlan:
-    """The log plan for the launcher of this job and node. Raises ``SettingError``.
+    """The log plan for the launcher of this job and node. Creates a temporary folder if no folder is given. Raises
+    ``SettingError``.
 
-    ``slots``: workers of this node; 0 if not known. ``servers``: number of slots, the first ones, that are pservers. A
-    temporary folder is created if no folder is given.
+    ``slots``: number of workers of this node; 0 if unknown. ``servers``: how many of the slots, the first ones, are
+    pservers that run the script.
     """
     chosen = fields(LogPlan, options)
     redirect_all, redirects = stream_map("--redirects", options["redirects"], slots)
@@ -48,7 +50,7 @@ def log_plan(
         raise SettingError(
             "--logs-specs",
             options["logs_specs"],
-            "torchrun's plug-ins need torch in the launcher, which edl does not import",
+            "torchrun's log plug-ins need torch in the launcher, and edl's launcher does not import it",
             "Use --log-dir, --redirects, --tee, --local-ranks-filter and --log-prefix",
         )
     layout = _layout(options, command)
@@ -80,8 +82,8 @@ def server_folder(options: Mapping[str, Any]) -> str:
 
 
 def stream_map(option: str, text: str, slots: int = 0) -> tuple[int, dict[int, int]]:
-    """Parse ``3`` or ``0:3,12:1`` to a default and a map by local rank. Raises ``SettingError``, also for a rank that
-    ``slots`` workers do not have."""
+    """Parse ``3`` or ``0:3,12:1`` to a default and a map by local rank. Raises ``SettingError``, also for a local rank
+    of ``slots`` or more; 0: any rank is accepted."""
     if re.fullmatch(r"[0-3]", text):
         return int(text), {}
     if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
@@ -92,8 +94,8 @@ def stream_map(option: str, text: str, slots: int = 0) -> tuple[int, dict[int, i
 
 
 def texts(text: str) -> tuple[str, ...]:
-    """Split comma-separated texts, in which ``,,`` is a literal comma. Empty texts are left out, because every line
-    contains them."""
+    """Split comma-separated filter texts, in which ``,,`` is a literal comma. Empty ones are dropped, because they
+    would match every line."""
     items = text.replace(",,", _ESCAPED).split(",")
     return tuple(item.replace(_ESCAPED, ",") for item in items if item)
 
@@ -106,13 +108,13 @@ def remarks(plan: LogPlan) -> list[str]:
     teed = plan.tee_all | (max(plan.tee.values()) if plan.tee else 0)
     for option, filters in (("stdout", plan.stdout_filters), ("stderr", plan.stderr_filters)):
         if filters and not teed and plan.layout is LogLayout.TORCHRUN:
-            said.append(f"--duplicate-{option}-filters applies only to streams with --tee, and there are none")
+            said.append(f"--duplicate-{option}-filters has no effect, because no stream has --tee")
     return said
 
 
 def _layout(options: Mapping[str, Any], command: WorkerCommand) -> LogLayout:
-    """The layout; ``auto`` is Paddle's for a script that uses Paddle, if a folder is given and no option of torchrun's
-    about output."""
+    """The log layout. ``auto`` is Paddle's layout if the script imports Paddle, ``--log-dir`` is given, and none of
+    torchrun's options about output is; otherwise torchrun's."""
     if options["log_layout"] != "auto":
         return LogLayout(options["log_layout"])
     if not options["log_dir"] or not all(is_default(name, options) for name in _TORCHRUNS):
@@ -121,7 +123,7 @@ def _layout(options: Mapping[str, Any], command: WorkerCommand) -> LogLayout:
 
 
 def _framework(command: WorkerCommand) -> str:
-    """The framework that the script imports, as far as can be seen without running it; empty for none or several."""
+    """``torch`` or ``paddle``, if static analysis finds that the script imports only this one; otherwise empty."""
     if command.kind is CommandKind.PROGRAM:
         return ""
     from edl.worker.warm import ImportFailed, find_plan  # imported late: most launchers do not need it
@@ -135,7 +137,7 @@ def _framework(command: WorkerCommand) -> str:
 
 
 def _base(log_dir: str, layout: LogLayout, job: str) -> Path | None:
-    """Base folder of all launches; None: no files. Absolute, because scripts change their directory."""
+    """Absolute path of the folder for all launches' logs; None: no log files (``--log-dir=/dev/null``)."""
     if log_dir == os.devnull:
         return None
     if not log_dir and layout is LogLayout.PADDLE:
@@ -144,7 +146,7 @@ def _base(log_dir: str, layout: LogLayout, job: str) -> Path | None:
 
 
 def _temporary(job: str) -> Path:
-    """Create a temporary folder, and delete those of old launches, which nothing else removes."""
+    """Create a temporary log folder, and delete those of all but the last ``KEPT_LAUNCHES`` ended launches."""
     sweep(Path(tempfile.gettempdir()), "edl-*", keep=KEPT_LAUNCHES)
     folder = Path(tempfile.mkdtemp(prefix=f"edl-{job}-"))
     own(folder)

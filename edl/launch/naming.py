@@ -1,4 +1,4 @@
-"""Names for jobs without ``--rdzv-id``."""
+"""Default job names, for jobs without ``--rdzv-id``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def checkpoint_folder(text: str) -> str:
 
 
 def private_name(checkpoint_dir: str) -> str:
-    """A name for a job on a private store: the same for each run that continues from the same checkpoints, otherwise
-    random."""
-    mark = hashlib.sha256(checkpoint_dir.encode()).hexdigest()[:8] if checkpoint_dir else secrets.token_hex(4)
-    return f"job-{mark}"
+    """The default name of a job with a private store: derived from the checkpoint directory, so that each run that
+    continues from the same checkpoints has the same name; random without one."""
+    suffix = hashlib.sha256(checkpoint_dir.encode()).hexdigest()[:8] if checkpoint_dir else secrets.token_hex(4)
+    return f"job-{suffix}"

@@ -1,4 +1,4 @@
-"""Determines the ``Origin`` of a node: the user of this launcher, and the program and versions that its workers run."""
+"""Determines the ``Origin`` of a node: who started its launcher, and which script and versions its workers run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FRAMEWORKS = ("torch", "paddlepaddle", "paddlepaddle-gpu")
 
 
 def origin_of(command: WorkerCommand, node: str, python: str) -> Origin:
-    """The origin of this process. ``python``: the workers' interpreter, empty for this one. The versions in another
-    interpreter are not known."""
+    """The origin of this launcher. ``python``: the workers' interpreter; empty: the launcher's own. The versions in
+    another interpreter are unknown and stay empty."""
     path = _source(command)
     return Origin(
         node,
@@ -53,8 +53,8 @@ def _versions() -> list[str]:
 
 
 def _source(command: WorkerCommand) -> Path | None:
-    """The file that workers run first; None for a function, which is not compared because each caller may define it
-    again."""
+    """The file that workers run; None if a module's file is not found, and for a function, because each caller may
+    define the same function differently."""
     if command.kind is CommandKind.CALL:
         return None
     if command.kind is not CommandKind.MODULE:
@@ -66,8 +66,7 @@ def _source(command: WorkerCommand) -> Path | None:
 
 
 def _digest(path: Path, kind: CommandKind) -> str:
-    """SHA-256 of a file; empty if it cannot be read, and for programs other than scripts, which may differ between
-    hosts."""
+    """SHA-256 of a file as hex; empty if it cannot be read, and for binaries, which may differ between hosts."""
     try:
         text = path.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""``python -m edl.launch.paddle``: the launcher for a line of ``python -m paddle.distributed.launch``."""
+"""``python -m edl.launch.paddle``: a drop-in replacement for ``python -m paddle.distributed.launch``."""
 
 from __future__ import annotations
 

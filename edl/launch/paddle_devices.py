@@ -1,5 +1,5 @@
-"""``--devices`` of paddle.distributed.launch: the accelerators of the node that workers use, and so the number of
-workers."""
+"""``--devices`` of paddle.distributed.launch and its synonyms: which accelerators of the node workers use, and by
+default also the number of workers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edl.launch.resolved_options import ResolvedOptions
 CUDA = "CUDA_VISIBLE_DEVICES"
 VARIABLE_OF = {"gpus": CUDA, "selected_gpus": CUDA, "npus": "ASCEND_RT_VISIBLE_DEVICES", "xpus": "XPU_VISIBLE_DEVICES"}
 _ORDER = ("ASCEND_RT_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", CUDA)
-"""The order in which Paddle looks for lists of devices: if several of these variables are set, ``--devices`` refers to
-the first of them. Without any it refers to the kind that the installed Paddle was built for."""
+"""If several of these variables are set, ``--devices`` refers to the first of them, as in Paddle. If none is, it refers
+to the kind of device that the installed Paddle was built for."""
 
 
 def choose(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Restrict workers to the devices that the options name. Raises ``SettingError`` for a device that this node does
-    not have."""
+    """Restrict the workers to the devices that the options name. Raises ``SettingError`` for a device that this node
+    does not have, or fewer devices than workers."""
     _pass_over(resolved, env)
     given = [name for name in ("devices", *VARIABLE_OF) if resolved.values[name]]
     if not given:
@@ -58,7 +58,7 @@ def _said(resolved: ResolvedOptions, name: str) -> str:
 
 
 def _pass_over(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Ignore ``--selected_gpus``, an option of the legacy launcher, on a node without GPUs, as Paddle does."""
+    """Ignore ``--selected_gpus`` on a node without GPUs, as Paddle's legacy launcher does."""
     text = resolved.values["selected_gpus"]
     if text and CUDA not in env and not count_gpus():
         resolved.remark(f"{_said(resolved, 'selected_gpus')}={text} is not used: this node has no GPUs")
@@ -73,7 +73,7 @@ def _check(origin: str, text: str, entries: tuple[str, ...], variable: str, env:
         known = tuple(str(index) for index in range(count_gpus()))
         where = f"this node has {len(known)} GPUs"
     else:
-        return  # they are not listed, and cannot be counted without the framework
+        return  # without the variable these devices cannot be counted
     missing = [entry for entry in entries if entry not in known]
     if missing:
         raise SettingError(

@@ -1,8 +1,8 @@
-"""Translates options and variables of paddle.distributed.launch to edl's own options.
+"""Translates the options and variables of paddle.distributed.launch to edl's own options.
 
 ``paddle_table`` lists what each of them becomes. Variables are read first, because in Paddle's launcher they override
 the command line. Then each option is offered as one of edl's own, with its source and origin. Finally, Paddle's other
-conventions (log folder, exit status, number of workers) become defaults.
+defaults (log folder, exit status, number of workers) replace edl's.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from edl.launch.resolved_options import OptionSource, ResolvedOptions, inside_wo
 from edl.wire.address import address
 
 DEFAULT_MASTER_PORT = "6768"
-"""Paddle's default port for an endpoint in a variable that has none."""
+"""Paddle's default port for an endpoint without one in ``LISTS``."""
 TIMES_WHEN_FIXED = 10
-"""Factor by which Paddle waits longer for nodes if their number is fixed."""
+"""Paddle multiplies ``--elastic_timeout`` by this if the number of nodes is fixed."""
 
 SHARED = {row.name: entry_of(row.option).name for row in PADDLE_ROWS if entry_of(row.option).variable}
-"""Paddle's options that edl has as well: they do not reveal the dialect."""
+"""Paddle's options that edl has as well, and edl's names for them. They do not identify the dialect."""
 ABBREVIATIONS = ("max_restart",)
-"""Paddle's options that may be abbreviations of torchrun's: they do not reveal the dialect either."""
+"""Paddle's options that may be abbreviations of torchrun's. They do not identify the dialect either."""
 LISTS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
 """Variables that list all trainers, the one with the highest precedence last."""
 MEETING = ("master", "nnodes", "ips", "rank")
@@ -43,7 +43,7 @@ _SIZES_OF_SERVERS = ("servers", "trainers", "server_nnodes")
 
 
 def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Apply Paddle's options and variables. Raises ``UsageError`` for what cannot be honoured."""
+    """Apply Paddle's options and variables. Raises ``UsageError`` for an option that edl refuses."""
     script_servers.take_words(resolved)
     closed = resolved.values["dialect"] in ("edl", TORCH_LAUNCH) or inside_worker(env)
     variables = {} if closed else {name: value for name, value in env.items() if value}
@@ -66,7 +66,8 @@ def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def _is_spoken(resolved: ResolvedOptions) -> bool:
-    """Whether the command line is in Paddle's dialect, that is, has an option that only Paddle has."""
+    """Whether the command line is in Paddle's dialect: ``--dialect`` says so, or an option is given that only Paddle
+    has."""
     if resolved.values["dialect"] != "auto":
         return bool(resolved.values["dialect"] == "paddle")
     only_paddles = any(resolved.given(name) for name in _names() if name not in SHARED and name not in ABBREVIATIONS)
@@ -86,7 +87,7 @@ def _names() -> list[str]:
 
 
 def said(resolved: ResolvedOptions, name: str) -> str:
-    """The origin of an option of Paddle's: the variable, or the option in Paddle's spelling."""
+    """The name by which one of Paddle's options was given: the variable, or the option in Paddle's spelling."""
     return resolved.origin(name) or f"--{name}"
 
 
@@ -112,15 +113,16 @@ def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def _left_alone(resolved: ResolvedOptions, env: Mapping[str, str], variable: str) -> bool:
-    """Whether a variable about several nodes is ignored: --standalone, which Paddle does not have, takes precedence."""
+    """Whether a variable about several nodes is ignored, because ``--standalone``, which Paddle does not have, takes
+    precedence."""
     if resolved.values["standalone"]:
         resolved.remark(f"{variable}={env[variable]} is not used with --standalone, a job of one node")
     return bool(resolved.values["standalone"])
 
 
 def _take_endpoints(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Read the lists of all trainers that an operator passes to each pod, which describe the job. A store that was
-    given as ``--rdzv-endpoint`` takes precedence, together with the size given beside it."""
+    """Derive the store and the number of nodes from the lists of all trainers that an operator passes to each pod.
+    ``--rdzv-endpoint`` takes precedence, and then the lists are not used for the number of nodes either."""
     if resolved.given("rdzv_endpoint"):
         return
     for variable in LISTS:
@@ -135,7 +137,8 @@ def _take_endpoints(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def _elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Server, job and number of nodes for the legacy launcher; as in Paddle, they count only together."""
+    """The etcd server, job and number of nodes for Paddle's legacy launcher; None unless all three are given, as in
+    Paddle."""
     if resolved.values["standalone"]:
         return None
     if resolved.values["scheduler"].startswith("paddlecloud") and not resolved.values["elastic_server"]:
@@ -149,7 +152,7 @@ def _elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> tuple[str, st
 
 
 def _take_elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Read the variables of the legacy launcher, which its options override."""
+    """Offer the variables of Paddle's legacy launcher. Options on the command line take precedence."""
     found = _elastic(resolved, env)
     if found is None:
         return
@@ -175,13 +178,13 @@ def _take_elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def _answer(resolved: ResolvedOptions) -> None:
-    """Refuse or explain the options that have no effect here."""
+    """Refuse options that edl does not support, and explain those without effect. Raises ``SettingError``."""
     for row in PADDLE_ROWS:
         if row.fate is Fate.HONOURED or not resolved.given(row.name):
             continue
         value = resolved.values[row.name]
         if row.name == "log_level" and str(value).upper() not in LEVELS:
-            raise SettingError(said(resolved, row.name), value, "is not a log level", f"Use one of {', '.join(LEVELS)}")
+            raise SettingError(said(resolved, row.name), value, "not a log level", f"Use one of {', '.join(LEVELS)}")
         if str(value) in _NOTHING:
             continue  # the same as edl's behaviour
         if row.fate is Fate.REFUSED:
@@ -190,7 +193,8 @@ def _answer(resolved: ResolvedOptions) -> None:
 
 
 def _means(resolved: ResolvedOptions, name: str, ours: str, value: Any) -> None:
-    """Offer an option of Paddle's as edl's own. Raises ``SettingError`` if both are given with different values."""
+    """Offer the value of Paddle's option ``name`` for edl's option ``ours``. Raises ``SettingError`` if both are given
+    with different values."""
     source, origin = resolved.source(name), said(resolved, name)
     if (
         source <= OptionSource.COMMAND_LINE
@@ -228,14 +232,15 @@ def _elastic_server(resolved: ResolvedOptions) -> None:
 
 
 def _other_names(resolved: ResolvedOptions) -> None:
-    """Offer the options that are other names of edl's own."""
+    """Offer the options that are synonyms of edl's own."""
     for option in PADDLE:
         if option.same_as and resolved.given(option.name) and resolved.values[option.name] != "":
             _means(resolved, option.name, entry_of(option.same_as).name, resolved.values[option.name])
 
 
 def _ips(resolved: ResolvedOptions) -> None:
-    """Read a list of all nodes: their number, where they meet, and which of them this is."""
+    """Derive number of nodes, address of the store, and rank of this node from ``--ips``, the list of all nodes. Raises
+    ``SettingError``."""
     hosts = [one.strip() for one in resolved.values["ips"].split(",") if one.strip()]
     if not hosts:
         return
@@ -263,7 +268,7 @@ def _ips(resolved: ResolvedOptions) -> None:
 
 
 def _this_one(resolved: ResolvedOptions, hosts: list[str]) -> str:
-    """The address of this node among ``hosts``. Raises ``SettingError``."""
+    """The address of this node among ``hosts``. Raises ``SettingError`` if none is an address of this host."""
     known = resolved.values["local_addr"] if resolved.given("local_addr") else resolved.values["host"]
     if known in hosts:
         return str(known)
@@ -289,7 +294,8 @@ def _rank(resolved: ResolvedOptions) -> None:
 
 
 def _endpoint_lists(resolved: ResolvedOptions) -> None:
-    """Use the first pserver's host as the host of the store, if all pservers and trainers are listed."""
+    """If all pservers and trainers of several hosts are listed, use the first pserver's host as the host of the
+    store."""
     listed = [resolved.values[name].strip() for name in ("servers", "trainers")]
     parts = [[one.strip().rpartition(":")[0] for one in text.split(",") if one.strip()] for text in listed]
     hosts = {host for part in parts for host in part}
@@ -301,7 +307,7 @@ def _endpoint_lists(resolved: ResolvedOptions) -> None:
 
 
 def _ports(resolved: ResolvedOptions) -> None:
-    """Report port options that are not used, because the job's store is elsewhere."""
+    """Report port options that have no effect, because the job's store is at another address."""
     for name, needed in (("start_port", "--ips of several nodes"), ("gloo_port", "lists of --servers and --trainers")):
         store = str(resolved.values["rdzv_endpoint"])
         if resolved.given(name) and not store.endswith(f":{resolved.values[name]}"):
@@ -311,7 +317,7 @@ def _ports(resolved: ResolvedOptions) -> None:
 
 
 def _master(resolved: ResolvedOptions) -> None:
-    """Read ``--master``: an existing etcd, or the address of a store that the launchers run."""
+    """Translate ``--master``: an existing etcd, or the address of an embedded store. Raises ``SettingError``."""
     text = resolved.values["master"].strip().removeprefix("http://")  # the form in Paddle's help
     if not text:
         return
@@ -329,7 +335,7 @@ def _master(resolved: ResolvedOptions) -> None:
 
 
 def _alone(resolved: ResolvedOptions) -> bool:
-    """Whether the job always has exactly one node."""
+    """Whether the job can have no more than one node."""
     if any(resolved.values[name] for name in _SIZES_OF_SERVERS) or resolved.values["role"] in (
         "reader",
         "pserver",
@@ -340,7 +346,7 @@ def _alone(resolved: ResolvedOptions) -> bool:
 
 
 def _faults(resolved: ResolvedOptions) -> None:
-    """Translate the options about restarts and time-outs."""
+    """Translate Paddle's options about restarts and timeouts."""
     level, origin = resolved.values["elastic_level"], said(resolved, "elastic_level")
     if resolved.given("elastic_level") and level == -1:
         resolved.offer("max_restarts", 0, resolved.source("elastic_level"), origin)
@@ -357,7 +363,8 @@ def _faults(resolved: ResolvedOptions) -> None:
 
 
 def _workers(resolved: ResolvedOptions) -> None:
-    """Set the variables that Paddle's launcher passes to its workers. Raises ``SettingError``."""
+    """Set the variables through which Paddle's launcher passes these options to its workers. Raises
+    ``SettingError``."""
     backend = resolved.values["backend"]
     if backend not in ("auto", "gloo", "nccl", "bkcl"):
         why = "trainers of several kinds are not supported" if backend == "heter" else "is not one of Paddle's backends"
@@ -378,6 +385,7 @@ def _workers(resolved: ResolvedOptions) -> None:
 
 
 def _tuner_mode(origin: str, path: str) -> str:
+    """``tuner_run_mode`` in the JSON file of ``--auto_parallel_config``. Raises ``SettingError``."""
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -405,7 +413,7 @@ def _keep_to_paddles_ways(resolved: ResolvedOptions, env: Mapping[str, str]) -> 
             resolved.values[name] = value
     for name in ("http_proxy", "https_proxy"):
         if env.get(name):
-            # Only from the workers: this launcher may need it for its checkpoints.
+            # Removed from the workers only: the launcher may need the proxy for its checkpoints.
             resolved.for_workers[name] = None
             resolved.for_workers[f"{name}_original"] = env[name]
             resolved.remark(

@@ -1,7 +1,7 @@
-"""Preemption notices: what a cloud's metadata service says about the end of this host.
+"""Preemption notices: polls a cloud's metadata service, which announces that this host will be taken away.
 
-The meaning of an answer is decided by functions of its text, one for each provider. The poller asks repeatedly in a
-thread of its own, so nothing else waits for the service.
+Pure functions, one or two per provider, interpret the answers. The poller sends its requests in a thread, so nothing
+else waits for the service.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ from edl.adapters.clock import wall_clock_s
 from edl.launch.settings import NoticeSettings
 
 ANSWER_S = 2.0
-"""Time limit of a call in seconds; these services run on the host itself."""
+"""Timeout of a request in seconds; these services run on the host itself."""
 LARGEST_BYTES = 1 << 16
+"""Limit on the size of an answer."""
 MOST_PAUSE_S = 15.0
-"""Longest pause between two calls to a service that does not answer."""
+"""Longest pause in seconds between two requests to a service that does not answer."""
 TOKEN_LIFE_S = 21600
+"""Lifetime in seconds that is requested for an AWS token."""
 GCE_PREEMPTION_S = 30.0
 GCE_MAINTENANCE_S = 60.0
-"""Seconds of notice that Google promises; the answers contain no time."""
+"""Seconds between notice and end that Google documents; the answers contain no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """This host is about to be taken away."""
+    """An announcement that this host is about to be taken away."""
 
     reason: str
+    """What the provider announced, for messages."""
     at_s: float
-    """Time of the end, in seconds since the epoch; 0: unknown."""
+    """When the host ends, in seconds since the Unix epoch; 0: unknown."""
     lead_s: float
     """Seconds from reading the notice until then, at least 1; 0: unknown."""
 
@@ -60,12 +63,12 @@ Ask = Callable[[str, str, Mapping[str, str]], Reply]
 """A function that sends a request, given method, path and headers. Raises ``OSError`` or ``BadAnswer``."""
 
 
-# --- what answers mean -----------------------------------------------------------------------------------------------
+# --- interpreting answers --------------------------------------------------------------------------------------------
 
 
 def read_aws(reply: Reply, now_s: float) -> Notice | None:
-    """Interpret ``/latest/meta-data/spot/instance-action``; 404 is the usual answer. Rebalance recommendations are not
-    read, because such an instance may run for days. Raises ``BadAnswer``."""
+    """Interpret ``/latest/meta-data/spot/instance-action``; 404 means that there is no notice. Rebalance
+    recommendations are not read, because such an instance may run for days. Raises ``BadAnswer``."""
     if reply.status == 404:
         return None
     content = _json(_ok(reply))
@@ -84,7 +87,8 @@ def read_gce_preempted(reply: Reply, now_s: float) -> Notice | None:
 
 
 def read_gce_maintenance(reply: Reply, now_s: float) -> Notice | None:
-    """Interpret ``instance/maintenance-event``. An instance that is migrated keeps running. Raises ``BadAnswer``."""
+    """Interpret ``instance/maintenance-event``. A live migration is no notice: the instance keeps running. Raises
+    ``BadAnswer``."""
     text = _ok(reply).strip()
     if not text.startswith("TERMINATE"):
         return None
@@ -92,12 +96,12 @@ def read_gce_maintenance(reply: Reply, now_s: float) -> Notice | None:
 
 
 AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
-"""Events that end all processes of the host; ``Freeze`` is only a pause of seconds."""
+"""Events that end all processes of the host; ``Freeze`` only pauses it for seconds."""
 
 
 def read_azure(reply: Reply, machine: str, now_s: float) -> Notice | None:
-    """Interpret ``/metadata/scheduledevents``, which lists the events of all machines of a scale set, for the machine
-    of this name. The earliest event counts. Raises ``BadAnswer``."""
+    """Interpret ``/metadata/scheduledevents``, which lists the events of all machines of a scale set; returns the
+    earliest one for ``machine``. Raises ``BadAnswer``."""
     events = _json(_ok(reply)).get("Events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise BadAnswer(f"no list of Events in the answer {reply.body[:200]!r}")
@@ -134,7 +138,7 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _iso(text: str) -> float:
-    """Seconds since the epoch of a time such as ``2017-09-18T08:22:00Z``. Raises ``BadAnswer``."""
+    """Seconds since the Unix epoch of a time such as ``2017-09-18T08:22:00Z``. Raises ``BadAnswer``."""
     with contextlib.suppress(ValueError):
         at = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)).timestamp()
@@ -142,8 +146,8 @@ def _iso(text: str) -> float:
 
 
 def _http_date(text: str) -> float:
-    """Seconds since the epoch of a time such as ``Mon, 19 Sep 2016 18:29:47 GMT``, or in the format of AWS, which newer
-    versions use. 0 for an empty text: the event has begun. Raises ``BadAnswer``."""
+    """Seconds since the Unix epoch of a time such as ``Mon, 19 Sep 2016 18:29:47 GMT``, or in ISO format, which newer
+    API versions use. 0 for an empty text: the event has begun. Raises ``BadAnswer``."""
     if not text:
         return 0.0
     with contextlib.suppress(ValueError, TypeError, IndexError):
@@ -156,7 +160,7 @@ def _http_date(text: str) -> float:
 
 
 class Aws:
-    """AWS with IMDSv2, which requires a token."""
+    """AWS, through IMDSv2, which requires a token."""
 
     def __init__(self) -> None:
         self._token = ""
@@ -177,7 +181,7 @@ class Aws:
 
 
 class Gce:
-    """Google Compute Engine, with one call about preemption and one about maintenance."""
+    """Google Compute Engine: one request about preemption and one about maintenance."""
 
     def look(self, ask: Ask, now_s: float) -> Notice | None:
         """Poll once; returns a notice, or None. Raises ``BadAnswer`` and ``OSError``."""
@@ -187,7 +191,7 @@ class Gce:
 
 
 class Azure:
-    """Azure: the name of this host, read once, and its scheduled events."""
+    """Azure: reads the name of this host once, then its scheduled events."""
 
     def __init__(self) -> None:
         self._machine = ""
@@ -207,10 +211,12 @@ Looker = Aws | Gce | Azure
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A cloud provider: the URL of its metadata service, the polling interval in seconds, and how answers are read."""
+    """A cloud provider's metadata service."""
 
     base: str
+    """Its base URL."""
     every_s: float
+    """Polling interval in seconds."""
     make: Callable[[], Looker]
 
 
@@ -225,15 +231,15 @@ PROVIDERS: dict[str, Provider] = {
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Ignores redirects: a metadata service sends none."""
+    """Does not follow redirects: a metadata service sends none."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow nothing: the response is used as it is."""
+        """Return no request, so that the redirect itself is the response."""
         return
 
 
 def asker(base: str) -> Ask:
-    """A function that sends requests over HTTP, without any proxy."""
+    """A function that sends HTTP requests to this base URL, never through a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def ask(method: str, path: str, headers: Mapping[str, str]) -> Reply:
@@ -251,7 +257,7 @@ def asker(base: str) -> Ask:
 
 
 class Poller:
-    """Polls until it is cancelled. Failures of the service are logged once, until it answers again."""
+    """Polls one provider. The first failure of the service is logged, and the next answer after it."""
 
     def __init__(
         self,
@@ -275,25 +281,25 @@ class Poller:
         """Poll until cancelled. ``tell``: called on the event loop, once for each notice."""
         loop, ended = asyncio.get_running_loop(), threading.Event()
 
-        def hand_on(notice: Notice | None, trouble: str) -> None:
+        def deliver(notice: Notice | None, line: str) -> None:
             if ended.is_set():
                 return
-            if trouble:
-                self._log(trouble)
+            if line:
+                self._log(line)
             if notice is not None:
                 tell(notice)
 
         def work() -> None:
             while not ended.is_set():
-                notice, trouble = self.look()
-                if notice is not None or trouble:
+                notice, line = self.look()
+                if notice is not None or line:
                     try:
-                        loop.call_soon_threadsafe(hand_on, notice, trouble)
+                        loop.call_soon_threadsafe(deliver, notice, line)
                     except RuntimeError:  # the loop is closed
                         return
                 ended.wait(min(MOST_PAUSE_S, self._every_s * (1 + self._failures)))
 
-        # Not in a thread pool: at exit, the interpreter would wait for a pending name look-up.
+        # Not in a thread pool: at exit, the interpreter would wait for a pending DNS lookup.
         threading.Thread(target=work, name="edl-notices", daemon=True).start()
         try:
             await asyncio.Event().wait()
@@ -301,13 +307,13 @@ class Poller:
             ended.set()
 
     def look(self) -> tuple[Notice | None, str]:
-        """Poll once; returns a notice that has not been reported yet, and a line for the log about the service.
-        Blocks."""
+        """Poll once; returns a notice that has not been reported yet, and a log line about the service or an empty
+        string. Blocks for up to ``ANSWER_S`` per request."""
         try:
             notice = self._looker.look(self._ask, self._wall_clock_s())
         except (BadAnswer, OSError, ValueError) as error:
             self._failures += 1
-            why = f"the {self._name} metadata service gives no notices: {str(error) or type(error).__name__}"
+            why = f"cannot read notices from the {self._name} metadata service: {str(error) or type(error).__name__}"
             return None, f"{why} (polling and training continue)" if self._failures == 1 else ""
         said = f"the {self._name} metadata service answers again" if self._failures else ""
         self._failures = 0

@@ -43,7 +43,7 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
             "--hang-timeout",
             f"{options['hang_timeout']:g}",
             "trainers of --run-mode=ps do not wait for one another",
-            "Drop it: each call to a pserver has a deadline of its own",
+            "Drop it: each call to a pserver has its own timeout",
         )
     return wanted
 
@@ -96,7 +96,8 @@ def slots_of_trainers(options: Mapping[str, Any]) -> int:
 
 
 def _nodes_of(text: str, slots: int, given: NodeRange, options: Mapping[str, Any]) -> NodeRange:
-    """``--trainers`` in nodes. ``given``: what ``--nnodes`` says. Raises ``SettingError``."""
+    """The range of nodes for ``--trainers=MIN:MAX`` with ``slots`` trainers per node. ``given``: the range of
+    ``--nnodes``. Raises ``SettingError``."""
     low, high = _range("--trainers", text)
     if low % slots or high % slots:
         least, most = -(-low // slots) * slots, max(1, high // slots) * slots
@@ -158,7 +159,8 @@ def endpoints_of(option: str, text: str) -> list[tuple[str, int]]:
 
 
 def of_this_host(endpoints: list[tuple[str, int]], local_addr: str) -> list[tuple[str, int]]:
-    """The addresses in the list that are of this host."""
+    """The addresses of the list that belong to this host: equal to ``local_addr`` if that is given, otherwise those
+    that a socket can be bound to."""
     if local_addr:
         return [one for one in endpoints if one[0] == local_addr]
     from edl.adapters.etcd_cluster import can_bind  # imported late: printing the help does not need it
@@ -167,7 +169,8 @@ def of_this_host(endpoints: list[tuple[str, int]], local_addr: str) -> list[tupl
 
 
 def count_from(option: str, text: str, least: int = 0) -> int:
-    """Parse a number of processes of one launcher. Raises ``SettingError``."""
+    """Parse a number of processes of one launcher, from ``least`` to ``MOST_SERVERS_HERE``. Raises
+    ``SettingError``."""
     if not text.isdecimal() or not least <= int(text) <= MOST_SERVERS_HERE:
         raise SettingError(option, text, f"must be a number from {least} to {MOST_SERVERS_HERE}")
     return int(text)

@@ -22,13 +22,14 @@ from edl.launch.settings import PserverSettings, ServerSettings
 from edl.types import JobId
 
 NEEDED = ("numpy", "xxhash")
-"""Packages that a pserver needs. Without numba it works, slowly."""
+"""Packages that a pserver needs. It also works without numba, but slowly."""
 DRAIN_SHARE = 0.5
-"""Share of ``--shutdown-timeout`` that leaving pservers may take to hand over their data."""
+"""Fraction of ``--shutdown-timeout`` that draining pservers may take to hand over their buckets."""
 
 
 def check_packages() -> None:
-    """Check the packages that every launcher of such a job needs. Raises ``SettingError``."""
+    """Check that the packages which every launcher of a job with pservers needs are installed. Raises
+    ``SettingError``."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise SettingError("--run-mode", "ps", f"needs {' and '.join(missing)}", "Run: pip install 'edl[ps]'")
@@ -40,15 +41,15 @@ def secret_of(token: str) -> str:
 
 
 def environment_of(servers: ServerSettings) -> dict[str, str]:
-    """The worker variables about pservers that were listed one by one."""
+    """The variable that tells workers the addresses of all pservers; none unless ``--servers`` lists them."""
     return {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers.listed)} if servers.listed else {}
 
 
 class Pservers:
-    """The kind of helpers that are pservers; see ``helpers.HelperKind``."""
+    """Pservers as a kind of helper process (``helpers.HelperKind``)."""
 
     what, service, folder = "pserver", "ps", "servers"
-    grace_s = 0.0  # its data are useless once its key is gone
+    grace_s = 0.0  # its data is useless once its key is gone
     farewell_s = 0.0
     fenced = True
 
@@ -85,7 +86,7 @@ class Pservers:
         return await HelperProcess.start(self.what, ("ps", "server", *options), {"secret": self._secret}, log_file)
 
     def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
-        """The address, secret and memory limit of a pserver, which its key contains."""
+        """A pserver's address, secret and memory limit in bytes."""
         return {
             "host": self._host or host,
             "port": process.ready["port"],
@@ -97,7 +98,7 @@ class Pservers:
 
 
 async def serve_parameters(settings: PserverSettings) -> int:
-    """Run a launcher with ``--role=pserver``; returns the exit status."""
+    """Run a launcher with ``--role=pserver`` until it leaves or the job ends; returns the exit status."""
     check_packages()
 
     def make(spec: JobSpec, token: str) -> Pservers:

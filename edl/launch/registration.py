@@ -1,4 +1,4 @@
-"""A launcher's place in the job: agrees on the settings, takes a name, and keeps the lease that the name is under."""
+"""Registers a launcher: agrees with the others on the job's settings, creates the node's key, and renews its lease."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from edl.wire.secret import Secret, described, described_own, stored_token, toke
 
 RETRY_S = 0.2
 SILENT_PAUSE_S = 0.5
-"""Seconds between two checks of a launcher that holds what this one needs and does not answer."""
+"""Seconds between two checks of a silent launcher that holds the name or rank that this one needs."""
 LEASES = 2
 SLACK_S = 5.0
-"""A launcher that is still present after this many lease times plus ``SLACK_S`` is renewing its lease."""
+"""A lease that still exists after ``LEASES`` lease times plus ``SLACK_S`` seconds is being renewed."""
 
 
 class JobEnded(JobConflict):
@@ -32,16 +32,17 @@ class JobEnded(JobConflict):
 
     def __init__(self, outcome: Finish) -> None:
         self.outcome = outcome
-        self.exit_code = ExitCode(outcome.exit_code)  # a node that was isolated exits with the status of the job
+        self.exit_code = ExitCode(outcome.exit_code)  # an isolated node exits with the status of the job
         super().__init__(f"the job has already ended: {outcome.reason}")
 
 
 class _Silent(Exception):
-    """Another launcher holds what this one needs, and neither refuses connections nor answers."""
+    """Another launcher holds the name or rank that this one needs, and neither refuses connections nor answers."""
 
 
 class Registration:
-    """One launcher's membership in the job. ``join`` may be called again after the lease was lost."""
+    """One launcher's registration in the job: ``agree``, ``join``, ``keep``, ``leave``. After a lost lease ``rejoin``
+    registers again."""
 
     def __init__(
         self,
@@ -70,18 +71,20 @@ class Registration:
         self._answers = answers
         self._log = log
         self._silent = ""
-        """The last reported reason to wait for a silent launcher."""
+        """The last logged reason for waiting for a silent launcher."""
         self._token_revision = 0
-        """Revision of the store at which the token that was agreed on was written: it identifies the job."""
+        """Revision of the store at which the job's token was written. It identifies the job among those of this id."""
         self.token = ""
+        """The job's token, after ``agree``."""
         self.lease = Incarnation(0)
+        """The lease of the node's key; 0: not registered."""
 
     async def agree(self) -> None:
-        """Agree with the other launchers on the job's specification and its secret.
+        """Agree with the other launchers on the job's specification and token, or found the job.
 
-        Raises ``JobConflict`` if a living job of this id has other settings, and ``JobEnded`` if this node's previous
-        launcher belonged to a job that has just ended and did not learn of the end. Any other launcher then begins a
-        new job, once the launchers of the ended one are gone.
+        Raises ``JobConflict`` if a running job of this id has other settings, and ``JobEnded`` if this node's previous
+        launcher belonged to a job that has just ended and did not learn of the end. Any other launcher founds a new job
+        once the launchers of the ended one are gone.
         """
         mine = self._keys.launcher(self._node)
         belonged = any(entry.key == mine for entry in (await self._store.read(mine)).entries)
@@ -107,8 +110,8 @@ class Registration:
         return {entry.key: entry for entry in (await self._store.read(self._keys.prefix)).entries}
 
     def _is_over(self, entries: Collection[str], belonged: bool) -> bool:
-        """Whether the job has ended: its launchers, if any are left, have not heard of it yet. Its keys go at the end,
-        and a new job would be taken for theirs: one of them would become its Master."""
+        """Whether the job has ended, even if some of its launchers do not know yet and are still registered. They must
+        be gone before a new job begins: one of them could become its Master."""
         return self._keys.spec not in entries or (not belonged and self._keys.over in entries)
 
     def _in_use(self, entries: Iterable[str]) -> bool:
@@ -121,8 +124,8 @@ class Registration:
                 raise JobEnded(plain.loads(Finish, entry.value))
 
     def _conflict(self, entries: dict[str, KeyValue]) -> JobConflict | None:
-        """The differences between the stored job and this launcher's, as an error; None if there are none or no job is
-        stored."""
+        """An error that lists the differences between the stored job and this launcher's; None if there are none or no
+        job is stored."""
         stored = entries.get(self._keys.spec)
         if stored is None:
             return None
@@ -150,17 +153,17 @@ class Registration:
 
     @property
     def _leases_end_s(self) -> float:
-        """Seconds after which a lease that still exists must have been renewed by its launcher."""
+        """Seconds after which a lease that still exists must have been renewed, so that its launcher is alive."""
         return LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S
 
     async def _until_gone(self, conflict: JobConflict) -> dict[str, KeyValue]:
-        """Wait until no launcher of the job holds a lease; returns the job's keys. Raises the conflict if a launcher is
+        """Wait until no launcher of the job holds a lease; returns the job's keys. Raises ``conflict`` if a launcher is
         alive.
 
         Leases may outlive their launchers: a restarted store extends each by its full time. So the leases of launchers
-        that are proven dead are revoked, and silent launchers get the time in which their leases expire.
+        that are certainly dead are revoked, and those of silent launchers get time to expire.
         """
-        looks = 0
+        checks = 0
         while self._in_use(entries := await self._entries()):
             for key, entry in entries.items():
                 if key.startswith(self._keys.nodes):
@@ -169,17 +172,18 @@ class Registration:
                         await self._store.revoke_lease(other.incarnation)
                     elif await self._answers(other.host, other.port):
                         raise conflict
-            if looks * SILENT_PAUSE_S > self._leases_end_s:
+            if checks * SILENT_PAUSE_S > self._leases_end_s:
                 raise conflict
-            if looks == 2:
+            if checks == 2:
                 self._log(f"job {self._spec.job} has launchers that do not answer: waiting for their leases to expire")
-            if looks:
+            if checks:
                 await asyncio.sleep(SILENT_PAUSE_S)
-            looks += 1
+            checks += 1
         return entries
 
     def _foreign(self, entries: dict[str, KeyValue]) -> dict[str, str]:
-        """Aspects that differ from the job's first launcher, except permitted ones, each with a description."""
+        """Aspects in which this launcher differs from the job's founder, except allowed ones, each with a
+        description."""
         if self._origin is None:
             return {}
         stored = entries.get(self._keys.origin)
@@ -189,7 +193,8 @@ class Registration:
         return {aspect: text + where for aspect, text in found.items()}
 
     async def _found(self, entries: dict[str, KeyValue]) -> None:
-        """Found the job: write this launcher's settings and a new secret, in place of what a dead job left behind."""
+        """Found the job: write this launcher's settings and a new token, and delete what an ended job left behind.
+        Does nothing if another launcher was faster."""
         stored = entries.get(self._keys.spec)
         condition = ModifiedAt(self._keys.spec, stored.mod_revision if stored else 0)
         operations: list[Operation] = [Delete(self._keys.farewell), Delete(self._keys.launchers, prefix=True)]
@@ -207,8 +212,8 @@ class Registration:
         await self._store.write(operations, [condition])
 
     async def rejoin(self, info: NodeInfo) -> NodeInfo:
-        """Call ``join`` again after the lease was lost. Raises ``JobEnded`` or ``JobConflict`` if the job has ended,
-        even if another job of the same id has begun."""
+        """Register again after the lease was lost, like ``join``. Raises ``JobEnded`` or ``JobConflict`` if the job has
+        ended, even if another job of the same id has begun."""
         token = await self._stored_token()
         if token is None or token_of(token.value, self._secret, self._spec.job) != self.token:
             await self._raise_if_ended()
@@ -221,7 +226,7 @@ class Registration:
         return next((entry for entry in entries if entry.key == self._keys.token), None)
 
     async def _raise_if_gone(self) -> None:
-        """The job that we agreed on may have ended since; another one may have begun."""
+        """Raise ``JobEnded`` or ``JobConflict`` if the job that was agreed on has ended, even if another has begun."""
         token = await self._stored_token()
         if (token.mod_revision if token is not None else 0) != self._token_revision:
             await self._raise_if_ended()
@@ -231,30 +236,32 @@ class Registration:
             )
 
     async def join(self, info: NodeInfo) -> NodeInfo:
-        """Register the node's name under a new lease; returns the info with its incarnation.
+        """Create the node's key under a new lease; returns the info with its incarnation.
 
         Waits for the lease of a silent launcher to expire. Raises ``JobConflict`` if a living launcher holds the name
         or the requested node rank, and ``JobEnded`` or ``JobConflict`` if the job has ended since ``agree``.
         """
-        looks = 0
+        waits = 0
         while True:
             lease = Incarnation(await self._store.grant_lease(self._spec.timeouts.lease_ttl_s))
             try:
                 named = await self._take_name(dataclasses.replace(info, incarnation=lease))
             except LeaseLost:
-                await asyncio.sleep(RETRY_S)  # this launcher was frozen, or the store away, for longer than the lease
+                await asyncio.sleep(RETRY_S)  # this launcher was frozen, or the store down, for longer than the lease
             except (JobConflict, _Silent) as error:
                 with contextlib.suppress(StoreError):
                     await self._store.revoke_lease(lease)
                 if isinstance(error, JobConflict):
                     raise
-                looks += 1
-                await self._wait_for(error, looks)
+                waits += 1
+                await self._wait_for(error, waits)
             else:
                 self.lease = lease
                 return named
 
     async def _take_name(self, named: NodeInfo) -> NodeInfo:
+        """Create the node's key under the lease of ``named``. Raises ``JobConflict`` or ``_Silent`` if the name or the
+        rank is taken, and ``LeaseLost``."""
         key = self._keys.node(named.node)
         while True:
             await self._refuse_same_rank(named)
@@ -265,11 +272,11 @@ class Registration:
             await self._raise_if_gone()
             await self._clear_dead_namesake(key, named)
 
-    async def _wait_for(self, silent: _Silent, looks: int) -> None:
-        """Wait a while for the lease of a silent launcher to expire. Raises ``JobConflict`` if the launcher keeps
-        renewing it: then it is alive, even if this host cannot reach it."""
+    async def _wait_for(self, silent: _Silent, waits: int) -> None:
+        """Wait ``SILENT_PAUSE_S`` for the lease of a silent launcher to expire. Raises ``JobConflict`` after so many
+        waits that the launcher must have renewed it: then it is alive, even if this host cannot reach it."""
         limit_s = self._leases_end_s
-        if looks * SILENT_PAUSE_S > limit_s:
+        if waits * SILENT_PAUSE_S > limit_s:
             raise JobConflict(
                 f"{silent}. It has not answered for {limit_s:g} s, but it is alive, because it renews its lease"
             )
@@ -279,6 +286,7 @@ class Registration:
         await asyncio.sleep(SILENT_PAUSE_S)
 
     async def _refuse_same_rank(self, info: NodeInfo) -> None:
+        """Raise ``JobConflict`` if a living launcher has the requested node rank, ``_Silent`` if it does not answer."""
         if info.node_rank < 0:
             return
         for entry in (await self._store.read(self._keys.nodes)).entries:
@@ -289,12 +297,12 @@ class Registration:
                 if not await self._answers(other.host, other.port):
                     raise _Silent(f"--node-rank={info.node_rank} is taken {where}")
                 raise JobConflict(
-                    f"--node-rank={info.node_rank} is taken {where}. Give each node its own rank, or no rank"
+                    f"--node-rank={info.node_rank} is taken {where}. Give each node its own rank, or omit --node-rank"
                 )
 
     async def _clear_dead_namesake(self, key: str, mine: NodeInfo) -> None:
-        """Clear a name that is taken: revoke the lease of a dead launcher. Raises ``JobConflict`` if a living launcher
-        has the name, ``_Silent`` if it does not answer."""
+        """Free the name if its launcher is dead, by revoking the lease. Raises ``JobConflict`` if a living launcher has
+        the name, ``_Silent`` if it does not answer."""
         for entry in (await self._store.read(key)).entries:
             if entry.key != key:
                 continue
@@ -304,7 +312,7 @@ class Registration:
                 await self._store.revoke_lease(other.incarnation)
             elif await self._answers(other.host, other.port):
                 raise JobConflict(
-                    f"node id {other.node} is in use in job {self._spec.job} by a living launcher at "
+                    f"node id {other.node} is in use in job {self._spec.job} by a running launcher at "
                     f"{other.host}:{other.port}. Use another --node-id"
                 )
             else:
@@ -312,10 +320,10 @@ class Registration:
                 raise _Silent(f"node id {other.node} is in use in job {self._spec.job} by the launcher at {place}")
 
     async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:
-        """Renew the lease three times per lease time until it is lost; then return.
+        """Renew the lease three times per lease time; returns when it is lost.
 
-        ``renewed`` is called after each success with the time of the request on the event loop's clock, ``missed`` each
-        time the store did not answer.
+        ``renewed`` is called after each success with the time of the request on the event loop's clock, ``missed``
+        after each failure.
         """
         pause_s, loop, said = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop(), ""
         while True:
@@ -326,7 +334,7 @@ class Registration:
                 if lease == self.lease:
                     return
                 continue  # the node has registered again meanwhile
-            except StoreError as error:  # even if the store now refuses: running workers need not end
+            except StoreError as error:  # also if the store refuses the call: that is no reason to stop the workers
                 if not isinstance(error, StoreUnavailable) and str(error) != said:
                     said = str(error)
                     self._log(f"cannot renew the lease: {error}")
@@ -338,8 +346,8 @@ class Registration:
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:
-        """End the lease, which deletes every key of this launcher. A launcher that is started here next does not belong
-        to this job."""
+        """Unregister: revoke the lease, which deletes the node's keys, and the record that a launcher of this node id
+        belongs to this job."""
         if self.lease:
             with contextlib.suppress(StoreError):
                 await self._store.write([Delete(self._keys.launcher(self._node))])

@@ -1,5 +1,5 @@
-"""The reports about a job that has ended: files for programs, written at once, and a text about the failure, printed
-last."""
+"""Reports about a job that has ended: files for programs, written at once, and a text about the failure, which is
+printed last."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from edl.wire.status import HistoryEntry
 
 @dataclass(slots=True)
 class Reporter:
-    """Writes the reports of a launcher. ``outer_error_file``: the error file of the program that started it; may be
-    empty."""
+    """Writes the reports of one launcher. ``outer_error_file``: where the program that started the launcher looks for
+    an error (``TORCHELASTIC_ERROR_FILE``); may be empty."""
 
     job: str
     node: str
@@ -28,7 +28,7 @@ class Reporter:
     outer_error_file: str
     log: Callable[[str], None]
     report_file: str = ""
-    """File for a report about every end of the job, also success; empty: none."""
+    """File for a JSON report about every end of the job, success included; empty: none."""
     _text: str = field(default="", init=False)
 
     @property
@@ -39,9 +39,9 @@ class Reporter:
     def keep(
         self, exit_code: int, reason: str, failures: Sequence[Failure], history: Sequence[HistoryEntry] = ()
     ) -> None:
-        """Write the files about the end of the job. A file that cannot be written is reported in the log.
+        """Write the files about the end of the job. A file that cannot be written is logged.
 
-        ``history``: the Master's history of the job, which is deleted from the store at the end.
+        ``history``: the job's history, which the Master deletes from the store at the end.
         """
         self._text = text_report(self.job, reason, failures, self.folder, self._log_of) if failures else ""
         if history and self.folder:
@@ -60,8 +60,8 @@ class Reporter:
             self._write(Path(self.outer_error_file), error_file(failures[0], _read(failures[0].error_file)))
 
     def close(self) -> None:
-        """Print the report, or where the workers' output is. Nothing may be printed after it, so that the root cause
-        comes last."""
+        """Print the report of a failed job, or else where the workers' output is. Must be the last output, so that a
+        report ends with the root cause."""
         if self._text:
             self.log(f"the job has failed\n{self._text}")
         elif self.logs.keeps_output:
@@ -89,7 +89,7 @@ class Reporter:
 
 
 def _read(path: str) -> str:
-    """The content of a worker's error file; empty if it cannot be read, as for workers of other nodes."""
+    """The content of a worker's error file; empty if it cannot be read, for instance on another node."""
     try:
         return Path(path).read_text(errors="replace") if path else ""
     except OSError:

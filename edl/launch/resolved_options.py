@@ -1,8 +1,9 @@
-"""The options after all sources have been read: command line, ``EDL_*``, other launchers' variables, the cluster's.
+"""The values of all options after every source has been read: command line, ``EDL_*``, variables of other launchers and
+of the cluster.
 
-The same setting can come from several sources. Precedence is decided by ``OptionSource``, not by the order in which
-sources are read. So each source has a module of its own (``torchrun_options``, ``paddle_options``, ``cluster_env``)
-that only offers values. Overridden, renamed and meaningless settings are reported in remarks.
+The same setting can come from several sources. ``OptionSource`` decides which takes precedence, not the order in which
+they are read. So each source has its own module (``torchrun_options``, ``paddle_options``, ``cluster_env``), which only
+offers values. Remarks report what was overridden, renamed or ignored.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from edl.errors import SettingError
 
 
 class OptionSource(enum.IntEnum):
-    """The source of a value, in order of precedence, the lowest first."""
+    """Where a value comes from, in order of precedence, the lowest first."""
 
     DEFAULT = 0
     CLUSTER = 1
-    """Variables that a cluster sets for every program: Kubeflow, Slurm, MPI."""
+    """Variables that a cluster manager sets for its processes: Kubeflow, Volcano, Slurm, MPI."""
     PET = 2
-    """``PET_*``, torchrun's defaults."""
+    """``PET_*``, torchrun's variables."""
     EDL = 3
     """``EDL_*``."""
     COMMAND_LINE = 4
     PADDLE = 5
-    """``PADDLE_*``: in Paddle's launcher they override the command line, and its operators rely on that."""
+    """``PADDLE_*``: in Paddle's launcher they override the command line, and operators rely on that."""
 
 
 _SOURCES = {
@@ -41,42 +42,42 @@ _SOURCES = {
 
 
 def inside_worker(env: Mapping[str, str]) -> bool:
-    """Whether a worker of edl started this launcher. Then other launchers' variables were set by edl itself and are
-    ignored."""
+    """Whether this launcher runs inside a worker of edl. Then edl itself has set the variables of other launchers, so
+    they are ignored."""
     return "EDL_ROUND" in env or "EDL_AGENT" in env
 
 
 EXPORTED = ("EDL_NODE_ID", "EDL_GLOBAL_BATCH", "EDL_LOCAL_BATCH", "EDL_LOGICAL_RANKS")
-"""Variables of workers that have the names of option variables."""
+"""Variables that edl sets in workers and that have the names of option variables."""
 
 
 def forget_exports() -> None:
-    """Remove the exported variables inside a worker, before the command line is read: the new launcher is another node
-    of another job."""
+    """Inside a worker, remove the variables in ``EXPORTED``: this launcher is a node of another job. Must be called
+    before the command line is read."""
     if inside_worker(environment()):
         adopt(dict.fromkeys(EXPORTED))
 
 
 @dataclass(slots=True)
 class ResolvedOptions:
-    """The value of each option with its source. ``script`` and ``arguments``: the workers' command."""
+    """The value of each option and its source. ``script`` and ``arguments``: the workers' command."""
 
     values: dict[str, Any]
     script: str = ""
     arguments: tuple[str, ...] = ()
     remarks: list[str] = field(default_factory=list)
-    """Lines that are printed once at the start."""
+    """Lines for the user, printed once at the start."""
     environment: dict[str, str | None] = field(default_factory=dict)
-    """Changes of the environment for this launcher and its workers; None removes a variable."""
+    """Changes to the environment of this launcher and its workers; None removes a variable."""
     for_workers: dict[str, str | None] = field(default_factory=dict)
-    """Changes of the environment for the workers only."""
+    """Changes to the environment of the workers only."""
     _sources: dict[str, OptionSource] = field(default_factory=dict)
     _origins: dict[str, str] = field(default_factory=dict)
     _options: Mapping[str, click.Parameter] = field(default_factory=dict)
 
     @classmethod
     def by(cls, context: click.Context, script: str = "", arguments: tuple[str, ...] = ()) -> ResolvedOptions:
-        """The options that click has read from the command line and from ``EDL_*``."""
+        """The options that click has parsed from the command line and from ``EDL_*``."""
         options = {param.name: param for param in context.command.params if param.name}
         sources = {
             name: _SOURCES.get(context.get_parameter_source(name) or ParameterSource.DEFAULT, OptionSource.DEFAULT)
@@ -90,14 +91,14 @@ class ResolvedOptions:
         return self._sources.get(name, OptionSource.DEFAULT)
 
     def given(self, name: str) -> bool:
-        """Whether the option was given by any source."""
+        """Whether any source has set the option."""
         return self.source(name) > OptionSource.DEFAULT
 
     def offer(self, name: str, value: Any, source: OptionSource, origin: str) -> bool:
         """Set a value unless a source of higher precedence has set one; returns whether it was set.
 
-        ``value``: a text is parsed like the option's own. ``origin``: the place for messages, such as
-        ``PADDLE_NNODES``. Raises ``SettingError`` that names the origin if the value is invalid.
+        ``value``: a string is parsed by the option's click type. ``origin``: name of the source for messages, such as
+        ``PADDLE_NNODES``. Raises ``SettingError`` with the origin if the value is invalid.
         """
         if name not in self.values:
             raise KeyError(f"no such option: {name}")
@@ -112,15 +113,15 @@ class ResolvedOptions:
         return True
 
     def origin(self, name: str) -> str:
-        """The place where the current value was given, for messages; empty: the option itself."""
+        """The name of the source of the current value, for messages; empty: the option itself was given, or nothing."""
         return f"EDL_{name.upper()}" if self.source(name) is OptionSource.EDL else self._origins.get(name, "")
 
     def said(self, name: str) -> str:
-        """The same, or the option's name if the option itself was given."""
+        """``origin``, or the option's flag if that is empty."""
         return self.origin(name) or "--" + name.replace("_", "-")
 
     def named(self, error: SettingError) -> SettingError:
-        """The same error with the name that the user gave: ``PADDLE_RANK`` instead of ``--node-rank``."""
+        """The same error under the name that the user has set: ``PADDLE_RANK`` instead of ``--node-rank``."""
         origin = self.origin(error.setting.removeprefix("--").replace("-", "_"))
         return error.renamed(origin) if origin and error.setting.startswith("--") else error
 

@@ -1,4 +1,4 @@
-"""The launcher's options about where its nodes come from, and the table of schedulers.
+"""The launcher's options about the scheduler, and the table of supported schedulers.
 
 The settings that all launchers of a job must agree on become ``JobSpec.scheduler``.
 """
@@ -17,9 +17,9 @@ from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.port import Scheduler
 
 MOST_INDEX = 1_000_000
-"""Limit of ``--node-index``, to catch typing mistakes."""
+"""Limit on ``--node-index``, to catch typing mistakes."""
 INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SLURM_ARRAY_TASK_ID")
-"""Variables in which schedulers number the processes that they start."""
+"""Variables with the index that a scheduler gives to a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,50 +27,52 @@ class SchedulerKind:
     """One kind of scheduler. Its module is imported only when it is used."""
 
     shape: str
-    """The form of ``--scheduler``."""
+    """The form of ``--scheduler``, such as ``statefulset/NAME``."""
     module: str
     owners: tuple[SizeOwner, ...] = (SizeOwner.MASTER, SizeOwner.EXTERNAL)
-    """The possible owners of the size; the first is the default."""
+    """The possible values of ``--scale-owner``; the first is the default."""
     conf: Mapping[str, str] = field(default_factory=dict)
-    """The keys of ``--scheduler-conf`` with their meanings."""
+    """The keys of ``--scheduler-conf`` and their descriptions, for messages."""
     ordinal: bool = False
-    """The names of its pods end in their index."""
+    """Whether the names of its pods end in their index."""
 
 
 _BOTH = (SizeOwner.EXTERNAL, SizeOwner.MASTER)
 _KUBERNETES = {
-    "api": "URL of the API server, if not the pod's own cluster",
-    "namespace": "if not the pod's own",
-    "token_file": "file with the token, read again whenever it changes",
-    "ca": "file with the authority's certificates",
-    "timeout": "seconds that a call may take; 10",
-    "poll": "seconds between two looks at the size while no pod changes; 10",
-    "selector": "labels of the pods, separated by ';', if the object does not say",
-    "watch_nodes": "true: taints of hosts are notices, too",
+    "api": "URL of the API server; default: the pod's own cluster",
+    "namespace": "default: the pod's own",
+    "token_file": "file with the token, reread when it changes",
+    "ca": "file with the CA certificates",
+    "timeout": "timeout of a request in seconds; default: 10",
+    "poll": "seconds between two reads of the size while no pod changes; default: 10",
+    "selector": "labels of the pods, separated by ';'; default: the object's own selector",
+    "watch_nodes": "true: taints of hosts are preemption notices as well",
 }
-_TASK = {"task": "the one whose replicas are nodes, if not the only one or worker"}
-_INDEXED = {"indexed": "true: the highest index is taken away first"}
+_TASK = {"task": "the task whose replicas are nodes; default: the only one, or worker"}
+_INDEXED = {"indexed": "true: the scheduler removes the highest index first"}
 _PADDLECLOUD = {
-    "server": "HOST:PORT[;…] of its etcd, if not as PADDLE_ELASTIC_SERVER says, or the job's own",
-    "paddlejob": "the PaddleJob whose replicas the Master is to change; the other keys are for that",
+    "server": "HOST:PORT[;…] of its etcd; default: PADDLE_ELASTIC_SERVER, or the job's own store",
+    "paddlejob": "the PaddleJob whose replicas the Master changes; the other keys apply to it",
 }
 
 _SLURM = {
-    "script": "batch script of a node; else one is made of this command line",
+    "script": "batch script of a node; default: generated from this command line",
     "options": "further options of sbatch, separated by blanks",
-    "name": "of the jobs; edl-JOB",
-    "timeout": "seconds that a call may take; 30",
-    "poll": "seconds between two looks at the queue; 2",
+    "name": "name of the Slurm jobs; default: edl-JOB",
+    "timeout": "timeout of a call in seconds; default: 30",
+    "poll": "seconds between two reads of the queue; default: 2",
 }
 
 KINDS: dict[str, SchedulerKind] = {
     "process": SchedulerKind("process", "edl.schedulers.process", (SizeOwner.MASTER,)),
-    "exec": SchedulerKind("exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "seconds that a call may take; 30"}),
+    "exec": SchedulerKind(
+        "exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "timeout of a call in seconds; default: 30"}
+    ),
     "discovery": SchedulerKind(
         "discovery:COMMAND",
         "edl.schedulers.hook",
         (SizeOwner.EXTERNAL,),
-        {"timeout": "seconds that a call may take; 30", "poll": "seconds between two calls; 1"},
+        {"timeout": "timeout of a call in seconds; default: 30", "poll": "seconds between two calls; default: 1"},
     ),
     "statefulset": SchedulerKind("statefulset/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
     "job": SchedulerKind("job/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES),
@@ -88,11 +90,12 @@ KINDS: dict[str, SchedulerKind] = {
     ),
     "slurm": SchedulerKind("slurm", "edl.schedulers.slurm", conf=_SLURM),
 }
-"""One entry per kind; ``edl.schedulers.deps`` describes what its module must provide."""
+"""All kinds by name; ``edl.schedulers.deps`` describes what a module must provide."""
 
 
 def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
-    """The chosen scheduler, checked as far as possible on this host; None: none is chosen. Raises ``SettingError``."""
+    """The scheduler that the options choose, checked as far as this host can; None without ``--scheduler``. Raises
+    ``SettingError``."""
     text = options["scheduler"].strip()
     if not text:
         for name in ("scheduler_conf", "scale_owner"):
@@ -125,7 +128,8 @@ def make_scheduler(deps: SchedulerDeps) -> Scheduler:
 
 
 def node_index(options: Mapping[str, Any], wanted: SchedulerChoice | None, environment: Mapping[str, str]) -> int:
-    """The scheduler's number for this node; -1: not known. Raises ``SettingError``."""
+    """The scheduler's index of this node, from 0: ``--node-index``, or else from the environment; -1: unknown. Raises
+    ``SettingError``."""
     text = options["node_index"].strip()
     if text:
         if not text.isdecimal() or int(text) > MOST_INDEX:
@@ -140,8 +144,8 @@ def node_index(options: Mapping[str, Any], wanted: SchedulerChoice | None, envir
 
 
 def node_name(wanted: SchedulerChoice | None, environment: Mapping[str, str]) -> str:
-    """The default name of this node: derived from Slurm's job number, so that the adapter recognises it; empty for
-    other schedulers."""
+    """The default name of this node: with Slurm it contains the job id, by which the adapter recognises the node; empty
+    with other schedulers."""
     if wanted is None or wanted.kind != "slurm":
         return ""
     return str(_module(KINDS[wanted.kind]).node_name(environment))
@@ -156,11 +160,13 @@ def launcher_again(
     *,
     elsewhere: bool = False,
 ) -> tuple[str, ...]:
-    """The command line for another launcher of the same job: without what applies to this node only, and with the
-    store's address.
+    """The command line for another launcher of the same job, derived from this launcher's: without options of this node
+    only.
 
     ``arguments``: this launcher's arguments, without the program, in one spelling (see ``with_both_spellings``).
-    ``elsewhere``: it will run on another host, so this host's addresses are left out.
+    ``takes_value``: the spellings of all options, and whether each takes a value. ``endpoints``: addresses of the store
+    to add; empty: the arguments name it. ``fixed``: options to set. ``elsewhere``: the launcher will run on another
+    host, so this host's addresses are left out.
     """
     left_out = {"--node-id", "--node-index", "--node-rank", "--rank", "--standalone", "--http-port", *fixed}
     if elsewhere:
@@ -192,7 +198,7 @@ def _kind_of(text: str) -> tuple[str, SchedulerKind, str]:
     separator, target = text[len(name) : len(name) + 1], text[len(name) + 1 :].strip()
     wants = "" if kind.shape == name else ":" if name in WITH_COLON else "/"
     if separator != wants or bool(target) != bool(wants):
-        raise SettingError("--scheduler", text, "does not have the form of this kind", f"Write {kind.shape}")
+        raise SettingError("--scheduler", text, f"not a valid {name} scheduler", f"Write {kind.shape}")
     return name, kind, target
 
 
@@ -202,6 +208,7 @@ def _unknown_kind(text: str) -> SettingError:
 
 
 def _conf(name: str, kind: SchedulerKind, text: str) -> dict[str, str]:
+    """Parse ``--scheduler-conf``. Raises ``SettingError`` for a key that this kind does not have."""
     values: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")
@@ -217,5 +224,5 @@ def _conf(name: str, kind: SchedulerKind, text: str) -> dict[str, str]:
 
 
 def _module(kind: SchedulerKind) -> Any:
-    """Import the module of a kind, which provides ``check`` and ``make``."""
+    """Import the module of a kind, which has the functions ``check`` and ``make``."""
     return importlib.import_module(kind.module)

@@ -1,4 +1,4 @@
-"""The companion of the Master that gets nodes from a scheduler."""
+"""Sets up the Master's companion task that adds and removes nodes through a scheduler."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ _THIS_NODE_ALONE = (
     *("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_STANDALONE", "EDL_HTTP_PORT", "PET_STANDALONE"),
     *row_of("rank").variables,
 )
-"""Option variables of this node that other launchers must not get."""
+"""Option variables that apply to this node only and are not passed to other launchers."""
 _THIS_HOST_ALONE = ("EDL_LOCAL_ADDR", "EDL_HTTP_HOST", "PET_LOCAL_ADDR", *row_of("host").variables)
-"""The same for launchers on other hosts."""
-_NO_PLACE = {"EDL_NODE_RANK": "-1"}
-"""Makes the new launcher take any free rank. Takes precedence over ``PET_*`` and over the cluster environment of this
-node."""
+"""Option variables that are not passed to launchers on other hosts."""
+_ANY_RANK = {"EDL_NODE_RANK": "-1"}
+"""Makes a new launcher take any free rank, whatever this node's ``PET_*`` and cluster environment say."""
 
 
 def companions(
     settings: LaunchSettings, store: Store, endpoints: Sequence[str], log: Callable[[str], None]
 ) -> Companions:
-    """The companions for ``MasterDeps``: one that manages the scheduler, if the job has one."""
+    """The companions for ``MasterDeps``: a ``Reconciler`` if the job has a scheduler, otherwise none."""
     wanted = settings.spec.scheduler
     if wanted is None:
         return lambda master: ()
@@ -54,9 +53,9 @@ def scheduler_deps(
     endpoints: Sequence[str],
     log: Callable[[str], None],
 ) -> SchedulerDeps:
-    """Everything that an adapter of a scheduler may use."""
+    """What a scheduler's adapter gets from the launcher."""
     spec, logs = settings.spec, Path(settings.logs.folder).parent if settings.logs.folder else runtime_folder()
-    named = () if settings.store.endpoints else endpoints  # the address of a private store is not on the command line
+    named = () if settings.store.endpoints else endpoints  # only a private store's address must be added
     fixed = {"--rdzv-id": spec.job, "--log-dir": str(logs) if settings.logs.folder else os.devnull}
     elsewhere = wanted.kind != "process"
     left_out = (*_THIS_NODE_ALONE, *(_THIS_HOST_ALONE if elsewhere else ()))
@@ -68,15 +67,16 @@ def scheduler_deps(
         clock=SystemClock(),
         log=log,
         launcher=launcher_again(sys.executable, settings.arguments, value_options(), named, fixed, elsewhere=elsewhere),
-        environment={name: value for name, value in environment().items() if name not in left_out} | _NO_PLACE,
+        environment={name: value for name, value in environment().items() if name not in left_out} | _ANY_RANK,
         runtime_folder=runtime_folder() / f"{spec.job}.nodes",
         log_folder=logs,
         shutdown_s=spec.timeouts.shutdown_s,
         store=store,
-        beside=lambda: _beside(spec.job),
+        beside=lambda: _launchers_on_this_host(spec.job),
         open_store=lambda others: etcd_store(settings.store, others),
     )
 
 
-def _beside(job: str) -> Mapping[int, str]:
+def _launchers_on_this_host(job: str) -> Mapping[int, str]:
+    """Node ids of the job's launchers on this host, by process id."""
     return {note.pid: note.node for note in notes() if note.job == job}

@@ -1,4 +1,4 @@
-"""Checks the workers' command before anything is started."""
+"""Checks that the workers' command can run, before anything is started."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edl.ports import CommandKind, WorkerCommand
 
 
 def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:
-    """The workers' command. Raises ``UsageError`` if it certainly cannot run."""
+    """The workers' command. Raises ``UsageError``, mostly ``ScriptError``, if it cannot run."""
     if module and no_python:
         raise UsageError("--module and --no-python exclude each other: only Python has modules. Drop one of them")
     if module:
-        if not python_from(environment()):  # another interpreter may have the module
+        if not python_from(environment()):  # another interpreter may have other modules
             _check_module(script)
         return WorkerCommand(CommandKind.MODULE, script, arguments)
     if no_python:
@@ -34,7 +34,7 @@ def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[
 
 
 def _check_module(name: str) -> None:
-    """Check that the outermost package of a module exists. Raises ``ScriptError``. Looking further would import it."""
+    """Check that the top-level package of a module exists; checking more would import it. Raises ``ScriptError``."""
     if name.endswith(".py") and os.path.isfile(name):
         raise ScriptError(f"-m {name}: this is a file, but -m takes a module name. Write {name} without -m")
     top = name.partition(".")[0]
@@ -47,7 +47,7 @@ def _check_module(name: str) -> None:
         del sys.path[0]
     if not found:
         raise ScriptError(
-            f"-m {name}: no module {top!r} for {sys.executable}, looked from {os.getcwd()}. "
+            f"-m {name}: {sys.executable} finds no module {top!r} (working directory {os.getcwd()}). "
             "Install it there, start from its folder, or give the script's path without -m"
         )
 
@@ -58,18 +58,18 @@ def _check_script(script: str) -> None:
         source = path.read_bytes()
     except OSError as error:
         raise ScriptError(
-            f"{script}: {error.strerror} (looked from {os.getcwd()}). Give the path of the training script; "
+            f"{script}: {error.strerror} (working directory {os.getcwd()}). Give the path of the training script; "
             "for a module use -m, for a program --no-python"
         ) from error
     if python_from(environment()):
-        return  # another Python version may accept it
+        return  # another Python version may have another syntax
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the workers show them
+            warnings.simplefilter("ignore")  # the workers print them
             compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
-        if error.lineno is None:  # null bytes
+        if error.lineno is None:  # the file contains null bytes
             raise ScriptError(f"{script}: not Python source ({error.msg}). For a program use --no-python") from error
         raise ScriptError(f"{script}, line {error.lineno}: {error.msg}. Nothing was started") from error
-    except ValueError as error:  # the same before Python 3.12
+    except ValueError as error:  # null bytes, before Python 3.12
         raise ScriptError(f"{script}: not Python source ({error}). For a program use --no-python") from error

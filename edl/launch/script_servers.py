@@ -1,7 +1,8 @@
-"""Pservers that run the script, as under paddle.distributed.launch: when a command line means them, and their number.
+"""Pservers that run the script, as under paddle.distributed.launch: decides whether a command line means them, and how
+many there are.
 
-They occupy slots of a node, as trainers do: all of them join a world together, and a failure of one restarts all, as
-under Paddle's launcher. What they hold is up to the script.
+They occupy slots of a node, as trainers do. All of them form one world, and a failure of one restarts all, as under
+Paddle's launcher. What they hold is up to the script.
 """
 
 from __future__ import annotations
@@ -26,41 +27,46 @@ WORDS = {
 }
 """Options in Paddle's own spelling: the corresponding option of edl, and the name for messages."""
 CLIENTS = ("edl.torch.ps", "edl.paddle.ps", "ps")
-"""Modules with which a script uses edl's own pservers."""
+"""A script that imports one of these modules uses edl's own pservers."""
 _GLOO = ("0", "1", "2")
+"""Values of ``--with_gloo``."""
 
 
 def take_words(resolved: ResolvedOptions) -> None:
-    """Offer options in Paddle's own spelling as edl's options."""
+    """Offer the options in ``WORDS``, which are in Paddle's own spelling, as edl's options."""
     for word, (ours, name) in WORDS.items():
         if resolved.given(word):
             resolved.offer(ours, resolved.values[word], resolved.source(word), name)
 
 
 def named_in_paddles_words(resolved: ResolvedOptions) -> bool:
-    """Whether the command line describes pservers or trainers in a form that only Paddle has."""
+    """Whether the command line gives pservers or trainers in a form that only Paddle has: lists of addresses, or an
+    option in ``WORDS``."""
     lists = all(is_list(resolved.values[name].strip()) for name in ("servers", "trainers"))
     return lists or any(resolved.given(word) for word in WORDS)
 
 
 def settle(resolved: ResolvedOptions, paddle: bool, imported: Callable[[ResolvedOptions], frozenset[str]]) -> None:
-    """Resolve ``--pservers=auto``. ``paddle``: whether Paddle's dialect is used. ``imported``: see ``imports_of``."""
+    """Resolve ``--pservers=auto``. ``paddle``: whether Paddle's dialect is used. ``imported``: ``imports_of``, or a
+    fake of it."""
     chosen = resolved.values["pservers"]
     if chosen == "auto":
         meant = paddle and _wanted(resolved) and bool(resolved.script) and not _needs_ours(resolved)
         chosen = "script" if meant and not _uses_ours(imported(resolved)) else "edl"
         if chosen == "script":
-            resolved.remark(f"pservers run {resolved.script}, as Paddle's do; use --pservers=edl for edl's own")
+            resolved.remark(
+                f"pservers run {resolved.script}, as under Paddle's launcher; use --pservers=edl for edl's own"
+            )
     resolved.values["pservers"] = chosen
     if chosen == "edl" and resolved.given("with_gloo") and str(resolved.values["with_gloo"]) != "0":
         gloo = f"{resolved.origin('with_gloo') or '--with_gloo'}={resolved.values['with_gloo']}"
-        resolved.remark(f"{gloo}: no pserver runs the script, so none can serve gloo")
+        resolved.remark(f"{gloo} is not used: edl's own pservers do not run the script, so they cannot serve gloo")
     if chosen == "script" and not resolved.given("slot_strikes"):
         resolved.values["slot_strikes"] = 0  # the job cannot continue without one of its pservers
 
 
 def imports_of(resolved: ResolvedOptions) -> frozenset[str]:
-    """The modules that the script imports, as far as can be seen without running it."""
+    """The modules that the script imports, according to static analysis; empty for a program."""
     if resolved.values["no_python"]:
         return frozenset()
     from edl.worker.warm import imported_by  # imported late: most launchers do not need it
@@ -91,9 +97,10 @@ def sizes_with_script_servers(options: Mapping[str, Any]) -> Sizes | None:
 
 
 def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Sizes:
+    """The sizes for lists of addresses in ``--servers`` and ``--trainers``. Raises ``SettingError``."""
     for option, text in (("--servers", servers), ("--trainers", trainers)):
         if not is_list(text):
-            why = "must be a list of HOST:PORT where pservers run the script"
+            why = "must be a list of HOST:PORT, because pservers run the script"
             raise SettingError(option, text or "''", why, "Write HOST:PORT,…, or use --server_num=N --trainer_num=N")
     named = endpoints_of("--servers", servers), endpoints_of("--trainers", trainers)
     here = [[address(*one) for one in of_this_host(part, local_addr)] for part in named]
@@ -113,7 +120,7 @@ def _wanted(resolved: ResolvedOptions) -> bool:
 
 
 def _needs_ours(resolved: ResolvedOptions) -> bool:
-    """Whether an option is given that only edl's own pservers support."""
+    """Whether a size, option or role is given that only edl's own pservers support."""
     texts = [resolved.values[name].strip() for name in ("servers", "trainers")]
     counted = any(texts) and not all(map(is_list, texts))
     ours = any(resolved.given(name) for name in (*ONLY_OURS, "server_nnodes"))

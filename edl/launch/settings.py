@@ -1,4 +1,4 @@
-"""One launcher's options after they have been checked."""
+"""The settings of one launcher: its options, parsed and checked."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edl.wire.secret import Secret
 
 
 class Backend(enum.Enum):
-    """Where the job's shared memory lives."""
+    """The kind of the job's store."""
 
     ETCD = "etcd"
-    """A cluster that runs anyway."""
+    """An existing etcd cluster."""
     EMBEDDED = "etcd-embedded"
-    """Members that the launchers start themselves."""
+    """An etcd whose members the launchers run."""
 
 
 CONF_KEYS = {
@@ -37,10 +37,11 @@ CONF_KEYS = {
     "user": str,
     "password": str,
 }
-"""Keys of ``--rdzv-conf`` that edl defines."""
+"""Keys of ``--rdzv-conf`` that edl defines, and the types of their values."""
 
 
 CONNECT_TIMEOUT_S = 10.0
+"""Default of ``connect_timeout`` in ``--rdzv-conf``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,112 +50,114 @@ class StoreSettings:
 
     backend: Backend
     endpoints: tuple[str, ...] = ()
-    """``host:port`` of each member; empty for a private embedded one."""
+    """``host:port`` of each member; empty: a private store."""
     data_dir: str = ""
-    """Folder of an embedded member's data; empty for one under the temporary directory, by job and host."""
+    """Folder for an embedded member's data; empty: a folder in the temporary directory, named after job and host."""
     request_timeout_s: float = 2.0
-    """How long one call may take before another member is asked or the call is made again."""
+    """Timeout of one call in seconds, after which it is repeated or sent to another member."""
     connect_timeout_s: float = CONNECT_TIMEOUT_S
-    """How long a launcher tries to reach the store before it gives up."""
+    """Seconds that a launcher tries to reach the store before it gives up."""
     ca: str = ""
     cert: str = ""
     key: str = ""
     user: str = ""
     password: str = field(default="", repr=False)
     secret: Secret | None = field(default=None, repr=False)
-    """The job's, if it has one."""
+    """The job's secret; None: the job has none."""
     secret_file: str = field(default="", repr=False)
-    """Where it was read; empty: it was given otherwise."""
+    """The file from which ``secret`` was read; empty: it was given otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """Limits and rates of this node's in-memory checkpoints."""
+    """Limits of this node's in-memory checkpoints, and the checkpoint directory."""
 
     memory_bytes: int = 0
-    """Most that commits and copies of others' commits may take; 0 for half of what is free at the start."""
+    """Limit on commits and copies of other nodes' commits; 0: half of the memory that is free at the start."""
     checkpoint_dir: str = ""
-    """Path or fsspec URL, the same for all nodes; empty for none."""
+    """Path or fsspec URL, the same on all nodes; empty: none."""
     keep_last: int = 3
+    """Number of newest checkpoints to keep."""
     keep_every: int = 0
-    """Commits whose number this divides are kept for good; 0 for none."""
+    """Checkpoints whose commit number is a multiple of this are kept permanently; 0: none."""
     adopt: bool = False
-    """Take over checkpoints of another job."""
+    """Whether to take over the checkpoints of another job."""
     save_timeout_s: float = 600.0
-    """How long the end of the job, or of this launcher, waits for saved commits to be written."""
+    """Seconds that the end of the job, or of this launcher, waits for saved commits to be written."""
     copying: Copying = Copying.AUTO
-    """When commits go to another node as well."""
+    """When commits are copied to another node."""
     copy_rate: int = 0
-    """Most bytes a second for that; 0 for no limit."""
+    """Limit in bytes per second on copies sent; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Parameter servers of one launcher."""
+    """The pservers of one launcher."""
 
     count: int = 0
     ports: tuple[int, ...] = ()
-    """One for each; empty: whichever are free."""
+    """One port for each; empty: any free ports."""
     host: str = ""
-    """Address that trainers reach them at; empty: that of the node."""
+    """Address at which trainers reach them; empty: that of the node."""
     memory_bytes: int = 0
-    """Most that the rows of each of them may take; 0: half of what is free at the start, split among them."""
+    """Limit on the rows of each pserver; 0: half of the memory that is free at the start, divided among them."""
     listed: tuple[str, ...] = ()
-    """Addresses of all pservers of the job, if they were named one by one."""
+    """Addresses of all pservers of the job, if ``--servers`` lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Nodes of the job, and what runs on this one."""
+    """The job's range of nodes, and what runs on this node."""
 
     nodes: NodeRange
-    """Nodes with workers."""
+    """Number of nodes with workers."""
     slots: int
-    """Workers here, pservers that run the script among them; 0: none."""
+    """Number of workers on this node, including pservers that run the script; 0: none."""
     servers: ServerSettings = ServerSettings()
-    """Pservers of edl's own here."""
+    """edl's own pservers on this node."""
     training: Training | None = None
-    """Training settings of a job with pservers; None without them."""
+    """Training settings of a job with edl's own pservers; None: any other job."""
     scripts: ScriptPlaces = NOWHERE
-    """Which workers here are pservers that run the script."""
+    """Which workers on this node are pservers that run the script."""
     script_servers: ScriptServers = field(default_factory=ScriptServers)
-    """Pservers of the whole job."""
+    """The whole job's pservers that run the script."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeSettings:
-    """Sources of notices that this host will be reclaimed."""
+    """The source of preemption notices."""
 
     provider: str
+    """A key of ``preemption_notices.PROVIDERS``."""
     base: str
-    """URL of its metadata service, without a slash at its end."""
+    """Base URL of the metadata service, without a trailing slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveSettings:
-    """Preemption and shutdown of this node."""
+    """When and how this node leaves the job."""
 
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR2)
-    """On these it leaves in good order."""
+    """Signals on which the node drains."""
     exit_code: int = 0
-    """Status of a launcher that has left in good order while the job goes on."""
+    """Exit status of a launcher that has drained while the job continues."""
     notice: NoticeSettings | None = None
-    """The source of preemption notices; None if there is none."""
+    """The source of preemption notices; None: none is polled."""
     passed: tuple[int, ...] = ()
-    """On these it leaves as well, and its workers get the same one (``--signals-to-handle``)."""
+    """Further signals on which the node leaves; its workers get the same signal (``--signals-to-handle``)."""
     handled: str = torch_environment.SIGNALS
-    """``--signals-to-handle`` as it was given, for what reads it in workers."""
+    """``--signals-to-handle`` as given, for the workers' environment."""
     forwarded: tuple[int, ...] = (signal.SIGUSR1,)
-    """These are the workers' business: they are passed on, and nothing else is done."""
+    """Signals that are only forwarded to the workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderPool:
-    """Processes that read data for all trainers of the job."""
+    """The remote readers of one launcher, which serve all trainers of the job."""
 
     count: int = 0
     capacity: int = 16
-    """Streams that each of them serves at once."""
+    """Number of streams that each reader serves at once."""
     functions: tuple[str, ...] = ()
     """Functions that trainers may run in readers, as ``module:function``."""
 
@@ -166,32 +169,32 @@ class WorkerSettings:
     command: WorkerCommand
     standby: Standby = Standby.FORK
     preload: tuple[str, ...] = ()
-    """Modules to import ahead of them, beside those found in the script."""
+    """Modules to import ahead of the workers, in addition to those found in the script."""
     role: str = ""
     """torchrun's role of the workers; empty: ``default``."""
     python: str = ""
-    """Their interpreter; empty: the launcher's own."""
+    """The workers' interpreter; empty: the launcher's own."""
     virtual_local_rank: bool = False
-    """Each of them sees one device, and ``LOCAL_RANK`` is 0."""
+    """Whether each worker sees one device only, and gets ``LOCAL_RANK`` 0."""
     cores: tuple[tuple[int, ...], ...] = ()
-    """Processor cores by slot that they are bound to; empty: they are not."""
+    """The processor cores that each slot's worker is bound to; empty: no binding."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
-    """For them alone, over the launcher's environment; None: taken away."""
+    """Changes to the workers' environment; None removes a variable."""
     scripts: ScriptPlaces = NOWHERE
-    """Which of them are pservers that run the script."""
+    """Which of the workers are pservers that run the script."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """Files that remain after the job has ended."""
+    """How the end of the job is reported: files and exit status."""
 
     error_file: str = ""
-    """Where the program that started this launcher looks for a failed job's error (``TORCHELASTIC_ERROR_FILE``);
-    empty: nowhere."""
+    """File in which the program that started this launcher expects a failed job's error (``TORCHELASTIC_ERROR_FILE``);
+    empty: none."""
     file: str = ""
-    """Where it goes as JSON how the job has ended, also with success; empty: nowhere."""
+    """File for a JSON report about the end of the job, success included; empty: none."""
     worker_status: bool = False
-    """A job that fails ends with the status of the worker that failed first, not with ours."""
+    """Whether the launcher of a failed job exits with the status of the worker that failed first, not with edl's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,22 +224,21 @@ class LaunchSettings:
     logs: LogPlan
     state: StateSettings
     readers: ReaderPool = ReaderPool()
-    """Readers beside the workers."""
+    """Remote readers that run beside the workers."""
     servers: ServerSettings = ServerSettings()
-    """Parameter servers beside the workers."""
+    """Pservers that run beside the workers."""
     http: HttpSettings | None = None
-    """Where it answers HTTP; None: nowhere."""
+    """Settings of the HTTP interface; None: no HTTP."""
     spare_slots: int = 0
-    """Idle slots that take the place of dropped ones."""
+    """Number of idle slots that replace dropped ones."""
     leave: LeaveSettings = LeaveSettings()
-    """On which signals and notices it leaves, and with which status."""
     report: ReportSettings = ReportSettings()
     arguments: tuple[str, ...] = ()
-    """The command line that these settings come from, without the program."""
+    """The command line from which these settings come, without the program."""
     remarks: tuple[str, ...] = ()
-    """Remarks for the user, one line each."""
+    """Lines for the user, printed once at the start."""
     allowed: tuple[str, ...] = ()
-    """In what this launcher may differ from the one that has founded the job."""
+    """Aspects in which this launcher may differ from the job's founder (``--allow-differences``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,30 +249,30 @@ class Invocation:
     """Without the program, in one spelling (see ``with_both_spellings``). Empty for a function: no other launcher can
     be started for it, and the arguments may contain a password."""
     command: WorkerCommand | None = None
-    """The function that is called; None: the command line says what the workers run."""
+    """The function that the workers call; None: the command line names a script."""
     report_file: str = ""
-    """See ``ReportSettings``."""
+    """``ReportSettings.file``."""
 
 
 @dataclass(frozen=True, slots=True)
 class HelperSettings:
-    """Options of a launcher that runs helper processes only."""
+    """Settings of a launcher that runs helper processes only."""
 
     job: JobId
     store: StoreSettings
     node: str
-    """Begins the names of its processes."""
+    """Name of the node; the names of its processes begin with it."""
     local_addr: str
-    """Address trainers reach them at; empty: the one that leads to the store."""
+    """Address at which trainers reach the processes; empty: this host's address on the route to the store."""
     recover_s: float
-    """How long to wait for the job to appear."""
+    """Seconds to wait for the job to begin."""
     grace_s: float
-    """Seconds that pending work may take when a process has to end."""
+    """Seconds that a process may take to finish its work when it has to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """Options of a launcher with ``--role=reader``."""
+    """Settings of a launcher with ``--role=reader``."""
 
     helper: HelperSettings
     readers: ReaderPool
@@ -278,7 +280,7 @@ class ReaderSettings:
 
 @dataclass(frozen=True, slots=True)
 class PserverSettings:
-    """Options of a launcher with ``--role=pserver``."""
+    """Settings of a launcher with ``--role=pserver``."""
 
     helper: HelperSettings
     servers: ServerSettings

@@ -1,4 +1,4 @@
-"""The launcher's options about slots: how many workers, how many slots beside them, when one is dropped."""
+"""The launcher's options for the number of workers and of spare slots on this node."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from edl.launch.options.job import MOST_SLOTS
 
 @dataclass(frozen=True, slots=True)
 class NodeSlots:
-    """Slots of this node."""
+    """Numbers of slots of this node."""
 
     workers: int
     spare: int
     remark: str = ""
-    """A warning for the user who starts the job; empty if there is none."""
+    """A warning for the user; empty: none."""
 
 
 def slots_from(text: str) -> int:
-    """``--nproc-per-node``: a number, ``gpu`` for one worker an accelerator, ``cpu`` for one a processor core, ``auto``
-    for the one that there is. Raises ``SettingError``."""
+    """Parse ``--nproc-per-node``: a number, ``gpu`` (one worker per accelerator), ``cpu`` (one per processor core), or
+    ``auto`` (``gpu`` if there are accelerators, otherwise ``cpu``). Raises ``SettingError``."""
     if text in ("auto", "gpu"):
         devices = count_accelerators()
         if devices == 0 and text == "gpu":
@@ -34,26 +34,27 @@ def slots_from(text: str) -> int:
     if text == "cpu":
         return os.cpu_count() or 1
     if not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
-        allowed = f"must be a number of at least 1 and at most {MOST_SLOTS}, or auto, gpu or cpu"
+        allowed = f"must be a number from 1 to {MOST_SLOTS}, or auto, gpu or cpu"
         raise SettingError("--nproc-per-node", text, allowed)
     return int(text)
 
 
 def with_spares(options: Mapping[str, Any], slots: int) -> NodeSlots:
-    """Workers and spare slots. ``slots``: what ``--nproc-per-node`` says. Where it counts accelerators the spare ones
-    are among them. Raises ``SettingError`` when a spare slot would have no device of its own."""
+    """Divide the slots into workers and spare slots. ``slots``: the value of ``--nproc-per-node``, which includes the
+    spare slots if it is ``gpu`` or ``auto`` and there are accelerators. Raises ``SettingError`` if a spare slot would
+    not have an accelerator of its own."""
     spare, text, devices = value("spare_slots", options), options["nproc_per_node"], count_accelerators()
     if spare and devices and text in ("auto", "gpu"):
         slots -= spare
         if slots < 1:
-            few = f"no worker would be left on a node with {devices} accelerators"
-            raise SettingError("--spare-slots", spare, few, "Give fewer")
+            few = f"leaves no worker on a node with {devices} accelerators"
+            raise SettingError("--spare-slots", spare, few, "Lower it")
     if spare and 0 < devices < slots + spare:
-        few = f"{slots} workers and {spare} spare slots need as many accelerators, and this node has {devices}"
+        few = f"{slots} workers and {spare} spare slots need {slots + spare} accelerators, but this node has {devices}"
         raise SettingError(
-            "--spare-slots", spare, few, "Give fewer, or --nproc-per-node=gpu: the spare ones are among them"
+            "--spare-slots", spare, few, "Lower it, or use --nproc-per-node=gpu, which includes the spare slots"
         )
     remark = ""
     if 0 < devices < slots and text not in ("auto", "gpu", "cpu"):
-        remark = f"--nproc-per-node={text}, and this node has {devices} accelerators: workers share them"
+        remark = f"--nproc-per-node={text}, but this node has {devices} accelerators: workers share them"
     return NodeSlots(slots, spare, remark)

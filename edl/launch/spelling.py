@@ -1,8 +1,8 @@
-"""Options as people spell them, in the one spelling that the launcher reads. Pure.
+"""Normalises the spelling of options on a command line: underscores and abbreviations become full names with dashes.
+Pure.
 
-torchrun takes ``--nproc_per_node`` for ``--nproc-per-node`` and any beginning that only one of its options has
-(argparse's ``allow_abbrev``); Paddle's launcher has underscores. Both work here, up to the script's name: what follows
-it is the script's own.
+torchrun accepts ``--nproc_per_node`` for ``--nproc-per-node`` and any unambiguous prefix (argparse's ``allow_abbrev``);
+Paddle's launcher uses underscores. edl accepts both, up to the script's name: what follows belongs to the script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One option of the launcher."""
+    """The names of one option, and whether it takes a value."""
 
     names: tuple[str, ...]
     """All its names, with dashes: ``("-t", "--tee")``."""
@@ -23,16 +23,16 @@ class Spelling:
 
     @property
     def name(self) -> str:
-        """The one it goes by in messages: its first long name."""
+        """Its first long name, which identifies it; a short name if there is no long one."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
 
 def one_spelling(arguments: Sequence[str], options: Sequence[Spelling], first: Collection[str] = ()) -> list[str]:
-    """The same command line with every option by a name of its own in full, with dashes.
+    """The same command line with every option in full, with dashes.
 
-    ``options``: all there are. ``first``: long names among which a beginning is looked up before it is among all.
-    What is no option at all stays as it is, but for a ``--`` that follows the script's name. Raises ``UsageError`` for
-    a beginning that fits several options, and for an option whose value is left out before another one.
+    ``options``: all options. ``first``: long names that a prefix is compared with before all others. Arguments that are
+    not options stay as they are, except that a ``--`` right after the script's name is removed. Raises ``UsageError``
+    for an ambiguous prefix, and for an option without its value that is followed by another option.
     """
     by_name = {name: option for option in options for name in option.names}
     result: list[str] = []
@@ -42,14 +42,14 @@ def one_spelling(arguments: Sequence[str], options: Sequence[Spelling], first: C
             result.append(argument)
             if argument == "--":
                 break
-            # As argparse has it in every Python: the first of them right after the script is not the script's.
+            # As in argparse, a "--" right after the script's name is not passed to the script.
             following = list(rest)
             return result + (following[1:] if following[:1] == ["--"] else following)
         name, equals, value = argument.partition("=")
         if not name.startswith("--"):
             result.extend(_short(argument, by_name, rest))
             continue
-        if name not in by_name:  # a few are Paddle's only in Paddle's own spelling
+        if name not in by_name:  # a few of Paddle's options exist with underscores only
             name = _full(name.replace("_", "-"), by_name, first)
         result.append(name + equals + value)
         option = by_name.get(name)
@@ -59,7 +59,7 @@ def one_spelling(arguments: Sequence[str], options: Sequence[Spelling], first: C
 
 
 def _short(argument: str, by_name: dict[str, Spelling], rest: Iterator[str]) -> list[str]:
-    """``-t 3``, ``-t3`` and ``-t=3``."""
+    """Split a short option and its value: ``-t 3``, ``-t3`` or ``-t=3``."""
     name, value = argument[:2], argument[2:]
     option = by_name.get(name)
     if option is None or not option.takes_value:
@@ -70,16 +70,18 @@ def _short(argument: str, by_name: dict[str, Spelling], rest: Iterator[str]) -> 
 
 
 def _value(name: str, rest: Iterator[str], by_name: dict[str, Spelling]) -> list[str]:
+    """Take the value of an option from the rest of the command line. Raises ``UsageError`` if an option follows."""
     value = next(rest, None)
     if value is None:
-        return []  # click has the words for it
+        return []  # click reports it
     if value.startswith("--") and value.partition("=")[0].replace("_", "-") in by_name:
         raise UsageError(f"{name} needs a value, but {value} follows it. Write {name}=VALUE")
     return [value]
 
 
 def _full(name: str, by_name: dict[str, Spelling], first: Collection[str]) -> str:
-    """The name that this is, or the only one that begins so; itself when there is none."""
+    """Complete an abbreviated option; returns ``name`` if no option begins with it. Raises ``UsageError`` if it is
+    ambiguous."""
     if name in by_name:
         return name
     for among in (first, by_name):
@@ -89,5 +91,5 @@ def _full(name: str, by_name: dict[str, Spelling], first: Collection[str]) -> st
             return next(iter(found))
         if found:
             candidates = ", ".join(sorted(found.values()))
-            raise UsageError(f"{name} may be any of {candidates}. Write more of the one that is meant")
+            raise UsageError(f"{name} is ambiguous: it could be any of {candidates}. Write the option in full")
     return name

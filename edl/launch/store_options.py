@@ -1,4 +1,4 @@
-"""The options about the job's store: which kind, where it is, and how it is reached."""
+"""The launcher's options about the job's store: kind, addresses, credentials and timeouts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BACKENDS = {
     "etcd": Backend.ETCD,
     "etcd-v2": Backend.ETCD,
     "etcd-embedded": Backend.EMBEDDED,
-    # torchrun's names: they ask for a store that needs no server of its own.
+    # torchrun's names for a store that needs no separate server.
     "c10d": Backend.EMBEDDED,
     "static": Backend.EMBEDDED,
 }
 
 REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
-"""A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
-dies, too. Members next door answer in milliseconds."""
+"""Default timeouts of a call. A write in progress when etcd's leader dies is never answered, so the timeout adds to the
+recovery from the loss of a host with an embedded member. Embedded members answer in milliseconds."""
 
 
 def job_and_store(options: Mapping[str, Any], nodes: NodeRange, checkpoint_dir: str) -> tuple[JobId, StoreSettings]:
-    """The name of the job, and how its store is reached. Raises ``UsageError`` if its nodes could not find each
+    """The name of the job, and the settings of its store. Raises ``UsageError`` if the job's nodes could not find each
     other."""
     endpoints, standalone = endpoints_from(options), options["standalone"]
     if standalone and endpoints:
@@ -48,17 +48,17 @@ def job_and_store(options: Mapping[str, Any], nodes: NodeRange, checkpoint_dir: 
 
 
 def store_from(options: Mapping[str, Any], job: JobId) -> StoreSettings:
-    """How the store of a job with this name is reached, and the job's secret. Raises ``SettingError``."""
+    """The settings of this job's store, and the job's secret. Raises ``SettingError``."""
     endpoints = endpoints_from(options)
     return _store(options, _backend(options, endpoints), endpoints, job)
 
 
 def _backend(options: Mapping[str, Any], endpoints: tuple[str, ...]) -> Backend:
-    """``--rdzv-backend``, or the kind of store that the endpoint looks like. Raises ``SettingError``."""
+    """The kind of store: ``--rdzv-backend``, or else inferred from the endpoint. Raises ``SettingError``."""
     external = str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
     name = options["rdzv_backend"] or ("etcd" if external else "etcd-embedded")
     if name not in BACKENDS:
-        why = f"not one of {', '.join(BACKENDS)}; the store is etcd, and torchrun's plug-ins for others are not loaded"
+        why = f"not one of {', '.join(BACKENDS)}; torchrun's rendezvous plug-ins are not supported"
         raise SettingError("--rdzv-backend", name, why)
     if BACKENDS[name] is Backend.ETCD and not endpoints:
         raise SettingError(
@@ -75,9 +75,7 @@ def _store(options: Mapping[str, Any], backend: Backend, endpoints: tuple[str, .
             raise SettingError(f"--rdzv-conf {key}", path, "no such file")
     wants_tls = files["cert"] or files["key"] or "etcds://" in options["rdzv_endpoint"]
     if wants_tls and not files["ca"]:
-        raise SettingError(
-            "--rdzv-conf ca", "''", "TLS needs the authority's certificate", "Add ca=FILE to --rdzv-conf"
-        )
+        raise SettingError("--rdzv-conf ca", "''", "TLS needs the CA certificate", "Add ca=FILE to --rdzv-conf")
     secret, secret_file = secret_from(options["secret_file"].strip(), environment().get("EDL_SECRET", ""), job)
     return StoreSettings(
         backend=backend,
@@ -94,14 +92,15 @@ def _store(options: Mapping[str, Any], backend: Backend, endpoints: tuple[str, .
 
 
 def endpoints_from(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Members of the store; empty: a private one. Raises ``SettingError``."""
+    """The addresses of the store's members; empty: a private store. Raises ``SettingError``."""
     text = options["rdzv_endpoint"].strip()
     if re.fullmatch(r"(localhost|127\.0\.0\.1|\[?::1\]?):0", text):
-        return ()  # how torchrun asks for a store of its own on a free port
+        return ()  # torchrun's way to ask for a private store on a free port
     return parse_endpoints(text)
 
 
 def _conf(text: str) -> dict[str, Any]:
+    """Parse ``--rdzv-conf``, which has only keys in ``CONF_KEYS`` by now. Raises ``SettingError``."""
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")

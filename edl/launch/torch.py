@@ -1,4 +1,4 @@
-"""``python -m edl.launch.torch``: the launcher for a line of ``python -m torch.distributed.launch``."""
+"""``python -m edl.launch.torch``: a drop-in replacement for ``python -m torch.distributed.launch``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""torchrun's options and ``PET_*`` variables, in terms of our own options.
+"""Translates torchrun's options and ``PET_*`` variables to edl's own options.
 
-What each of them becomes, and why, is in ``torchrun_table``. First the variables are offered for all options, then the
-options that are only torchrun's are answered one by one.
+``torchrun_table`` lists what each of them becomes, and why. The variables are offered first, for all options; then each
+option that only torchrun has is translated, explained or refused.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES, row_of
 from edl.ports import WorkerCommand
 
 OWN_ROLES = ("reader", "trainer", "pserver")
+"""Values of ``--role`` that mean something to edl; others are only passed to the workers."""
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
-    """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
+    """Apply torchrun's options and variables. Raises ``UsageError`` for an option that edl refuses."""
     _take_variables(resolved, env)
     for answer in (_event_handler, _how_often, _what_runs, _prefix, _local_rank, torchrun_store.apply):
         answer(resolved)
     if resolved.values["nproc_per_node"] == "xpu":
         resolved.values["nproc_per_node"] = "gpu"
     resolved.values["role"] = resolved.values["role"] or "default"
-    _look_at_other_variables(resolved, env)
+    _explain_variables(resolved, env)
 
 
 def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
@@ -61,7 +62,7 @@ def _event_handler(resolved: ResolvedOptions) -> None:
     if name in ("", "null"):
         return
     if name not in ("console", "dynamic_rendezvous"):
-        raise SettingError("--event-log-handler", name, "torch has no such handler of its own", row.advice)
+        raise SettingError("--event-log-handler", name, "not a handler that torch includes", row.advice)
     _explain(resolved, "event_log_handler")
 
 
@@ -73,7 +74,7 @@ def _how_often(resolved: ResolvedOptions) -> None:
 
 
 def _what_runs(resolved: ResolvedOptions) -> None:
-    """``--run-path`` names a file of Python, whatever else was said."""
+    """``--run-path`` means a Python file, and overrides ``--no-python`` and ``--module``."""
     if resolved.values["run_path"]:
         resolved.values["no_python"] = resolved.values["module"] = False
 
@@ -86,22 +87,23 @@ def _prefix(resolved: ResolvedOptions) -> None:
 
 
 def _local_rank(resolved: ResolvedOptions) -> None:
-    """``torch.distributed.launch`` tells each worker its rank as the first argument."""
+    """Pass ``--local-rank=N`` as the script's first argument, as ``torch.distributed.launch`` does."""
     if resolved.values["dialect"] == TORCH_LAUNCH and not resolved.values["use_env"]:
         resolved.arguments = ("--local-rank=${local_rank}", *resolved.arguments)
 
 
 def _explain(resolved: ResolvedOptions, name: str) -> None:
     option = resolved.origin(name) or row_of(name).option
-    resolved.remark(f"{option}={resolved.values[name]} changes nothing: {row_of(name).why}")
+    resolved.remark(f"{option}={resolved.values[name]} has no effect: {row_of(name).why}")
 
 
-def _look_at_other_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
+def _explain_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
+    """Add a remark for each variable without effect in edl that is set."""
     for variable in VARIABLES:
         text = env.get(variable.name, "")
         if variable.fate is Fate.EXPLAINED and not variable.quiet and text not in ("", "0"):
             instead = f". See {variable.becomes}" if variable.becomes else ""
-            resolved.remark(f"{variable.name}={text} changes nothing: {variable.why}{instead}")
+            resolved.remark(f"{variable.name}={text} has no effect: {variable.why}{instead}")
 
 
 def workers_from(
@@ -113,12 +115,12 @@ def workers_from(
     variables: Mapping[str, str | None],
     scripts: ScriptPlaces,
 ) -> WorkerSettings:
-    """How workers run. ``slots``: spare ones included. Raises ``UsageError``."""
+    """The settings of this node's workers. ``slots``: number of slots, spare ones included. Raises ``UsageError``."""
     devices = visible_devices()
     for variable, entries in devices.items() if options["virtual_local_rank"] else ():
         if len(entries) < slots:
-            why = f"{slots} slots need as many devices, and {variable} has {len(entries)} here"
-            raise UsageError(f"--virtual-local-rank: {why}. Lower --nproc-per-node, or drop it")
+            why = f"each of {slots} slots needs its own device, but only {len(entries)} are available ({variable})"
+            raise UsageError(f"--virtual-local-rank: {why}. Lower --nproc-per-node, or drop --virtual-local-rank")
     return record(
         *(WorkerSettings, options),
         command=command,

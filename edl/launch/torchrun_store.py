@@ -1,4 +1,5 @@
-"""torchrun's rendezvous options as settings of our store: ``--master-addr``, ``--rdzv-conf`` and the like."""
+"""Translates torchrun's rendezvous options to settings of edl's store: ``--standalone``, ``--master-addr``,
+``--master-port`` and ``--rdzv-conf``."""
 
 from __future__ import annotations
 
@@ -15,38 +16,40 @@ from edl.launch.torchrun_table import KEYS, Key
 from edl.wire.address import address
 
 DEFAULT_PORT = 29500
-"""torchrun's, of a static rendezvous."""
+"""torchrun's default port of a static rendezvous."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 5.0, 3.0
 """torchrun's defaults of ``keep_alive_interval`` and ``keep_alive_max_attempt``."""
 
 
 def apply(resolved: ResolvedOptions) -> None:
-    """Offer it. Raises ``SettingError`` for what cannot be."""
+    """Translate the options. Raises ``SettingError``."""
     _standalone(resolved)
     _configuration(resolved)
     _static(resolved)
 
 
 def _standalone(resolved: ResolvedOptions) -> None:
-    """As there: what else names a store does not count."""
+    """With ``--standalone``, ignore the other options about the store, as torchrun does. Raises ``SettingError`` for
+    more than one node."""
     if not resolved.values["standalone"]:
         return
     if parse_nnodes(resolved.values["nnodes"]).minimum > 1:
         raise SettingError(
             _said(resolved, "nnodes"),
             resolved.values["nnodes"],
-            "--standalone is a job of one node",
-            "Drop one of them",
+            "--standalone means one node",
+            "Drop one of the two options",
         )
     for name in ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port"):
         if resolved.values[name] and resolved.given(name):
             what = f"{_said(resolved, name)}={resolved.values[name]}"
-            resolved.remark(f"--standalone: {what} is not used, the job has a store of its own")
+            resolved.remark(f"--standalone: {what} is not used, because the job has a private store")
         resolved.values[name] = 0 if name == "master_port" else ""
 
 
 def _static(resolved: ResolvedOptions) -> None:
-    """``--master-addr`` and ``--master-port`` name the store of a job of several nodes."""
+    """Use ``--master-addr`` and ``--master-port`` as the address of the store in a job of several nodes. Raises
+    ``SettingError``."""
     value("master_port", resolved.values)
     given = [name for name in ("master_addr", "master_port") if resolved.given(name) and resolved.values[name]]
     if not given:
@@ -54,20 +57,20 @@ def _static(resolved: ResolvedOptions) -> None:
     said = " ".join(f"{_said(resolved, name)}={resolved.values[name]}" for name in given)
     if resolved.values["rdzv_endpoint"]:
         other = f"{_said(resolved, 'rdzv_endpoint')}={resolved.values['rdzv_endpoint']}"
-        resolved.remark(f"{said}: not used beside {other}, as in torchrun")
+        resolved.remark(f"{said} is not used: {other} takes precedence, as in torchrun")
         return
     if parse_nnodes(resolved.values["nnodes"]).maximum == 1:
-        resolved.remark(f"{said}: not used, a job of one node has a store of its own on a free port")
+        resolved.remark(f"{said} is not used: a job of one node has a private store")
         return
     host = (resolved.values["master_addr"] or "127.0.0.1").strip().removeprefix("[").removesuffix("]")
     if not re.fullmatch(r"[\w.:-]+", host):
         raise SettingError(
-            _said(resolved, "master_addr"), host, "is no name or address of a host", "Such as node1 or 10.0.0.1"
+            _said(resolved, "master_addr"), host, "not a host name or address", "Write node1 or 10.0.0.1, for example"
         )
     endpoint = address(host, resolved.values["master_port"] or DEFAULT_PORT)
     resolved.offer("rdzv_endpoint", endpoint, max(resolved.source(name) for name in given), _said(resolved, given[0]))
     resolved.remark(
-        f"{said}: the job's store is at {endpoint}; MASTER_PORT of the workers is another one in each round"
+        f"{said}: the job's store is at {endpoint}; the workers' MASTER_PORT is a free port, a new one in each round"
     )
 
 
@@ -75,12 +78,13 @@ def _static(resolved: ResolvedOptions) -> None:
 
 
 def _configuration(resolved: ResolvedOptions) -> None:
-    """torchrun's keys become options or keys of ours; what is left is read with the store's settings."""
+    """Translate torchrun's keys of ``--rdzv-conf`` to options or to edl's own keys, which stay in ``rdzv_conf``. Raises
+    ``SettingError``."""
     kept: list[str] = []
     found: dict[str, str] = {}
     text = resolved.values["rdzv_conf"].strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        text = text[1:-1]  # a script has passed on the quotes that a shell would have taken
+        text = text[1:-1]  # quotes that no shell has removed
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (part.strip() for part in item.partition("="))
         key = KEYS.get(name)
@@ -110,17 +114,17 @@ def _configuration(resolved: ResolvedOptions) -> None:
 
 
 def _unknown(resolved: ResolvedOptions, name: str) -> None:
-    """As in torchrun, whose plug-ins may each have keys of their own: no reason not to run."""
+    """Report an unknown key without refusing it, as in torchrun, whose plug-ins have keys of their own."""
     known = (*CONF_KEYS, *KEYS)
     near = difflib.get_close_matches(name, known, 1)
-    meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    resolved.remark(f"{_said(resolved, 'rdzv_conf')}: unknown key {name!r} is passed over; {meant}")
+    meant = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    resolved.remark(f"{_said(resolved, 'rdzv_conf')}: unknown key {name!r} is ignored; {meant}")
 
 
 def _take_rank(resolved: ResolvedOptions, text: str) -> None:
-    """Read the rank of torchrun's static rendezvous."""
+    """Translate ``rank``, the node rank of torchrun's static rendezvous. Raises ``SettingError``."""
     if not text.isdecimal():
-        raise _wrong(resolved, f"rank={text}", "must be the number of a node, from 0")
+        raise _wrong(resolved, f"rank={text}", "must be a node rank, from 0")
     _offer(resolved, "node_rank", int(text), "rank")
 
 
@@ -130,7 +134,7 @@ def _explain(resolved: ResolvedOptions, key: Key, value: str) -> None:
             resolved, f"{key.key}={value}", key.why, "Drop it, and name the store with --rdzv-endpoint=HOST:PORT"
         )
     if (key.key, value.lower()) != ("store_type", "tcp"):
-        resolved.remark(f"{_said(resolved, 'rdzv_conf')} {key.key}={value} changes nothing: {key.why}")
+        resolved.remark(f"{_said(resolved, 'rdzv_conf')} {key.key}={value} has no effect: {key.why}")
 
 
 def _encryption(resolved: ResolvedOptions, found: dict[str, str]) -> None:
@@ -152,14 +156,15 @@ def _times(resolved: ResolvedOptions, found: dict[str, str]) -> None:
 
 
 def _offer(resolved: ResolvedOptions, option: str, value: float, key: str) -> None:
-    """The option itself wins over a key, said by whomever is as strong."""
+    """Offer a key's value for an option. The option itself takes precedence over a key from the same source."""
     origin = f"{_said(resolved, 'rdzv_conf')} {key}"
     if resolved.source(option) < resolved.source("rdzv_conf") or resolved.origin(option).startswith(
         _said(resolved, "rdzv_conf")
     ):
         resolved.offer(option, value, resolved.source("rdzv_conf"), origin)
     elif resolved.values[option] != value:
-        resolved.remark(f"{origin}={value:g} is not used beside {_said(resolved, option)}={resolved.values[option]:g}")
+        other = f"{_said(resolved, option)}={resolved.values[option]:g}"
+        resolved.remark(f"{origin}={value:g} is not used: {other} takes precedence")
 
 
 def _seconds(resolved: ResolvedOptions, name: str, found: dict[str, str], default: float = 0.0) -> float:
@@ -181,5 +186,5 @@ def _wrong(resolved: ResolvedOptions, item: str, allowed: str, advice: str = "")
 
 
 def _said(resolved: ResolvedOptions, name: str) -> str:
-    """Where it was said: the variable, or the option."""
+    """The name under which the option was given: a variable, or the option itself."""
     return resolved.said(name)

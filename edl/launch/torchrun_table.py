@@ -1,7 +1,7 @@
-"""Every option of torchrun, and what becomes of each here: the one source of messages, docs/torchrun.md and the test.
+"""All options and variables of torchrun, and what edl does with each.
 
-From torch 2.13: ``torch/distributed/run.py``, ``launch.py``, ``elastic/rendezvous``. The defaults are torchrun's. A
-test holds this table against the installed parser, so an option that torch adds makes it fail.
+Source: torch 2.13, ``torch/distributed/run.py``, ``launch.py``, ``elastic/rendezvous``. Defaults are torchrun's. Tests
+compare this table with the installed parser and with docs/torchrun.md, so a new option in torch makes one fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _pet(option: str) -> tuple[str, ...]:
 
 
 def _row(option: str, fate: Fate, default: str, becomes: str = "", *, pet: bool = True, **more: str) -> Row:
-    """A row of an option whose default ``PET_*`` can name."""
+    """A row for an option of torchrun. ``pet``: whether ``PET_*`` sets it."""
     variables = _pet(option) if pet else ()
     return Row(option, fate, becomes, default=default, variables=variables, **more)  # type: ignore[arg-type]
 
@@ -166,15 +166,15 @@ _BY_NAME = {row.name: row for row in TORCHRUN_ROWS}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of ``--rdzv-conf``."""
+    """One key of torchrun's ``--rdzv-conf``."""
 
     key: str
     fate: Fate
     becomes: str = ""
-    """An option, or a key of ours."""
+    """The corresponding option of edl, or edl's own key; empty: none."""
     why: str = ""
     allowed: tuple[str, ...] = ()
-    """All values that it may have; empty: any number of seconds, or a path."""
+    """All allowed values; empty: any."""
 
 
 CONF_KEYS: tuple[Key, ...] = (
@@ -201,21 +201,21 @@ CONF_KEYS: tuple[Key, ...] = (
     Key("rank", HONOURED, "--node-rank", "of a static rendezvous"),
     Key("etcd_prefix", EXPLAINED, "", "all keys are below /edl/JOB/"),
 )
-"""All that torchrun's backends read, and what becomes of each."""
+"""All keys that torchrun's backends read, and what edl does with each."""
 
 KEYS = {key.key: key for key in CONF_KEYS}
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable beside ``PET_*`` that torchrun reads."""
+    """An environment variable other than ``PET_*`` that torchrun reads."""
 
     name: str
     fate: Fate
     becomes: str = ""
     why: str = ""
     quiet: bool = False
-    """Ignored without a remark, since it has no visible effect."""
+    """Whether it is ignored without a remark, because it has no visible effect in torchrun either."""
 
 
 VARIABLES: tuple[Variable, ...] = (
@@ -249,7 +249,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", EXPLAINED, "", "no store is shared with the workers", quiet=True),
     Variable(
-        "LOGLEVEL", EXPLAINED, "", "the launcher's own lines have no levels; workers find it as it is", quiet=True
+        "LOGLEVEL", EXPLAINED, "", "the launcher's own log lines have no levels; workers get it unchanged", quiet=True
     ),
 )
-"""All that torchrun reads. None of them is refused."""
+"""All further variables that torchrun reads, and what edl does with each."""

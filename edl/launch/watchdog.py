@@ -1,5 +1,5 @@
-"""Says when the launcher's event loop has stood still, and where: leases are renewed on it, so a node that is "silent
-for 3 s" may only have been busy. A thread of its own measures, since the loop cannot tell of itself.
+"""Logs when the launcher's event loop was blocked, and by which code. The lease is renewed on the loop, so a node that
+was "silent for 3 s" may only have been busy. A separate thread measures the delay.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from collections.abc import Callable
 from edl.adapters.clock import SystemClock
 
 LOOK_S = 0.25
-"""Pause between two measurements."""
+"""Seconds between two measurements."""
 LIMIT_S = 1.0
-"""Delay that is worth a line: a third of the usual lease."""
+"""Delay in seconds from which a line is logged: a third of the default lease."""
 FROZEN_S = 0.5
-"""Longer than that beyond its time, and this thread itself has stood still: the process has."""
+"""If a wait of this thread takes this many seconds longer than its timeout, the whole process was not running."""
 FRAMES = 3
+"""Number of stack frames in the log line."""
 
 
 class LoopWatch:
-    """Watches the running event loop until ``end``. ``log`` is called from its thread."""
+    """Watches the running event loop in a thread until ``end``. ``limit_s``: delay in seconds from which a line is
+    logged. ``log`` is called from the thread."""
 
     def __init__(self, log: Callable[[str], None], limit_s: float = LIMIT_S) -> None:
         self._log = log
@@ -35,7 +37,7 @@ class LoopWatch:
         threading.Thread(target=self._run, name="edl-watchdog", daemon=True).start()
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._over.set()
 
     def _run(self) -> None:
@@ -55,14 +57,14 @@ class LoopWatch:
                 return
         delay_s = self._clock.now_s() - began_s
         if frozen:
-            why = "stopped, suspended, or without a processor"
-            self._log(f"this launcher has stood still for {delay_s:.1f} s ({why})")
+            why = "stopped, suspended, or starved of CPU time"
+            self._log(f"this launcher was not running for {delay_s:.1f} s ({why})")
         else:
-            self._log(f"this launcher was busy for {delay_s:.1f} s, and deaf meanwhile; please report it: {where}")
+            self._log(f"this launcher's event loop was blocked for {delay_s:.1f} s. Please report it: {where}")
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._watched)
         if frame is None:
-            return "nowhere"
+            return "unknown place"
         frames = traceback.extract_stack(frame)[-FRAMES:]
         return " > ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)

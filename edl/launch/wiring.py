@@ -1,6 +1,6 @@
-"""Connects the candidate, the agent and the launcher, which know one another only by callbacks.
+"""Connects the candidate, the agent and the launcher, which know one another only through callbacks.
 
-``compose`` passes the real parts, and the simulator passes simulated ones: both get the same connections.
+Shared by ``compose``, which passes the real parts, and the simulator, which passes simulated ones.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def wire(
     make_agent: Callable[[Candidate, Callable[[], Awaitable[NodeInfo]]], AgentShell],
     make_deps: Callable[[Candidate, AgentShell], LauncherDeps],
 ) -> Wired:
-    """Create the parts of a launcher in the order in which they need one another.
+    """Create and connect the parts of a launcher.
 
-    ``own``: the address under which this launcher would be the Master. ``elected``: called when it becomes the Master,
+    ``own``: what this launcher publishes if it is elected Master. ``elected``: called with the Master when it starts,
     and with None when it stops. ``make_agent``: receives the function that registers the node again.
     """
     candidate = Candidate(

@@ -1,9 +1,10 @@
-"""Connects the autoscale policy to the Master: describes the world to it, and carries out its proposals."""
+"""Connects the autoscale policy to the Master: describes the world to the policy, and requests the sizes that it
+chooses."""
 
 from __future__ import annotations
 
 from edl.master import planning, resizing
-from edl.master.policies.autoscale import CurrentWorld, hear
+from edl.master.policies.autoscale import CurrentWorld, handle_pace
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
@@ -15,22 +16,22 @@ WHO = "autoscale"
 
 
 def paced(turn: MasterTurn, entry: NodeEntry, message: Pace) -> None:
-    """A node reported its step time: measure, and request another size if that is worthwhile."""
+    """Handle a node's report of its step time: measure, and request another size if the policy chooses one."""
     rules, world = turn.spec.autoscale, turn.record.world
     running = turn.record.phase is Phase.RUNNING and world is not None and message.round == world.round
     if not rules.enabled or not running or world is None or turn.member(entry) is None:
         return
     place = _place(turn, world)
-    look = hear(turn.scaling, turn.record.learnt, place, entry.info.node, message.step_s, rules, turn.now_s)
-    turn.scaling = look.memory
-    if look.learnt != turn.record.learnt:
-        turn.write(learnt=look.learnt)
-    if look.size:
-        resizing.decide(turn, Resize(look.size, WHO, look.memory.reason))
+    result = handle_pace(turn.scaling, turn.record.learnt, place, entry.info.node, message.step_s, rules, turn.now_s)
+    turn.scaling = result.memory
+    if result.learnt != turn.record.learnt:
+        turn.write(learnt=result.learnt)
+    if result.size:
+        resizing.decide(turn, Resize(result.size, WHO, result.memory.reason))
 
 
 def proposal(state: MasterState) -> tuple[int, str]:
-    """The proposed size (0 for none) and the reason, for the status."""
+    """The proposed size (0: none) and the reason, for the status."""
     record, memory = state.record, state.scaling
     if not state.spec.autoscale.enabled or record.phase is Phase.ENDED:
         return 0, ""
@@ -45,6 +46,7 @@ def proposal(state: MasterState) -> tuple[int, str]:
 
 
 def _place(turn: MasterTurn, world: World) -> CurrentWorld:
+    """The running world as the policy sees it."""
     settings, bounds = turn.record.settings, turn.bounds
     staying = [entry for entry in turn.members() if not turn.excluded(entry) and not entry.draining]
     spares = [entry for entry in turn.ready() if turn.member(entry) is None]
@@ -66,13 +68,13 @@ def _place(turn: MasterTurn, world: World) -> CurrentWorld:
 
 
 def _unsettled(turn: MasterTurn) -> str:
-    """Why the current pace says nothing about the size; empty if it does."""
+    """Why the current pace is not typical of the size; empty if it is."""
     if turn.record.sizing.suspended:
         return "the job is being suspended"
     if turn.record.done:
         return "the workers finish"
     if turn.record.rejoins and not turn.underway:
-        return "workers are on their way"
+        return "workers are still starting"
     if turn.agreement is not None and turn.agreement.purpose in (Purpose.SWITCH, Purpose.KILL):
         return f"the world is being changed ({turn.agreement.reason})"
     return ""
@@ -94,10 +96,10 @@ def _lacking(turn: MasterTurn, world: World) -> str:
 
 
 def _advice(turn: MasterTurn) -> str:
-    """Authority that decides instead of the policy; empty if the policy decides."""
+    """Who decides instead of the policy; empty if the policy decides."""
     if turn.spec.sized_outside:
         return f"{turn.spec.size_owner} decides"
     sizing = turn.record.sizing
     if sizing.desired and not sizing.automatic:
-        return f"{count(sizing.desired)} asked for by hand: edl scale auto gives the size back to the policy"
+        return f"{count(sizing.desired)} requested by hand: edl scale auto gives the size back to the policy"
     return ""

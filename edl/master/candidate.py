@@ -1,4 +1,5 @@
-"""Shell of the election: watches the election key, campaigns, and runs a ``MasterShell`` while this node is Master."""
+"""The shell of the election machine: watches the election key, campaigns, and runs a ``MasterShell`` while this node is
+the Master."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from edl.wire.messages import Finish
 
 CAMPAIGN_PAUSE_S = 0.05
 LONGEST_CAMPAIGN_PAUSE_S = 5.0
-"""Pause between two campaigns of one launcher, which spares a store that is unavailable. It grows while the store
-refuses campaigns, or while each Master on this node steps down soon after its election."""
+"""Bounds of the pause in seconds between two campaigns of one launcher, which spares an unavailable store. It grows
+while the store refuses campaigns, or while each Master on this node steps down soon after its election."""
 SETTLED_S = 10.0
-"""A Master that stayed in office this long resets the pause."""
+"""A Master that stayed in office for this many seconds resets the pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class CandidateCallbacks:
     """Callbacks through which a candidate reports the election's outcome."""
 
     follow: Callable[[el.MasterInfo, FencingToken], None]
-    """Called with the Master to attach to."""
+    """Called with a new Master, to which the agent has to attach."""
     elected: Callable[[MasterShell | None], None]
-    """Called with the shell when this launcher becomes Master, and with None when it no longer is."""
+    """Called with the shell when this launcher becomes the Master, and with None when it no longer is."""
     concluded: Callable[[Finish], None]
-    """Called when the job ends while this launcher is Master; its own agent may not have been attached."""
+    """Called when the job ends while this launcher is the Master, whose own agent may not be attached."""
 
 
 class Candidate:
@@ -53,18 +54,20 @@ class Candidate:
         self._campaign = 0
         """Number of the current campaign; results of earlier ones are ignored."""
         self._uncertain = False
-        """The election key may belong to this launcher unnoticed: a write had no answer, or a delete failed."""
+        """Whether the election key may belong to this launcher although it does not know: a write was not answered, or
+        a delete failed."""
         self._pauses = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
         self._rests = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
         self._rest_s = 0.0
-        """Delay before the next campaign, which gives other candidates precedence."""
+        """Delay in seconds before the next campaign, which gives other candidates precedence."""
         self._said = ""
-        """Last logged reason for which the store refuses campaigns."""
+        """The last logged reason why the store refuses campaigns."""
         self._known = False
-        """The election key was read once, so the store accepts this launcher."""
+        """Whether the election key has been read once, so that the store accepts this launcher."""
         self._broken: asyncio.Future[None]
         """Receives an unexpected exception of the Master on this node."""
         self.shell: MasterShell | None = None
+        """The Master on this node; None: this launcher is not the Master."""
 
     def registered(self, lease: Incarnation) -> None:
         """Report a new lease, with which this launcher can campaign."""
@@ -80,18 +83,19 @@ class Candidate:
         self._events.put_nowait(el.MasterRefused(token))
 
     def out_of_touch(self) -> None:
-        """Report that the store was silent for a whole lease. A Master that misses nodes then steps down."""
+        """Report that the store has not answered for a lease time. A Master with unattached nodes then steps down."""
         if self.shell is not None and self.shell.misses_nodes:
             self._events.put_nowait(el.OutOfTouch())
 
     @property
     def master(self) -> el.MasterInfo | None:
-        """The current Master as far as this launcher knows; None if unknown."""
+        """The current Master as far as this launcher knows; None: unknown."""
         return self._state.known
 
     async def run(self) -> None:
-        """Take part in elections until cancelled. Raises an unexpected exception of the Master: the job can do without
-        this launcher, but not without a working Master."""
+        """Take part in elections until cancelled. Raises an unexpected exception of the Master, which ends the
+        launcher: the job can do without this launcher, but not without a working Master. Raises ``StoreRefused`` if the
+        store does not accept this launcher."""
         self._broken = asyncio.get_running_loop().create_future()
         watch = asyncio.ensure_future(self._watch())
         getter: asyncio.Future[el.ElectionEvent] | None = None
@@ -118,7 +122,7 @@ class Candidate:
         match effect:
             case el.Campaign(depose):
                 self._campaign += 1
-                self._campaigns.begin(self._stand(self._campaign, depose))
+                self._campaigns.begin(self._campaign_once(self._campaign, depose))
             case el.BecomeMaster(token):
                 await self._end_term()
                 self.shell = MasterShell(self._deps, token, self._before)
@@ -139,7 +143,7 @@ class Candidate:
         except FencedOut:
             self._events.put_nowait(el.FencedOff())
         except StoreError as error:
-            # It lost track of the store, for example by a compacted watch: let a Master with a fresh view take over.
+            # It has lost track of the store, for example because its watch was compacted: another Master reads it anew.
             self._deps.log(f"stepping down as Master: {error}")
             key = self._deps.keys.master
             try:
@@ -150,7 +154,7 @@ class Candidate:
                 self._rests.reset()
             self._rest_s = self._rests.next()
             self._events.put_nowait(el.FencedOff())
-        except Exception as error:  # noqa: BLE001 - a defect: reported by the caller, so that the job does not stall
+        except Exception as error:  # noqa: BLE001 - a bug: ``run`` raises it, so that the job does not stall
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
@@ -163,20 +167,21 @@ class Candidate:
             self._callbacks.elected(None)
             await end(term)
 
-    async def _stand(self, number: int, depose: FencingToken) -> None:
-        """Campaign once. Another candidate may win between the two transactions; exactly one wins in any case."""
+    async def _campaign_once(self, number: int, depose: FencingToken) -> None:
+        """Campaign once, and queue the result unless a newer campaign has begun. At most one candidate wins, because
+        creating the key is one transaction."""
         rest_s, self._rest_s = self._rest_s, 0.0
         await asyncio.sleep(rest_s)
         token = await self._create(depose)
         if not token and self._uncertain:
-            token = await self._find_out()
+            token = await self._resolve_write()
         if not token:
             await asyncio.sleep(self._pauses.next() if self._said else CAMPAIGN_PAUSE_S)
         if number == self._campaign:
             self._events.put_nowait(el.CampaignEnded(bool(token), token))
 
     async def _create(self, depose: FencingToken) -> FencingToken:
-        """Create the election key and return its token; 0 if the write failed or its outcome is unknown."""
+        """Create the election key; returns its token, or 0 if the write failed or its outcome is unknown."""
         key, store = self._deps.keys.master, self._deps.store
         put = Put(key, plain.dumps(self._own), self._lease)
         try:
@@ -187,14 +192,15 @@ class Candidate:
             self._uncertain = self._uncertain or not error.definite
             said, self._said = self._said, str(error) if error.definite else ""
             if self._said and self._said != said:
-                self._deps.log(f"cannot run for Master: {error}")
+                self._deps.log(f"cannot become the Master, the store refuses the election key: {error}")
             return FencingToken(0)
         self._pauses.reset()
         self._said = ""
         return FencingToken(revision or 0)
 
-    async def _find_out(self) -> FencingToken:
-        """Read the key until the store answers, because a write without an answer may have created it."""
+    async def _resolve_write(self) -> FencingToken:
+        """Find out whether an unanswered write has created the key; returns its token, or 0. Retries until the store
+        answers."""
         while True:
             try:
                 snapshot = await self._deps.store.read(self._deps.keys.master)
@@ -210,7 +216,7 @@ class Candidate:
         return entry.lease == self._lease and self._master_in(entry) == self._own
 
     def _master_in(self, entry: KeyValue) -> el.MasterInfo | None:
-        """None if the value was not written by edl; an operator has to delete it."""
+        """The value of the election key; None if edl did not write it, in which case an operator has to delete it."""
         try:
             return plain.loads(el.MasterInfo, entry.value)
         except ProtocolError as error:
@@ -236,7 +242,7 @@ class Candidate:
             except StoreRefused:
                 if not self._known:
                     raise
-                await asyncio.sleep(LONGEST_CAMPAIGN_PAUSE_S)  # a changed password is no reason to end a running job
+                await asyncio.sleep(LONGEST_CAMPAIGN_PAUSE_S)  # a changed password must not end a running job
             except StoreError:  # unavailable, or the missed changes were compacted: read again
                 await asyncio.sleep(CAMPAIGN_PAUSE_S)
 

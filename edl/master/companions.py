@@ -1,4 +1,4 @@
-"""Helpers of the Master's shell: pending requests, change notifications, and companion tasks."""
+"""Parts of the Master's shell: pending requests, change notifications, and companion tasks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ OVER = "this launcher is no longer the Master; ask the next one"
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """A request in the shell's queue, with the future for its answer."""
+class PendingScaleRequest:
+    """A request in the shell's queue, and the future for its answer."""
 
     request: ScaleRequest
     answer: asyncio.Future[Granted]
 
     def settle(self, granted: Granted) -> None:
-        """Answer, unless the requester is gone."""
+        """Answer the requester, unless it is gone."""
         if not self.answer.done():
             self.answer.set_result(granted)
 
     def fail(self) -> None:
-        """Fail because this Master has stepped down. The request may be in the store, or not."""
+        """Raise ``FencedOut`` in the requester: this Master has stepped down, and the request may be in the store or
+        not."""
         if not self.answer.done():
             self.answer.set_exception(FencedOut(OVER))
 
 
-class Updates:
-    """Lets any number of tasks wait for the next change, each since its last look."""
+class ChangeNotifier:
+    """Lets any number of tasks wait for changes: each for the next one since its own last wait."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -41,16 +42,16 @@ class Updates:
         self._next = asyncio.Event()
         self._over = False
 
-    def tell(self) -> None:
-        """Report a change."""
+    def notify(self) -> None:
+        """Wake all waiting tasks: something has changed."""
         self._number += 1
         self._next.set()
         self._next = asyncio.Event()
 
     def close(self) -> None:
-        """End all waits, since there will be no more changes."""
+        """End all waits with ``FencedOut``: there will be no more changes."""
         self._over = True
-        self.tell()
+        self.notify()
 
     async def changed(self) -> None:
         """Wait until something has changed since this task's last call returned; the first call returns at once.
@@ -67,7 +68,7 @@ class Updates:
 
 
 class Companions:
-    """Coroutines that run beside an elected Master. A failure is logged and affects nothing else."""
+    """Coroutines that run beside an elected Master. A failure is logged, and has no other effect."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
@@ -80,15 +81,15 @@ class Companions:
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - the top of a task that must not end the rule
+        except Exception as error:  # noqa: BLE001 - top of a task: the Master continues
             self._log(f"a companion task of the Master failed: {type(error).__name__}: {error}")
 
     async def settled(self, within_s: float) -> None:
-        """Wait until all have ended by themselves, at most ``within_s`` seconds."""
+        """Wait until all have ended, at most ``within_s`` seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within_s)
 
     def drop(self) -> None:
-        """Cancel all that still run."""
+        """Cancel those that are still running."""
         for task in self._tasks:
             task.cancel()

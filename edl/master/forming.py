@@ -1,7 +1,7 @@
-"""Leads from one world to the next: stop the old one, wait for the living nodes, form the new one.
+"""Replaces one world by the next: stops the old one, waits for the living nodes, and forms the new one.
 
 Only the first world waits a fixed time, ``--join-grace``, for more nodes than the minimum. Otherwise a world forms in
-the step in which the last node to wait for becomes ready or turns out to be dead.
+the step in which the last awaited node becomes ready or is proven dead.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from edl.wire.messages import (
 )
 
 UNSAVED = "checkpoint"
-"""Name of the flaw of a job that ends without the last checkpoint that its workers requested."""
+"""Name of the flaw of a job whose last requested checkpoint could not be written."""
 
 FIRST_PAUSE_S = 0.5
-"""Seconds between the second and the third world in a row that fail at once; each further pause is twice as long."""
+"""Pause in seconds after the second world in a row that fails at once; each further pause is twice as long."""
 
 FAREWELL_S = 5.0
-"""Seconds that a Master stays after the end of the job for agents that have not heard the outcome yet."""
+"""Seconds that a Master stays after the end of the job for agents that do not know the outcome yet."""
 
 
 def stop_world(turn: MasterTurn, reason: str, dump: bool = False) -> None:
-    """Begin the change to the next world, which forms as soon as all living members have stopped. ``dump``: have them
-    write their stacks first."""
+    """Stop the running world; the next one forms as soon as all living members have stopped. ``dump``: members write
+    the stacks of their workers first."""
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     if reason != turn.reason:  # else the same text has just been noted
         turn.note(Kind.WORLD_STOPPED, reason)
@@ -68,8 +68,8 @@ def _begin_forming(turn: MasterTurn) -> None:
 
 
 def _ask_copy_holders(turn: MasterTurn) -> None:
-    """Ask spares that may hold copies of a single node's state to report what they hold: if that node is lost, so is
-    the information about its copies."""
+    """Ask spares to report the copies that they hold, if the world has one node: if that node is lost, so is the
+    information about its copies."""
     world = turn.record.world
     if world is not None and len(world.members) == 1:
         _ask_spares(turn)
@@ -84,7 +84,7 @@ def _ask_spares(turn: MasterTurn) -> None:
 
 
 def at_boundary(turn: MasterTurn, reason: str) -> None:
-    """Begin the change to the next world without an interruption: all members train up to a step boundary and park."""
+    """Begin a planned change to the next world: all members train up to a step boundary and park."""
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     turn.note(Kind.BOUNDARY, reason)
     _begin_forming(turn)
@@ -95,7 +95,7 @@ def at_boundary(turn: MasterTurn, reason: str) -> None:
 
 
 def interrupt(turn: MasterTurn) -> None:
-    """A problem occurred on the way to the step boundary: members that have not reached it stop at once."""
+    """Turn a planned change into an interruption: members that have not reached the step boundary stop at once."""
     if turn.at_boundary:
         turn.at_boundary = False
         for entry in turn.members():
@@ -105,7 +105,7 @@ def interrupt(turn: MasterTurn) -> None:
 
 
 def order_stop(turn: MasterTurn, entry: NodeEntry, running: Round, dump: bool = False) -> None:
-    """Order a node to stop its workers; other nodes wait for it only for a limited time."""
+    """Order a node to stop its workers of round ``running``. Other nodes wait for it only for a limited time."""
     absence_s = turn.absence_s
     if entry.attached:
         absence_s += turn.spec.timeouts.shutdown_s + (turn.spec.timeouts.rejoin_s if turn.record.rejoins else 0)
@@ -114,7 +114,8 @@ def order_stop(turn: MasterTurn, entry: NodeEntry, running: Round, dump: bool = 
 
 
 def try_to_form(turn: MasterTurn) -> None:
-    """Form the next world if possible; otherwise record the obstacle, and when to look again."""
+    """Form the next world if possible, or end the job if it cannot continue. Otherwise set the reason for waiting, and
+    request a tick."""
     awaited = _awaited(turn)
     if awaited:
         turn.reason = f"{turn.record.reason}; waiting for {names(awaited)}"
@@ -143,7 +144,7 @@ def try_to_form(turn: MasterTurn) -> None:
         also = f", {names(kept_out)} cordoned (edl uncordon)" if kept_out else ""
         _wait_for_nodes(turn, size.reason + also)
     elif turn.now_s < turn.forming_since_s + pause_s(turn):
-        turn.reason = f"{turn.record.reason}; the last {turn.quick} worlds failed at once: a pause before the next one"
+        turn.reason = f"{turn.record.reason}; the last {turn.quick} worlds failed at once: pausing before the next one"
         turn.wake_at(turn.forming_since_s + pause_s(turn))
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
@@ -153,16 +154,16 @@ def try_to_form(turn: MasterTurn) -> None:
 
 
 def pause_s(turn: MasterTurn) -> float:
-    """Seconds to wait before the next world if workers keep failing as soon as they run, since the cause may be
-    temporary. The first quick failure causes no pause, because it may be chance. Nor does a failure of independent
-    workers, which says nothing about the next world."""
+    """Seconds to wait before the next world if workers keep failing as soon as they run, because the cause may be
+    temporary. 0 after the first such failure, which may be chance, and for independent workers, whose failures say
+    nothing about the next world."""
     if turn.quick < 2 or turn.spec.independent:
         return 0.0
     return min(FIRST_PAUSE_S * 2.0 ** (turn.quick - 2), turn.spec.timeouts.restart_s)
 
 
 def _rest(turn: MasterTurn) -> None:
-    """The job is suspended: end all waiting workers, and keep commits in memory."""
+    """Handle a suspended job: end all waiting workers, and have commits written that are only in memory."""
     turn.at_boundary = False
     turn.grace_until_s = None
     turn.reason = by = f"suspended by {turn.record.sizing.suspended}"
@@ -189,8 +190,8 @@ def _rest(turn: MasterTurn) -> None:
 
 
 def _writers(turn: MasterTurn, newest: Restore) -> list[NodeId]:
-    """Nodes to write the parts of a commit that no node has been asked to write, since memory is lost with the
-    launchers. A whole commit is preferably written by the world's writer, which may have begun."""
+    """Nodes that have to write the parts of a commit in memory that no node has been asked to write yet. The first
+    member of the world is preferred, because it may have begun."""
     world, free = turn.record.world, {entry.info.node for entry in turn.free()}
     first = world.members[0].node if world is not None else ""
     found = []
@@ -202,6 +203,8 @@ def _writers(turn: MasterTurn, newest: Restore) -> list[NodeId]:
 
 
 def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: NextSize) -> None:
+    """Choose members and state of the next world, and form it; or have a node load the state first; or end the job if
+    no checkpoint can be used. A sharded state in memory may require a smaller world."""
     entries = {entry.info.node: entry for entry in ready}
     candidates = [dropping.candidate(turn, entry) for entry in ready]
     target = turn.record.sizing.target(turn.spec.nodes)
@@ -238,8 +241,8 @@ def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Seq
 
 
 def end_if_all_done(turn: MasterTurn) -> None:
-    """End the job with success once all members' workers have exited with status 0 and their saves are written. If a
-    save could not be written, only that checkpoint is lost; the exit status of the launchers shows it."""
+    """End the job with success once all members' workers have exited with status 0 and their saves are written. With a
+    flaw, such as a save that could not be written, the exit status is ``INCOMPLETE``."""
     world = turn.record.world
     if world is not None and turn.finished >= {member.node for member in world.members}:
         who = f"all {world.size} workers" if world.size > 1 else "the only worker"
@@ -251,12 +254,12 @@ def end_if_all_done(turn: MasterTurn) -> None:
 
 
 def end_as_failed(turn: MasterTurn, reason: str) -> None:
-    """End the job for a failure that no restart repairs; agents stop their workers."""
+    """End the job as failed, for a failure that no restart repairs; agents stop their workers."""
     _end(turn, ExitCode.WORKER_FAILED, reason)
 
 
-def say_goodbye(turn: MasterTurn) -> None:
-    """After the end: exit once all agents have heard of it and left, or after ``FAREWELL_S``."""
+def conclude_once_left(turn: MasterTurn) -> None:
+    """After the end of the job, let the Master exit once all nodes have left, or after ``FAREWELL_S``."""
     ended_at_s = turn.now_s if turn.ended_at_s is None else turn.ended_at_s
     turn.ended_at_s = ended_at_s
     if not turn.nodes or turn.now_s >= ended_at_s + FAREWELL_S:
@@ -266,12 +269,12 @@ def say_goodbye(turn: MasterTurn) -> None:
 
 
 def tell_outcome(turn: MasterTurn, entry: NodeEntry, outcome: Finish) -> None:
-    """Tell an attached node that the job is over; the node is removed when its stream ends."""
+    """Send the job's outcome to an attached node, which is removed when its stream ends."""
     turn.tell(turn.update(entry, status=NodeStatus.LEAVING), outcome)
 
 
 def _awaited(turn: MasterTurn) -> list[NodeEntry]:
-    """Living nodes that are not ready yet but worth waiting for."""
+    """Living nodes that are not ready yet, and that the next world waits for."""
     first = turn.record.world is None
     awaited = []
     for entry in turn.nodes.values():
@@ -287,9 +290,9 @@ def _awaited(turn: MasterTurn) -> list[NodeEntry]:
 
 
 def _is_needed(turn: MasterTurn, entry: NodeEntry) -> bool:
-    """Whether to wait for a member that starts workers ahead. If other members are back in process, they continue
-    without it, provided that level and bounds allow, and take it in at a step boundary later. If all restart their
-    workers, all are waited for."""
+    """Whether to wait for a member that starts workers ahead. If the workers of other members kept their processes,
+    these continue without it, provided that fault-tolerance level and bounds allow, and it joins at a step boundary
+    later. If all members restart their workers, all are waited for."""
     if entry.status is not NodeStatus.PREPARING or turn.member(entry) is None:
         return False
     ready = turn.ready()
@@ -299,13 +302,12 @@ def _is_needed(turn: MasterTurn, entry: NodeEntry) -> bool:
 
 
 def _end_for_failures(turn: MasterTurn) -> None:
-    """The restart budget is used up, so end the job. But a member that has not reported since may be the cause of
-    failures that only mention lost peers. Time alone does not prove otherwise, least of all after the Master has waited
-    for the store."""
+    """End the job, because the restart budget is used up. If all failures only report lost peers, first wait for
+    members that have not reported since, one of which may be the cause, up to ``--recover-timeout``."""
     unheard = [e for e in turn.nodes.values() if e.status is NodeStatus.STOPPING and turn.member(e) is not None]
     deadline_s = turn.forming_since_s + turn.spec.timeouts.recover_s
     if unheard and turn.now_s < deadline_s and all(failure.peer_loss for failure in turn.record.failures):
-        turn.reason = f"{turn.record.reason}; waiting for word from {names(unheard)}, which may be the cause"
+        turn.reason = f"{turn.record.reason}; waiting for a report from {names(unheard)}, which may be the cause"
         turn.wake_at(deadline_s)
         return
     budget = turn.spec.max_restarts
@@ -315,8 +317,8 @@ def _end_for_failures(turn: MasterTurn) -> None:
 
 
 def _grace_is_over(turn: MasterTurn, size: int) -> bool:
-    """Whether the first world has waited long enough for more nodes. Later worlds, and one that has the wanted size, do
-    not wait."""
+    """Whether the first world has waited long enough for more nodes. Later worlds, and one of the wanted size, do not
+    wait."""
     if turn.record.world is not None or size == turn.record.sizing.target(turn.spec.nodes):
         return True
     if turn.grace_until_s is None:
@@ -384,7 +386,7 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
         entry = turn.update(entry, idled=False, uses=turn.places(entry))
         turn.tell(entry, StartRound(world, turn.reason))
     if turn.spec.independent:
-        # Workers that were not stopped must learn that their node is not in it.
+        # Workers that were not stopped must learn that their node is not in this world.
         for entry in turn.free():
             turn.tell(entry, StartRound(world, turn.reason))
     for entry in turn.free():
@@ -393,12 +395,12 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
 
 
 def _said(info: NodeInfo, places: tuple[int, ...]) -> tuple[int, ...]:
-    """``Member.places``: empty if it is the default."""
+    """``Member.places`` for these slots: empty for the first ones, which are the default."""
     return () if places == tuple(range(info.slots)) else places
 
 
 def prestart(turn: MasterTurn, entry: NodeEntry) -> None:
-    """Have a node outside the world start workers that wait for the next one, if this job's workers can."""
+    """Order a node outside the world to start workers ahead of the next one, if this job's workers can rejoin."""
     entry = turn.update(entry, idled=False)
     if turn.record.rejoins and not entry.parked:
         due_s = turn.now_s + turn.spec.timeouts.warming_s
@@ -407,7 +409,7 @@ def prestart(turn: MasterTurn, entry: NodeEntry) -> None:
 
 
 def _note_state(turn: MasterTurn, restore: Restore) -> None:
-    """Record it when the next world begins from an earlier commit than the last one had."""
+    """Record the commit of the next world, with a line in the history if it is older than that of an earlier world."""
     lost = turn.record.newest
     if restore.version < lost:
         begins = f"from commit {restore.version.commit}" if restore.version.commit else "from scratch"
@@ -416,7 +418,8 @@ def _note_state(turn: MasterTurn, restore: Restore) -> None:
 
 
 def is_last_holder(turn: MasterTurn, entry: NodeEntry) -> bool:
-    """Whether the newest state of a suspended job is in this node's memory and completely nowhere else."""
+    """Whether this node's memory has the newest state, and neither the checkpoint directory nor another node that stays
+    has all of it."""
     newest = max((held.version for other in turn.nodes.values() for held in other.holdings), default=NO_STATE)
     if all(held.version < newest for held in entry.holdings):
         return False
@@ -432,11 +435,12 @@ def is_last_holder(turn: MasterTurn, entry: NodeEntry) -> bool:
 
 
 def dismiss(turn: MasterTurn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:
-    """Let nodes that wanted to leave go, or one of them. ``needed``: the job waits although they leave."""
+    """Let draining nodes leave that run no workers, or ``only`` this one. ``needed``: no world can form without
+    them."""
     for entry in [only] if only is not None else list(turn.nodes.values()):
         if entry.draining and entry.status is NodeStatus.READY:
             if entry.hurried and not needed:
-                turn.write(owed=f"node {entry.info.node} has left in a hurry")
+                turn.write(owed=f"node {entry.info.node} left without time for a checkpoint")
             entry = turn.update(entry, status=NodeStatus.LEAVING)
             turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 
@@ -449,9 +453,9 @@ def _end(turn: MasterTurn, code: int, reason: str) -> None:
     for entry in list(turn.nodes.values()):
         if entry.attached:
             tell_outcome(turn, entry, outcome)
-    say_goodbye(turn)
+    conclude_once_left(turn)
 
 
 def names(entries: Sequence[NodeEntry]) -> str:
-    """Some names, and the number of the others."""
+    """The names of nodes for messages; of many only some, and the number of the others."""
     return listed([entry.info.node for entry in entries])

@@ -1,7 +1,7 @@
-"""The store as an elected Master uses it: whatever keeps a write from succeeding, the Master waits and logs why.
+"""The store as an elected Master uses it: a write is retried until it succeeds or another Master has been elected.
 
-A write that the store refuses (it is full, a password has changed, the value is too large) is no reason to step down:
-the next Master would be refused as well, and so on, hundreds of times per second. Workers continue to train meanwhile.
+A write that the store refuses (it is full, a password has changed, the value is too large) is no reason to step down,
+because every other Master would be refused as well. The Master waits and logs why; workers continue to train.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
-"""Seconds between two tries while the store does not answer, and the maximum while it refuses."""
+"""Seconds between two attempts: ``RETRY_S`` while the store does not answer; growing up to ``LONGEST_RETRY_S`` while it
+refuses."""
 
 
 class GuardedStore:
@@ -33,14 +34,14 @@ class GuardedStore:
         self._since_s = 0.0
 
     def trouble(self) -> str:
-        """Description of the store problem that the Master waits for; empty: none."""
+        """The problem of the store that the Master waits for, for the status; empty: none."""
         if not self._why:
             return ""
         waited_s = self._clock.now_s() - self._since_s
         return f"world changes have waited {waited_s:.0f} s for the store; training continues. {self._why}"
 
     async def read(self, prefix: str) -> PrefixSnapshot:
-        """``Store.read``, retried until it succeeds."""
+        """Read like ``Store.read``, retried until it succeeds."""
         return await self._retrying(lambda: self._store.read(prefix))
 
     async def write(self, operations: Sequence[Operation]) -> int:
@@ -69,5 +70,5 @@ class GuardedStore:
         if not self._why:
             self._since_s = self._clock.now_s()
         if why != self._why:
-            self._log(f"a decision waits for the store ({why})")
+            self._log(f"world changes wait for the store, training continues: {why}")
         self._why = why

@@ -1,4 +1,4 @@
-"""The job's history: stored in etcd, shown by ``edl events``."""
+"""The job's history, which is in the store and is shown by ``edl events``."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from edl.master.view import complete
 from edl.wire.status import HistoryEntry
 
 KEPT = 500
-"""Number of lines kept in the store and in memory."""
+"""Number of entries kept in the store and in memory."""
 
 
 FOLDED = 8
-"""Nodes named individually per kind of note in one write; if more come together, the rest are only counted, so that a
-thousand joining nodes do not push their cause out of the history."""
+"""Number of nodes that are named individually in one write, per kind of entry. Further ones are only counted, so that
+a thousand joining nodes do not push older entries out of the history."""
 _FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
-"""The kinds of which many come in one write. What comes in one write after the other is not combined: each line has its
-time and its node. Except for checkpoints: see ``JobHistory``."""
+"""Kinds whose entries in one write are combined, and what the combined entry says. Entries of different writes are not
+combined, because each has its time and its node; checkpoints are the exception (see ``JobHistory``)."""
 
 
 def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
-    """The notes of one write, with many of a kind combined into one."""
+    """The notes of one write; more than ``FOLDED`` about joined or lost nodes are combined into one."""
     counts = collections.Counter(note.kind for note in notes)
     many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
     found: list[HistoryNote] = []
@@ -39,10 +39,10 @@ def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
 
 
 class JobHistory:
-    """The last lines of the history, and its followers.
+    """The last ``KEPT`` entries of the history, and the readers that follow it.
 
-    Of checkpoints that are completed with nothing else in between, only the newest line stays. Otherwise a job that
-    saves every minute would have nothing else in its history, and in the last lines of its status, after some hours.
+    Of consecutive entries about complete checkpoints only the newest is kept. Otherwise, in a job that saves every
+    minute, these entries would displace all others from the history, and from the status, within hours.
     """
 
     def __init__(self) -> None:
@@ -58,13 +58,14 @@ class JobHistory:
             self._next = self._entries[-1].number + 1
 
     def make(self, note: HistoryNote, number_of_round: int, at_s: float) -> HistoryEntry:
-        """Number a note. It becomes visible through ``publish``."""
+        """Create the next numbered entry from a note. It becomes visible with ``publish``. ``at_s``: seconds since the
+        Unix epoch."""
         entry = HistoryEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round)
         self._next += 1
         return entry
 
     def change(self, added: Sequence[HistoryEntry]) -> tuple[list[HistoryEntry], list[int]]:
-        """What adding these lines changes in the store: the lines to write, and the numbers of those to delete."""
+        """What adding these entries changes in the store: the entries to write, and the numbers of those to delete."""
         kept = {entry.number for entry in self._with(added)}
         return (
             [entry for entry in added if entry.number in kept],
@@ -72,7 +73,7 @@ class JobHistory:
         )
 
     def _with(self, added: Sequence[HistoryEntry]) -> tuple[HistoryEntry, ...]:
-        """The lines that are kept once these are added."""
+        """The entries that are kept once these are added."""
         kept: list[HistoryEntry] = []
         for entry in (*self._entries, *added):
             if kept and complete(kept[-1]) and complete(entry):
@@ -81,18 +82,18 @@ class JobHistory:
         return tuple(kept[-KEPT:])
 
     def publish(self, added: Sequence[HistoryEntry]) -> None:
-        """Show lines that have been written to the store. Followers get all of them."""
+        """Make entries visible that have been written to the store. Readers that follow get all of them."""
         self._entries = self._with(added)
         for follower in self._followers:
             for entry in added:
                 follower.put_nowait(entry)
 
     def last(self, count: int) -> tuple[HistoryEntry, ...]:
-        """The newest lines, oldest first."""
+        """The newest ``count`` entries, oldest first."""
         return self._entries[-count:]
 
     async def read(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
-        """Lines numbered above ``after``; with ``follow`` also new ones, until the Master steps down."""
+        """Yields entries with a number above ``after``; with ``follow`` also new ones, until the Master steps down."""
         queue: asyncio.Queue[HistoryEntry | None] = asyncio.Queue()
         follow = follow and not self._closed
         if follow:
@@ -108,7 +109,7 @@ class JobHistory:
             self._followers.discard(queue)
 
     def close(self) -> None:
-        """End all followers, including future ones."""
+        """End all readers that follow, including future ones."""
         self._closed = True
         for follower in self._followers:
             follower.put_nowait(None)

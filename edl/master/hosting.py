@@ -1,6 +1,6 @@
-"""Hosts the Master's services: steps them, and collects their effects until the shell carries them out.
+"""Hosts the Master's services: steps them, and collects their effects until the shell executes them. No I/O.
 
-No I/O here. The shell first writes ``kept`` and the notes, and only then sends the messages.
+The shell first writes ``kept`` and the notes to the store, and only then sends the messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.wire.status import Count, ServiceView
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """An event for one service; ``service`` None means all services."""
+    """An event for one service, or for all of them (``service`` None)."""
 
     service: str | None
     event: sv.Event
@@ -25,9 +25,9 @@ class Hosted:
 
 @dataclass(slots=True)
 class Gathered:
-    """Collected effects of the services, in order."""
+    """The collected effects of the services, each kind in order. ``str``: the name of the service."""
 
-    words: list[tuple[str, sv.TellWorker]] = field(default_factory=list)
+    to_workers: list[tuple[str, sv.TellWorker]] = field(default_factory=list)
     kept: list[tuple[str, sv.Keep]] = field(default_factory=list)
     notes: list[sv.AddToHistory] = field(default_factory=list)
     flaws: list[sv.ReportFlaw] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Gathered:
     answers: list[sv.Answered] = field(default_factory=list)
 
     def __len__(self) -> int:
-        every = (self.words, self.kept, self.notes, self.flaws, self.sent, self.failures, self.answers)
+        every = (self.to_workers, self.kept, self.notes, self.flaws, self.sent, self.failures, self.answers)
         return sum(len(some) for some in every)
 
 
@@ -70,20 +70,20 @@ class Hosting:
 
     @property
     def due_s(self) -> float | None:
-        """Time of the next tick; None for never."""
+        """Time of the next tick; None: none is due."""
         return min(self._due.values(), default=None)
 
     def load(self, kept: Mapping[str, bytes], helpers: Mapping[str, bytes], now_s: float) -> None:
-        """First call: pass on what the last Master's services kept, and the keys of living helpers. Names are relative
-        to the common prefix (``<service>/<name>``)."""
+        """Start the services with what the last Master's services kept, and with the keys of living helpers. Names have
+        the form ``<service>/<name>``."""
         for name, service in self._services.items():
             self._gather(name, service.load(_below(name, kept), now_s))
             for key, value in _below(name, helpers).items():
                 self._gather(name, service.step(sv.KeyPut(key, value), now_s))
 
     def take(self, hosted: Hosted, now_s: float) -> None:
-        """Step one service, or all of them. A message to an unknown service is dropped: its sender runs another
-        version."""
+        """Step one service, or all of them. An event for an unknown service is dropped, because its sender runs another
+        version of edl."""
         names = list(self._services) if hosted.service is None else [hosted.service]
         if isinstance(hosted.event, sv.Tick):
             names = [name for name in names if self._due.get(name, float("inf")) <= now_s]
@@ -94,9 +94,9 @@ class Hosting:
                 self._gather(name, self._services[name].step(hosted.event, now_s))
 
     def follow(self, record: Record, now_s: float, *, taken_over: bool = False) -> None:
-        """Tell the services when a world has begun or ended, and when settings change."""
+        """Tell the services if a world has begun or ended according to the record, and if settings have changed."""
         if record.phase is Phase.FORMING and self._world is not None:
-            return  # its workers may still be training up to the agreed step boundary; the next world ends it
+            return  # its workers may still be training up to the agreed step boundary: it ends with the next world
         running = record.world if record.phase is Phase.RUNNING else None
         before, self._world = self._world, running
         if before is not None and (running is None or running.round != before.round):
@@ -120,7 +120,7 @@ class Hosting:
         for effect in effects:
             match effect:
                 case sv.TellWorker():
-                    gathered.words.append((name, effect))
+                    gathered.to_workers.append((name, effect))
                 case sv.Keep():
                     gathered.kept.append((name, effect))
                 case sv.AddToHistory():

@@ -1,10 +1,9 @@
 """Batch size and learning rate: the policy's settings for each world, and manual changes.
 
-A manual change goes into the record at once, as a policy. ``wants_boundary`` compares it with the current settings;
-while they differ, the workers agree on a step boundary from which the new ones hold. A world that forms meanwhile
-adopts them. Either all workers of a world switch at a commit or none: the record is written before any worker
-learns of it, workers that have answered wait for the result, and workers that lose their Master get the result when it
-is back.
+A manual change is recorded at once, as a changed policy. As long as the current settings differ from it, the workers
+agree on a step boundary from which the new ones apply (``wants_boundary``). A world that forms meanwhile adopts them.
+Either all workers of a world switch at the same commit or none does: the record is written before any worker learns of
+it, workers that have answered wait for the result, and workers that lose the Master get the result from the next one.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from edl.wire.messages import Asked, Purpose, Settings, Switch
 from edl.wire.status import Answer
 
 UNCHANGED = "nothing changes in the running world"
-LATER = "holds from the next world on"
+LATER = "takes effect with the next world"
 
 
 def _samples(name: str, text: str) -> int:
     if text == "none":
         return 0
     if not text.isdecimal() or not int(text):
-        raise SettingError(name, text, "must be a number of at least 1", "Write none to take it back")
+        raise SettingError(name, text, "must be a number of at least 1", "Write none to unset it")
     return int(text)
 
 
@@ -62,7 +61,7 @@ NAMES: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "lr-warmup": ("warmup", _steps),
     "lr-reference": ("reference", _samples),
 }
-"""Settings that can be changed manually: the field of the policy, and the parser."""
+"""Settings that can be changed in a running job: the field of the policy, and the parser."""
 
 
 def changed_policy(policy: HyperPolicy, request: str) -> HyperPolicy:
@@ -93,7 +92,8 @@ def policy_of(state: MasterState | MasterTurn) -> HyperPolicy:
 
 
 def _reference(asked: HyperPolicy, policy: HyperPolicy, record: Record, workers: int) -> int:
-    """The size for which the script's LR is meant. ``asked``: the policy without manual changes."""
+    """The size for which the script's LR was chosen, in samples with a global batch, otherwise in workers. ``asked``:
+    the policy without manual changes."""
     first = record.first_workers or workers
     if policy.reference:
         return policy.reference
@@ -114,8 +114,8 @@ def _settings(state: MasterState | MasterTurn, workers: int, commit: int) -> Set
 
 
 def adopt(turn: MasterTurn, workers: int, commit: int) -> Settings:
-    """The settings of a world with ``workers`` workers from this commit on. Call it while the last world is still
-    recorded."""
+    """The settings of a new world with ``workers`` workers from this commit on, which become part of the record. Call
+    it while the last world is still recorded."""
     settings = _settings(turn, workers, commit)
     turn.settings_failed = False
     _write(turn, settings, commit)
@@ -130,14 +130,14 @@ def _write(turn: MasterTurn, settings: Settings, commit: int) -> None:
         return
     turn.write(settings=settings)
     if describe(settings) == describe(before) and not turn.record.settings_request:
-        return  # the same settings for another number of workers: the note about the world says that
+        return  # only the number of workers has changed, which the line about the world says
     by = f" ({turn.record.settings_request})" if turn.record.settings_request else ""
     turn.note(Kind.SETTINGS, f"settings {settings.number} from commit {commit}: {describe(settings)}{by}")
     turn.write(settings_request="")
 
 
 def _pending(state: MasterState | MasterTurn) -> bool:
-    """Whether the requested settings differ from those of the running world."""
+    """Whether the settings of the running world differ from the requested ones."""
     record = state.record
     if record.world is None:
         return True
@@ -145,11 +145,11 @@ def _pending(state: MasterState | MasterTurn) -> bool:
     return _settings(state, record.world.size, commit).number != record.settings.number
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------------
+# --- manual changes --------------------------------------------------------------------------------------------------
 
 
 def asked(turn: MasterTurn, message: Asked) -> None:
-    """Handle a request to change settings."""
+    """Handle a request to change settings (``edl set``)."""
     who = f"{message.by}: {' '.join(message.argument.split())}"
     try:
         policy = changed_policy(policy_of(turn), message.argument)
@@ -167,7 +167,7 @@ def asked(turn: MasterTurn, message: Asked) -> None:
 
 def _later(record: Record) -> str:
     soon = record.phase is Phase.RUNNING and record.rejoins and not record.done
-    return f"{LATER}, or once this one is in training" if soon else LATER
+    return f"{LATER}, or once all workers of this one train" if soon else LATER
 
 
 def reply(state: MasterState, underway: bool, request: str) -> Answer:
@@ -179,25 +179,26 @@ def reply(state: MasterState, underway: bool, request: str) -> Answer:
     except SettingError as error:
         return Answer(str(error), ok=False)
     if underway:
-        return Answer("holds from the next step boundary on", ok=True)
+        return Answer("takes effect at the next step boundary", ok=True)
     if state.spec.independent and state.record.phase is Phase.RUNNING and not state.record.done:
-        return Answer("holds at once", ok=True)
+        return Answer("takes effect at once", ok=True)
     return Answer(f"no world with edl.State is in training: {_later(state.record)}", ok=True)
 
 
 def wants_boundary(turn: MasterTurn) -> bool:
-    """Whether the workers must agree on a step boundary for new settings."""
+    """Whether the workers should agree on a step boundary for new settings now."""
     free = turn.agreement is None and turn.underway and not turn.record.done and not turn.settings_failed
     return free and turn.record.policy is not None and _pending(turn)
 
 
 def wants_world(turn: MasterTurn) -> bool:
-    """Whether new settings take effect at once through a new world, which costs independent workers nothing."""
+    """Whether to form a new world for new settings, which does not interrupt independent workers."""
     return turn.spec.independent and turn.record.policy is not None and not turn.record.done and _pending(turn)
 
 
 def agreed(turn: MasterTurn, number: int, commit: int, reason: str) -> Switch:
-    """The boundary is agreed: record the settings from this commit on, and return the order to the waiting workers."""
+    """Called when a step boundary is agreed on: record the settings that apply from this commit on; returns the order
+    for the waiting workers."""
     world = turn.record.world
     assert world is not None, "its workers have agreed"  # noqa: S101
     _write(turn, _settings(turn, world.size, commit), commit)
@@ -205,13 +206,13 @@ def agreed(turn: MasterTurn, number: int, commit: int, reason: str) -> Switch:
 
 
 def failed(turn: MasterTurn, reason: str, why: str) -> None:
-    """No step boundary could be agreed on in this world."""
+    """Called when no step boundary could be agreed on: it is not tried again in this world. ``why``: the cause."""
     turn.settings_failed = True
     turn.note(Kind.SETTINGS, f"{reason}: {LATER}, {why}")
 
 
 def remind(turn: MasterTurn, entry: NodeEntry) -> None:
-    """A member has reconnected, and its workers may wait for a lost order: send the current settings."""
+    """Send the current settings to a member that has reconnected, because its workers may wait for a lost order."""
     record = turn.record
     if record.policy is not None and entry.underway:
         order = Switch(record.round, 0, record.settings.ramp_begin, Purpose.SET, "", record.settings)

@@ -1,4 +1,5 @@
-"""Invariants of a Master, checked after every step by the simulator and by all unit tests."""
+"""Invariants of the Master's machine, checked after every step by the simulator and the unit tests. A violation is
+returned as text."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from edl.wire.messages import Member, StartRound, World
 
 
 def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
-    """Rules that a newly formed world violates: A5, and requests."""
+    """Violations by a newly formed world: bounds, requested size, cordons, drops and departures."""
     world, sizing = record.world, record.sizing
     if world is None:
         return
@@ -35,12 +36,12 @@ def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
 
 
 def _is_in(one: Dropped, member: Member, slot: int) -> bool:
-    """Whether a drop concerns this slot. Devices may have moved, so only drops without a known device are compared."""
+    """Whether a drop is about this slot. Only drops without a known device are compared, because devices may move."""
     return not one.device and one.node == member.node and one.slot == slot
 
 
 def world_violations(world: World, unit: int) -> Iterator[str]:
-    """Rules of A5 that a world must satisfy at any time."""
+    """Violations by a world at any time: node unit, duplicate nodes, ranks without gaps, slots and ports."""
     nodes = [member.node for member in world.members]
     if len(nodes) % unit:
         yield f"round {world.round} has {len(nodes)} nodes, not a multiple of {unit}"
@@ -103,8 +104,8 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
         yield "the record changed after the job had ended"
     for effect in decision.effects:
         if isinstance(effect, TellNode) and isinstance(effect.message, StartRound):
-            # If several events are handled together, a later one may end the world that an earlier one announces: its
-            # stop order follows.
+            # If several events are handled together, a later one may end the world that an earlier one has formed: a
+            # stop order follows then.
             recorded = [one.world for one in (before.record, after.record) if one.phase is Phase.RUNNING]
             if effect.message.world not in recorded:
                 yield f"start order for a world that is not the recorded one: round {effect.message.world.round}"

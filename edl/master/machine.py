@@ -1,8 +1,8 @@
-"""The Master: events in, a new state and effects out. No clock, no I/O.
+"""The Master's machine: events in, a new state and effects out. No clock, no I/O.
 
-The contract with the shell: after each step write ``state.record`` if it changed (guarded by the fencing token), and
-only then run the effects in order. A write refused because of the token means that another Master has been elected: run
-nothing and step down. Every message may be lost with its stream. An agent that attaches reports its state and is
+The contract with the shell: after each step write ``state.record`` if it has changed (guarded by the fencing token),
+and only then run the effects in order. If the write is refused because of the token, another Master has been elected:
+run no effects and step down. Every message may be lost with its stream. An agent that attaches reports its state and is
 brought up to date, so the Master never depends on a message that was sent only once.
 """
 
@@ -32,12 +32,12 @@ from edl.master.events import (
 )
 from edl.master.forming import (
     UNSAVED,
+    conclude_once_left,
     end_as_failed,
     end_if_all_done,
     interrupt,
     order_stop,
     prestart,
-    say_goodbye,
     stop_world,
     tell_outcome,
     try_to_form,
@@ -70,24 +70,25 @@ from edl.wire.messages import (
 )
 
 QUICK_S = 5.0
-"""A world whose workers fail within this many seconds has failed at once."""
+"""A world whose workers fail within this many seconds counts as failed at once."""
 
 MAX_FAILURES_KEPT = 12
-"""Failures kept per incident: enough to see the pattern, small enough for one store value."""
+"""Number of failures kept per incident, so that they fit into one value of the store."""
 
 
 def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], now_s: float) -> Decision:
-    """The first step of a new Master, from the last one's record and the nodes with living leases.
+    """The first step of a new Master. ``record``: that of the last Master; None: the job has just begun. ``nodes``:
+    those with a lease.
 
     Nodes are assumed to be as recorded until they attach or are proven dead.
     """
-    # A running world is not changed before its members had time to report that it is underway.
+    # formed_at_s: members of a running world get time to report that they are underway.
     turn = MasterTurn(MasterState(spec, record or Record(), forming_since_s=now_s, formed_at_s=now_s), now_s)
     sizing, observed = turn.record.sizing, turn.record.observed
     turn.resizing = sizing.generation > observed
     turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # the elapsed part of the cool-down is unknown
     for info in nodes:
-        entry = _first_sight(turn, info, registered=True)
+        entry = _add_node(turn, info, registered=True)
         if turn.member(entry) is not None:
             running = turn.record.phase is Phase.RUNNING
             entry = turn.update(
@@ -98,13 +99,13 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
         turn.probe(entry)
     turn.reason = turn.record.reason
     if turn.record.phase is not Phase.ENDED:
-        _count_out_the_gone(turn)
-    _settle(turn)
+        _handle_lost_members(turn)
+    _apply_rules(turn)
     return turn.decision()
 
 
-def _count_out_the_gone(turn: MasterTurn) -> None:
-    """Handle members whose leases ended while there was no Master."""
+def _handle_lost_members(turn: MasterTurn) -> None:
+    """Handle members whose leases ended while the job had no Master."""
     members = turn.record.world.members if turn.record.world else ()
     alive = {entry.info.incarnation for entry in turn.nodes.values()}
     gone = [m.node for m in members if m.incarnation not in alive and m.node not in turn.finished]
@@ -114,35 +115,35 @@ def _count_out_the_gone(turn: MasterTurn) -> None:
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, how)
     else:
-        _give_back_charge(turn, how)
+        _refund_charge(turn, how)
 
 
 def step(state: MasterState, event: Event, now_s: float) -> Decision:
-    """Handle one event. Events about outdated incarnations change nothing."""
+    """Handle one event. Events about earlier incarnations of a node are ignored."""
     return step_all(state, (event,), now_s)
 
 
 def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decision:
-    """Handle a batch of events in order, then decide once. Deciding looks at every node: doing it for each event of a
-    thousand nodes would cost the square of their number."""
+    """Handle several events in order, then apply the rules once. The rules look at every node: applying them after each
+    event would be quadratic in the number of nodes."""
     turn = MasterTurn(state, now_s)
     for event in events:
         handler: Callable[[MasterTurn, Any], None] = _HANDLERS[type(event)]
         handler(turn, event)
-    _settle(turn)
+    _apply_rules(turn)
     return turn.decision()
 
 
 def absent(state: MasterState) -> tuple[NodeId, ...]:
-    """Nodes with a lease, as far as the store has reported, that are not attached. A Master that has lost the store may
-    only continue while there are none: they may already follow another Master."""
+    """Nodes that have a lease, as far as the store has reported, and are not attached. A Master without the store may
+    continue only while there are none, because they may already follow another Master."""
     return tuple(node for node, entry in state.nodes.items() if entry.registered and not entry.attached)
 
 
-def _settle(turn: MasterTurn) -> None:
-    """Apply the rules that depend on the state alone, whatever the event was."""
+def _apply_rules(turn: MasterTurn) -> None:
+    """Apply the rules that depend only on the state, whatever the event was."""
     if turn.record.phase is Phase.ENDED:
-        say_goodbye(turn)
+        conclude_once_left(turn)
         return
     resizing.depart(turn)
     dropping.come_back(turn)
@@ -166,10 +167,10 @@ def _settle(turn: MasterTurn) -> None:
         resizing.observe(turn)
 
 
-# --- nodes come and go -----------------------------------------------------------------------------------------------
+# --- nodes join and leave --------------------------------------------------------------------------------------------
 
 
-def _first_sight(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntry:
+def _add_node(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntry:
     entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.absence_s)
     turn.arrivals += 1
     turn.nodes[info.node] = entry
@@ -179,13 +180,13 @@ def _first_sight(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeE
 def _registered(turn: MasterTurn, event: NodeRegistered) -> None:
     info = event.info
     if info.incarnation in turn.dead:
-        return  # its death was reported first
+        return  # its end was reported first
     entry = turn.nodes.get(info.node)
     if entry is not None and entry.info.incarnation != info.incarnation:
         _lost(turn, entry, "replaced by a new launcher of the same name")
         entry = None
     if entry is None:
-        _first_sight(turn, info, registered=True)
+        _add_node(turn, info, registered=True)
         return
     turn.update(entry, registered=True)
 
@@ -202,7 +203,7 @@ def _attached(turn: MasterTurn, event: NodeAttached) -> None:
         _lost(turn, entry, "replaced by a new launcher of the same name")
         entry = None
     if entry is None:
-        entry = _first_sight(turn, info, registered=False)
+        entry = _add_node(turn, info, registered=False)
     entry = turn.update(entry, attached=True, seen_round=attach.seen_round)
     entry = turn.update(entry, departing=False, idled=False, writes=NO_STATE)  # as far as this stream knows
     entry = turn.update(entry, uses=attach.uses)
@@ -213,12 +214,13 @@ def _attached(turn: MasterTurn, event: NodeAttached) -> None:
 
 
 def _catch_up(turn: MasterTurn, entry: NodeEntry, attach: Attach) -> None:
-    """Bring the agent's state in line with the record."""
+    """Bring an agent that has attached in line with the record: order it to stop or to start, or wait for its
+    report."""
     world = turn.record.world
     member = turn.member(entry)
     meant_to_run = world is not None and turn.record.phase is Phase.RUNNING and member is not None
     if turn.member(entry) is not None and entry.status is NodeStatus.STOPPING and not attach.running_round:
-        _give_back_if_collateral(turn, entry)
+        _refund_if_consequence(turn, entry)
     if attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
         order_stop(turn, entry, attach.running_round)
     elif attach.running_round:
@@ -233,11 +235,11 @@ def _catch_up(turn: MasterTurn, entry: NodeEntry, attach: Attach) -> None:
         _replan_without_source(turn)  # it may have been lost with the last Master
         if turn.record.phase is Phase.RUNNING:
             turn.tell(entry, StartRound(world, turn.record.reason))
-    else:  # also one that was leaving: its dismissal may have been lost; if not, it reports again that it leaves
+    else:  # also a node that was leaving: its dismissal may have been lost, and it will report again that it leaves
         turn.update(entry, status=NodeStatus.WARMING, due_s=turn.now_s + turn.spec.timeouts.warming_s)
     missed = world is not None and turn.record.phase is Phase.RUNNING and 0 < attach.seen_round < world.round
     if turn.spec.independent and world is not None and missed and member is None:
-        # Its workers train on unless they learn that they no longer have a place.
+        # Its workers continue to train unless they learn that they have no place in the world.
         turn.tell(turn.nodes[entry.info.node], StartRound(world, turn.record.reason))
 
 
@@ -270,7 +272,7 @@ def _expired(turn: MasterTurn, event: NodeExpired) -> None:
 
 
 def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
-    """A node is proven gone: remove it, and change the world if it was a member."""
+    """Remove a node that is proven gone, and replace the world if it was a member. ``how``: the proof, for messages."""
     node = entry.info.node
     turn.tell(entry, Expelled(f"{node}: {how}"))
     turn.dead |= {entry.info.incarnation}
@@ -285,12 +287,13 @@ def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} lost: {how}")
     elif turn.record.phase is Phase.FORMING:
-        _give_back_charge(turn, f"node {node} lost: {how}")
+        _refund_charge(turn, f"node {node} lost: {how}")
         interrupt(turn)
 
 
 def _replan_without_source(turn: MasterTurn) -> None:
-    """If the last node with a part of the world's state is gone, the workers may never get it: form another world."""
+    """Replace a world that has not begun to train if the last node with a part of its state is gone: its workers may
+    never get that part."""
     world = turn.record.world
     if turn.record.phase is not Phase.RUNNING or world is None or turn.record.done or turn.underway:
         return
@@ -300,20 +303,21 @@ def _replan_without_source(turn: MasterTurn) -> None:
         stop_world(turn, f"node {gone[0]}, which had the state, is gone")
 
 
-def _give_back_charge(turn: MasterTurn, reason: str) -> None:
-    """A worker failure caused by the loss of a node is not charged to the restart budget."""
+def _refund_charge(turn: MasterTurn, reason: str) -> None:
+    """Undo the charge for the current incident, which turned out to be caused by the loss of a node."""
     if turn.record.charged:
         turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
 
 
-def _give_back_if_collateral(turn: MasterTurn, entry: NodeEntry, how: str = "had stopped its workers") -> None:
-    """A member stopped its workers itself: failures that only mention lost peers are consequences of that."""
-    collateral = all(failure.peer_loss for failure in turn.record.failures)
-    if turn.record.phase is Phase.FORMING and collateral and turn.member(entry) is not None:
-        _give_back_charge(turn, f"node {entry.info.node} {how}")
+def _refund_if_consequence(turn: MasterTurn, entry: NodeEntry, how: str = "had stopped its workers") -> None:
+    """Undo the charge for the current incident if all its failures only report lost peers: a member has stopped its
+    workers itself, and the failures are consequences of that."""
+    consequence = all(failure.peer_loss for failure in turn.record.failures)
+    if turn.record.phase is Phase.FORMING and consequence and turn.member(entry) is not None:
+        _refund_charge(turn, f"node {entry.info.node} {how}")
 
 
-# --- what agents say -------------------------------------------------------------------------------------------------
+# --- messages from agents --------------------------------------------------------------------------------------------
 
 
 def _said(turn: MasterTurn, event: NodeSaid) -> None:
@@ -350,10 +354,10 @@ def _said(turn: MasterTurn, event: NodeSaid) -> None:
 
 
 def _is_outdated(turn: MasterTurn, entry: NodeEntry, seen_round: Round) -> bool:
-    """Whether a node reported itself as free before it received a start order that is on its way, or that was followed
-    by a stop order."""
+    """Whether a node sent its report before it received a start order for the current round, even if a stop order has
+    followed."""
     ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
-    free = entry.idled  # it has reported since, and ends waiting workers
+    free = entry.idled  # it has reported since, and is ending waiting workers
     behind = turn.member(entry) is not None and ordered and not free and seen_round < turn.record.round
     return behind or entry.status is NodeStatus.LEAVING
 
@@ -365,8 +369,8 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)
     if ready.stored > entry.stored and not ready.refused:
         planning.lies_stored(turn, ready.stored)  # the last Master may have been informed, and this node may leave
-    # It may know of less than another node has written meanwhile; but a checkpoint that it has read and refused is
-    # useless.
+    # It may not know of a newer checkpoint that another node has written. But a checkpoint that it has read and refused
+    # cannot be used.
     has_read = entry.status is NodeStatus.LOADING or bool(ready.refused)
     entry = turn.update(
         entry,
@@ -381,11 +385,11 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         refused=ready.refused,
     )
     if ready.stopped_itself:
-        _give_back_if_collateral(turn, entry)
+        _refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
-        pass  # no worker shall wait: there is no world for a while
+        pass  # a suspended job keeps no waiting workers
     elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
         prestart(turn, entry)
     elif newcomer:
@@ -407,7 +411,7 @@ def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None
         holdings=preparing.holdings,
     )
     if preparing.stopped_itself:
-        _give_back_if_collateral(turn, entry)
+        _refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
 
@@ -429,11 +433,10 @@ def _worker_failed(turn: MasterTurn, entry: NodeEntry, failure: Failure) -> None
     if failure.round != record.round or turn.member(entry) is None:
         return
     if record.phase is Phase.FORMING:
-        # It came while the world was being stopped: part of the same incident, charged once.
+        # The world was being stopped: a part of the same incident, which is charged once.
         turn.write(failures=_kept((*record.failures, failure)))
         if turn.at_boundary and not record.charged and not failure.peer_loss and not entry.draining:
-            # Nothing had been stopped and its workers were training up to a step boundary: not a consequence of the
-            # change.
+            # In a planned change, workers were still training up to a step boundary: not a consequence of the change.
             turn.write(restarts=record.restarts + 1, charged=True)
         turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
         interrupt(turn)
@@ -448,7 +451,7 @@ def _worker_failed(turn: MasterTurn, entry: NodeEntry, failure: Failure) -> None
 
 
 def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
-    """Limit the failures of a large incident; consequences are dropped first."""
+    """Limit the failures of an incident to ``MAX_FAILURES_KEPT``; consequences are left out first."""
     if len(failures) <= MAX_FAILURES_KEPT:
         return failures
     last = [index for index, failure in enumerate(failures) if failure.peer_loss]
@@ -479,7 +482,7 @@ def _done(turn: MasterTurn, entry: NodeEntry, saving: bool, unsaved: str) -> Non
 
 
 def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
-    """A node leaves, at once or as soon as the others have a world without it."""
+    """Handle a node that leaves: at once, or as soon as the others have a world without it."""
     if leaving.grace_s and planning.drain(turn, entry, leaving):
         return
     reason = leaving.reason
@@ -495,7 +498,7 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
         stop_world(turn, f"node {node} leaves: {reason}")
     else:
         interrupt(turn)
-        _give_back_if_collateral(turn, entry, f"leaves: {reason}")
+        _refund_if_consequence(turn, entry, f"leaves: {reason}")
 
 
 def _request_received(turn: MasterTurn, event: OperatorRequest) -> None:
@@ -523,7 +526,7 @@ def _failed(turn: MasterTurn, event: Failed) -> None:
 
 
 def _tick(turn: MasterTurn, event: Tick) -> None:
-    """Only time has passed; ``_settle`` checks all deadlines."""
+    """Do nothing: ``_apply_rules`` checks all deadlines."""
 
 
 _HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {

@@ -1,8 +1,8 @@
 """Brings the world in line with the requested size.
 
-``handle_request`` accepts a request. The functions below it compare the requested size with the current one at every
+``handle_request`` decides about a request. The other functions compare the requested size with the current one at every
 step, and begin one change at a time: the next world follows the newest requests. A planned change happens at one step
-boundary, however many nodes come and go with it.
+boundary, however many nodes join and leave with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleReque
 
 
 def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
-    """Accept a request, or answer why not."""
+    """Decide about a request, and answer it."""
     request, record = event.request, turn.record
     judged = judge(record.sizing, request, _facts(turn, event))
     seen = remember(record.seen, request, judged)
@@ -39,7 +39,7 @@ def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
 
 
 def decide(turn: MasterTurn, request: Resize) -> None:
-    """Accept a request of the Master itself; it is dropped if it is against the rules."""
+    """Decide about a request of the autoscale policy, which is dropped if it is refused."""
     judged = judge(turn.record.sizing, request, _facts(turn, ScaleRequested(request)))
     if judged.verdict is Verdict.ACCEPTED:
         turn.write(sizing=dataclasses.replace(judged.sizing, automatic=True))
@@ -48,6 +48,7 @@ def decide(turn: MasterTurn, request: Resize) -> None:
 
 
 def _take_on(turn: MasterTurn, request: ScaleRequest) -> None:
+    """Begin what an accepted request needs beyond the new ``Sizing``."""
     match request:
         case Resize() | SetBounds():
             turn.resizing = True
@@ -60,8 +61,8 @@ def _take_on(turn: MasterTurn, request: ScaleRequest) -> None:
 
 
 def _send_away(turn: MasterTurn, request: Drain) -> None:
-    """Order nodes to leave. Of several requests about one node the newest counts, also for deadline and checkpoint; the
-    node then gets another order."""
+    """Record that nodes have to leave; ``depart`` orders it. A newer request about a node replaces deadline and
+    checkpoint mode, and the node gets a new order."""
     reason = turn.record.sizing.reason
     why = f"{request.by}: {reason}" if reason else request.by
     departing = {(one.node, one.incarnation): one for one in turn.record.departing}
@@ -108,7 +109,7 @@ def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
 
 
 def _lowest(turn: MasterTurn) -> int:
-    """Minimum number of nodes for a world: the lower bound, or with ``recover`` the size that is kept."""
+    """Minimum number of nodes for a world: the lower bound, or with level ``recover`` the current size."""
     bounds = turn.bounds
     return next(
         (n for n in range(bounds.lowest, bounds.highest, bounds.unit) if turn.next_size(n).nodes), bounds.highest
@@ -116,7 +117,7 @@ def _lowest(turn: MasterTurn) -> int:
 
 
 def able(turn: MasterTurn) -> list[NodeEntry]:
-    """Living nodes that can take part, now or once they are ready."""
+    """Living nodes that can be in a world, now or once they are ready."""
     return [
         entry
         for entry in turn.nodes.values()
@@ -128,7 +129,7 @@ def able(turn: MasterTurn) -> list[NodeEntry]:
 
 
 def is_missed(turn: MasterTurn, entry: NodeEntry) -> bool:
-    """Whether no world can form without this node, as far as is known now."""
+    """Whether no world could form without this node, as far as the Master knows now."""
     others = [one for one in able(turn) if one.info.node != entry.info.node]
     if turn.record.sizing.suspended:
         return not others
@@ -139,7 +140,7 @@ def is_missed(turn: MasterTurn, entry: NodeEntry) -> bool:
 
 
 def depart(turn: MasterTurn) -> None:
-    """Order departing nodes to leave: all at once, at one step boundary."""
+    """Order departing nodes to leave, all at one step boundary. If some need a checkpoint first, have it written."""
     there = [one for one in turn.record.departing if turn.current(one.node, one.incarnation) is not None]
     if len(there) != len(turn.record.departing):
         turn.write(departing=tuple(there))
@@ -163,7 +164,7 @@ def depart(turn: MasterTurn) -> None:
 
 
 def _may_go(turn: MasterTurn, one: Departing) -> bool:
-    """Whether the node may leave now, since no checkpoint must be complete first."""
+    """Whether the node may be ordered to leave now: it needs no checkpoint first, or the checkpoint is complete."""
     if one.mode is not DrainMode.MUST:
         return True
     stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
@@ -183,10 +184,10 @@ def _is_being_saved(turn: MasterTurn, held: list[Departing]) -> bool:
 
 
 def suspend(turn: MasterTurn) -> None:
-    """Stop the running world if the job is suspended: at a step boundary, with a checkpoint, if possible."""
+    """Stop the running world if the job is suspended, if possible at a step boundary and with a checkpoint."""
     who = turn.record.sizing.suspended
     if not who or turn.record.done:
-        return  # finished work would be repeated
+        return  # nodes whose workers have finished would repeat their work
     if turn.underway:
         planning.agree(turn, Purpose.KILL, f"suspended by {who}")
     elif planning.settled(turn):
@@ -198,15 +199,15 @@ class Fit:
     """The world that should run, compared with the running one."""
 
     nodes: int
-    """The size it should have, as far as available nodes allow; 0: no world can form."""
+    """The size it should have, as far as the available nodes allow; 0: no world can form."""
     cordoned: tuple[NodeEntry, ...]
     """Members that should not be in it."""
     newcomers: tuple[NodeEntry, ...]
-    """Ready nodes outside of the world."""
+    """Ready nodes that are not members."""
     changed: tuple[NodeEntry, ...] = ()
-    """Members that stay, but with other slots."""
+    """Members that should use other slots."""
     relieved: tuple[NodeEntry, ...] = ()
-    """Members with dropped slots that ready complete nodes would replace."""
+    """Members with dropped slots that ready nodes with all slots should replace."""
 
     @property
     def other(self) -> bool:
@@ -215,7 +216,7 @@ class Fit:
 
 
 def fit(turn: MasterTurn) -> Fit:
-    """The world that should run instead of the current one."""
+    """The world that should run, compared with the current one."""
     members = turn.members()
     excludes = turn.record.sizing.excludes
     cordoned = tuple(entry for entry in members if excludes(entry.info.node) or not turn.places(entry))
@@ -246,7 +247,7 @@ def consider_size(turn: MasterTurn) -> None:
 
 
 def _cools_down(turn: MasterTurn, best: Fit) -> bool:
-    """Whether a new size must wait for the cool-down. A cordon, other slots, or a node that joins an earlier request do
+    """Whether a change must wait for the cool-down. Cordons, other slots, and nodes that join without a new request do
     not wait."""
     if best.other or not turn.resizing or turn.now_s >= turn.cooling_until_s:
         return False
@@ -255,7 +256,8 @@ def _cools_down(turn: MasterTurn, best: Fit) -> bool:
 
 
 def _others_come(turn: MasterTurn, best: Fit) -> bool:
-    """Whether to wait a little for nodes that are still warming up, so that several joins cost one change."""
+    """Whether to wait, at most ``--join-grace``, for nodes that are still warming up, so that several join in one
+    change."""
     coming = (NodeStatus.WARMING, NodeStatus.PREPARING)
     warming = any(e.attached and e.registered and e.status in coming for e in turn.nodes.values())
     if not warming or best.nodes >= turn.record.sizing.target(turn.spec.nodes):
@@ -273,8 +275,12 @@ def _why(turn: MasterTurn, best: Fit, now: int) -> str:
     if best.cordoned:
         return f"{names(best.cordoned)} cordoned" + (f": {step}" if best.nodes != now else "")
     if best.changed or best.relieved:
-        gives_way = f"{names(best.relieved)} with dropped slots gives way to a whole node" if best.relieved else ""
-        parts = (dropping.changes(turn, best.changed), gives_way, step if best.nodes != now else "")
+        replaced = f"replacing {names(best.relieved)}, which has dropped slots, by a node with all slots"
+        parts = (
+            dropping.changes(turn, best.changed),
+            replaced if best.relieved else "",
+            step if best.nodes != now else "",
+        )
         return "; ".join(part for part in parts if part)
     if best.nodes > now:
         return f"{names(best.newcomers)} joined: {step}"
@@ -286,15 +292,16 @@ def _why(turn: MasterTurn, best: Fit, now: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Comparison of the world with the requested size."""
+    """How far the world conforms to the newest request."""
 
     conforms: bool
+    """Whether it does, as far as the available nodes allow."""
     waiting: str
-    """Description of what is still missing."""
+    """What is still missing; empty: nothing."""
 
 
 def observe(turn: MasterTurn) -> None:
-    """Record when the newest request is fulfilled."""
+    """Record that the newest request is fulfilled, once it is."""
     sizing = turn.record.sizing
     if turn.record.observed >= sizing.generation:
         return
@@ -314,7 +321,7 @@ def observe(turn: MasterTurn) -> None:
 
 
 def standing(turn: MasterTurn) -> Standing:
-    """Compare what is wanted with the current world."""
+    """Compare the current world with the newest request."""
     record = turn.record
     leaving = [turn.nodes[one.node] for one in record.departing if turn.current(one.node, one.incarnation) is not None]
     if leaving:
@@ -333,7 +340,7 @@ def standing(turn: MasterTurn) -> Standing:
     if best.nodes and best.nodes != now:
         return Standing(False, _obstacle(turn, best, now))
     if record.rejoins and not turn.underway:
-        return Standing(False, f"workers of round {world.round} are on their way")
+        return Standing(False, f"workers of round {world.round} are still starting")
     wanted = max(record.sizing.requested(turn.spec.nodes), turn.bounds.lowest)
     lacking = f"{count(wanted - now, 'more node')} to come: {now} of {wanted} train" if wanted > now else ""
     return Standing(True, lacking)

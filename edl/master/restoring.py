@@ -1,8 +1,8 @@
-"""Chooses the commit from which the next world begins, its sources, and the nodes that keep copies of new commits.
+"""Chooses the commit from which the next world begins, its sources, and the nodes that store copies of new commits.
 
-There is one choice for the whole world, so that no two ranks restore different steps. The newest complete commit wins,
-wherever it is: in a node's memory, as its own or as a copy, or in the checkpoint directory. In the last case one node
-first reads it into memory; a sharded checkpoint is only verified by that node, to its last byte, and read by the
+There is one choice for the whole world, so that no two ranks restore different steps. The newest complete commit is
+chosen, wherever it is: in a node's memory, as its own or as a copy, or in the checkpoint directory. In the last case
+one node first reads it into memory; a sharded checkpoint is only verified completely by that node, and read by the
 workers.
 """
 
@@ -24,20 +24,23 @@ class Restore:
 
     version: Version = NO_STATE
     shards: int = 1
+    """Number of parts; 1: not sharded."""
     stored: bool = False
+    """Whether the workers read it from the checkpoint directory."""
     sources: tuple[Source, ...] = ()
+    """Nodes that have a part in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """First this node must read the state from the checkpoint directory, or verify it there if it is sharded."""
+    """This node must first read the state from the checkpoint directory, or verify it there if it is sharded."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """There are checkpoints, but none can be used."""
+    """Checkpoints exist, but none can be used. ``why``: the reason, as a node reported it."""
 
     why: str
 
@@ -62,8 +65,8 @@ def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int
 
 
 def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
-    """The number of workers that a world must have to begin from the newest commit in memory, if that is newer than
-    ``than``; 0 for any number. A sharded state in memory fits one size only."""
+    """The number of workers of a world that can begin from the newest complete commit in memory, if that is newer than
+    ``than``; 0: there is none. A sharded state in memory fits one size only."""
     entries = list(entries)
     sizes = {holding.shards for entry in entries for holding in entry.holdings if holding.version > than}
     whole = [(found.version, size) for size in sizes for found in _in_memory(entries, size) if found.version > than]
@@ -71,21 +74,21 @@ def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
 
 
 def is_size_bound(members: Sequence[NodeEntry]) -> bool:
-    """Whether the state is sharded and, in memory, only fits worlds of this size, so that another size would discard
-    it. With a checkpoint directory it does not: the workers write it at the boundary, and any size can read it."""
+    """Whether another size would lose the state: it is sharded and only in memory, where it fits only this size. A
+    sharded checkpoint in the checkpoint directory can be read by a world of any size."""
     sharded = any(holding.shards > 1 for entry in members for holding in entry.holdings)
     return sharded and not any(entry.stored_sharded and entry.stored.commit for entry in members)
 
 
 def newest_in_memory(entries: Sequence[NodeEntry]) -> Restore:
-    """The newest commit of which all parts are in memory, whatever world size it fits."""
+    """The newest commit of which all parts are in memory, whatever number of workers it fits."""
     sizes = {holding.shards for entry in entries for holding in entry.holdings}
     found = [restore for size in sizes for restore in _in_memory(entries, size)]
     return max(found, key=lambda restore: restore.version, default=Restore())
 
 
 def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
-    """Commits of which all parts are in memory, and from which a world of this size can begin."""
+    """Commits of which all parts are in memory, and from which a world of ``size`` workers can begin."""
     parts: dict[tuple[Version, int], list[Source]] = {}
     for entry in entries:
         info = entry.info
@@ -101,9 +104,12 @@ def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
 
 
 def copy_holders(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:
-    """The node that receives copies of each member's commits: a member on another rack, spread as evenly as possible,
-    else the next member; in a world of one node a spare, if there is one. An uncrowded earlier choice is kept, since a
-    new one would cost a copy of everything."""
+    """For each member the node that stores copies of its commits; None: none can.
+
+    It is a member on another rack, with the copies spread as evenly as possible; without one the next member; in a
+    world of one node a spare. An earlier choice is kept unless that node would hold too many, because a new choice
+    costs a copy of everything.
+    """
     racks = {entry.info.rack for entry in members} - {""}
     # With a single rack, searching other racks would only cost time (quadratic in the nodes).
     away: dict[NodeId, list[NodeEntry]] = {
@@ -124,7 +130,7 @@ def copy_holders(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> M
         if entry.info.node in found:
             continue
         if there:
-            chosen: NodeEntry | None = min(there, key=lambda one: load[one.info.node])  # the next one among equals
+            chosen: NodeEntry | None = min(there, key=lambda one: load[one.info.node])  # of equals the next member
         else:
             alone = next(iter(spares), None)
             chosen = members[(index + 1) % len(members)] if len(members) > 1 else alone
@@ -135,7 +141,7 @@ def copy_holders(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> M
 
 
 def _on_other_racks(index: int, members: Sequence[NodeEntry]) -> list[NodeEntry]:
-    """Members on other racks, beginning with the next one."""
+    """Members on other racks, in the order of the members after this one."""
     rack = members[index].info.rack
     others = [*members[index + 1 :], *members[:index]]
     return [entry for entry in others if rack and entry.info.rack and entry.info.rack != rack]

@@ -1,8 +1,7 @@
-"""The interface of services that the Master hosts: pure machines beside the Master's own, such as the one that leases
-data.
+"""The interface of the services that the Master hosts: pure machines beside the Master's own, such as the data service.
 
-The Master knows none of them by name; ``launch/compose.py`` plugs them in. A service gets events about the world and
-messages from workers, in one order. The shell steps it, writes what it wants kept (in one guarded transaction), and
+The Master knows none of them by name; ``launch/compose.py`` passes them in. A service gets events about the world and
+messages from workers, in one order. The shell steps it, writes what it wants to keep (in guarded transactions), and
 only then sends its messages. It fails over with the Master: the next one creates a new machine and loads what was kept.
 Messages may be lost; their senders repeat them.
 """
@@ -23,16 +22,17 @@ from edl.wire.messages import Settings, World
 
 @dataclass(frozen=True, slots=True)
 class WorldBegan:
-    """A world has been formed; also the first event of a Master that takes over a running one."""
+    """A world has been formed, or a new Master has taken over a running one."""
 
     world: World
     taken_over: bool = False
+    """Whether the world was running when this Master took over."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldEnded:
-    """The world is over, because the next one begins or the job has ended: of its workers' results only those in the
-    next state count. Sent late on purpose, since workers train on until they leave a world at a step boundary."""
+    """A world is over, because the next one begins or the job has ended. Only those results of its workers count that
+    are in the next world's state. Not sent before that, because workers may train on up to a step boundary."""
 
     round: Round
     reason: str
@@ -40,7 +40,7 @@ class WorldEnded:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message from a worker of the running world, or from one that still believes it is in ``round``."""
+    """A message from a worker that is in round ``round``, which may be an earlier one than the running world's."""
 
     caller: Caller
     round: Round
@@ -49,16 +49,16 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class KeyPut:
-    """A leased key below the service's name appeared or changed, such as one that a helper process registers."""
+    """A helper's key below the service's name was created or changed."""
 
     name: str
-    """Name without the prefix."""
+    """The key's name without the prefix."""
     value: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGone:
-    """Such a key is gone: the holder of its lease is dead or has left."""
+    """A helper's key was deleted: its process has left, or the lease has ended."""
 
     name: str
 
@@ -73,7 +73,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """The line to a helper process is up (again): messages sent before may be lost."""
+    """The connection to a helper process is open (again): earlier messages may be lost."""
 
     name: str
     """Name of its key."""
@@ -81,16 +81,16 @@ class LineUp:
 
 @dataclass(frozen=True, slots=True)
 class LineDown:
-    """The line to a helper process broke or could not be opened; retried while the key exists."""
+    """The connection to a helper process has broken or could not be opened. It is retried as long as the key exists."""
 
     name: str
     refused: bool
-    """Its port refuses connections: the process is dead, whatever its lease says."""
+    """Whether the port refuses connections: then the process is dead, even if its lease lives."""
 
 
 @dataclass(frozen=True, slots=True)
 class HelperSaid:
-    """A helper process sent a message over its line."""
+    """A message from a helper process."""
 
     name: str
     body: str
@@ -98,19 +98,19 @@ class HelperSaid:
 
 @dataclass(frozen=True, slots=True)
 class SettingsHold:
-    """Batch size and LR of the world have changed, or are those found by a new Master."""
+    """The batch size and LR that apply from now on: sent when they change, and after a take-over."""
 
     settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A request from outside of the world (``edl data add``), to be answered with ``Answered``."""
+    """A request of an operator or program (``edl data add``), to be answered with ``Answered``."""
 
     number: int
-    """Number for the answer."""
+    """Identifies the request in the answer."""
     by: str
-    """The requester, as text."""
+    """The requester, for messages."""
     body: str
 
 
@@ -131,8 +131,8 @@ class TellWorker:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write a value below the service's name in the store, before any message is sent; an empty value deletes. At most
-    about 1 MB each (etcd's limit for one request)."""
+    """Write a value below the service's name to the store, before any message is sent. An empty value deletes the key.
+    A value may have about 1 MB (etcd's limit for a request)."""
 
     name: str
     value: bytes
@@ -147,8 +147,8 @@ class AddToHistory:
 
 @dataclass(frozen=True, slots=True)
 class ReportFlaw:
-    """Something to report at the end of the job: a job whose workers all succeed then ends with ``ExitCode.INCOMPLETE``
-    and this text. A later text with the same name replaces it; an empty one withdraws it."""
+    """A flaw of the job: if all workers succeed, the job ends with ``ExitCode.INCOMPLETE`` and this text. A later flaw
+    of the same name replaces it; an empty text removes it."""
 
     name: str
     text: str
@@ -156,7 +156,7 @@ class ReportFlaw:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to a helper process, by the name of its key. It is lost while the line is down."""
+    """Send a message to a helper process, by the name of its key. It is lost if no connection is open."""
 
     name: str
     body: str
@@ -164,14 +164,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job cannot continue: end it now, as failed, with this text."""
+    """End the job as failed, with this text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Answer to ``Ordered``, sent once everything is written."""
+    """The answer to ``Ordered``, sent once the results are in the store."""
 
     number: int
     ok: bool
@@ -182,30 +182,30 @@ Effect = TellWorker | Keep | WakeAt | AddToHistory | ReportFlaw | Send | Fail | 
 
 
 class Service(Protocol):
-    """One service. Large tables may be changed in place, since no copy of the state is kept."""
+    """A hosted machine. It may change its tables in place, because nobody keeps an earlier state."""
 
     name: str
     """One path segment: its keys are below ``/edl/<job>/services/<name>/``."""
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
-        """First call, with what the last Master kept, by name; empty for a new job."""
+        """Called first. ``kept``: values that earlier Masters kept, by name; empty for a new job."""
         ...
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """Handle one event. Never raises because of a worker's message, however wrong: it answers."""
+        """Handle one event. Must not raise because of an invalid message from a worker."""
         ...
 
     def report(self) -> tuple[Progress, ...]:
-        """Counters for ``edl status``."""
+        """Progress for ``edl status``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One counted thing of a service, such as a data set's epoch."""
+    """The progress of one thing that a service counts, such as a data set's epoch."""
 
     name: str
     text: str
-    """Text for people."""
+    """For people."""
     counts: Mapping[str, float]
-    """Numbers for tools: names end in the unit (``_records``, ``_shards``, ``_s``, ``_per_s``), if any."""
+    """For programs; names end in the unit, if there is one: ``_records``, ``_shards``, ``_s``, ``_per_s``."""

@@ -1,6 +1,6 @@
-"""Shell of the Master in office: take an event, step, write, and only then send.
+"""The shell of the elected Master: takes an event, steps the machine, writes, and only then sends.
 
-One queue, one consumer. While the store is unavailable, the consumer waits with the write and sends nothing; training
+One queue, one consumer. While the store is unavailable, the consumer waits for its write and sends nothing; training
 is not affected. A write that is refused because of the fencing token ends this Master.
 """
 
@@ -18,7 +18,7 @@ from edl.config import JobSpec
 from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
-from edl.master.companions import OVER, Asking, Companions, Updates
+from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
 from edl.master.hosting import Hosted, Hosting
@@ -69,28 +69,29 @@ from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
 
 T = TypeVar("T")
-_Incoming = ev.Event | Hosted | Asking | Exception
+_Incoming = ev.Event | Hosted | PendingScaleRequest | Exception
 
 MOST_TOGETHER = 500
-"""Events processed together; this many take some hundredths of a second."""
+"""Limit on the events that are processed together; this many take some hundredths of a second."""
 RESTS = 4.0
 SHORTEST_REST_S, LONGEST_REST_S = 0.002, 0.05
-"""Pause before a decision, as a multiple of the last decision's duration, and its bounds; shorter ones are skipped."""
+"""Pause before a decision, in durations of the last decision, and its bounds in seconds; shorter pauses are skipped."""
 TURN_S = 0.02
-"""Seconds of event processing before other tasks on the event loop run."""
+"""Seconds of event processing after which other tasks on the event loop get a turn."""
 READ_AT_ONCE = 100
-"""Inherited keys decoded before other tasks on the event loop run."""
+"""Number of keys decoded in a take-over after which other tasks on the event loop get a turn."""
 FAREWELL_TTL_S = 10.0
+"""Lease time in seconds of the outcome that an ended job leaves in the store."""
 COMPANIONS_S = 15.0
-"""Time limit for the companions at the end of a job."""
+"""Seconds that companions may take to finish at the end of a job."""
 _order_numbers = itertools.count(1)
 MOST_GATHERED = 256
-"""Most effects of services that are collected for one write."""
+"""Limit on the effects of services that are collected for one write."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterDeps:
-    """Dependencies of a Master."""
+    """What a Master gets from its launcher."""
 
     store: Store
     clock: Clock
@@ -103,17 +104,17 @@ class MasterDeps:
     checkpoint_dir: str | None = None
     """Empty: the job has none. None: not known on this node."""
     services: Callable[[], Sequence[Service]] = tuple
-    """Creates the hosted services, once per term of office."""
+    """Creates the hosted services for one Master."""
     lines: Callable[[FencingToken, LineListener], Lines] | None = None
-    """Creates the connections to helper processes for one term of office; None: the job's services need none."""
+    """Creates the connections to helper processes for one Master; None: the job's services need none."""
     companions: Callable[[ElectedMaster], Sequence[Coroutine[Any, Any, None]]] = lambda master: ()
-    """Coroutines that run while this Master is in office; see ``ElectedMaster``."""
+    """Creates coroutines that run beside the Master; see ``ElectedMaster``."""
     decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda *step: None
-    """Observes each decision before it is carried out, with its events; the take-over has none."""
+    """Called with each decision and its events before it is carried out; a take-over has no events."""
 
 
 class MasterShell:
-    """One term of office, from election to stepping down. ``run`` ends with the job or the term."""
+    """One term of a Master, from its election until it steps down or the job has ended."""
 
     def __init__(self, deps: MasterDeps, token: FencingToken, before: NodeId | None = None) -> None:
         """``before``: the previous Master's node, as far as this launcher knows."""
@@ -123,7 +124,7 @@ class MasterShell:
         self._store = GuardedStore(deps.store, self._guard, deps.clock, deps.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
         self._held: _Incoming | None = None
-        """Taken from the queue, to be processed after the current events."""
+        """Taken from the queue already, to be processed after the current events."""
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._probing = Probing(deps.refuses, deps.clock, before)
         self._background = BackgroundTasks(self._events.put_nowait)
@@ -135,38 +136,39 @@ class MasterShell:
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.history = JobHistory()
-        self._updates = Updates()
+        self._notifier = ChangeNotifier()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
-        self._scaled = 0
-        """Store revision of the size; 0: not written yet."""
-        self._asking: Asking | None = None
-        """The request that the current step decides."""
+        self._size_revision = 0
+        """Store revision of the requested size; 0: not written yet."""
+        self._asking: PendingScaleRequest | None = None
+        """The request that the current step decides about."""
         self._orders: dict[int, asyncio.Future[Answer]] = {}
-        """Callers that wait for the answer of a service, by order number."""
+        """Futures for the answers of services, by order number."""
         self._explanation = ""
+        """A companion's explanation for the status."""
         self._over = False
+        """Whether this Master has stepped down."""
         self.concluded = asyncio.Event()
+        """Set once the job has ended and nothing is left to do."""
 
     @property
     def state(self) -> MasterState | None:
-        """Current state of the machine; None until the take-over is done."""
+        """The state of the machine; None until the take-over is done."""
         return self._state
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self) -> Finish:
-        """Act as Master until the job has concluded; return its outcome.
-
-        Raises ``FencedOut`` if another Master was elected, ``StoreError`` if the watch is lost.
-        """
+        """Act as Master until the job has concluded; returns its outcome. Raises ``FencedOut`` if another Master has
+        been elected, ``StoreError`` if a watch is lost."""
         try:
             await self._take_over()
             self._companions.begin(self._deps.companions(self))
             let_others_s = self._deps.clock.now_s()
             while not self.concluded.is_set():
                 if self._deps.clock.now_s() - let_others_s > TURN_S:
-                    await asyncio.sleep(0)  # a non-empty queue never yields, and leases need renewal
+                    await asyncio.sleep(0)  # a non-empty queue never yields, and the lease must be renewed
                     let_others_s = self._deps.clock.now_s()
                 held, self._held = self._held, None
                 event = held if held is not None else await self._events.get()
@@ -175,25 +177,25 @@ class MasterShell:
                 if isinstance(event, Hosted):
                     self._hosting.take(event, self._deps.clock.now_s())
                     if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
-                        continue  # one write for many
+                        continue  # one write for several events
                 else:
                     await self._rest()
                     await self._carry_out(*self._decide(event))
                 await self._serve()
-                self._updates.tell()
+                self._notifier.notify()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
             return self._stored.outcome
         finally:
-            self._let_go()
+            self._close()
 
-    def _decide(self, event: ev.Event | Asking) -> tuple[Sequence[ev.Event], ev.Decision]:
-        """Decide on this event together with those queued since: one decision and one write serve all, because
-        nothing is sent in between. A request is decided alone: its answer contains the revision of its own write."""
+    def _decide(self, event: ev.Event | PendingScaleRequest) -> tuple[Sequence[ev.Event], ev.Decision]:
+        """Decide about this event together with those queued since: one decision and one write suffice, because nothing
+        is sent in between. A request is the last of its batch: its answer contains the revision of its own write."""
         assert self._state is not None  # noqa: S101 - set by _take_over
-        events = [self._opened(event)]
+        events = [self._as_event(event)]
         while self._asking is None and len(events) < MOST_TOGETHER and not self._events.empty():
             following = self._events.get_nowait()
-            if isinstance(following, (Hosted, Asking, Exception)):
+            if isinstance(following, (Hosted, PendingScaleRequest, Exception)):
                 self._held = following
                 break
             events.append(following)
@@ -203,16 +205,16 @@ class MasterShell:
         return events, decision
 
     async def _rest(self) -> None:
-        """Let events accumulate while decisions are slow, as when a thousand nodes arrive at once."""
+        """Let events accumulate while decisions are slow, such as when a thousand nodes join at once."""
         if self._rest_s >= SHORTEST_REST_S:
             await asyncio.sleep(min(self._rest_s, LONGEST_REST_S))
 
-    def _opened(self, event: ev.Event | Asking) -> ev.Event:
-        """Turn a request into an event, judged by the stored size at the time it is processed."""
-        if not isinstance(event, Asking):
+    def _as_event(self, event: ev.Event | PendingScaleRequest) -> ev.Event:
+        """Turn a request into an event with the stored size's revision; other events stay as they are."""
+        if not isinstance(event, PendingScaleRequest):
             return event
         self._asking = event
-        return ev.ScaleRequested(event.request, self._scaled, saves=self._deps.checkpoint_dir != "")
+        return ev.ScaleRequested(event.request, self._size_revision, saves=self._deps.checkpoint_dir != "")
 
     async def _take_over(self) -> None:
         keys = self._deps.keys
@@ -222,7 +224,7 @@ class MasterShell:
         nodes = await self._readable(NodeInfo, values, keys.nodes)
         self.history.load(await self._readable(HistoryEntry, values, keys.history))
         self._stored = record
-        self._scaled = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
+        self._size_revision = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
         self._background.begin(self._watch_nodes(snapshot.revision, nodes))
         if self._hosting:
@@ -237,7 +239,7 @@ class MasterShell:
         await self._serve()
 
     async def _readable(self, kind: type[T], values: Mapping[str, bytes], prefix: str) -> list[T]:
-        """Decode values (see ``readable``) in pieces: a thousand keys at once would block the event loop too long."""
+        """Decode values like ``readable``, in pieces: a thousand keys at once would block the event loop too long."""
         found: list[T] = []
         below = iter([(key, value) for key, value in values.items() if key.startswith(prefix)])
         while piece := dict(itertools.islice(below, READ_AT_ONCE)):
@@ -246,7 +248,7 @@ class MasterShell:
         return found
 
     async def _just_ended(self) -> Record | None:
-        """The outcome that the last Master left when it cleared the job, so that a late launcher does not rerun it."""
+        """A record with the outcome that the last Master left for late launchers when it deleted the job's keys."""
         farewell = self._deps.keys.farewell
         for entry in (await self._store.read(farewell)).entries:
             if entry.key == farewell:
@@ -255,7 +257,7 @@ class MasterShell:
         return None
 
     async def _carry_out(self, events: Sequence[ev.Event], decision: ev.Decision) -> None:
-        """Write what changed, then run the effects in order."""
+        """Write what has changed, then run the effects in order. Raises ``FencedOut``."""
         self._deps.decided(self._state, events, decision)
         record = decision.state.record
         notes = folded([effect for effect in decision.effects if isinstance(effect, ev.HistoryNote)])
@@ -287,7 +289,7 @@ class MasterShell:
                 self._background.begin(self._revoke(incarnation))
             case ev.Grant(verdict, text):
                 if self._asking is not None:
-                    self._asking.settle(Granted(verdict, text, self._scaled, record.sizing.generation))
+                    self._asking.settle(Granted(verdict, text, self._size_revision, record.sizing.generation))
                     self._asking = None
             case ev.HistoryNote(text=text):
                 self._deps.log(text)
@@ -295,7 +297,7 @@ class MasterShell:
                 await self._conclude()
 
     async def _serve(self) -> None:
-        """Write what the services persist, then send their messages."""
+        """Write what the services keep, then send their messages. Raises ``FencedOut``."""
         self._services_timer.set(self._hosting.due_s)
         if not self._hosting.pending:
             return
@@ -313,7 +315,7 @@ class MasterShell:
         self.history.publish(added)
         for note in notes:
             self._deps.log(note.text)
-        for service, word in gathered.words:
+        for service, word in gathered.to_workers:
             assert self._state is not None  # noqa: S101 - as above
             entry = self._state.nodes.get(word.caller.node)
             stream = self._streams.get((entry.info.node, entry.info.incarnation)) if entry is not None else None
@@ -336,19 +338,19 @@ class MasterShell:
     async def _write(self, record: Record, added: list[HistoryEntry]) -> None:
         keys = self._deps.keys
         *earlier, last = list(transactions(history_operations(keys, self.history, added))) or [[]]
-        for operations in earlier:  # history may be written before the changes it describes
+        for operations in earlier:  # the history may be written before the changes that it describes
             await self._store.write(operations)
         last += record_operations(keys, self._stored, record)
         before = self._stored.sizing if self._stored is not None else Sizing()
-        resized = record.sizing != before or not self._scaled
+        resized = record.sizing != before or not self._size_revision
         if resized:
             last.append(Put(keys.scale, plain.dumps(record.sizing)))
         revision = await self._store.write(last)
         if resized:
-            self._scaled = revision
+            self._size_revision = revision
 
     async def _conclude(self) -> None:
-        """End the job: leave its outcome for late launchers and clear its keys."""
+        """End the job: leave its outcome in the store for late launchers, and delete its other keys."""
         keys = self._deps.keys
         with contextlib.suppress(StoreError):
             lease = await self._deps.store.grant_lease(FAREWELL_TTL_S)
@@ -359,13 +361,13 @@ class MasterShell:
             ]
             revision = await self._deps.store.write(operations, [self._guard.condition()])
             await self._leave_names(lease, ModifiedAt(keys.farewell, revision or 0))
-        self._updates.tell()
+        self._notifier.notify()
         await self._companions.settled(COMPANIONS_S)
         self.concluded.set()
 
     async def _leave_names(self, lease: int, still_over: Condition) -> None:
-        """Keep the names of launchers that have not heard of the end for as long as the outcome, so that replacements
-        inherit them. Launchers leave meanwhile, so a deleted name must not be written again."""
+        """Keep the names of launchers that do not know of the end as long as the outcome, so that a new launcher of
+        such a name learns of it. Launchers leave meanwhile, so a deleted name must not be written again."""
         keys = self._deps.keys
         while left := [one for one in (await self._deps.store.read(keys.launchers)).entries if one.lease != lease]:
             batch = left[:MOST_OPERATIONS]
@@ -375,7 +377,7 @@ class MasterShell:
             if not any(entry.key == keys.farewell for entry in farewell):
                 return  # a new job of this name has begun
 
-    # --- what feeds it ---------------------------------------------------------------------------------------------
+    # --- sources of events -----------------------------------------------------------------------------------------
 
     async def _watch_nodes(self, revision: int, present: list[NodeInfo]) -> None:
         prefix = self._deps.keys.nodes
@@ -391,7 +393,7 @@ class MasterShell:
                 elif node in known:
                     self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
         except StoreError as error:
-            self._events.put_nowait(error)  # a Master that no longer sees nodes join and leave must step down
+            self._events.put_nowait(error)  # a Master that does not see nodes join and leave must step down
 
     async def _watch_helpers(self, revision: int) -> None:
         prefix = self._deps.keys.helpers
@@ -417,13 +419,13 @@ class MasterShell:
             self._events.put_nowait(ev.NodeRefused(*key))
 
     async def _revoke(self, incarnation: Incarnation) -> None:
-        with contextlib.suppress(StoreError):  # the lease expires by itself a little later
+        with contextlib.suppress(StoreError):  # otherwise the lease expires by itself
             await self._deps.store.revoke_lease(incarnation)
 
-    # --- what the server calls -------------------------------------------------------------------------------------
+    # --- calls from servers and companions -------------------------------------------------------------------------
 
     async def join(self, said: AsyncIterator[AgentMessage]) -> AsyncIterator[MasterMessage]:
-        """Serve one agent's stream until either side ends it."""
+        """Serve one agent's stream until either side ends it. Yields the Master's messages."""
         outgoing: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         reader = asyncio.ensure_future(self._listen(said, outgoing))
         try:
@@ -436,7 +438,7 @@ class MasterShell:
         info: NodeInfo | None = None
         try:
             async for message in said:
-                if self._over:  # a first message that took longer than the rule: the agent calls the next Master
+                if self._over:  # this Master has stepped down meanwhile: the agent connects to the next one
                     return
                 if isinstance(message, Attach):
                     if info is not None:
@@ -444,7 +446,7 @@ class MasterShell:
                     info = message.info
                     before = self._streams.get((info.node, info.incarnation))
                     self._streams[info.node, info.incarnation] = outgoing
-                    if before is not None:  # unknown which of the two the agent reads: it reconnects
+                    if before is not None:  # end the earlier stream of the same agent
                         before.put_nowait(None)
                     self._events.put_nowait(ev.NodeAttached(message))
                 elif info is not None and isinstance(message, ServiceFromWorker):
@@ -461,7 +463,7 @@ class MasterShell:
             outgoing.put_nowait(None)
 
     def _is_current(self, info: NodeInfo) -> bool:
-        """Whether this incarnation of a node is the current one, or may become it."""
+        """Whether no other incarnation of this node is known."""
         entry = self._state.nodes.get(info.node) if self._state is not None else None
         return entry is None or entry.info.incarnation == info.incarnation
 
@@ -472,10 +474,10 @@ class MasterShell:
             self._events.put_nowait(ev.NodeDetached(*key))
 
     def status(self) -> JobStatus:
-        """Return the current status of the job."""
+        """The current status of the job."""
         assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
         now_s = self._deps.clock.now_s()
-        status = job_status(self._state, self._deps.node, self.history.last(KEPT), self._scaled, now_s)
+        status = job_status(self._state, self._deps.node, self.history.last(KEPT), self._size_revision, now_s)
         waiting = "; ".join(part for part in (status.scale.waiting, self._explanation) if part)
         scale = dataclasses.replace(status.scale, waiting=waiting)
         warnings = [text for text in (self._store.trouble(),) if text]
@@ -484,26 +486,26 @@ class MasterShell:
         )
 
     async def submit(self, request: ScaleRequest) -> Granted:
-        """Request another size or other members, in order with all events; return once the request is in the store.
+        """Decide about a request, in order with all other events; returns once an accepted request is in the store.
 
-        Raises ``FencedOut`` if this Master steps down first. The request may or may not be stored: ask the next Master.
+        Raises ``FencedOut`` if this Master steps down first; then the next Master knows whether the request is stored.
         """
-        asking = Asking(request, asyncio.get_running_loop().create_future())
+        asking = PendingScaleRequest(request, asyncio.get_running_loop().create_future())
         if self._over:
             asking.fail()
         self._events.put_nowait(asking)
         return await asking.answer
 
     async def changed(self) -> None:
-        """Wait for the next change; see ``ElectedMaster``. Raises ``FencedOut`` if this Master has stepped down."""
-        await self._updates.changed()
+        """Wait for the next change of the status; see ``ElectedMaster``. Raises ``FencedOut`` after stepping down."""
+        await self._notifier.changed()
 
     def explain(self, text: str) -> None:
-        """Set the explanation shown in the status; see ``ElectedMaster``."""
+        """Set the explanation in the status why the size is not reached; see ``ElectedMaster``."""
         self._explanation = text
 
     def ask(self, asked: Asked) -> Answer:
-        """Handle a switch request. Its effect appears in the history."""
+        """Answer a request for a checkpoint, the end of the job, or other settings; the outcome is in the history."""
         assert self._state is not None  # noqa: S101 - as above
         answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.argument)
         if answer.ok:
@@ -511,10 +513,8 @@ class MasterShell:
         return answer
 
     async def order(self, asked: Asked) -> Answer:
-        """Pass a request to a service (``Purpose.DATA``); return once its result is in the store.
-
-        Raises ``FencedOut`` if this Master steps down first.
-        """
+        """Pass a request to a service (``Purpose.DATA``); returns once its result is in the store. Raises ``FencedOut``
+        if this Master steps down first."""
         assert self._state is not None  # noqa: S101 - as above
         if self._over or self.ended:
             return Answer(f"the job has ended: {self._state.record.reason}", ok=False)
@@ -527,37 +527,37 @@ class MasterShell:
 
     @property
     def ended(self) -> bool:
-        """Whether the outcome of the job is decided."""
+        """Whether the job's outcome is decided."""
         return self._state is not None and self._state.record.phase is Phase.ENDED
 
     @property
     def misses_nodes(self) -> bool:
-        """Whether a node that is alive according to the store is not attached."""
+        """Whether a node that has a lease is not attached."""
         return self._state is not None and bool(absent(self._state))
 
     @property
     def serving(self) -> bool:
-        """Whether this Master accepts streams and calls: the take-over is done, and it has not stepped down."""
+        """Whether this Master accepts streams and calls: it has taken over, and has not stepped down."""
         return self._state is not None and not self._over
 
     def events(self, request: EventsRequest) -> AsyncIterator[HistoryEntry]:
-        """Read the history; with ``follow``, also future entries."""
+        """The entries of the history; with ``follow`` also those that are added later."""
         return self.history.read(request.after, request.follow)
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         self._over = True
         self._timer.set(None)
         self._services_timer.set(None)
         self._background.drop()
         self._companions.drop()
-        self._updates.close()
+        self._notifier.close()
         waiting = [self._asking] if self._asking is not None else []
-        waiting += [self._held] if isinstance(self._held, Asking) else []
+        waiting += [self._held] if isinstance(self._held, PendingScaleRequest) else []
         while not self._events.empty():
             event = self._events.get_nowait()
-            waiting += [event] if isinstance(event, Asking) else []
+            waiting += [event] if isinstance(event, PendingScaleRequest) else []
         for asking in waiting:
             asking.fail()
         for answer in self._orders.values():
@@ -571,23 +571,23 @@ class MasterShell:
 
 
 class _Listener:
-    """Passes events of helper connections to the service that owns the helper."""
+    """Queues the events of connections to helpers for the service that uses the helper; a ``LineListener``."""
 
     def __init__(self, events: asyncio.Queue[_Incoming]) -> None:
         self._events = events
 
     def up(self, name: str) -> None:
-        """Report an open line; see ``LineListener``."""
+        """Called when a connection is open."""
         service, _, key = name.partition("/")
         self._events.put_nowait(Hosted(service, sv.LineUp(key)))
 
     def down(self, name: str, refused: bool) -> None:
-        """Report a broken line; see ``LineListener``."""
+        """Called when a connection has broken or cannot be opened."""
         service, _, key = name.partition("/")
         self._events.put_nowait(Hosted(service, sv.LineDown(key, refused)))
 
     def heard(self, name: str, body: str) -> None:
-        """Pass on a helper's message; see ``LineListener``."""
+        """Called with each message of a helper."""
         service, _, key = name.partition("/")
         self._events.put_nowait(Hosted(service, sv.HelperSaid(key, body)))
 

@@ -1,8 +1,8 @@
-"""The job's size: requests of people, autoscalers and schedulers, and the rules for accepting them.
+"""The job's size: requests of operators, autoscalers and schedulers, and the rules for accepting them.
 
-Level-triggered: ``Sizing`` holds what is wanted now, not the requests on the way. A request is judged by what the
-Master knows at that moment. An accepted one becomes part of the record before it is answered, and holds for all later
-Masters. ``resizing.py`` makes the world conform.
+Level-triggered: ``Sizing`` holds what is wanted now, not the requests that led to it. A request is judged by what the
+Master knows at that moment. An accepted one becomes part of the record before it is answered, so it also holds for
+later Masters. ``resizing.py`` makes the world conform.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ from edl.wire.messages import NodeInfo
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 KEYS_KEPT = 32
-"""Number of request keys that are remembered with their answers."""
+"""Number of idempotency keys that are remembered with their answers."""
 SHOWN_NODES = 8
-"""Number of existing nodes listed when an unknown node is named."""
+"""Number of nodes listed in the answer to a request that names an unknown node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cordoned:
-    """A node that takes no part, whichever launcher uses its name."""
+    """A node that is kept out of every world, whichever launcher uses its name."""
 
     node: NodeId
     why: str
+    """The requester and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The requested size. Also stored under a key of its own, whose revision detects stale requests."""
+    """What is requested. Also stored under a key of its own, whose revision detects stale requests."""
 
     minimum: int = 0
-    """Bounds set while the job ran; 0: the spec's apply."""
     maximum: int = 0
+    """Bounds that were set in the running job; 0: those of the spec apply."""
     desired: int = 0
-    """Requested nodes, as requested: later bounds may limit them. 0: no request."""
+    """Requested number of nodes, which later bounds may limit; 0: no request."""
     generation: int = 0
     """Number of accepted requests of any kind; never decreases."""
     by: str = ""
-    """The last requester, and the reason."""
+    """The requester of the last request."""
     reason: str = ""
+    """The reason of the last request."""
     suspended: str = ""
-    """The requester of the suspension; empty if the job is not suspended."""
+    """The requester of the suspension; empty: the job is not suspended."""
     cordoned: tuple[Cordoned, ...] = ()
     automatic: bool = False
-    """The size was last requested by the autoscale policy, or given back to it, so the policy may request another
-    one."""
+    """Whether the autoscale policy may request another size, because it requested the last one or got it back."""
     fact: int = -1
-    """The last size reported by an owning scheduler, before it was limited to the bounds; -1: none."""
+    """The last size reported by a scheduler that owns the size, before it was limited to the bounds; -1: none."""
 
     def bounds(self, spec: NodeRange) -> NodeRange:
-        """The bounds that apply."""
+        """The bounds that apply. ``spec``: those given at the start of the job."""
         return NodeRange(self.minimum, self.maximum, spec.unit) if self.maximum else spec
 
     def requested(self, spec: NodeRange) -> int:
@@ -67,7 +68,7 @@ class Sizing:
         return within(self.bounds(spec), self.desired) if self.desired else 0
 
     def target(self, spec: NodeRange) -> int:
-        """The number of nodes of a world, if enough are available."""
+        """The number of nodes of a world if enough are available: the requested one, or else the maximum."""
         return self.requested(spec) or self.bounds(spec).highest
 
     def excludes(self, node: str) -> bool:
@@ -79,13 +80,13 @@ NO_SIZING = Sizing()
 
 
 def within(bounds: NodeRange, nodes: int) -> int:
-    """Round the requested size down to an allowed one; up to the minimum if none is smaller."""
+    """The largest allowed size that is at most ``nodes``; the smallest allowed one if there is none."""
     return bounds.fit(nodes) or bounds.lowest
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A request that came with a key, and its answer."""
+    """The idempotency key of a request, and its answer."""
 
     key: str
     verdict: Verdict
@@ -94,52 +95,54 @@ class SeenRequest:
 
 @dataclass(frozen=True, slots=True)
 class Departing:
-    """A node that has to leave, once; a later launcher with its name is another node."""
+    """A node that has to leave. Only this incarnation: a later launcher of the same name is another node."""
 
     node: NodeId
     incarnation: Incarnation
     reason: str
     deadline_s: float
+    """Seconds that the node may take to leave; 0: ``--shutdown-timeout``."""
     mode: DrainMode
     era: int = 0
-    """Commit that must be in the checkpoint directory before the node is ordered to leave; 0, 0: not agreed on yet."""
     commit: int = 0
+    """With ``DrainMode.MUST``: the commit (with its era) that must be in the checkpoint directory before the node is
+    ordered to leave; 0: not agreed on yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts by which requests are judged."""
+    """What the Master knows that matters for requests."""
 
     spec: NodeRange
     nodes: frozenset[str]
     """All existing nodes."""
     able: frozenset[str]
-    """Existing nodes that can take part: alive, not leaving, not cordoned."""
+    """Existing nodes that can be in a world: alive, not leaving, not cordoned."""
     lowest: int = 0
     """Minimum number of nodes for a world; 0: the lower bound."""
     over: str = ""
-    """Why requests are no longer accepted; empty if requests are accepted."""
+    """Why no request is accepted any more; empty: requests are accepted."""
     owner: str = ""
-    """The scheduler that owns the size; empty if none does."""
+    """The scheduler that owns the size; empty: none."""
     saves: bool = True
-    """There is a checkpoint directory, as far as is known."""
+    """Whether there is a checkpoint directory, as far as is known."""
     aware: bool = True
-    """Workers of this job use ``edl.State``."""
+    """Whether the workers of this job use ``edl.State``."""
     scales: bool = False
-    """There is an autoscale policy."""
+    """Whether the job has an autoscale policy."""
     bound_to: int = 0
-    """Number of nodes that a sharded state, present only in memory, fits; 0: any."""
+    """The only number of nodes that fits a sharded state which is only in memory; 0: any."""
     store_members: frozenset[str] = frozenset()
-    """Nodes whose launchers run a member of the embedded store, which ends with them."""
+    """Nodes whose launchers run a member of the embedded store, which ends with the launcher."""
     members: int = 0
-    """Number of members of that store; it answers while more than half of them run."""
+    """Number of members of that store, which needs more than half of them."""
     held: int = 0
-    """Store revision of the last change of the size."""
+    """Store revision of ``Sizing``."""
     seen: Sequence[SeenRequest] = ()
     infos: Mapping[NodeId, NodeInfo] = field(default_factory=dict)
-    """Information about the existing nodes."""
+    """The infos of the existing nodes."""
     dropped: Sequence[slots.Dropped] = ()
-    """Slots that take no part."""
+    """Dropped slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +151,20 @@ class Judged:
 
     verdict: Verdict
     text: str
+    """The answer for the requester."""
     sizing: Sizing
+    """What is requested now."""
     said: str = ""
-    """The new request, as text for the history."""
+    """The text for the history; empty: none."""
 
     @property
     def ok(self) -> bool:
-        """Whether the request is accepted or already fulfilled."""
+        """Whether the request is accepted, or nothing has to change."""
         return self.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
 
 
 def judge(sizing: Sizing, request: ScaleRequest, facts: Facts) -> Judged:
-    """Judge a request, without changing anything."""
+    """Decide about a request. A repeated key gets the earlier answer; an outdated revision is stale."""
     key = getattr(request, "key", "")
     before = next((seen for seen in facts.seen if key and seen.key == key), None)
     if before is not None:
@@ -169,7 +174,9 @@ def judge(sizing: Sizing, request: ScaleRequest, facts: Facts) -> Judged:
     revision = getattr(request, "revision", 0)
     if revision and revision != facts.held:
         last = f" by {sizing.by}" if sizing.by else ""
-        text = f"stale: the size was changed{last} since revision {revision} (it is {facts.held} now). Look, ask again"
+        text = (
+            f"stale: the size was changed{last} since revision {revision} (it is {facts.held} now). Read it and retry"
+        )
         return Judged(Verdict.STALE, text, sizing)
     rule: Callable[[Sizing, Any, Facts], Judged] = _RULES[type(request)]
     judged = rule(sizing, request, facts)
@@ -182,7 +189,8 @@ def judge(sizing: Sizing, request: ScaleRequest, facts: Facts) -> Judged:
 
 
 def remember(seen: Sequence[SeenRequest], request: ScaleRequest, judged: Judged) -> tuple[SeenRequest, ...]:
-    """Update the remembered answers. A refused request changed nothing, and may be repeated under its key."""
+    """The remembered answers after this request. Refusals are not remembered: a refused request may be repeated with
+    its key."""
     key = getattr(request, "key", "")
     if not key or not judged.ok or any(one.key == key for one in seen):
         return tuple(seen)
@@ -236,9 +244,9 @@ def _to_policy(sizing: Sizing) -> Judged:
 
 
 def _misfit(nodes: int, bounds: NodeRange) -> str:
-    """Why a world of ``nodes`` nodes is not allowed; empty if it is."""
+    """Why a world of ``nodes`` nodes is not allowed; empty: it is."""
     if nodes <= 0:
-        return f"{nodes} nodes: not a size of a job that trains. To stop for a while: edl suspend; for good: edl stop"
+        return f"{nodes} nodes: a job needs at least one. To stop for a while: edl suspend; for good: edl stop"
     if not bounds.minimum <= nodes <= bounds.maximum:
         return f"{count(nodes)}: outside {bounds.minimum}:{bounds.maximum}. To change the bounds: edl scale --min --max"
     if nodes % bounds.unit:
@@ -249,11 +257,11 @@ def _misfit(nodes: int, bounds: NodeRange) -> str:
 
 
 def _fact(sizing: Sizing, request: Resize, bounds: NodeRange) -> Judged:
-    """An owning scheduler reports how many nodes it provides. That is a fact, whatever the bounds."""
+    """Take over the number of nodes that the scheduler which owns the size provides, whatever the bounds."""
     changed = request.nodes != sizing.fact
     updated = dataclasses.replace(sizing, fact=request.nodes)
     if request.nodes <= 0:
-        text = f"{request.by} gives {request.nodes} nodes: ignored, a job that trains has at least {bounds.lowest}"
+        text = f"{request.by} provides {request.nodes} nodes: ignored, the job needs at least {bounds.lowest}"
         return Judged(Verdict.KNOWN, text, updated, text if changed else "")
     size = within(bounds, request.nodes)
     outside = f" ({request.nodes} is not a size within {bounds})" if size != request.nodes else ""
@@ -281,7 +289,7 @@ def _drain(sizing: Sizing, request: Drain, facts: Facts) -> Judged:
     if strangers:
         return Judged(Verdict.UNKNOWN, _unknown(strangers, facts), sizing)
     if not math.isfinite(request.deadline_s) or request.deadline_s < 0:
-        return _refused(sizing, f"a deadline of {request.deadline_s:g} s: not a time. Leave it out, or give seconds")
+        return _refused(sizing, f"a deadline of {request.deadline_s:g} s: must be 0 or more seconds, or omitted")
     if request.mode is DrainMode.MUST and not facts.saves:
         return _refused(sizing, "no checkpoint can be written first: the job has no --checkpoint-dir")
     if request.mode is DrainMode.MUST and not facts.aware:
@@ -296,11 +304,11 @@ def _drain(sizing: Sizing, request: Drain, facts: Facts) -> Judged:
 def _unknown(strangers: Sequence[str], facts: Facts) -> str:
     known = sorted(facts.nodes)
     more = f" and {len(known) - SHOWN_NODES} more" if len(known) > SHOWN_NODES else ""
-    return f"no such node: {', '.join(strangers)}. There is {', '.join(known[:SHOWN_NODES]) or 'none'}{more}"
+    return f"no such node: {', '.join(strangers)}. Existing nodes: {', '.join(known[:SHOWN_NODES]) or 'none'}{more}"
 
 
 def _storeless(facts: Facts, going: frozenset[str]) -> str:
-    """Why these nodes cannot be spared for the sake of the job's store; empty if they can."""
+    """Why the job's store would not survive without these nodes; empty: it would."""
     left, needed = facts.store_members - going, facts.members // 2 + 1
     if left == facts.store_members or len(left) >= needed:
         return ""
@@ -309,7 +317,7 @@ def _storeless(facts: Facts, going: frozenset[str]) -> str:
 
 
 def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
-    """Why these nodes cannot be spared; empty if they can."""
+    """Why the job cannot continue without these nodes; empty: it can."""
     left = facts.able - going
     if left == facts.able:
         return ""

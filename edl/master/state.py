@@ -1,4 +1,4 @@
-"""The Master's state. ``Record`` survives it in the store; the next Master collects the rest again."""
+"""The Master's state. ``Record`` is in the store, for the next Master, which collects the rest anew."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Phase(enum.Enum):
     """The phases of a job."""
 
     FORMING = "forming"
-    """No world should run; nodes stop their workers and report ready."""
+    """No world should run: nodes stop their workers and report ready."""
     RUNNING = "running"
     """The recorded world should run."""
     ENDED = "ended"
@@ -37,23 +37,24 @@ class Phase(enum.Enum):
 
 
 class NodeStatus(enum.Enum):
-    """The phases of a node, as known to the Master."""
+    """The statuses of a node, as known to the Master."""
 
     WARMING = "warming"
     """Alive, but not ready to run workers yet."""
     READY = "ready"
     """Runs no worker and has ports reserved; a spare while a world runs without it."""
     RUNNING = "running"
+    """Has been ordered to run workers of the current round."""
     STOPPING = "stopping"
     """Has been ordered to stop its workers, or will be when it attaches."""
     DONE = "done"
-    """All its workers of the current round exited with status 0."""
+    """All its workers of the current round have exited with status 0."""
     PREPARING = "preparing"
-    """Runs no worker of a round, and starts workers ahead of the next world; waited for only if it is needed."""
+    """Starts workers ahead of the next world, which waits for it only if it is needed."""
     LOADING = "loading"
     """Was ready, and reads the state from the checkpoint directory."""
     LEAVING = "leaving"
-    """Leaves on purpose; no longer counted."""
+    """Leaves on purpose; not counted any more."""
 
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
@@ -65,9 +66,9 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 
 _S = NodeStatus
 NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {
-    # RUNNING, STOPPING: a new Master hears of a node that it had not known, or that comes back after a partition.
+    # RUNNING, STOPPING: a node attaches that this Master did not know, or that was cut off.
     _S.WARMING: frozenset({_S.READY, _S.PREPARING, _S.RUNNING, _S.STOPPING, _S.LEAVING}),
-    # WARMING: its fork server was lost. STOPPING: it is asked to report again.
+    # WARMING: its fork server was lost. STOPPING: it was asked to report again.
     _S.READY: frozenset({_S.RUNNING, _S.PREPARING, _S.LOADING, _S.STOPPING, _S.WARMING, _S.LEAVING}),
     _S.RUNNING: frozenset({_S.STOPPING, _S.DONE, _S.WARMING, _S.LEAVING}),
     _S.STOPPING: frozenset({_S.READY, _S.PREPARING, _S.WARMING, _S.LEAVING}),
@@ -82,7 +83,7 @@ NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something to report at the end of the job, even if all workers succeed."""
+    """A reason why the job ends with ``ExitCode.INCOMPLETE`` even if all workers succeed."""
 
     name: str
     text: str
@@ -90,62 +91,65 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The state that the next Master needs. Written to the store, fenced, before it is sent to any node."""
+    """The state that the next Master needs. Written to the store, guarded by the fencing token, before any message is
+    sent."""
 
     phase: Phase = Phase.FORMING
     round: Round = Round(0)
     """Number of the last world that was formed; never decreases."""
     world: World | None = None
-    """The last world formed: running, or being replaced."""
+    """The last world that was formed: running, or being replaced."""
     reason: str = "waiting for the first nodes"
     """The reason for the phase."""
     restarts: int = 0
-    """Worker failures charged to the budget; one more than the budget means that the job is about to fail."""
+    """Incidents charged to the restart budget; one more than the budget means that the job is about to fail."""
     charged: bool = False
-    """The current change was charged; the charge is returned if a node of the world turns out to have died."""
+    """Whether the current incident was charged; the charge is undone if a node of the world turns out to be dead."""
     done: tuple[NodeId, ...] = ()
     """Nodes of the running world whose workers have all exited with status 0."""
     saving: tuple[NodeId, ...] = ()
-    """Those of them that still write saves: the job ends when they have, and the world is repeated if one is lost."""
+    """Those of ``done`` that are still writing saves: the job ends when they have written them, and the world is
+    repeated if one is lost."""
     failures: tuple[Failure, ...] = ()
     """Failures of the last incident, in order of arrival."""
     rejoins: bool = False
-    """Workers of this job have shown that they can rejoin in process; new nodes start theirs ahead."""
+    """Whether workers of this job can recover in process, as they have reported; then new nodes start theirs ahead."""
     era: int = 0
     """Era of the last world; never decreases."""
     newest: Version = NO_STATE
-    """Newest commit from which a world has begun; a later world without any state has lost it."""
+    """The commit from which the last world began. If the next one begins from an older commit, this one was lost."""
     kill: str = ""
-    """The requester of the kill switch, if it is set. The job ends as soon as its workers have stopped."""
+    """The requester of the end of the job; empty: none. The job ends as soon as its workers have stopped."""
     settings: Settings = NO_SETTINGS
     """Current batch and LR of the last world; ``world.settings`` is what it began with."""
     policy: HyperPolicy | None = None
-    """The manually changed policy; None if it was never changed."""
+    """The policy after manual changes; None: it was never changed."""
     settings_request: str = ""
-    """The requester and content of a manual change, until it takes effect."""
+    """Requester and content of a manual change, until it takes effect."""
     first_workers: int = 0
-    """Workers of the first world, for which the script's LR is meant unless configured otherwise."""
+    """Number of workers of the first world, for which the script's LR was chosen unless configured otherwise."""
     flaws: tuple[Flaw, ...] = ()
-    """Reports of services for the end of the job; see ``edl.master.service.Flaw``."""
+    """Flaws reported by services (``edl.master.service.ReportFlaw``), and a lost last checkpoint."""
     outcome: Finish | None = None
+    """The outcome of the job; None until it has ended."""
     sizing: Sizing = NO_SIZING
-    """The requested size and settings."""
+    """The requested size."""
     observed: int = 0
-    """Generation of ``sizing`` that the world conforms to, as far as the available nodes allow."""
+    """The generation of ``sizing`` to which the world conforms, as far as the available nodes allow."""
     seen: tuple[SeenRequest, ...] = ()
-    """Requests that came with a key, oldest first."""
+    """Answered requests with an idempotency key, oldest first."""
     departing: tuple[Departing, ...] = ()
     """Nodes that have to leave, until they are gone."""
     owed: str = ""
-    """Why the world must write a checkpoint as soon as it trains: a node left without the time to write it."""
+    """Why the world must write a checkpoint as soon as it trains: a node left without time to write one."""
     learnt: Learnt = NOTHING_LEARNT
     """The autoscale policy's knowledge about sizes."""
     strikes: tuple[Strike, ...] = ()
-    """Slots that have failed by themselves, the latest last."""
+    """Strikes of slots, the latest last."""
     dropped: tuple[Dropped, ...] = ()
-    """Slots that take no part, on any node."""
+    """Dropped slots of all nodes."""
     judged: bool = False
-    """The end of the last world has been counted among the strikes."""
+    """Whether the last world's end has been taken into account for strikes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,61 +158,69 @@ class NodeEntry:
 
     info: NodeInfo
     joined: int
-    """Order in which this Master first saw the nodes."""
+    """Its place in the order in which this Master first saw the nodes."""
     status: NodeStatus
     registered: bool = False
-    """Its key is in the store, so its lease lives. Without that a node takes no part."""
+    """Whether its key is in the store, so that its lease lives. Otherwise it is not in any world."""
     attached: bool = False
-    """Its stream to this Master is open."""
+    """Whether its stream to this Master is open."""
     seen_round: Round = Round(0)
+    """The last round for which it has received a start order."""
     ports: tuple[int, ...] = ()
+    """Reserved ports, for the next world."""
     due_s: float = float("inf")
     """Time until which others wait for this node before a world forms without it."""
     parked: bool = False
-    """Its workers have been started and wait for their world."""
+    """Whether its workers have been started and wait for their world."""
     prestarted: bool = False
-    """It has been asked to start its workers ahead."""
+    """Whether it has been ordered to start its workers ahead."""
     holdings: tuple[Holding, ...] = ()
+    """Commits and copies in its memory."""
     stored: Version = NO_STATE
+    """The newest checkpoint that it knows of in the checkpoint directory."""
     stored_sharded: bool = False
+    """Whether that checkpoint is sharded."""
     refused: str = ""
+    """Why it cannot use any checkpoint in the checkpoint directory; empty: it can, or there is none."""
     load_tried: bool = False
-    """It has been asked to load the state since it last was in a world."""
+    """Whether it has been ordered to load the state since it last was in a world."""
     underway: bool = False
-    """All its workers of the current round train and can be held at a step boundary."""
+    """Whether all its workers of the current round train and can be held at a step boundary."""
     how: str = ""
-    """How its workers entered the current round."""
+    """How its workers entered the current round, for the status."""
     draining: bool = False
-    """It wants to leave, and trains until the others have a world without it."""
+    """Whether it is about to leave, and trains until the others have a world without it."""
     copy_holder: NodeId = NodeId("")
     """The node to which it sends copies of its commits."""
     departing: bool = False
-    """It has been ordered to leave, on the current stream."""
+    """Whether it has been ordered to leave, on the current stream."""
     idled: bool = False
-    """It has been ordered to end waiting workers, on the current stream."""
+    """Whether it has been ordered to end waiting workers, on the current stream."""
     writes: Version = NO_STATE
-    """Commit that it was asked to write while the job is suspended, on the current stream."""
+    """The commit that it was ordered to write while the job is suspended, on the current stream."""
     hurried: bool = False
-    """It wants to leave without time for a checkpoint: the others write it."""
+    """Whether it leaves without time for a checkpoint, which the others write then."""
     not_kept: str = ""
-    """Its last report of why its workers' commits are not kept in memory."""
+    """Why its workers' commits are not kept in memory, as it last reported; empty: they are."""
     not_logged: str = ""
-    """Its last report of why its workers' output is not written to files."""
+    """Why its workers' output is not written to files, as it last reported; empty: it is."""
     step_s: float = 0.0
     """Its last reported step time in seconds; 0: none."""
     uses: tuple[int, ...] = ()
-    """Slots that it knows its next workers use; empty: the first ones."""
+    """The slots in which it will start its next workers, as it last reported; empty: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """A step boundary being agreed on with all members of the running world."""
+    """An attempt to agree on a step boundary with all members of the running world."""
 
     number: int
     purpose: Purpose
     reason: str
     until_s: float
+    """Time at which the attempt fails."""
     answers: Mapping[NodeId, int] = field(default_factory=dict)
+    """The commits that the members have answered with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,31 +231,34 @@ class MasterState:
     record: Record
     nodes: Mapping[NodeId, NodeEntry] = field(default_factory=dict)
     dead: frozenset[Incarnation] = frozenset()
-    """Incarnations that this Master has seen die; they are expelled if they come back."""
+    """Incarnations that this Master knows to be dead; they are expelled if they attach."""
     arrivals: int = 0
+    """Number of nodes that this Master has seen so far."""
     forming_since_s: float = 0.0
+    """Time at which the current change of the world began."""
     grace_until_s: float | None = None
-    """End of the wait for further nodes, once enough are ready."""
+    """End of the wait for further nodes, once enough are ready; None: not waiting."""
     ended_at_s: float | None = None
+    """Time at which the job ended; None: it has not."""
     agreement: Agreement | None = None
     agreements: int = 0
     """Number of agreements so far."""
     at_boundary: bool = False
-    """The last world is being left at a step boundary; any problem turns this into an interruption."""
+    """Whether the last world is being left at a step boundary; any problem turns that into an interruption."""
     formed_at_s: float = 0.0
     """Time at which the last world was formed, or this Master took it over."""
     trained_s: float = 0.0
-    """Seconds that that world lasted."""
+    """Seconds that the last world ran."""
     quick: int = 0
     """Number of worlds in a row whose workers failed as soon as they ran; see ``forming.pause_s``."""
     dropped_s: Mapping[tuple[NodeId, int], float] = field(default_factory=dict)
-    """Time at which the cool-down of automatically dropped slots began, as far as this Master knows."""
+    """Times at which the cool-downs of automatically dropped slots began, as far as this Master knows."""
     settings_failed: bool = False
-    """No boundary could be agreed on for new settings: not tried again in this world."""
+    """Whether no step boundary could be agreed on for new settings; it is not tried again in this world."""
     resizing: bool = False
-    """Another size has been requested since the world last conformed."""
+    """Whether another size has been requested since the world last conformed."""
     cooling_until_s: float = 0.0
-    """Time until which other sizes wait; see ``JobSpec.cooldown_s``."""
+    """Time until which a change of the size waits (``--scale-cooldown``)."""
     unwritten: tuple[Version, str] = (NO_STATE, "")
     """The newest checkpoint that could not be written, and why; empty once it or a later one is written."""
     save_s: float = 0.0
@@ -251,4 +266,4 @@ class MasterState:
     scaling: AutoscaleMemory = NO_MEMORY
     """The autoscale policy's current measurement."""
     reason: str = ""
-    """The reason of the last step; shown by ``edl status``."""
+    """The reason of the last step, shown by ``edl status``."""

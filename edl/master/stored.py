@@ -1,7 +1,8 @@
-"""The job's keys in the store: operations that write them, and the functions by which the next Master reads them.
+"""The job's keys in the store: the operations that write them, and the functions with which the next Master reads them.
+No I/O.
 
-No I/O. The world has its own key, because it names every node while the rest of the record changes far more often: at
-the end of a job of a hundred nodes the record is written a hundred times.
+The world has its own key, because it lists every node while the rest of the record changes far more often: at the end
+of a job of a hundred nodes the record is written a hundred times.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_OPERATIONS = 100
 
 
 def readable(kind: type[T], values: Mapping[str, bytes], prefix: str, log: Callable[[str], None]) -> list[T]:
-    """Decode all values below a prefix. An invalid one is logged and skipped, so that it does not block the Master."""
+    """Decode all values below a prefix. An invalid value is logged and skipped, so that it does not stop the Master."""
     found = []
     for key, value in values.items():
         if key.startswith(prefix):
@@ -40,7 +41,7 @@ def readable(kind: type[T], values: Mapping[str, bytes], prefix: str, log: Calla
 
 
 def record_in(values: Mapping[str, bytes], keys: JobKeys) -> Record | None:
-    """The last Master's record; None without one."""
+    """The last Master's record; None: there is none. Raises ``ProtocolError`` if it is invalid."""
     if keys.record not in values:
         return None
     record = plain.loads(Record, values[keys.record])
@@ -50,7 +51,7 @@ def record_in(values: Mapping[str, bytes], keys: JobKeys) -> Record | None:
 
 
 def record_operations(keys: JobKeys, before: Record | None, record: Record) -> list[Operation]:
-    """Operations that turn one record into the other. They belong into one transaction."""
+    """The operations that turn the stored record into this one. They belong into one transaction."""
     operations: list[Operation] = []
     if record != before:
         operations.append(Put(keys.record, plain.dumps(dataclasses.replace(record, world=None))))
@@ -62,7 +63,7 @@ def record_operations(keys: JobKeys, before: Record | None, record: Record) -> l
 
 
 def history_operations(keys: JobKeys, history: JobHistory, added: Sequence[HistoryEntry]) -> list[Operation]:
-    """Operations that add lines of history and delete those that they displace."""
+    """The operations that add entries to the history, and delete those that they displace."""
     new, outdated = history.change(added)
     return [
         *(Put(keys.history_entry(entry.number), plain.dumps(entry)) for entry in new),
@@ -71,7 +72,7 @@ def history_operations(keys: JobKeys, history: JobHistory, added: Sequence[Histo
 
 
 def service_operations(keys: JobKeys, kept: Sequence[tuple[str, Keep]]) -> list[Operation]:
-    """Operations for what services keep, in order; of several values for one name only the last one."""
+    """The operations for what services keep, in order; only the last one of several values for a name."""
     newest = {(service, one.name): index for index, (service, one) in enumerate(kept)}
     found: list[Operation] = []
     for index, (service, one) in enumerate(kept):
@@ -97,7 +98,7 @@ def transactions(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
 
 
 def whole_job(keys: JobKeys) -> list[Operation]:
-    """Operations that delete a job's keys."""
+    """The operations that delete a job's keys, except its outcome and those of its launchers."""
     single = keys.spec, keys.origin, keys.record, keys.world, keys.scale, keys.token, keys.over
     return [
         *(Delete(key) for key in single),

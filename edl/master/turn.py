@@ -1,6 +1,6 @@
-"""One step of the Master in progress: the changing state and the effects collected so far.
+"""One step of the Master in progress: the state as changed so far, and the effects collected so far.
 
-Mutable on purpose; never visible outside one ``step``. Each rule sees the changes of the rules before it.
+Mutable, but never visible outside one ``step``. Each rule sees the changes of the rules before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edl.wire.messages import MasterMessage, Member
 
 
 class MasterTurn:
-    """Working copy of a ``MasterState`` during one step."""
+    """The working copy of a ``MasterState`` during one step."""
 
     def __init__(self, state: MasterState, now_s: float) -> None:
         self.spec = state.spec
@@ -46,7 +46,7 @@ class MasterTurn:
         self.reason = state.reason
         self.effects: list[Effect] = []
         self._excluding: Record | None = None
-        """The record from which the next two attributes were computed."""
+        """The record from which ``_departing`` and ``_cordoned`` were computed."""
         self._departing: set[tuple[NodeId, Incarnation]] = set()
         self._cordoned: set[NodeId] = set()
 
@@ -78,15 +78,15 @@ class MasterTurn:
         )
         return Decision(state, tuple(self.effects), self.reason)
 
-    # --- looking ---------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     @property
     def absence_s(self) -> float:
-        """Seconds that a node may be absent before others continue without it, unless it is proven dead earlier."""
+        """Seconds that a node may be absent before others continue without it, unless it is proven dead before."""
         return 2 * self.spec.timeouts.lease_ttl_s
 
     def member(self, entry: NodeEntry) -> Member | None:
-        """The node's place in the recorded world, if this incarnation has one."""
+        """The node's place in the recorded world; None: this incarnation has none."""
         world = self.record.world
         if world is None:
             return None
@@ -94,24 +94,24 @@ class MasterTurn:
         return member if member is not None and member.incarnation == entry.info.incarnation else None
 
     def current(self, node: NodeId, incarnation: Incarnation) -> NodeEntry | None:
-        """The entry of a node if it is still this incarnation."""
+        """The entry of a node; None: it is gone, or another incarnation has taken its place."""
         entry = self.nodes.get(node)
         return entry if entry is not None and entry.info.incarnation == incarnation else None
 
     @property
     def bounds(self) -> NodeRange:
-        """The allowed numbers of nodes of a world: the spec's, unless changed since."""
+        """The allowed numbers of nodes of a world: those of the spec, unless a request has changed them."""
         return self.record.sizing.bounds(self.spec.nodes)
 
     def next_size(self, available: int) -> NextSize:
-        """The size of the world after the recorded one, if ``available`` nodes can take part."""
+        """The size of the next world if ``available`` nodes can be in it."""
         world = self.record.world
         previous = len(world.members) if world is not None else 0
         wanted = self.record.sizing.requested(self.spec.nodes)
         return next_size(self.bounds, self.spec.fault_tolerance, previous, available, wanted)
 
     def free(self) -> list[NodeEntry]:
-        """Nodes that run no worker and stay."""
+        """Nodes that run no worker and do not leave."""
         return [
             entry
             for entry in self.nodes.values()
@@ -119,16 +119,16 @@ class MasterTurn:
         ]
 
     def ready(self) -> list[NodeEntry]:
-        """Nodes that could be ordered to start workers now."""
+        """Nodes that the next world can have now."""
         return [entry for entry in self.free() if not self.excluded(entry)]
 
     def places(self, entry: NodeEntry) -> tuple[int, ...]:
-        """Slots of a node that the next world's workers use; empty: all have been dropped."""
+        """The slots of a node that the next world's workers use; empty: all are dropped."""
         return slots.places(self.record.dropped, entry.info)
 
     def excluded(self, entry: NodeEntry) -> bool:
-        """Whether a node takes no part: cordoned, about to be ordered to leave, or without a usable slot."""
-        if self._excluding is not self.record:  # there may be hundreds of both
+        """Whether a node is kept out of the next world: cordoned, departing, or without a usable slot."""
+        if self._excluding is not self.record:  # computed once per record: there may be hundreds of both
             self._excluding = self.record
             self._departing = {(one.node, one.incarnation) for one in self.record.departing}
             self._cordoned = {one.node for one in self.record.sizing.cordoned}
@@ -137,7 +137,7 @@ class MasterTurn:
         return leaves_out or not self.places(entry)
 
     def members(self) -> list[NodeEntry]:
-        """Entries of the recorded world, in its order, of incarnations that still exist."""
+        """The entries of the recorded world's members that still exist, in the world's order."""
         world = self.record.world
         places = world.members if world is not None else ()
         found = [self.current(place.node, place.incarnation) for place in places]
@@ -145,7 +145,7 @@ class MasterTurn:
 
     @property
     def finished(self) -> frozenset[NodeId]:
-        """Nodes of the running world that have finished: the job needs nothing more from them."""
+        """Nodes of the running world whose workers have succeeded and whose saves are written."""
         return frozenset(self.record.done) - frozenset(self.record.saving)
 
     @property
@@ -157,10 +157,10 @@ class MasterTurn:
         members = self.members()
         return len(members) == len(world.members) and all(entry.underway for entry in members)
 
-    # --- changing --------------------------------------------------------------------------------------------------
+    # --- changes and effects ---------------------------------------------------------------------------------------
 
     def update(self, entry: NodeEntry, **changes: Any) -> NodeEntry:
-        """Replace fields of an entry."""
+        """Replace fields of a node's entry; returns the new entry."""
         changed = dataclasses.replace(entry, **changes)
         self.nodes[entry.info.node] = changed
         return changed
@@ -170,27 +170,27 @@ class MasterTurn:
         self.record = dataclasses.replace(self.record, **changes)
 
     def tell(self, entry: NodeEntry, message: MasterMessage) -> None:
-        """Send a message to a node if it is attached; otherwise attaching brings it up to date."""
+        """Send a message to a node, if it is attached. Otherwise it is brought up to date when it attaches."""
         if entry.attached:
             self.effects.append(TellNode(entry.info.node, entry.info.incarnation, message))
 
     def probe(self, entry: NodeEntry) -> None:
-        """Probe whether the agent still listens."""
+        """Find out whether the node's launcher refuses connections, so that it is dead."""
         self.effects.append(Probe(entry.info))
 
     def revoke(self, incarnation: Incarnation) -> None:
-        """Revoke a lease."""
+        """Revoke the lease of a dead launcher."""
         self.effects.append(Revoke(incarnation))
 
     def wake_at(self, at_s: float) -> None:
-        """Request a tick."""
+        """Request a tick at this time."""
         self.effects.append(WakeAt(at_s))
 
     def note(self, kind: Kind, text: str, node: str = "") -> None:
-        """Add a line to the history; it is also the reason of this step."""
+        """Add an entry to the history, which also becomes the reason of this step."""
         self.reason = text
         self.effects.append(HistoryNote(kind, text, node))
 
     def conclude(self) -> None:
-        """Let the Master exit."""
+        """End the job in the store, and let the Master exit."""
         self.effects.append(Conclude())

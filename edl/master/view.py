@@ -1,4 +1,5 @@
-"""The Master's state and history as shown to people."""
+"""The Master's state as shown by ``edl status``, answers to requests, and the lines of the history that programs
+parse."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from edl.wire.scale_requests import ScaleView
 from edl.wire.status import Answer, DroppedSlot, HistoryEntry, JobStatus, NodeView
 
 SHOWN = 10
-"""Number of history lines shown with the status."""
+"""Number of entries of the history that are part of the status."""
 _SAVING = re.compile(r".*: saving commit (\d+)", re.DOTALL)
 _COMPLETE = re.compile(r"commit (\d+) is complete in (.*)", re.DOTALL)
 _SETTINGS = re.compile(r"settings \d+ from commit (\d+): .*", re.DOTALL)
@@ -28,7 +29,8 @@ _FAILED = re.compile(r"commit (\d+) could not be written: (.*)", re.DOTALL)
 def job_status(
     state: MasterState, master: NodeId, history: tuple[HistoryEntry, ...], revision: int = 0, now_s: float = 0.0
 ) -> JobStatus:
-    """Everything that ``edl status`` shows. ``history``: the whole history. ``revision``: of the size."""
+    """Everything that ``edl status`` shows. ``history``: the whole history. ``revision``: store revision of the size.
+    ``now_s``: the Master's clock."""
     record = state.record
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
     return JobStatus(
@@ -65,7 +67,7 @@ def job_status(
 
 
 def _warnings(state: MasterState) -> tuple[str, ...]:
-    """Current problems with checkpoints, in-memory commits and logs."""
+    """Current problems with checkpoints, commits in memory, and logs."""
     without = {node: entry.not_kept for node, entry in sorted(state.nodes.items()) if entry.not_kept}
     unkept = (f"commits of node {node} are not kept in memory: {why}" for node, why in without.items())
     unlogged = (f"node {node}: {entry.not_logged}" for node, entry in sorted(state.nodes.items()) if entry.not_logged)
@@ -73,7 +75,7 @@ def _warnings(state: MasterState) -> tuple[str, ...]:
 
 
 def _is_out(entry: NodeEntry, record: Record) -> bool:
-    """Whether a node is cordoned or has no usable slot, which is equivalent."""
+    """Whether a node is shown as cordoned: it is, or it has no usable slot."""
     return record.sizing.excludes(entry.info.node) or not slots.places(record.dropped, entry.info)
 
 
@@ -153,7 +155,7 @@ def _boundary(agreement: Agreement | None, world: World | None) -> str:
 
 
 def _place(saved: Version, history: Sequence[HistoryEntry]) -> str:
-    """Location of the newest commit with this number; empty if unknown."""
+    """The location of this checkpoint according to the history; empty: unknown."""
     for entry in reversed(history) if saved.commit else ():
         found = complete(entry)
         if found is not None and found[0] == saved.commit:
@@ -168,7 +170,8 @@ _BY_SCRIPT = "with parameter servers it is the script that saves (ps.save()), or
 
 
 def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, request: str = "") -> Answer:
-    """The answer to a use of a switch. ``checkpoint_dir``: None if unknown. ``request``: for ``SET``."""
+    """The answer to a request for a checkpoint, the end of the job, or other settings. ``checkpoint_dir``: empty: the
+    job has none; None: unknown. ``request``: the settings, for ``Purpose.SET``."""
     record = state.record
     underway = MasterTurn(state, now_s=0.0).underway
     keep = "and nothing could be written: it has no --checkpoint-dir"
@@ -187,7 +190,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
     if purpose is Purpose.SET:
         return hyper.reply(state, underway, request)
     if purpose is not Purpose.SAVE:
-        return Answer(f"{purpose.value} is not for the asking", ok=False)
+        return Answer(f"{purpose.value} cannot be requested", ok=False)
     if record.kill:
         return Answer(f"the job is being stopped by {record.kill}", ok=False)
     if state.spec.independent:
@@ -198,29 +201,29 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
     if checkpoint_dir == "":
         return Answer(f"the job has been asked for a checkpoint, {keep}", ok=False)
     if state.agreement is not None and state.agreement.purpose not in (Purpose.SAVE, Purpose.SET):
-        return Answer(f"the world is just being changed ({state.agreement.reason}). Ask again in a moment", ok=False)
+        return Answer(f"the world is being changed ({state.agreement.reason}). Retry in a few seconds", ok=False)
     return Answer("a checkpoint is written at the next step boundary", ok=True)
 
 
 def saving(entry: HistoryEntry) -> int | None:
-    """The number of the commit that will be saved, if this line announces it."""
+    """The number of the commit that will be saved, if this entry announces one; otherwise None."""
     found = _SAVING.fullmatch(entry.text) if entry.kind == Kind.BOUNDARY.value else None
     return int(found[1]) if found else None
 
 
 def changed(entry: HistoryEntry) -> int | None:
-    """The commit from which new settings hold, if this line announces them."""
+    """The commit from which new settings apply, if this entry announces them; otherwise None."""
     found = _SETTINGS.fullmatch(entry.text) if entry.kind == Kind.SETTINGS.value else None
     return int(found[1]) if found else None
 
 
 def complete(entry: HistoryEntry) -> tuple[int, str] | None:
-    """Number and place of a complete checkpoint, if this line reports one."""
+    """Number and location of a complete checkpoint, if this entry reports one; otherwise None."""
     found = _COMPLETE.fullmatch(entry.text) if entry.kind == _STATE else None
     return (int(found[1]), found[2]) if found else None
 
 
 def unwritten(entry: HistoryEntry) -> tuple[int, str] | None:
-    """Number of a commit that could not be written, and the reason, if this line reports one."""
+    """Number of a commit that could not be written and the reason, if this entry reports one; otherwise None."""
     found = _FAILED.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
     return (int(found[1]), found[2]) if found else None

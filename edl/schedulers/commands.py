@@ -1,4 +1,4 @@
-"""Calls external programs with a time limit, and reports failures with the program's own output."""
+"""Runs external programs with a timeout, and reports failures with the program's own output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import IO
 from edl.errors import SchedulerError
 
 MOST_SHOWN = 400
-"""Characters of a program's output in an error message."""
+"""Limit on the characters of a program's output in an error message; the end is kept."""
 MOST_READ = 4 * 1024 * 1024
-"""Maximum number of bytes read from its output."""
+"""Limit on the bytes that are read from a program's output."""
 
 
 class CommandFailed(SchedulerError):
-    """The program exited with a status other than 0."""
+    """A program exited with a status other than 0, or was killed by a signal (negative ``status``). ``said``: its
+    output, shortened."""
 
     def __init__(self, message: str, status: int, said: str) -> None:
         super().__init__(message, retry=True)
@@ -30,13 +31,12 @@ class CommandFailed(SchedulerError):
 async def call(
     command: Sequence[str], timeout_s: float, *, environment: Mapping[str, str] | None = None, written: str = ""
 ) -> str:
-    """Run a program to its end and return its standard output. ``written`` is passed to its standard input.
+    """Run a program to its end; returns its standard output. ``written``: text for its standard input.
 
-    Raises ``CommandFailed``, and ``SchedulerError`` when it cannot be started (``retry`` is false then) or takes too
-    long; then it is killed with all its child processes.
+    Raises ``CommandFailed``, and ``SchedulerError`` if it cannot be started (``retry`` false) or takes longer than
+    ``timeout_s``; then it is killed with all its child processes.
     """
-    # Files instead of pipes: if a program leaves background processes behind, we wait only for the program, not until
-    # they close their end of a pipe.
+    # Files instead of pipes: a program may leave background processes behind, which would keep a pipe open.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(written.encode())
         stdin.seek(0)

@@ -1,7 +1,7 @@
-"""The input for creating an adapter: which scheduler the user wants, and what it may use of the launcher.
+"""The input for creating an adapter: the user's choice, and what the adapter gets from the launcher.
 
 Each adapter module has two functions. ``check(wanted: SchedulerChoice) -> None`` runs on every launcher before anything
-is started and raises ``SettingError`` for errors that can be detected then. ``make(deps: SchedulerDeps) -> Scheduler``
+is started, and raises ``SettingError`` for errors that can be detected then. ``make(deps: SchedulerDeps) -> Scheduler``
 creates an adapter for one Master's term.
 """
 
@@ -18,10 +18,11 @@ from edl.ports import Clock, Store
 from edl.types import JobId
 
 MOST_S = 86400.0
+"""Limit on times in ``--scheduler-conf``: a day."""
 
 
 def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.001) -> float:
-    """A time from ``--scheduler-conf``, at most a day. Raises ``SettingError``."""
+    """Parse a number of seconds in ``--scheduler-conf``, from ``least`` to ``MOST_S``. Raises ``SettingError``."""
     text = conf.get(key, "")
     try:
         value = float(text) if text else default
@@ -34,14 +35,14 @@ def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.
 
 @dataclass(frozen=True, slots=True)
 class SchedulerDeps:
-    """Everything that an adapter may use."""
+    """What an adapter gets from the launcher."""
 
     wanted: SchedulerChoice
     job: JobId
     nodes: NodeRange
-    """The job's bounds at its start."""
+    """The job's range of nodes as given at its start."""
     node: str
-    """The Master's node, where this launcher runs."""
+    """This launcher's node, which is the Master's."""
     clock: Clock
     log: Callable[[str], None]
     launcher: tuple[str, ...]
@@ -51,17 +52,17 @@ class SchedulerDeps:
     """Environment for processes that the adapter starts: this launcher's own, without variables meant for this node
     only."""
     runtime_folder: Path
-    """For small files that the next Master on this host has to find. May not exist yet."""
+    """Folder for small files that the next Master on this host must find. May not exist yet."""
     log_folder: Path
-    """Where launchers of this host write their logs. May not exist yet."""
+    """Folder for the logs of launchers on this host. May not exist yet."""
     shutdown_s: float
-    """Seconds that workers may take to end."""
+    """Seconds that workers may take to end (``--shutdown-timeout``)."""
     store: Store
     """The job's own store."""
     beside: Callable[[], Mapping[int, str]]
-    """Launchers of this job that run on this host: pid to node name."""
+    """Returns the node ids of this job's launchers on this host, by process id."""
     open_store: Callable[[Sequence[str]], Store]
-    """Connects to another etcd, with the same credentials and time limits."""
+    """Connects to another etcd at these endpoints, with the same credentials and timeouts."""
 
 
 def with_options(launcher: Sequence[str], *options: str) -> list[str]:

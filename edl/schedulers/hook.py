@@ -1,12 +1,12 @@
-"""Schedulers that edl has no adapter for: the user's own command is called or polled.
+"""Adapters that call or poll the user's own command, for schedulers without an adapter in edl.
 
 ``exec:COMMAND`` is called as
 
     COMMAND current                      prints a number, or {"nodes": 3, "there": 2, "detail": "…"}
-    COMMAND request N REASON             have N nodes
+    COMMAND request N REASON             provide N nodes
     COMMAND release N REASON NAME…       remove these nodes, so that N are left
 
-``discovery:COMMAND`` is polled, as by Horovod: it prints a line ``HOST`` or ``HOST:SLOTS`` for each available host.
+``discovery:COMMAND`` is polled, as in Horovod: it prints a line ``HOST`` or ``HOST:SLOTS`` for each available host.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 TIMEOUT_S = 30.0
 POLL_S = 1.0
 LEAST = {"timeout": 0.1, "poll": 0.01}
-"""Smallest allowed values, in seconds."""
+"""Smallest allowed values of these keys, in seconds."""
 SHOWN = 300
-"""Characters of the output in a message."""
+"""Limit on the characters of the command's output in a message."""
 FINAL = {64: "usage", 77: "no permission", 78: "configuration", 126: "not executable", 127: "not found"}
-"""Exit statuses after which a retry is useless (sysexits.h, and those of a shell)."""
+"""Exit statuses after which a retry is useless: those of sysexits.h, and those of a shell."""
 
 
 def check(wanted: SchedulerChoice) -> None:
@@ -63,7 +63,7 @@ def _words(wanted: SchedulerChoice) -> list[str]:
     if not words or shutil.which(words[0]) is None:
         raise SettingError(
             *("--scheduler", wanted.text, f"no such program on the PATH, or not executable: {(words or [''])[0]!r}"),
-            "The node of the elected Master calls it, which may be any: install it on all nodes",
+            "Install it on all nodes: the node of the elected Master runs it, and that may be any node",
         )
     return words
 
@@ -77,7 +77,7 @@ class Program:
     timeout_s: float
 
     async def run(self, *arguments: str) -> str:
-        """The program's standard output. Raises ``SchedulerError``."""
+        """Run the command with these arguments; returns its standard output. Raises ``SchedulerError``."""
         try:
             return await call([*self.words, *arguments], self.timeout_s, environment=self.environment)
         except CommandFailed as error:
@@ -101,24 +101,25 @@ class ExecScheduler:
         return read_size(await self._program.run("current"), self.name)
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Have the command provide that many nodes. Raises ``SchedulerError``."""
+        """Call the command to provide ``nodes`` nodes. Raises ``SchedulerError``."""
         await self._program.run("request", str(nodes), reason)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Have the command remove these nodes. Raises ``SchedulerError``."""
+        """Call the command to remove these nodes. Raises ``SchedulerError``."""
         await self._program.run("release", str(nodes), reason, *names)
 
     async def watch(self) -> AsyncIterator[Observation]:
         """Yields nothing, since the command cannot report changes by itself."""
         return
-        yield  # an iterator without elements
+        yield  # makes this function a generator
 
     async def close(self) -> None:
         """Does nothing: no connection is open."""
 
 
 def read_size(text: str, name: str) -> SchedulerSize:
-    """Parse ``3`` or ``{"nodes": 3}``. Raises ``SchedulerError``."""
+    """Parse ``3`` or ``{"nodes": 3, "there": 2, "detail": "…"}``. ``name``: of the scheduler, for errors. Raises
+    ``SchedulerError``."""
     try:
         answer = json.loads(text)
         answer = {"nodes": answer} if isinstance(answer, int) else answer
@@ -129,7 +130,7 @@ def read_size(text: str, name: str) -> SchedulerSize:
     except (ValueError, TypeError, KeyError, AttributeError):
         shown = text.strip()[:SHOWN]
         raise SchedulerError(
-            f"{name} current: printed {shown!r}, which is neither a number nor JSON with nodes", retry=True
+            f'{name} current: printed {shown!r}, which is neither a number nor JSON such as {{"nodes": 3}}', retry=True
         ) from None
 
 
@@ -187,7 +188,8 @@ class DiscoveryScheduler:
 
 
 def read_hosts(text: str, name: str) -> tuple[str, ...]:
-    """Parse one ``host`` or ``host:slots`` per line; hosts with 0 slots are left out. Raises ``SchedulerError``."""
+    """Parse one ``host`` or ``host:slots`` per line; hosts with 0 slots are left out. Raises ``SchedulerError``, also
+    if no host is left."""
     hosts: list[str] = []
     for line in (line.strip() for line in text.splitlines()):
         if not line or line.startswith("#"):

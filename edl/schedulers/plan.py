@@ -1,4 +1,4 @@
-"""Computes how many nodes a scheduler should provide, and which surplus nodes can be removed. Stateless."""
+"""Computes how many nodes a scheduler should provide, and which surplus nodes can be removed. Pure and stateless."""
 
 from __future__ import annotations
 
@@ -8,65 +8,66 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that exists, reduced to what matters here."""
+    """The part of a node's status that the plan needs."""
 
     name: str
     index: int = -1
-    """See ``NodeInfo``."""
+    """The scheduler's index (``NodeInfo.index``); -1: unknown."""
     member: bool = False
-    """It is in the running world, or in the one that is being left."""
+    """Whether it is in the running world, or in the one that is being left."""
     spare: bool = False
-    """It is ready and waiting."""
+    """Whether it is ready and waits for a place in a world."""
     cordoned: bool = False
     is_master: bool = False
-    """The Master runs in its launcher."""
+    """Whether the Master runs in its launcher."""
     host: str = ""
     """Its address."""
 
     def is_called(self, text: str) -> bool:
-        """Whether a scheduler means this node: by its own name, its address, or its host's name, from which a launcher
-        derives a node name when it is given none."""
+        """Whether ``text``, as a scheduler reports it, means this node: its name, its address, or its host's name, from
+        which a launcher without ``--node-id`` derives the name."""
         return text in (self.name, self.host) or re.fullmatch(re.escape(text) + "-[0-9a-f]{4}", self.name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """The part of a job's status that matters here."""
+    """The part of a job's status that the plan needs."""
 
     minimum: int
     maximum: int
     unit: int
+    """World sizes are multiples of this."""
     desired: int
     asked: bool
-    """A size has been requested."""
+    """Whether somebody has requested a size."""
     running: bool
-    """A world is training."""
+    """Whether a world is training."""
     suspended: bool = False
     ended: bool = False
     reason: str = ""
-    """Why it wants that size."""
+    """The reason given for the desired size."""
     nodes: tuple[Node, ...] = ()
-    """In the order in which they joined."""
+    """All nodes, in the order in which they joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """The nodes to remove now."""
+    """How to remove surplus nodes."""
 
     left: int
-    """The number of nodes left afterwards; more than wanted when some cannot be removed yet."""
+    """The number of nodes left afterwards; more than wanted if some cannot be removed yet."""
     names: tuple[str, ...] = ()
     """The nodes to remove."""
     drain: tuple[str, ...] = ()
-    """The nodes that must leave first: those to remove, or members that block the removal."""
+    """The nodes to drain first: those to remove, and members that block the removal of others."""
     reason: str = ""
     blocked: str = ""
-    """Why no more can be removed now, in words."""
+    """Why no more nodes can be removed now; empty: all surplus nodes can."""
 
 
 def target_of(job: JobSummary, size: int) -> int:
-    """The number of nodes that the scheduler should provide. Until a size is requested, the current size is kept within
-    the bounds."""
+    """The number of nodes that the scheduler should provide: the desired size, or the current ``size`` as long as no
+    size has been requested, both within the bounds."""
     lowest, highest = -(-job.minimum // job.unit) * job.unit, job.maximum // job.unit * job.unit
     if not job.asked:
         return min(max(size, lowest), highest)
@@ -74,7 +75,8 @@ def target_of(job: JobSummary, size: int) -> int:
 
 
 def release_plan(job: JobSummary, size: int, indexed: bool) -> RemovalPlan | None:
-    """The part of ``size`` that can be given back now; None: there is no surplus, or the world has to change first."""
+    """How to reduce ``size`` to the target. ``indexed``: whether the scheduler removes the highest indexes. None: there
+    is no surplus, or the world has to change first."""
     target = target_of(job, size)
     members = [node for node in job.nodes if node.member]
     if size <= target or not job.running or len(members) > target:
@@ -85,7 +87,7 @@ def release_plan(job: JobSummary, size: int, indexed: bool) -> RemovalPlan | Non
     others = [node for node in job.nodes if not node.member]
     to_come = max(0, size - len(job.nodes))
     surplus = size - target
-    # Newest first. The Master's node is last, since its removal requires a new election.
+    # Cordoned nodes first, then the newest; the Master's node last, because its removal requires an election.
     order = sorted(
         enumerate(others), key=lambda pair: (pair[1].is_master, not pair[1].cordoned, -pair[1].index, -pair[0])
     )
@@ -94,11 +96,12 @@ def release_plan(job: JobSummary, size: int, indexed: bool) -> RemovalPlan | Non
 
 
 def _by_index(job: JobSummary, size: int, target: int, reason: str) -> RemovalPlan | None:
-    """The scheduler removes the nodes with the highest indexes, so none of these may be a member."""
+    """The plan for a scheduler that removes the nodes with the highest indexes, so that none of these may be a
+    member."""
     unknown = [node.name for node in job.nodes if node.index < 0]
     if unknown:
         return RemovalPlan(
-            size, blocked=f"the index of {', '.join(unknown)} is unknown (--node-index): no node is given back"
+            size, blocked=f"the index of {', '.join(unknown)} is unknown (--node-index): no node can be removed"
         )
     left = max([target, *(node.index + 1 for node in job.nodes if node.member)])
     going = tuple(node.name for node in job.nodes if node.index >= left)

@@ -1,9 +1,8 @@
 """``--scheduler=process``: nodes are launchers on the Master's host.
 
 Each launcher that it starts has its own session, so that it outlives the launcher that started it. A file in the job's
-runtime folder, with its pid and start time, lets the next Master on this host find it; because of the start time
-another process with the same pid is never mistaken for it. Launchers that were started by hand are counted as well, but
-never signalled.
+runtime folder, with pid and start time, lets the next Master on this host find it; the start time tells it from another
+process with the same pid. Launchers that a user started are counted as well, but never signalled.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from edl.schedulers.port import Observation, SchedulerSize, Sized
 WATCH_S = 0.5
 """Seconds between two checks of the processes."""
 BY_THEMSELVES_S = 10.0
-"""Seconds that launchers which were asked to leave may take before they get a SIGTERM."""
+"""Seconds that launchers which were ordered to leave may take before they get SIGTERM."""
 DEAD = "dead"
 """A start time that no process has."""
 EARLY_S = 30.0
-"""A launcher that fails within this many seconds after its start is reported."""
+"""A launcher that fails within this many seconds of its start is reported in the status."""
 
 
 def check(wanted: SchedulerChoice) -> None:
-    """Does nothing: there is nothing to check."""
+    """Does nothing: the kind has no settings."""
 
 
 def make(deps: SchedulerDeps) -> ProcessScheduler:
@@ -46,31 +45,32 @@ def make(deps: SchedulerDeps) -> ProcessScheduler:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running launcher, according to its file."""
+    """A launcher, according to its file."""
 
     path: Path
+    """The file."""
     node: str
     index: int
     pid: int
     since: str
-    """Its start time, in the kernel's ticks."""
+    """Its start time, see ``started_at``."""
     starting: bool = False
-    """``pid`` is that of the process that is about to start the launcher."""
+    """Whether ``pid`` is still that of the process that is about to start the launcher."""
 
     @property
     def alive(self) -> bool:
-        """Whether that same process is still running."""
+        """Whether the process is still running; another one with the same pid does not count."""
         return started_at(self.pid) == self.since
 
     def send(self, number: int) -> None:
-        """Signal the launcher, if that same process is still running."""
+        """Send a signal to the launcher, if it is still running."""
         if self.alive and not self.starting:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 def started_at(pid: int) -> str:
-    """A process's start time in ticks since boot; empty when it is not running."""
+    """A process's start time in clock ticks since boot; empty if it is not running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -91,7 +91,7 @@ class ProcessScheduler:
         self.name = f"processes on {socket.gethostname()}"
 
     async def current(self) -> SchedulerSize:
-        """The number of the job's launchers that run here."""
+        """The number of the job's launchers on this host."""
         return self._size()
 
     async def request(self, nodes: int, reason: str) -> None:
@@ -101,8 +101,8 @@ class ProcessScheduler:
             self._launch()
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Send SIGTERM to launchers that do not leave in time when asked, and to surplus ones that have not joined the
-        job yet."""
+        """Send SIGTERM to launchers in ``names`` that have not left after ``BY_THEMSELVES_S``, and to surplus ones that
+        have not joined the job yet."""
         deadline_s = self._deps.clock.now_s() + BY_THEMSELVES_S
         while self._deps.clock.now_s() < deadline_s:
             leaving = [one for one in self._started() if one.node in names]
@@ -113,7 +113,9 @@ class ProcessScheduler:
         yet_to_come = [one for one in self._started() if one.pid not in registered and one.node not in names]
         surplus = self._size().nodes - nodes
         for one in [one for one in self._started() if one.node in names]:
-            self._deps.log(f"{one.node} has not left by itself: SIGTERM to its launcher (process {one.pid})")
+            self._deps.log(
+                f"{one.node} has not left within {BY_THEMSELVES_S:g} s: sending SIGTERM to its launcher (pid {one.pid})"
+            )
             one.send(signal.SIGTERM)
             surplus -= 1
         for one in sorted(yet_to_come, key=lambda one: -one.index)[: max(0, surplus)]:
@@ -140,7 +142,7 @@ class ProcessScheduler:
         return SchedulerSize(len(pids), len(beside), self._failed)
 
     def _started(self) -> list[Started]:
-        """The running launchers; files of ended ones are removed."""
+        """The running launchers that have a file. Deletes the files of launchers that have ended."""
         found = []
         for path in sorted(self._deps.runtime_folder.glob("*.json")):
             one = _read(path)
@@ -151,7 +153,8 @@ class ProcessScheduler:
         return found
 
     def _launch(self) -> None:
-        """Start one launcher, with the lowest free number above those of the launchers started by hand."""
+        """Start one launcher with the lowest free index; as many low indexes as there are launchers without a file stay
+        unused. Raises ``SchedulerError``."""
         deps, ours = self._deps, self._started()
         by_hand = set(deps.beside()) - {one.pid for one in ours}
         index = next(n for n in range(len(by_hand), 1_000_000) if n not in {one.index for one in ours})
@@ -176,12 +179,12 @@ class ProcessScheduler:
             with contextlib.suppress(OSError):
                 path.unlink()
             raise SchedulerError(f"cannot start a launcher on this host: {error}", retry=True) from error
-        # This launcher has to reap it. asyncio would, but it kills its child processes when it ends.
+        # A thread reaps it, because asyncio would kill its child processes when the event loop ends.
         threading.Thread(target=self._reap, args=(process, node, log), daemon=True).start()
 
     def _reserve(self, path: Path, node: str, index: int) -> None:
-        """Reserve the name: an older Master that has not noticed its replacement may be starting it as well. Raises
-        ``SchedulerError``."""
+        """Reserve the name by creating its file: an older Master that does not know of its replacement may be starting
+        the same one. Raises ``SchedulerError`` if the file exists."""
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         _write(draft, Started(path, node, index, os.getpid(), started_at(os.getpid()), starting=True))
         try:
@@ -201,14 +204,14 @@ class ProcessScheduler:
 
 
 def _read(path: Path) -> Started | None:
-    """Parse a launcher's file; None: it has just been removed."""
+    """Parse a launcher's file; None: it has just been deleted. An invalid file gives a dead launcher."""
     try:
         fields = json.loads(path.read_text())
         node, since = str(fields["node"]), str(fields["since"])
         return Started(path, node, int(fields["index"]), int(fields["pid"]), since, bool(fields["starting"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError):  # not a file of ours
+    except (OSError, ValueError, TypeError, KeyError):  # edl did not write it
         return Started(path, "", -1, -1, DEAD)
 
 

@@ -1,13 +1,14 @@
-"""Decides what the Master asks of a scheduler, and how it reacts to the scheduler's reports. Pure.
+"""Decides what to ask of a scheduler, and which requests to make of the Master because of the scheduler's reports.
+Pure.
 
-Level-triggered: each step compares what the job wants with what the scheduler intends to provide, and takes the next
-single step between them. Nothing is planned ahead, so a new Master begins with a query and reaches the same decisions.
-At most one call to the scheduler and one request to the Master are under way at a time. While the scheduler does not
-answer, the job continues with the nodes it has.
+Level-triggered: each step compares what the job wants with what the scheduler intends to provide, and takes one step
+towards it. Nothing is planned ahead, so a new Master begins with a query and reaches the same decisions. At most one
+call to the scheduler and one request to the Master are in progress at a time. While the scheduler does not answer, the
+job continues with the nodes that it has.
 
-With ``SizeOwner.MASTER`` the scheduler is asked for additional nodes at once, and nodes are given back only when they
-are no longer members of the running world and have been ordered to leave (a drain). With ``SizeOwner.EXTERNAL`` the
-scheduler's size is reported to the Master as a fact. Doomed nodes are drained in both cases.
+With ``SizeOwner.MASTER`` the scheduler is asked for additional nodes at once, and nodes are released only when they are
+no longer members of the running world and have been ordered to leave (a drain). With ``SizeOwner.EXTERNAL`` the
+scheduler's size is reported to the Master, which follows it. Doomed nodes are drained in both cases.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ LOOK_S = 10.0
 """Seconds between two queries of the scheduler, in addition to its own reports."""
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
-"""Seconds between two tries after a temporary error; doubled from the first to the last."""
+"""Bounds of the pause in seconds after a transient error; it doubles each time."""
 REFUSED_S = 60.0
-"""Pause in seconds after a permanent error: it may have been fixed."""
+"""Pause in seconds after a permanent error, which somebody may have fixed by then."""
 UNHEARD_S = 5.0
-"""Pause in seconds after a request that the Master could not accept: the store may be unreachable."""
+"""Pause in seconds after a request that the Master could not accept, because the store may be unreachable."""
 DOOMED_AGAIN_S = 10.0
-"""Pause in seconds after the Master refused to drain doomed nodes: replacements may have joined."""
+"""Pause in seconds after the Master refused to drain doomed nodes; replacements may have joined by then."""
 SAME_AGAIN_S = 1.0
 MOST_SAME_S = 60.0
-"""Seconds between two identical calls when the first had no effect; doubled each time."""
+"""Bounds of the pause in seconds before a call is repeated that had no effect; it doubles each time."""
 END_RETRY_S = 0.5
 END_TRIES = 4
-"""When the job has ended, the Master stays for a few seconds only."""
+"""Pause and number of attempts once the job has ended, because the Master stays only for a few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Properties of the scheduler; see ``port.Scheduler``."""
+    """Properties of the scheduler, as in ``port.Scheduler``, and who owns the size."""
 
     name: str
     owner: SizeOwner
@@ -64,14 +65,15 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class CallSucceeded:
-    """The call under way has succeeded; ``size`` is the result of a query."""
+    """The call in progress has succeeded. ``size``: the result of ``Current``; None for other calls."""
 
     size: SchedulerSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """The call under way has failed. It may have been executed nevertheless."""
+    """The call in progress has failed; the scheduler may have executed it nevertheless. ``retry``: whether the error is
+    transient."""
 
     text: str
     retry: bool
@@ -79,21 +81,21 @@ class CallFailed:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The Master's answer to the request under way."""
+    """The Master's answer to the request in progress."""
 
     granted: Granted
 
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The Master could not accept the request under way, or did not answer."""
+    """The Master could not process the request in progress, or did not answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The scheduler reported something by itself."""
+    """The scheduler's watch has reported something."""
 
     observation: Observation
 
@@ -106,13 +108,13 @@ Event = Looked | CallSucceeded | CallFailed | Replied | Unheard | Observed | Tic
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Query the size that the scheduler intends to provide. ``CallSucceeded`` or ``CallFailed`` follows, as for the
-    next two."""
+    """Query the size that the scheduler intends to provide. ``CallSucceeded`` or ``CallFailed`` follows, as after
+    ``Ask`` and ``ReleaseNodes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the scheduler for that many nodes."""
+    """Ask the scheduler to provide ``nodes`` nodes."""
 
     nodes: int
     reason: str
@@ -120,7 +122,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseNodes:
-    """Give these nodes back, so that ``nodes`` are left."""
+    """Ask the scheduler to remove these nodes, so that ``nodes`` are left."""
 
     names: tuple[str, ...]
     nodes: int
@@ -139,14 +141,14 @@ class TellMaster:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Set the reason why the size is not reached; empty: none."""
+    """Set the explanation in the status why the size is not reached; empty: none."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """Write a message to the log."""
+    """Write a line to the log."""
 
     text: str
 
@@ -161,44 +163,51 @@ Effect = Call | TellMaster | Explain | LogMessage | WakeAt | Finished
 
 @dataclass(frozen=True, slots=True)
 class ReconcileState:
-    """Everything that is known or under way."""
+    """Everything that decisions depend on."""
 
     about: About
     job: JobSummary | None = None
     size: SchedulerSize | None = None
     look_s: float = 0.0
-    """The latest time for the next query."""
+    """Time of the next query."""
     call: Call | None = None
+    """The call in progress."""
     request: ScaleRequest | None = None
+    """The request to the Master in progress."""
     errors: int = 0
     """Number of consecutive errors."""
     trouble: str = ""
-    """The last error; empty when the last call of its kind succeeded."""
+    """The last error; empty once a call of the same kind has succeeded."""
     trouble_of: Call | None = None
     """The call that caused it."""
     resume_s: float = 0.0
     """No call is made before this time."""
     last: Ask | ReleaseNodes | None = None
-    """The last request, its time, and how often it was repeated without effect."""
+    """The last call that changes the size."""
     last_s: float = 0.0
+    """Time of that call."""
     repeated: int = 0
+    """How often that call was repeated without effect."""
     doomed: tuple[Doomed, ...] = ()
     """Nodes whose drain has not been requested yet, or was refused."""
     doomed_s: float = 0.0
     """Their drain is not requested before this time."""
     urgent: bool = False
-    """Whether the request to the Master under way is about doomed nodes."""
+    """Whether the request in progress is about doomed nodes."""
     sent_away: frozenset[str] = frozenset()
-    """Nodes that were ordered to leave, until they have left."""
+    """Nodes that were ordered to leave and have not left yet."""
     surplus: frozenset[str] = frozenset()
-    """The surplus ones among these, until they have been given back, even if they have left already."""
+    """Surplus nodes that were ordered to leave, until they have been released, even if they have left already."""
     reported: tuple[int, int, int] | None = None
-    """Size and bounds when the size was last sent to the Master."""
+    """Size and bounds when the size was last reported to the Master."""
     hush_s: float = 0.0
-    """The Master has refused a request: none is submitted before this time, except for doomed nodes."""
+    """After a refusal no request is submitted before this time, except for doomed nodes."""
     refusal: str = ""
+    """The last logged refusal of the Master."""
     explained: str = ""
+    """The current explanation in the status."""
     finished: bool = False
+    """Whether nothing is left to do for this job."""
 
 
 Decision = machine.Decision[ReconcileState, Effect]
@@ -213,7 +222,7 @@ def step(state: ReconcileState, event: Event, now_s: float) -> Decision:
 
 
 class _Turn:
-    """One step under way."""
+    """One step in progress: the changing state, and the effects collected so far."""
 
     def __init__(self, state: ReconcileState, now_s: float) -> None:
         self.state = state
@@ -227,7 +236,7 @@ class _Turn:
     def _note(self, text: str) -> None:
         self.effects.append(LogMessage(text))
 
-    # --- what has happened -----------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
         match event:
@@ -252,13 +261,13 @@ class _Turn:
     def _looked(self, job: JobSummary) -> None:
         there = {node.name for node in job.nodes}
         if job.ended and not self._ended:
-            self._set(resume_s=0.0, errors=0)  # there is no time left to wait after an earlier error
+            self._set(resume_s=0.0, errors=0)  # no time is left for the pause after an earlier error
         self._set(job=job, sent_away=self.state.sent_away & there)
 
     def _answered(self, size: SchedulerSize | None) -> None:
         call, of = self.state.call, self.state.trouble_of
         self._set(call=None, resume_s=0.0)
-        if isinstance(of, Current) == isinstance(call, Current):  # reading may work where changing does not
+        if isinstance(of, Current) == isinstance(call, Current):  # a query may succeed although changes fail
             self._recovered()
         if size is not None:
             self._sized(size)
@@ -280,7 +289,7 @@ class _Turn:
             self._set(finished=not retry or errors >= END_TRIES)
         if not self.state.trouble or (errors > 1 and text != self.state.trouble and not retry):
             again = "retrying" if retry else f"retrying every {REFUSED_S:g} s"
-            self._note(f"{text} ({again}; the job continues with its nodes)")
+            self._note(f"{text} ({again}; the job continues with the nodes that it has)")
         self._set(call=None, errors=errors, trouble=text, trouble_of=self.state.call)
         self._set(resume_s=self._now_s + pause_s)
 
@@ -302,7 +311,7 @@ class _Turn:
             self._set(reported=self._with_bounds(request.nodes) if current else None)
         if done:
             self._set(refusal="")
-        elif granted.verdict is Verdict.UNKNOWN:  # one of the nodes has left meanwhile; the others still have to leave
+        elif granted.verdict is Verdict.UNKNOWN:  # one of the nodes has just left; the others must still be drained
             self._set(doomed_s=self._now_s + FIRST_RETRY_S)
         elif self.state.urgent:
             self._refused(granted.text)
@@ -320,7 +329,7 @@ class _Turn:
             self._note(f"{self.state.about.name}: {text}")
             self._set(refusal=text)
 
-    # --- what is to be done ----------------------------------------------------------------------------------------
+    # --- decisions ---------------------------------------------------------------------------------------------------
 
     @property
     def _ended(self) -> bool:
@@ -351,7 +360,7 @@ class _Turn:
         self._sleep()
 
     def _plan(self, job: JobSummary) -> RemovalPlan | None:
-        """How to remove surplus nodes; None when there are none, or not now."""
+        """How to remove surplus nodes; None if there are none, or none can be removed now."""
         state = self.state
         if state.about.owner is not SizeOwner.MASTER or state.size is None or job.ended or job.suspended:
             return None
@@ -374,8 +383,8 @@ class _Turn:
         return Drain(tuple(away), name, plan.reason, mode=DrainMode.TRY)
 
     def _doomed(self, job: JobSummary) -> Drain | None:
-        """The drain of all doomed nodes at one step boundary. Nodes that no longer exist are forgotten: a later node
-        with the same name is a different one."""
+        """A drain of all doomed nodes, at one step boundary; None: none, or not now. Doomed nodes that no longer exist
+        are forgotten, because a later node with the same name is a different one."""
         found: dict[str, Doomed] = {}
         for one in self.state.doomed:
             found |= {node.name: one for node in job.nodes if node.is_called(one.node)}
@@ -388,9 +397,9 @@ class _Turn:
         return Drain(tuple(names), self.state.about.name, reason, min(leads, default=0.0), DrainMode.TRY)
 
     def _resize(self, job: JobSummary) -> Resize | None:
-        """The scheduler's size as a request, if the Master does not know it."""
+        """A request that reports the scheduler's size, if the Master does not know it."""
         if self.state.size is None or self.state.size.nodes < 1:
-            return None  # the nodes are being removed anyway
+            return None  # with a size of 0 the nodes are removed anyway
         nodes = self.state.size.nodes
         if self.state.reported == self._with_bounds(nodes) or (self.state.reported is None and nodes == job.desired):
             return None
@@ -429,13 +438,13 @@ class _Turn:
             self.reason = f"{', '.join(plan.names)} must leave first"
             return None
         self.reason = f"{size.nodes - plan.left} nodes too many"
-        # Nodes that have already left are named as well: a scheduler may not notice that by itself.
+        # Nodes that have already left are named as well, because a scheduler may not notice that by itself.
         gone = self.state.surplus - {node.name for node in job.nodes}
         return self._paced(ReleaseNodes((*plan.names, *sorted(gone)), plan.left, plan.reason))
 
     def _paced(self, call: Ask | ReleaseNodes) -> Call | None:
-        """Limit repetitions of the same call: it may take time to have an effect, or others may be changing the
-        size."""
+        """Return the call, or None if it is too early to repeat the same one: it may take time to have an effect, or
+        others may be changing the size."""
         last, waited_s = self.state.last, self._now_s - self.state.last_s
         same = last is not None and type(last) is type(call) and last.nodes == call.nodes
         if same and waited_s < 2 * MOST_SAME_S:
@@ -449,7 +458,7 @@ class _Turn:
                 self._note(f"asking {name} for {call.nodes} nodes: {call.reason}")
             else:
                 who = f" ({', '.join(call.names)})" if call.names else ""
-                self._note(f"giving nodes back to {name}{who}, {call.nodes} are left: {call.reason}")
+                self._note(f"releasing nodes of {name}{who}; {call.nodes} will be left: {call.reason}")
         self._set(last=call, last_s=self._now_s)
         return call
 
@@ -465,13 +474,13 @@ class _Turn:
         elif plan is not None and plan.blocked:
             text = f"{name}: {plan.blocked}"
         elif size is not None and not job.suspended and size.nodes > there and job.desired > there:
-            text = f"{name}: {there} of {size.nodes} nodes have come" + (f" ({size.detail})" if size.detail else "")
+            text = f"{name}: {there} of {size.nodes} nodes have joined" + (f" ({size.detail})" if size.detail else "")
         if text != self.state.explained:
             self._set(explained=text)
             self.effects.append(Explain(text))
 
     def _sleep(self) -> None:
-        """Schedule a wake-up for deadlines that no other event covers."""
+        """Request a tick at the next deadline."""
         state = self.state
         times = []
         if state.call is None:

@@ -1,4 +1,4 @@
-"""Runs the reconciler beside the elected Master: feeds it the state of the job and the scheduler, and executes its
+"""Runs the reconciler beside the elected Master: passes it the state of job and scheduler, and executes its
 decisions."""
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from edl.wire.scale_requests import ScaleRequest
 from edl.wire.status import JobStatus
 
 CALL_LIMIT_S = 120.0
-"""A safety limit in seconds, above the time limits of the adapters."""
+"""Safety limit in seconds on a call of an adapter, above the adapters' own timeouts."""
 REQUEST_LIMIT_S = 30.0
-"""Time limit in seconds; the store may be unreachable."""
+"""Seconds to wait for the Master's answer, which needs the store."""
 WATCH_AGAIN_S = 60.0
-"""Pause in seconds after a watch that failed permanently."""
+"""Pause in seconds after a permanent failure of a watch."""
 WATCH_RETRY_S = 5.0
-"""Pause in seconds after a watch that failed temporarily."""
+"""Pause in seconds after a transient failure of a watch."""
 MOST_REASON = 200
-"""Characters of a reason: it may become an argument of a program."""
+"""Limit on the characters of a reason, which may become an argument of a program."""
 CLOSE_LIMIT_S = 2.0
+"""Seconds that closing an adapter may take."""
 
 
 class Reconciler:
@@ -85,7 +86,7 @@ class Reconciler:
                     case rc.ReleaseNodes(names, nodes, reason):
                         self._background.begin(self._call(scheduler.release(names, nodes, reason)))
                     case rc.TellMaster(request):
-                        self._background.begin(self._tell(request))
+                        self._background.begin(self._submit(request))
                     case rc.Explain(text):
                         self._master.explain(text)
                     case rc.LogMessage(text):
@@ -100,7 +101,7 @@ class Reconciler:
         return await scheduler.current()
 
     async def _call(self, work: Awaitable[SchedulerSize | None]) -> None:
-        """Await a call and report its outcome to the machine in all cases."""
+        """Await a call of the adapter, and report its outcome to the machine in any case."""
         try:
             self._events.put_nowait(rc.CallSucceeded(await asyncio.wait_for(work, CALL_LIMIT_S)))
         except SchedulerError as error:
@@ -110,17 +111,18 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001 - top of a task: a bug in an adapter must not block the machine
             self._events.put_nowait(rc.CallFailed(f"the scheduler's adapter: {type(error).__name__}: {error}", False))
 
-    async def _tell(self, request: ScaleRequest) -> None:
+    async def _submit(self, request: ScaleRequest) -> None:
+        """Submit a request to the Master, and report its answer to the machine."""
         try:
             granted = await asyncio.wait_for(self._master.submit(request), REQUEST_LIMIT_S)
         except FencedOut:
-            return  # another Master has been elected, and this task ends
+            return  # another Master has been elected, which ends this reconciler
         except asyncio.TimeoutError:
-            self._unheard(f"the Master has not answered for {REQUEST_LIMIT_S:g} s: its store may be unreachable")
+            self._unheard(f"the Master has not answered for {REQUEST_LIMIT_S:g} s: the store may be unreachable")
         except Exception as error:  # noqa: BLE001 - as in _call
             self._unheard(f"the Master could not accept the request: {type(error).__name__}: {error}")
         else:
-            self._show()  # first: a node may have become a member before the request was processed
+            self._show()  # before the answer: a node may have become a member before the request was processed
             self._events.put_nowait(rc.Replied(granted))
 
     def _unheard(self, text: str) -> None:
@@ -128,12 +130,13 @@ class Reconciler:
         self._events.put_nowait(rc.Unheard(text))
 
     async def _look_at_job(self) -> None:
-        with contextlib.suppress(FencedOut):  # another Master has been elected, and this task ends
+        with contextlib.suppress(FencedOut):  # another Master has been elected, which ends this reconciler
             while True:
                 await self._master.changed()
                 self._show()
 
     def _show(self) -> None:
+        """Report the state of the job to the machine, if it has changed."""
         job = job_of(self._master.status())
         if job != self._shown:
             self._shown = job

@@ -1,11 +1,11 @@
-"""Nodes as Slurm jobs: one batch job per elastic node, submitted to grow and cancelled to shrink.
+"""Slurm as a scheduler: one batch job per node, submitted to grow and cancelled to shrink.
 
-A single Slurm job with many nodes cannot grow reliably, so each node is a job by itself; they share a name. The script
-of a node runs its launcher as a *step* (``srun``): on preemption Slurm signals steps at once, but the batch shell only
-when the grace time is over. A node is named after its job's number, ``slurm-<number>`` (``node_name``).
+A single Slurm job with many nodes cannot grow reliably, so each node is a job of its own; all have the same name. The
+script of a node runs its launcher as a job step (``srun``): on preemption Slurm signals steps at once, but the batch
+shell only after the grace time. A node is named after its job's id, ``slurm-<id>`` (``node_name``).
 
-Jobs that the Master submits are not requeued: a preempted job has ended, and the Master, which then has one too few,
-submits another one, which waits in the queue until there is room.
+Jobs that the Master submits are not requeued: a preempted job has ended, and the Master submits another one, which
+waits in the queue until resources are free.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ PROGRAMS = ("sbatch", "squeue", "scancel")
 TIMEOUT_S = 30.0
 POLL_S = 2.0
 PREFIX = "slurm-"
-"""Prefix of a node's name; the number of its job follows."""
+"""Prefix of a node's name; its job's id follows."""
 MARK = "edl: "
-"""Prefix of the comment of jobs that a Master has submitted: only these are ever cancelled while they run."""
+"""Prefix of the comment of jobs that a Master has submitted. Only these are ever cancelled while they run."""
 SRUN = "srun --nodes=1 --ntasks=1 --cpu-bind=none --unbuffered"
-"""One task that may use all that the job has; a CPU count of its own would confine it to one processor."""
+"""Starts one task that may use all resources of the job. No number of CPUs is given, which would confine it to one."""
 _COMING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 _THERE = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
-_PASSING = (
+_TRANSIENT = (
     *("contact", "timed out", "connection", "temporarily", "try again", "not responding", "communication", "socket"),
     *("submit limit", "too many", "job count"),
 )
-"""Words in the output of Slurm's programs that indicate temporary errors. A request above a limit may succeed when
+"""Words in the output of Slurm's programs that indicate a transient error. A submission above a limit may succeed once
 other jobs have ended."""
 _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
 _OF_ITS_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
@@ -65,7 +65,7 @@ def make(deps: SchedulerDeps) -> Slurm:
 
 
 def node_name(environment: Mapping[str, str]) -> str:
-    """The node name of a launcher that is the only task of its Slurm job; empty: it is in no job, or not the only
+    """The node name of a launcher that is the only task of its Slurm job; empty: it is not in a job, or not the only
     task."""
     alone = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")) == "1"
     number = environment.get("SLURM_JOB_ID", "")
@@ -74,14 +74,16 @@ def node_name(environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """One Slurm job that is a node or will be one."""
+    """A Slurm job that is a node or will be one."""
 
     name: str
-    """As ``scancel`` expects it: a number, or ``7_3`` for a task of an array."""
+    """Its id as ``scancel`` expects it: ``17``, or ``7_3`` for a task of an array."""
     number: int
+    """Its numeric id, which an array's task has as well."""
     state: str
+    """Slurm's state, such as ``PENDING``."""
     why: str
-    """Why it is waiting, in Slurm's words."""
+    """Why it is pending, in Slurm's words."""
     ours: bool
     """Whether a Master has submitted it."""
 
@@ -97,7 +99,7 @@ class Queued:
 
 
 class Slurm:
-    """Implements ``Scheduler`` with Slurm's command-line programs."""
+    """Implements ``port.Scheduler`` with Slurm's command-line programs."""
 
     indexed = False
     ask_none_at_end = True
@@ -118,24 +120,24 @@ class Slurm:
         return _size(await self._queue())
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Submit as many jobs as are missing. Raises ``SchedulerError``."""
+        """Submit one job for each missing node. Raises ``SchedulerError``."""
         for _ in range(nodes - len(await self._queue())):
             number = await self._submit(reason)
-            self._deps.log(f"slurm: submitted job {number} for one more node ({reason})")
+            self._deps.log(f"slurm: submitted job {number} for an additional node ({reason})")
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Cancel jobs that are waiting for a host; running ones leave by themselves, as ordered. Raises
-        ``SchedulerError``."""
+        """Cancel surplus jobs that wait for a host; nodes that run leave by themselves, as ordered. With ``nodes`` 0
+        also cancel the Master's other running jobs. Raises ``SchedulerError``."""
         queue = await self._queue()
         named = [one for one in queue if f"{PREFIX}{one.number}" in names]
         others = [one for one in queue if one not in named]
         waiting = sorted((one for one in others if not one.there), key=lambda one: -one.number)
         going = [one for one in named if not one.there] + waiting[: max(0, len(others) - nodes)]
-        # A launcher that is just starting would not notice that the job has ended, and would start it again.
+        # A launcher that is just starting would not know that the job has ended, and would start a new one.
         late = [one for one in others if one.there and one.ours] if nodes == 0 else []
         tasks, jobs = ([one.name for one in going if one.of_array is of] for of in (True, False))
         if jobs:
-            # a job that has started meanwhile is spared: it may already be in the world
+            # Not a job that has just started: it may already be in the world.
             await self._call("scancel", "--state=PENDING", *jobs)
         if tasks:
             await self._call("scancel", *tasks)  # with --state Slurm would cancel all waiting tasks of the array
@@ -146,7 +148,8 @@ class Slurm:
             self._deps.log(f"slurm: cancelled {len(late)} jobs that had not joined the job yet ({reason})")
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Yields the size whenever it changes. Polls, since Slurm sends no notifications. Raises ``SchedulerError``."""
+        """Yields the size whenever it changes. Polls, because Slurm sends no notifications. Raises
+        ``SchedulerError``."""
         seen: SchedulerSize | None = None
         while True:
             try:
@@ -176,12 +179,12 @@ class Slurm:
         return int(number)
 
     def _output(self) -> str:
-        """The output option; ``%`` begins a placeholder of Slurm and is escaped."""
+        """The option for the log file. ``%`` in the folder's path is escaped, because it begins a placeholder."""
         self._deps.log_folder.mkdir(parents=True, exist_ok=True)
         return f"--output={str(self._deps.log_folder).replace('%', '%%')}/{PREFIX}%j.log"
 
     def _own_script(self) -> str:
-        """The batch script. The launcher names itself after its job's number."""
+        """The batch script. The launcher derives the node's name from the job id."""
         return f"#!/bin/sh\nexec {SRUN} {shlex.join(self._deps.launcher)}\n"
 
     async def _queue(self) -> list[Queued]:
@@ -193,12 +196,12 @@ class Slurm:
         try:
             return await call(command, self._timeout_s, environment=self._environment, written=written)
         except CommandFailed as error:
-            passing = any(word in error.said.lower() for word in _PASSING)
-            raise SchedulerError(str(error), retry=passing) from error
+            transient = any(word in error.said.lower() for word in _TRANSIENT)
+            raise SchedulerError(str(error), retry=transient) from error
 
 
 def queue_from(said: str) -> list[Queued]:
-    """Parse the output of ``squeue``, without jobs that have ended or are about to end."""
+    """Parse the output of ``squeue``; jobs that have ended or are ending are left out."""
     found = []
     for line in said.splitlines():
         name, number, state, why, comment = (*line.strip().split("|", 4), *[""] * 4)[:5]
@@ -216,8 +219,7 @@ def _size(queue: Sequence[Queued]) -> SchedulerSize:
 
 
 def _of_another_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that describe the Slurm job of this launcher, which are wrong for another
-    job."""
+    """The environment for another Slurm job: without variables that describe the one of this launcher."""
     left_out = _OF_ITS_DEVICES if "SLURM_JOB_ID" in environment else ()
     return {
         name: value

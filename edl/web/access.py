@@ -1,4 +1,4 @@
-"""Access control: tokens from files that may change, and a rate limit for each peer."""
+"""Access control of the HTTP interface: tokens, whose files are reread when they change, and a rate limit per peer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 TOKEN = re.compile(r"[\x21-\x7e]{8,1024}")
-"""The form of a token: visible ASCII, not too short."""
+"""The form of a token: 8 to 1024 visible ASCII characters."""
 MOST_BYTES = 64 * 1024
-"""Largest size of a file with tokens."""
+"""Limit on the size of a token file in bytes."""
 
 
 class Rights(enum.Enum):
@@ -23,6 +23,7 @@ class Rights(enum.Enum):
 
     FULL = "full"
     READ = "read"
+    """Only ``GET`` requests."""
 
 
 class TokenFile:
@@ -34,10 +35,10 @@ class TokenFile:
         self._digests: tuple[bytes, ...] = ()
 
     def read(self) -> bool:
-        """Read the file if it has changed; returns whether it had. Blocks.
+        """Read the file if it has changed since the last call; returns whether it had. Blocks on the file system.
 
-        Raises ``OSError``, or ``ValueError`` (which names a line, never a token); then the tokens read before stay
-        valid.
+        Raises ``OSError``, or ``ValueError``, which names the line but never the token. After an error the previous
+        tokens stay valid.
         """
         stat = os.stat(self.path)
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -80,8 +81,8 @@ class Tokens:
         self._said: dict[str, str] = {}
 
     def refresh(self) -> None:
-        """Read the files that have changed. Blocks. A file that cannot be read is reported once; its previous tokens
-        stay valid."""
+        """Reread the files that have changed. Blocks on the file system. A file that cannot be read is logged once; its
+        previous tokens stay valid."""
         for file in (one for one in (self._full, self._read) if one is not None):
             try:
                 first = file.path not in self._said
@@ -95,7 +96,7 @@ class Tokens:
                 self._said[file.path] = text
 
     def rights(self, authorization: str) -> Rights | None:
-        """The rights of the sender of this header; None: it carries no valid token."""
+        """The rights that an ``Authorization`` header gives; None: it has no valid token."""
         scheme, _, token = authorization.partition(" ")
         digest = _digest(token.strip())
         full = self._full.has(digest) if self._full is not None else _among(digest, (_digest(self._job_token()),))
@@ -108,8 +109,7 @@ class Tokens:
 
 
 def _digest(token: str) -> bytes:
-    """Tokens are compared by digests of equal length, so that the duration of a comparison reveals nothing about a
-    token."""
+    """SHA-256 of a token. Comparing digests, which have equal length, reveals nothing about a token by its duration."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -121,14 +121,15 @@ def _among(digest: bytes, known: tuple[bytes, ...]) -> bool:
 
 
 class RateLimit:
-    """A token bucket for each peer. Only the peers that sent the latest requests are remembered, up to a limit."""
+    """A token bucket per peer: ``rate`` requests per second, ``burst`` at once. The ``peers`` most recent peers are
+    remembered."""
 
     def __init__(self, rate: float, burst: float, peers: int) -> None:
         self._rate, self._burst, self._peers = rate, burst, peers
         self._buckets: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
 
     def admits(self, peer: str, now_s: float) -> bool:
-        """Count a request of this peer; returns whether it is within the peer's rate."""
+        """Count a request of this peer; returns whether the rate limit admits it."""
         left, then_s = self._buckets.pop(peer, (self._burst, now_s))
         left = min(self._burst, left + (now_s - then_s) * self._rate)
         admitted = left >= 1.0
@@ -142,8 +143,8 @@ class RateLimit:
 
 
 def peer_of(host: str) -> str:
-    """The address under which a peer is counted: an IPv4 address, or an IPv6 network, because one host may have all
-    addresses of it."""
+    """The address under which a peer is counted: its IPv4 address, or its IPv6 /64 network, because one host may use
+    every address in that."""
     if ":" not in host:
         return host
     try:

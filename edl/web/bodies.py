@@ -1,6 +1,6 @@
-"""Request bodies: their types, which are also their schemas, and the scale requests made from them. Pure.
+"""Request bodies: their types, which also define their schemas, and the requests to the Master made from them. Pure.
 
-An invalid body is a ``Refusal`` that names the field and the value.
+An invalid body raises a ``Refusal`` that names the field and the value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds,
 from edl.wire.status import JobStatus
 
 MOST_SHOWN = 500
-"""Characters of a reason or a requester that are kept."""
+"""Limit on the characters of a reason or a requester."""
 NAME = r"^[A-Za-z0-9._-]{1,128}\Z"
 """Pattern of the names of jobs and nodes."""
 MOST_NODES = 2**31 - 1
@@ -36,14 +36,14 @@ SeenRevision = Annotated[
 
 
 class AskBody(Struct, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """The requester and the reason, which every body may contain."""
+    """Base of all bodies: the requester and the reason."""
 
     reason: Annotated[str, Meta(max_length=2000, description="The reason, recorded in the history.")] = ""
     requester: Annotated[str, Meta(max_length=200, description="Name of the requester, for people.")] = ""
 
 
 class ScaleBodyMetadata(Struct, rename="camel"):
-    """Metadata of a Scale. Other fields are ignored."""
+    """Metadata of a Scale. Unknown fields are ignored."""
 
     name: Annotated[str, Meta(max_length=253)] | UnsetType = UNSET
     resource_version: SeenRevision = ""
@@ -56,7 +56,7 @@ class ScaleBodySpec(Struct, forbid_unknown_fields=True):
 
 
 class ScalePatchBody(AskBody, kw_only=True):
-    """The part of a Scale that is to change."""
+    """A partial Scale, with the fields to change."""
 
     kind: Literal["Scale"] = "Scale"
     api_version: Literal["autoscaling/v1"] = "autoscaling/v1"
@@ -67,7 +67,7 @@ class ScalePatchBody(AskBody, kw_only=True):
         str,
         Meta(
             max_length=200,
-            description="Of several requests with the same key only the first counts; the others get its answer.",
+            description="Of several requests with the same key only the first is handled; the others get its answer.",
         ),
     ] = ""
 
@@ -163,8 +163,8 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _with_whole_numbers(data: bytes) -> bytes:
-    """JSON with ``2.0`` written as ``2``: JSON Schema accepts both as an integer, msgspec only the second. Raises
-    ``ValueError`` for invalid JSON."""
+    """The same JSON with whole numbers as integers (``2.0`` becomes ``2``): JSON Schema accepts both as an integer,
+    msgspec only the latter. Raises ``ValueError`` for invalid JSON."""
     return msgspec.json.encode(json.loads(data, parse_float=_number, parse_constant=_no_constant))
 
 
@@ -178,15 +178,15 @@ def _no_constant(name: str) -> None:
 
 
 def put_scale(body: ScaleBody, status: JobStatus, by: str) -> Resize:
-    """The request in a complete Scale. Kubernetes omits ``replicas`` if it is 0; the Master answers what to do instead.
-    Raises ``Refusal`` (422) if it names another job."""
+    """The request in a complete Scale. Kubernetes omits ``replicas`` if it is 0, which the Master refuses with advice.
+    Raises ``Refusal`` (422) if the Scale names another job."""
     _same_job(body, status.job)
     return _resize(body, 0 if body.spec.replicas is UNSET else body.spec.replicas, by)
 
 
 def patch_scale(body: ScalePatchBody, status: JobStatus, by: str) -> Resize | None:
-    """The request in a part of a Scale; None: it changes nothing. Raises ``Refusal``: 422 if it names another job, 409
-    if it changes nothing and names an older version."""
+    """The request in a partial Scale; None: it has no ``replicas``. Raises ``Refusal``: 422 if it names another job,
+    409 if it has no ``replicas`` and an outdated version."""
     _same_job(body, status.job)
     if body.spec.replicas is UNSET:
         seen = _revision(body.metadata.resource_version)
@@ -215,12 +215,12 @@ def _same_job(body: ScalePatchBody, job: str) -> None:
 
 
 def bounds(body: BoundsBody, by: str) -> SetBounds:
-    """The request for other limits of the size."""
+    """The request to change the minimum and maximum number of nodes."""
     return SetBounds(body.minimum, body.maximum, asker(body, by), words(body.reason), _revision(body.resource_version))
 
 
 def drain(body: DrainBody, by: str) -> Drain:
-    """The request to drain nodes, each of them once."""
+    """The request to drain nodes, without duplicates."""
     nodes = tuple(dict.fromkeys(body.nodes))
     return Drain(nodes, asker(body, by), words(body.reason), body.deadline_seconds, body.checkpoint)
 
@@ -236,8 +236,8 @@ def suspend(body: AskBody, by: str, *, suspended: bool) -> Suspend:
 
 
 def switch(body: AskBody, purpose: Purpose, by: str) -> Asked:
-    """The request for a checkpoint, or for the end of the job. A switch has no field for the reason, so it is part of
-    the requester."""
+    """The request for a checkpoint or for the end of the job. ``Asked`` has no field for the reason, so the reason is
+    appended to the requester."""
     return Asked(purpose, _asker_and_reason(body, by))
 
 
@@ -248,14 +248,13 @@ def add_data(body: DataBody, dataset: str, by: str) -> Asked:
 
 
 def asker(body: AskBody, by: str) -> str:
-    """The requester: the name in the body, and where the request came from."""
+    """The requester for the history: the name in the body, if any, and ``by``, the origin of the request."""
     name = words(body.requester)
     return f"{name} ({by})" if name else by
 
 
 def words(text: str) -> str:
-    """A client's text as it is recorded in the history: one line, no control characters, at most ``MOST_SHOWN``
-    characters."""
+    """A client's text for the history: one line without control characters, cut to ``MOST_SHOWN`` characters."""
     return one_line(text)[:MOST_SHOWN]
 
 
@@ -265,5 +264,5 @@ def _asker_and_reason(body: AskBody, by: str) -> str:
 
 
 def _revision(text: str) -> int:
-    """The version as a number; 0: any."""
+    """``resourceVersion`` as a number; 0 for an empty one, which means any version."""
     return int(text or 0)

@@ -1,8 +1,7 @@
-"""The conditions of a job, as Kubernetes uses the term. Pure.
+"""The conditions of a job, in the sense of Kubernetes. Pure.
 
-Whether a condition holds comes from the status. The time since when comes from the history, which is in the store, so
-the next Master gives the same answer. If the history does not reach back far enough, the time of its oldest entry is
-used.
+The status says whether a condition holds. Since when it does is derived from the history, which is in the store, so the
+next Master gives the same answer. If the history does not reach back far enough, the time of its oldest entry is used.
 """
 
 from __future__ import annotations
@@ -20,32 +19,34 @@ class Condition:
     """One condition of the job: whether it holds, why, and since when."""
 
     kind: str
+    """One of ``TYPES``."""
     holds: bool
     reason: str
-    """One CamelCase word, for programs."""
+    """One word in CamelCase, for programs."""
     message: str
     since_s: float
-    """Seconds since 1970 by the wall clock of a Master's host; 0 if no history is left."""
+    """Time of the last transition, in seconds since the Unix epoch by the clock of a Master's host; 0 if there is no
+    history."""
 
 
-Shift = Callable[[HistoryEntry], "bool | None"]
-"""The value of a condition after a history entry; None: the entry does not change it."""
+Transition = Callable[[HistoryEntry], "bool | None"]
+"""A function from a history entry to the value of a condition after it; None: the entry does not change it."""
 
 
 def conditions(status: JobStatus, history: Sequence[HistoryEntry]) -> tuple[Condition, ...]:
     """All conditions of the job, in the order of ``TYPES``."""
     found = []
-    for kind, judge, shift in _JUDGES:
-        holds, reason, message = judge(status)
-        found.append(Condition(kind, holds, reason, message, _since(holds, shift, history)))
+    for kind, evaluate, transition in _RULES:
+        holds, reason, message = evaluate(status)
+        found.append(Condition(kind, holds, reason, message, _since(holds, transition, history)))
     return tuple(found)
 
 
-def _since(holds: bool, shift: Shift, history: Sequence[HistoryEntry]) -> float:
-    """The time of the last change to this value, as far as the history tells."""
+def _since(holds: bool, transition: Transition, history: Sequence[HistoryEntry]) -> float:
+    """The time of the last change to the value ``holds``, as far as the history tells."""
     state, since_s = None, history[0].at_s if history else 0.0
     for entry in history:
-        new = shift(entry)
+        new = transition(entry)
         if new is not None and new != state:
             if state is not None or new == holds:
                 since_s = entry.at_s
@@ -55,10 +56,11 @@ def _since(holds: bool, shift: Shift, history: Sequence[HistoryEntry]) -> float:
     return since_s
 
 
-Judgement = tuple[bool, str, str]
+Evaluation = tuple[bool, str, str]
+"""Whether a condition holds, its reason, and its message."""
 
 
-def _available(status: JobStatus) -> Judgement:
+def _available(status: JobStatus) -> Evaluation:
     if status.phase == "running" and status.world_size:
         return True, "WorldRunning", f"{status.world_size} workers on {_nodes(status)} nodes"
     if status.phase == "ended":
@@ -68,7 +70,7 @@ def _available(status: JobStatus) -> Judgement:
     return False, "NoWorld", status.reason
 
 
-def _progressing(status: JobStatus) -> Judgement:
+def _progressing(status: JobStatus) -> Evaluation:
     scale = status.scale
     if status.phase == "ended":
         return False, "Ended", status.reason
@@ -83,14 +85,14 @@ def _progressing(status: JobStatus) -> Judgement:
     return False, "AsRequested", "the world has the requested size"
 
 
-def _suspended(status: JobStatus) -> Judgement:
+def _suspended(status: JobStatus) -> Evaluation:
     scale = status.scale
     if scale.suspended:
         return True, "Suspended", scale.reason or "requested"
     return False, "NotSuspended", ""
 
 
-def _degraded(status: JobStatus) -> Judgement:
+def _degraded(status: JobStatus) -> Evaluation:
     scale, there = status.scale, _nodes(status)
     if status.phase == "ended" or scale.suspended:
         return False, "NotTraining", ""
@@ -103,16 +105,16 @@ def _degraded(status: JobStatus) -> Judgement:
     return False, "AllNodes", f"{there} nodes train"
 
 
-def _stopping(status: JobStatus) -> Judgement:
+def _stopping(status: JobStatus) -> Evaluation:
     return (True, "Asked", f"stop requested by {status.kill}") if status.kill else (False, "NotAsked", "")
 
 
-def _ended(status: JobStatus) -> Judgement:
+def _ended(status: JobStatus) -> Evaluation:
     return (True, "Ended", status.reason) if status.phase == "ended" else (False, "NotEnded", "")
 
 
 def _nodes(status: JobStatus) -> int:
-    """Number of nodes of the running world, also if the Master reports no size."""
+    """Number of nodes of the running world, counted from the nodes if the Master reports no size."""
     return status.scale.nodes or sum(node.position >= 0 for node in status.nodes)
 
 
@@ -121,18 +123,19 @@ _MOVING = {"node-joined": True, "node-lost": True, "world-stopped": True, "bound
 _FEWER = {"node-lost": True, "world-stopped": True, "world-formed": False}
 
 
-def _by_kind(table: dict[str, bool]) -> Shift:
+def _by_kind(table: dict[str, bool]) -> Transition:
+    """A transition that depends only on the kind of the entry."""
     return lambda entry: table.get(entry.kind)
 
 
 def _suspension(entry: HistoryEntry) -> bool | None:
-    """Recognises suspensions by the beginning of their history entries (see ``edl.master.sizing``)."""
+    """The transition of ``Suspended``: entries are recognised by the texts of ``edl.master.sizing``."""
     if entry.kind != "scale":
         return None
     return True if entry.text.startswith("job suspended") else False if entry.text.startswith("job resumed") else None
 
 
-_JUDGES: tuple[tuple[str, Callable[[JobStatus], Judgement], Shift], ...] = (
+_RULES: tuple[tuple[str, Callable[[JobStatus], Evaluation], Transition], ...] = (
     ("Available", _available, _by_kind(_WORLD)),
     ("Progressing", _progressing, _by_kind(_MOVING)),
     ("Suspended", _suspended, _suspension),

@@ -1,4 +1,5 @@
-"""Response documents: the types of Scale, Job and Status, which are also their schemas, and how they are made. Pure."""
+"""Response bodies: the types of Scale, Job and Status, which also define their schemas, and functions that make them.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from edl.wire.scale_requests import Granted, Verdict
 from edl.wire.status import Answer, DroppedSlot, HistoryEntry, JobStatus, NodeView
 
 GROUP = "edl/v1"
+"""``apiVersion`` of a Job."""
 CODES = {
     Verdict.ACCEPTED: 202,
     Verdict.KNOWN: 200,
@@ -21,12 +23,13 @@ CODES = {
     Verdict.REFUSED: 422,
     Verdict.UNKNOWN: 404,
 }
+"""HTTP status codes of the Master's verdicts."""
 Count = Annotated[int, Meta(ge=0)]
 Position = Annotated[int, Meta(ge=-1)]
 
 
 class Document(Struct, forbid_unknown_fields=True, rename="camel"):
-    """A response body or a part of one: exactly these fields."""
+    """Base of response bodies and their parts. A body has exactly the declared fields."""
 
 
 class MetadataDocument(Document):
@@ -38,7 +41,7 @@ class MetadataDocument(Document):
 
 
 class ScaleMetadataDocument(MetadataDocument):
-    """The same, with annotations for what a Scale has no field for."""
+    """Metadata of a Scale, with annotations for values that a Scale has no field for."""
 
     annotations: dict[str, str]
 
@@ -73,7 +76,7 @@ class StatusMetadataDocument(Struct, rename="camel", omit_defaults=True):
 
 
 class StatusDetailsDocument(Struct):
-    """Details of a successful Status."""
+    """Details of a Status for an accepted request."""
 
     generation: Count
 
@@ -118,7 +121,7 @@ class NodeDocument(Document):
 
 
 class DroppedSlotDocument(Document):
-    """A slot that is no longer used, and why."""
+    """A dropped slot, and why it was dropped."""
 
     node: str
     host: str
@@ -150,7 +153,7 @@ class CheckpointDocument(Document):
 
 
 class ProposalDocument(Document):
-    """The size that the autoscale policy would choose."""
+    """The size that the autoscale policy proposes; 0: none."""
 
     replicas: Count
     reason: str
@@ -221,7 +224,7 @@ def scale_of(status: JobStatus) -> ScaleDocument:
 
 
 def job_of(status: JobStatus, history: Sequence[HistoryEntry]) -> JobDocument:
-    """The document about the whole job. ``history``: all entries that are left."""
+    """The Job document. ``history``: all entries of the history, for the conditions."""
     scale = status.scale
     return JobDocument(
         api_version=GROUP,
@@ -299,7 +302,7 @@ def _node(node: NodeView, cordoned: Sequence[str]) -> NodeDocument:
 
 
 def granted(answer: Granted) -> StatusDocument:
-    """The answer to a scale request that was accepted."""
+    """The Status for a scale request that the Master accepted."""
     return StatusDocument(
         api_version="v1",
         metadata=StatusMetadataDocument(str(answer.revision)),
@@ -311,14 +314,14 @@ def granted(answer: Granted) -> StatusDocument:
 
 
 def answered(answer: Answer) -> StatusDocument:
-    """The answer to a switch that was accepted. Its outcome appears in the history."""
+    """The Status for an accepted request whose outcome will appear in the history."""
     return StatusDocument(
         api_version="v1", metadata=StatusMetadataDocument(), status="Success", message=answer.text, code=202
     )
 
 
 def refused(refusal: Refusal) -> StatusDocument:
-    """The answer to a request that was refused."""
+    """The Status for a refused request."""
     return StatusDocument(
         api_version="v1",
         metadata=StatusMetadataDocument(),
@@ -330,7 +333,8 @@ def refused(refusal: Refusal) -> StatusDocument:
 
 
 def stamp(at_s: float) -> str:
-    """Seconds since 1970 in the format that Kubernetes uses for times."""
+    """Seconds since the Unix epoch as RFC 3339 text in UTC, as Kubernetes writes times. An impossible time becomes
+    1970."""
     try:
         moment = datetime.datetime.fromtimestamp(max(0.0, at_s), tz=datetime.timezone.utc)
     except (OverflowError, ValueError, OSError):

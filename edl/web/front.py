@@ -1,7 +1,7 @@
-"""The HTTP side of one launcher: its socket is bound at once, the server is loaded off the event loop.
+"""The HTTP interface of one launcher: binds the socket at once, and imports the server later in a thread.
 
-The start of a launcher must not wait for an HTTP library. So only the socket is bound before the launcher stands for
-election, because the other launchers need its address. Clients that connect in the meantime wait in the kernel's queue.
+The start of a launcher must not wait for the import of an HTTP library. Only the socket is bound before the launcher
+campaigns, because the other launchers need its address. Clients that connect meanwhile wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
 
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - to recognise them
 BACKLOG = 128
+"""Limit on connections that wait in the kernel's queue."""
 
 
 class Authority(Protocol):
-    """The interface of the elected Master that the HTTP side uses."""
+    """The part of the elected Master that the HTTP interface uses."""
 
     @property
     def serving(self) -> bool:
@@ -45,15 +46,15 @@ class Authority(Protocol):
         ...
 
     def ask(self, asked: Asked) -> Answer:
-        """Request a checkpoint or the end of the job."""
+        """Request a checkpoint or the end of the job. The outcome appears in the history."""
         ...
 
     async def order(self, asked: Asked) -> Answer:
-        """Pass a request to a service; it is in the store when this returns."""
+        """Pass a request to a service; returns once its result is in the store."""
         ...
 
     async def submit(self, request: ScaleRequest) -> Granted:
-        """Accept a request, or refuse it with a reason; an accepted one is in the store when this returns."""
+        """Accept a request, or refuse it with a reason; returns once an accepted request is in the store."""
         ...
 
 
@@ -71,21 +72,21 @@ class Serving(Protocol):
 
 @dataclass(slots=True)
 class WebDeps:
-    """The parts of the launcher that the HTTP side needs."""
+    """What the HTTP interface gets from the launcher."""
 
     job: str
     settings: HttpSettings
     token: Callable[[], str]
-    """The token of the job."""
+    """The job's own token; empty until it is known."""
     log: Callable[[str], None]
     now_s: Callable[[], float]
     limits: HttpLimits = field(default_factory=HttpLimits)
     master_url: Callable[[], str | None] = lambda: None
-    """URL of the Master's HTTP side; empty: it has none; None: no Master is known."""
+    """URL of the Master's HTTP interface; empty: it has none; None: no Master is known."""
 
 
 class Web:
-    """The HTTP side of this launcher, whether or not it is the Master."""
+    """The HTTP interface of this launcher, whether or not it is the Master."""
 
     def __init__(self, deps: WebDeps) -> None:
         self.deps = deps
@@ -98,7 +99,7 @@ class Web:
         self._server: Serving | None = None
 
     def listen(self, host: str) -> str:
-        """Bind the port; ``host``: the node's address. Returns the URL. Raises ``PortInUse``."""
+        """Bind the port; returns the URL for other hosts. ``host``: the node's address. Raises ``PortInUse``."""
         settings = self.deps.settings
         wanted = settings.host or host
         try:
@@ -116,14 +117,14 @@ class Web:
         return self.url
 
     def begin(self, master_url: Callable[[], str | None]) -> None:
-        """Begin to serve, as soon as the library is loaded. ``master_url``: see ``WebDeps``."""
+        """Start serving in the background, once the library is imported. ``master_url``: see ``WebDeps``."""
         self.deps.master_url = master_url
         self._serving = asyncio.get_running_loop().create_task(self._begin())
 
     async def _begin(self) -> None:
         try:
             self.deps.log(f"HTTP: {self.url}{self._warning()}")
-            await self._wanted()
+            await self._client_or_timeout()
             await asyncio.to_thread(self.refresh)
             module: Any = await asyncio.to_thread(importlib.import_module, "edl.web.server")
             assert self._socket is not None  # noqa: S101 - set by listen
@@ -135,13 +136,13 @@ class Web:
             if self._socket is not None:
                 self._socket.close()  # clients are refused instead of waiting forever
 
-    async def _wanted(self) -> None:
-        """Wait for a client, or until the launcher has started: until then it needs the processor itself."""
+    async def _client_or_timeout(self) -> None:
+        """Wait until a client connects, at most ``rest_s``: a starting launcher needs the CPU for other things."""
         assert self._socket is not None  # noqa: S101 - set by listen
-        loop, called = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._socket, called.set)
+        loop, connected = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._socket, connected.set)
         try:
-            await asyncio.wait_for(called.wait(), self.deps.limits.rest_s)
+            await asyncio.wait_for(connected.wait(), self.deps.limits.rest_s)
         except asyncio.TimeoutError:
             pass
         finally:
@@ -154,17 +155,17 @@ class Web:
         return " (without TLS: tokens can be read on the network; use --http-cert and --http-key)"
 
     def refresh(self) -> None:
-        """Read tokens and certificates again if their files have changed. Blocks."""
+        """Reread the files with tokens and certificates that have changed. Blocks on the file system."""
         self.tokens.refresh()
         if self.tls is not None:
             self.tls.refresh()
 
     def use_master(self, authority: Authority | None) -> None:
-        """Use this Master from now on; None: there is none here."""
+        """Use this Master from now on; None: this launcher is not the Master."""
         self.authority = authority
 
     def interrupt(self) -> None:
-        """Do nothing: the HTTP side stays until the launcher ends (see ``edl.launch.launcher.Beside``)."""
+        """Do nothing: HTTP is served until the launcher ends (see ``edl.launch.launcher.Beside``)."""
 
     async def leave(self) -> None:
         """Stop listening and end open requests. A second call does nothing."""
@@ -179,7 +180,7 @@ class Web:
 
 
 class Tls:
-    """Certificate, key and client authorities, read again when the files change."""
+    """An SSL context whose certificate, key and client CAs are reread when the files change."""
 
     def __init__(self, settings: HttpSettings, log: Callable[[str], None]) -> None:
         self._settings = settings
@@ -188,31 +189,33 @@ class Tls:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.mutual = bool(settings.client_ca)
         self._stamps: tuple[tuple[int, int], ...] = ()
-        self._trouble = ""
+        self._problem = ""
+        """The last logged error."""
         load(self.context, settings)
-        self._stamps = self._look()
+        self._stamps = self._stat()
 
     def refresh(self) -> None:
-        """Read the files again if they have changed; new connections use their content. Blocks."""
+        """Reread the files if they have changed; new connections use their content. Blocks on the file system."""
         try:
-            stamps = self._look()
+            stamps = self._stat()
             if stamps != self._stamps:
                 load(self.context, self._settings)
-                self._stamps, self._trouble = stamps, ""
+                self._stamps, self._problem = stamps, ""
                 self._log("HTTP: the certificates have changed; new connections use them")
         except (OSError, SettingError) as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            if str(error) != self._problem:
+                self._problem = str(error)
                 self._log(f"HTTP: cannot read the certificates again: {error}. The previous ones stay in use")
 
-    def _look(self) -> tuple[tuple[int, int], ...]:
+    def _stat(self) -> tuple[tuple[int, int], ...]:
+        """Modification time and inode of each file, to detect changes. Raises ``OSError``."""
         files = (self._settings.cert, self._settings.key, self._settings.client_ca)
         stats = [os.stat(one) for one in files if one]
         return tuple((one.st_mtime_ns, one.st_ino) for one in stats)
 
 
 def load(context: ssl.SSLContext, settings: HttpSettings) -> None:
-    """Load the files into a context. Raises ``SettingError`` that names the file."""
+    """Load certificate, key and client CAs into a context. Raises ``SettingError`` that names the file."""
     try:
         context.load_cert_chain(settings.cert, settings.key, password=_no_password)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: schemas from the types of bodies, paths from the table of routes. Pure."""
+"""Generates the OpenAPI 3.1 document: schemas from the types of the bodies, paths from the table of routes. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from edl.web.documents import ANSWERS, StatusDocument
 from edl.web.routes import ROUTES, Route
 
 MOST_AFTER = 10**15
+"""Limit on the query parameter ``after``."""
 _COMPONENTS = "#/components/schemas/"
 
 
 def _ecma(pattern: str) -> str:
-    """A Python pattern in the syntax of ECMAScript, in which ``$`` matches only the very end."""
+    r"""A Python pattern in the syntax of ECMAScript, whose ``$`` means the same as Python's ``\Z``."""
     return pattern.replace(r"\Z", "$")
 
 
 def _schemas() -> dict[str, Any]:
-    """The schemas of all bodies, by the names of their types."""
+    """The schemas of all bodies, by the names of the types."""
     _, components = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template=_COMPONENTS + "{name}")
     return {name: _with_ecma(schema) for name, schema in components.items()}
 
@@ -77,9 +78,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
 }
 
-_WORDS = {
+_DESCRIPTIONS = {
     200: "Success; nothing had to be changed.",
-    202: "Accepted and stored, so that the next Master knows it as well; the status shows when it is done.",
+    202: "Accepted and stored, so that a next Master knows it as well; the status shows when it is done.",
     307: "Another launcher is the Master: repeat the request there. Many clients drop the token on a redirect.",
     400: "The request is invalid.",
     401: "The token is missing or unknown.",
@@ -94,6 +95,7 @@ _WORDS = {
     500: "A bug in edl; the launcher's log has the details.",
     503: "There is no Master at the moment, or the store does not answer; try again later.",
 }
+"""Descriptions of the status codes."""
 _HEADERS = {
     307: {"Location": "The same path at the launcher that is the Master."},
     401: {"WWW-Authenticate": "Bearer"},
@@ -138,7 +140,7 @@ def _operation(route: Route) -> dict[str, Any]:
         content = {kind: {"schema": _reference(route.body)} for kind in route.types}
         operation["requestBody"] = {"required": route.body_required, "content": content}
     for code, answer in route.answers:
-        found = operation["responses"].setdefault(str(code), {"description": _WORDS[code], "content": {}})
+        found = operation["responses"].setdefault(str(code), {"description": _DESCRIPTIONS[code], "content": {}})
         if answer is None:
             found["content"]["application/json"] = {"schema": {"type": "object"}}
         elif isinstance(answer, str):
@@ -160,4 +162,4 @@ def _failure(code: int, *, public: bool) -> dict[str, Any]:
         if public
         else {"application/json": {"schema": _reference(StatusDocument)}}
     )
-    return {"description": _WORDS[code], "content": content, **({"headers": headers} if headers else {})}
+    return {"description": _DESCRIPTIONS[code], "content": content, **({"headers": headers} if headers else {})}

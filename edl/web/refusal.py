@@ -1,4 +1,4 @@
-"""A refused request as an exception: status code, reason, and what to do."""
+"""The exception for a refused HTTP request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ REASONS = {
     500: "InternalError",
     503: "ServiceUnavailable",
 }
-"""The ``reason`` of a Status by status code; Kubernetes' word if it has one."""
+"""The ``reason`` of a Status by HTTP status code: that of Kubernetes, if it has one."""
 
 
 class Refusal(Exception):
-    """Ends the handling of a request with this code."""
+    """Refuses a request with this HTTP status code. ``message``: why, and what to do. ``headers``: for the response."""
 
     def __init__(self, code: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The table of all routes: the server dispatches by it, and the OpenAPI document is made from it."""
+"""The table of all routes, from which the server's dispatch and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edl.web.documents import Document, JobDocument, ScaleDocument, StatusDocume
 
 JSON = ("application/json",)
 PATCHES = ("application/merge-patch+json", "application/json")
+"""Media types of a partial Scale."""
 ALWAYS = (400, 408, 429, 500, 503)
 """Status codes of failures that any route may return, except public ones."""
 
@@ -22,7 +23,7 @@ class Route:
     path: str
     """The path, with placeholders such as ``{job}`` and ``{node}``."""
     name: str
-    """Name of the operation and of its handler."""
+    """Operation id, and key of its handler in the server."""
     summary: str
     body: type[AskBody] | None = None
     """Type of the request body; None: no body."""
@@ -32,15 +33,14 @@ class Route:
     query: Sequence[str] = ()
     """Names of query parameters, see ``openapi.PARAMETERS``."""
     answers: Sequence[tuple[int, type[Document] | str | None]] = ()
-    """Status codes of success with the types of their bodies; a text: a media type other than JSON; None: any JSON
+    """Status codes of success with their bodies: a type; a string: a media type other than JSON; None: any JSON
     object."""
     codes: Sequence[int] = ()
-    """Status codes of failure in addition to ``ALWAYS``, those about tokens, and those that follow from the other
-    fields."""
+    """Status codes of failure that do not follow from ``ALWAYS`` and the other fields."""
     public: bool = False
-    """Requires no token, and reveals nothing about the job."""
+    """Whether it requires no token, because it reveals nothing about the job."""
     local: bool = False
-    """Served by every launcher, not only by the Master's."""
+    """Whether every launcher serves it, not only the Master's."""
 
     @property
     def writes(self) -> bool:
@@ -65,12 +65,12 @@ class Route:
 _JOB = "/v1/jobs/{job}"
 
 
-def _open(path: str, name: str, summary: str, codes: Sequence[int]) -> Route:
-    """A public health probe."""
+def _probe(path: str, name: str, summary: str, codes: Sequence[int]) -> Route:
+    """A route for a health probe, which needs no token."""
     return Route("GET", path, name, summary, answers=((200, "text/plain"),), codes=codes, public=True)
 
 
-def _order(
+def _change(
     name: str,
     summary: str,
     *,
@@ -80,7 +80,7 @@ def _order(
     answer: type[Document] = StatusDocument,
     types: Sequence[str] = JSON,
 ) -> Route:
-    """A request that changes the job: 202 if the change begins, 200 if there is nothing to change."""
+    """A route that changes the job: 202 if the request is accepted, 200 if there is nothing to change."""
     return Route(
         method,
         f"{_JOB}/{path or name}",
@@ -94,17 +94,17 @@ def _order(
     )
 
 
-def _node_order(name: str, summary: str) -> Route:
-    return _order(name, summary, body=CordonBody, path=f"nodes/{{node}}/{name}")
+def _node_change(name: str, summary: str) -> Route:
+    return _change(name, summary, body=CordonBody, path=f"nodes/{{node}}/{name}")
 
 
 ROUTES: tuple[Route, ...] = (
-    _open("/healthz", "health", "The launcher is alive.", (429,)),
-    _open("/readyz", "ready", "The launcher is the Master, or knows it.", (429, 503)),
+    _probe("/healthz", "health", "The launcher is alive.", (429,)),
+    _probe("/readyz", "ready", "The launcher is the Master, or knows it.", (429, 503)),
     Route("GET", "/openapi.json", "document", "This document.", answers=((200, None),), local=True),
     Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, JobDocument),)),
     Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, ScaleDocument),)),
-    _order(
+    _change(
         "put_scale",
         "Request another size with a complete Scale.",
         body=ScaleBody,
@@ -112,7 +112,7 @@ ROUTES: tuple[Route, ...] = (
         method="PUT",
         answer=ScaleDocument,
     ),
-    _order(
+    _change(
         "patch_scale",
         "Request another size with a partial Scale.",
         body=ScalePatchBody,
@@ -121,15 +121,15 @@ ROUTES: tuple[Route, ...] = (
         answer=ScaleDocument,
         types=PATCHES,
     ),
-    _order("bounds", "Set the minimum and maximum number of nodes.", body=BoundsBody, method="PUT"),
-    _order("drain", "Drain nodes: they leave in good order, and their launchers end.", body=DrainBody),
-    _order("checkpoint", "Write a checkpoint at the next step boundary and continue.", body=AskBody),
-    _order("suspend", "Commit, end the workers, and wait for resume.", body=AskBody),
-    _order("resume", "Continue a suspended job.", body=AskBody),
-    _order("stop", "Write a checkpoint at the next step boundary and end the job.", body=AskBody),
-    _order("add_data", "Add files to a data set.", body=DataBody, path="data/{dataset}/files"),
-    _node_order("cordon", "Keep a node, or one slot of it, out of every world; its launcher stays."),
-    _node_order("uncordon", "Let a node, or one slot of it, take part again."),
+    _change("bounds", "Set the minimum and maximum number of nodes.", body=BoundsBody, method="PUT"),
+    _change("drain", "Drain nodes: they leave in good order, and their launchers end.", body=DrainBody),
+    _change("checkpoint", "Write a checkpoint at the next step boundary and continue.", body=AskBody),
+    _change("suspend", "Commit, end the workers, and wait for resume.", body=AskBody),
+    _change("resume", "Continue a suspended job.", body=AskBody),
+    _change("stop", "Write a checkpoint at the next step boundary and end the job.", body=AskBody),
+    _change("add_data", "Add files to a data set.", body=DataBody, path="data/{dataset}/files"),
+    _node_change("cordon", "Keep a node, or one slot of it, out of every world; its launcher stays."),
+    _node_change("uncordon", "Let a node, or one slot of it, take part again."),
     Route(
         "GET",
         f"{_JOB}/events",

@@ -1,6 +1,7 @@
-"""The HTTP server: an aiohttp application whose routes come from ``edl.web.routes``.
+"""The HTTP server: an aiohttp application with the routes of ``edl.web.routes``.
 
-Middlewares check the rate and the token; then the names in the path, the Master and the body are checked.
+Middlewares check rate limit and token. Then the endpoint checks the names in the path, finds the Master, and parses the
+body.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _PROBES = tuple(route.path for route in ROUTES if route.public)
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """The sender of a request and their rights."""
+    """The sender of a request."""
 
     rights: Rights
     by: str
-    """Their description in the history."""
+    """Description for the history."""
 
 
 REQUESTER = web.RequestKey("requester", Requester)
@@ -54,13 +55,14 @@ REQUESTER = web.RequestKey("requester", Requester)
 
 @dataclass(frozen=True, slots=True)
 class AuthorizedCall:
-    """An authorized and parsed request, with the Master that carries it out."""
+    """An authorized and parsed request, and the Master that will handle it."""
 
     request: web.Request
     authority: Authority
     body: Any
-    """The parsed body, of type ``Route.body``."""
+    """The parsed body, of type ``Route.body``; None if the route has none."""
     by: str
+    """``Requester.by``."""
 
     def named(self, part: str) -> str:
         """The value of a placeholder in the path."""
@@ -98,7 +100,7 @@ class HttpServer:
             "uncordon": lambda call: self._cordon(call, cordoned=False),
             "events": self._events,
         }
-        # In this order, so that unauthorized requests cost little and learn nothing.
+        # In this order, so that unauthorized requests are cheap and reveal nothing.
         app = web.Application(middlewares=[self._finish, self._limit_rate, self._authorize])
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._endpoint(route), expect_handler=_expected_later)
@@ -137,7 +139,8 @@ class HttpServer:
 
     @web.middleware
     async def _finish(self, request: web.Request, handler: Next) -> web.StreamResponse:
-        """Turn errors into responses, and send the response. A client that does not read it in time is disconnected."""
+        """Turn errors into responses, and send the response. A client that does not read it within ``send_s`` is
+        disconnected."""
         if self._connections is not None:
             self._connections.heard(request.protocol)
         try:
@@ -146,10 +149,10 @@ class HttpServer:
             response = _refused(request, refusal)
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
-            text = f"this URL does not support {request.method}, but {allowed}"
+            text = f"this URL does not support {request.method}; it supports {allowed}"
             response = _refused(request, Refusal(405, text, {"Allow": allowed}))
         except web.HTTPNotFound:
-            text = "there is nothing at this URL; see /openapi.json for what there is"
+            text = "no such URL; /openapi.json describes all of them"
             response = _refused(request, Refusal(404, text))
         except (ConnectionError, HttpProcessingError):
             raise
@@ -169,16 +172,16 @@ class HttpServer:
 
     @web.middleware
     async def _limit_rate(self, request: web.Request, handler: Next) -> web.StreamResponse:
-        """Count requests by peer. Raises ``Refusal`` (429)."""
+        """Enforce the rate limit per peer. Raises ``Refusal`` (429)."""
         peer = peer_of(request.remote or "")
-        # Probes are counted separately: a flood of other requests from their address must not get a launcher restarted.
+        # Probes are counted separately, so that a flood of other requests does not get a launcher restarted.
         if not self._rate.admits(f"probe {peer}" if _is_probe(request) else peer, self._front.deps.now_s()):
             raise Refusal(429, "too many requests from your address", _AGAIN)
         return await handler(request)
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Next) -> web.StreamResponse:
-        """Identify the requester; probes need no token. Raises ``Refusal``: 401, or 403 if the URL exists."""
+        """Identify the requester, except for probes. Raises ``Refusal``: 401, or 403 for a read-only token."""
         found = request.match_info.http_exception is None
         if not (found and _is_probe(request)):
             requester = await self._requester(request)
@@ -236,7 +239,7 @@ class HttpServer:
         return Requester(rights, f"HTTP, {peer}")
 
     async def _refresh(self) -> None:
-        """Read the token files again if it is time; off the event loop, because a file system may hang."""
+        """Reread changed token files, at most every ``refresh_s``; in a thread, because a file system may hang."""
         now_s = self._front.deps.now_s()
         if now_s - self._refreshed_s < self._limits.refresh_s:
             return
@@ -245,7 +248,8 @@ class HttpServer:
             await asyncio.wait_for(asyncio.to_thread(self._front.refresh), self._limits.refresh_s)
 
     def _authority(self, request: web.BaseRequest) -> Authority:
-        """The Master, if it is in this launcher. Raises ``Refusal``: 307 to the launcher that has it, or 503."""
+        """The Master, if it runs in this launcher. Raises ``Refusal``: 307 with the URL of the launcher that runs it,
+        or 503."""
         authority = self._front.authority
         if authority is not None and authority.serving:
             return authority
@@ -284,9 +288,9 @@ class HttpServer:
         return bodies.parse(kind, await self._read(request))
 
     async def _read(self, request: web.BaseRequest) -> bytes:
-        """Read the body, up to the size limit and within the time limit."""
+        """Read the body. Raises ``Refusal``: 413 above ``body_bytes``, 408 after ``body_s``, 400 if it is broken."""
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # not earlier: a refused body need not be sent
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # only now: a refused body need not be sent
         most = self._limits.body_bytes
         data = bytearray()
 
@@ -330,14 +334,16 @@ class HttpServer:
         return _json(documents.granted(granted), documents.CODES[granted.verdict])
 
     async def _granted(self, call: AuthorizedCall, change: ScaleRequest) -> Granted:
-        """The Master's answer. A client that disconnects does not withdraw its request. Raises ``Refusal``."""
+        """The Master's answer to an accepted request. A client that disconnects does not withdraw it. Raises
+        ``Refusal`` if it is refused."""
         granted = await self._answered(call.authority.submit(change))
         if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):
             raise Refusal(documents.CODES[granted.verdict], granted.text)
         return granted
 
     async def _answered(self, question: Coroutine[Any, Any, T]) -> T:
-        """The Master's answer, once the request is in the store. Raises ``Refusal``."""
+        """Wait for the Master's answer, at most ``master_s``. Raises ``Refusal`` (503) if the store does not answer or
+        the Master changes."""
         if len(self._asking) >= self._limits.asking:
             question.close()
             raise Refusal(503, "the store does not answer and too many requests wait for it: nothing was done", _AGAIN)
@@ -361,8 +367,8 @@ class HttpServer:
         return _json(documents.answered(answer), 202)
 
     def _forget(self, asking: asyncio.Future[Any]) -> None:
-        """Called when a request has ended. Retrieves its exception, because asyncio logs exceptions that are never
-        retrieved."""
+        """Called when a request has ended. Retrieves its exception, because asyncio would log one that nobody
+        retrieves."""
         self._asking.discard(asking)
         if not asking.cancelled():
             asking.exception()
@@ -400,8 +406,8 @@ class HttpServer:
     async def _stream(
         self, request: web.BaseRequest, response: web.StreamResponse, entries: AsyncIterator[HistoryEntry], *, sse: bool
     ) -> None:
-        """Send entries as they come, and a heartbeat in between. A client that does not read in time is
-        disconnected."""
+        """Send entries as they come, and a heartbeat every ``heartbeat_s`` without entries. A client that does not read
+        within ``send_s`` is disconnected."""
         waiting: asyncio.Future[HistoryEntry] | None = None
         try:
             while True:
@@ -462,7 +468,7 @@ def _is_probe(request: web.BaseRequest) -> bool:
 
 
 async def _expected_later(_: web.Request) -> None:
-    """``Expect: 100-continue`` is answered before the body is read: the body of a refused request need not be sent."""
+    """Do not answer ``Expect: 100-continue`` yet: ``_read`` does, so that the body of a refused request is not sent."""
 
 
 def _refused(request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
@@ -477,7 +483,7 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
 
 
 def _subject(request: web.BaseRequest) -> str:
-    """The common name in the client's certificate."""
+    """The common name in the client's certificate, for the history."""
     transport = request.transport
     certificate = transport.get_extra_info("peercert") if transport is not None else None
     for part in (certificate or {}).get("subject", ()):
@@ -494,8 +500,7 @@ async def _close(entries: AsyncIterator[HistoryEntry]) -> None:
 
 
 def _silent() -> logging.Logger:
-    """A logger that discards aiohttp's complaints about invalid HTTP requests: there is nothing to be done about
-    them."""
+    """A logger that discards aiohttp's messages about invalid HTTP requests, which need no action."""
     logger = logging.Logger("edl.web.protocol", logging.CRITICAL)
     logger.addHandler(logging.NullHandler())
     return logger

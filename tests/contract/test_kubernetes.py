@@ -84,7 +84,7 @@ def test_the_highest_indexes_are_released_and_no_others(tmp_path: Path) -> None:
     async def story() -> None:
         async with setup(SET, tmp_path, controllers=True) as here:
             await here.scheduler.request(4, "test")
-            with pytest.raises(SchedulerError, match="with 3 pods left it keeps train-0") as caught:
+            with pytest.raises(SchedulerError, match="with 3 pods left it keeps and restarts train-0") as caught:
                 await here.scheduler.release(["train-0"], 3, "drained")
             assert not caught.value.retry and SET.sizes(here.store) == {4}
             await here.scheduler.release(["train-3", "train-2"], 2, "drained")

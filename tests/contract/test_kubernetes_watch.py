@@ -134,7 +134,7 @@ def test_an_entry_that_nobody_expected_does_not_end_a_watch(tmp_path: Path) -> N
                 await until(lambda: pods.complete)
                 odd.append(True)
                 await here.scheduler.request(3, "test")
-                await until(lambda: len(pods.found) == 3 and not pods.trouble and not odd)
+                await until(lambda: len(pods.found) == 3 and not pods.problem and not odd)
                 assert not task.done()
             finally:
                 await end(task)

@@ -59,7 +59,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         (["--rdzv-backend=etcd", "--rdzv-endpoint="], ["--rdzv-backend=etcd needs an address"]),
         (["--rdzv-endpoint=127.0.0.1:x"], ["127.0.0.1:x"]),
         (["--rdzv-endpoint=127.0.0.1:99999"], ["99999"]),
-        (["--nproc-per-node=0"], ["--nproc-per-node=0", "at least 1"]),
+        (["--nproc-per-node=0"], ["--nproc-per-node=0", "from 1 to 4096"]),
         (["--max-restarts=-1"], ["--max-restarts=-1", "must be 0 or more"]),
         (["--lease-ttl=0.5"], ["--lease-ttl=0.5", "from 1 to 3600"]),
         (["--node-id=a/b"], ["--node-id='a/b'", "use 1 to 128 letters"]),
@@ -83,7 +83,7 @@ def test_settings(job: Job, options: list[str], texts: list[str]) -> None:
 def test_a_missing_script(job: Job) -> None:
     job.script = ("trian.py",)
     job.start("a")
-    refused(job, ExitCode.USAGE, "trian.py", "No such file", f"looked from {job.folder}", "-m", "--no-python")
+    refused(job, ExitCode.USAGE, "trian.py", "No such file", f"working directory {job.folder}", "-m", "--no-python")
 
 
 def test_a_script_with_a_syntax_error(job: Job) -> None:
@@ -102,7 +102,14 @@ def test_a_missing_program(job: Job) -> None:
 def test_a_missing_module(job: Job) -> None:
     job.script = ("-m", "no.such_module")
     job.start("a")
-    refused(job, ExitCode.USAGE, "-m no.such_module: no module 'no'", f"looked from {job.folder}", "Install it")
+    refused(
+        job,
+        ExitCode.USAGE,
+        "-m no.such_module: ",
+        "finds no module 'no'",
+        f"working directory {job.folder}",
+        "Install it",
+    )
 
 
 def test_an_endpoint_where_nobody_is(job: Job) -> None:

@@ -98,7 +98,7 @@ def test_the_first_failures_status_and_endpoints_by_file(tmp_path: Path) -> None
     assert status == 7, console
     assert "PADDLE_NPROC_PER_NODE=2 overrides --nproc-per-node=9" in console
     assert "PADDLE_ELASTIC_LEVEL=-1: the first worker failure ends the job" in console
-    assert "--log_level=DEBUG: the launcher's own lines have no levels" in console
+    assert "--log_level=DEBUG: the launcher's own log lines have no levels" in console
     found = told(folder, 1)
     assert "PADDLE_TRAINER_ENDPOINTS" not in found
     assert found["seen by Paddle"].split(",")[1] == found["PADDLE_CURRENT_ENDPOINT"]

@@ -329,8 +329,8 @@ def test_a_launcher_that_computes_for_longer_than_its_lease_loses_nothing(job: J
     master = job.status()["master"]
     busy = master if which == "the Master's node" else next(node for node in job.nodes if node != master)
     job.nodes[busy].process.send_signal(signal.SIGRTMIN)
-    job.nodes[busy].says("a thread has renewed its lease")
-    job.nodes[busy].says("this launcher was busy for")
+    job.nodes[busy].says("renewed its lease from a thread")
+    job.nodes[busy].says("this launcher's event loop was blocked for")
     assert job.wait_steps(3) == before
     assert job.status()["master"] == master
     assert kinds(job).count("world-formed") == 1
@@ -366,7 +366,7 @@ def test_a_third_signal_ends_a_launcher_whatever_it_waits_for(job: Job) -> None:
     at = job.nodes["a"].send(signal.SIGTERM)
     assert job.nodes["a"].exit_code() == ExitCode.TERMINATED
     print(f"ended {time.monotonic() - at:.2f} s after the third signal")
-    job.nodes["a"].says("SIGTERM, the third signal: killing everything and ending at once")
+    job.nodes["a"].says("SIGTERM, the third signal: killing all processes and exiting at once")
 
 
 def test_sigterm_drains_one_node(job: Job) -> None:

@@ -32,4 +32,4 @@ def test_a_log_folder_that_hangs_costs_lines_and_no_node(tmp_path: Path, etcd: O
         assert set(job.exit_codes().values()) == {ExitCode.OK}
         for node in nodes:
             assert "the log disk has not answered for 2 s" in node.text
-            assert "stood still" not in node.text and "was busy" not in node.text
+            assert "was not running for" not in node.text and "was blocked for" not in node.text

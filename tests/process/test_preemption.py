@@ -198,6 +198,6 @@ def test_a_node_without_time_leaves_the_writing_to_the_others(job: Job) -> None:
     left = boundary(job)
     job.wait_status(lambda status: status["saved"]["commit"] > left, "the survivor's checkpoint")
     assert left not in [version.commit for version in checkpoints(job)], "the node that left has written nothing"
-    assert any("node b has left in a hurry: saving commit" in event["text"] for event in job.events())
+    assert any("node b left without time for a checkpoint: saving commit" in event["text"] for event in job.events())
     assert job.wait_world(1).round == after.round
     assert redone(job.steps()) == []

@@ -137,7 +137,7 @@ def test_plain_scripts_read_the_environment_of_each_world(etcd: OutsideEtcd, tmp
         assert seen is not None and set(seen) == {25}
         assert (seen[25]["EDL_ACCUMULATION"], seen[25]["EDL_MICRO_BATCH"], seen[25]["accumulation"]) == ("4", "7", 4)
         later = running.cli("set", "global-batch=100")
-        assert later.returncode == 0 and "holds from the next world on" in later.stdout
+        assert later.returncode == 0 and "takes effect with the next world" in later.stdout
         running.start("c")
         grown = until(lambda: (told(3) or {}) if len(told(3) or {}) == 2 else None, "the workers of the next world")
         assert grown is not None and set(grown) == {34, 33}

@@ -250,7 +250,7 @@ def test_an_unknown_backend_is_refused_in_a_line(lines: Lines) -> None:
     ("words", "text"),
     [
         (["--selected_gpus=0,1"], "--selected_gpus=0,1 is not used: this node has no GPUs"),
-        (["--hosts=127.0.0.1"], "--hosts=127.0.0.1: Paddle's launchers pass over it"),
+        (["--hosts=127.0.0.1"], "--hosts=127.0.0.1: Paddle's launchers ignore it as well"),
     ],
 )
 def test_what_a_paddle_without_gpus_passes_over_is_passed_over(lines: Lines, words: list[str], text: str) -> None:

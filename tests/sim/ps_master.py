@@ -102,7 +102,7 @@ class Life:
             self.lines.send(f"ps/{sent.name}", sent.body)
             if sim.net.rng.random() < 0.05:
                 self.lines.send(f"ps/{sent.name}", sent.body)
-        for _, word in gathered.words:
+        for _, word in gathered.to_workers:
             if not word.body.startswith('{"word":"Waits"'):  # for people only
                 sim.tell(word.caller, word.body, master.life)
 

@@ -131,7 +131,7 @@ def test_nodes_that_stay_pending_hold_nothing_up_and_are_explained() -> None:
     story.resize(5)
     story.becomes(3, 5)
     story.world.run(10.0)
-    assert story.waiting.endswith("; cluster: 3 of 5 nodes have come")
+    assert story.waiting.endswith("; cluster: 3 of 5 nodes have joined")
     assert len(story.calls) == 1, "asked once: the cluster has agreed"
     story.resize(3)
     story.becomes(3)

@@ -1,8 +1,8 @@
-"""Variables by which clusters tell every program of its place, in terms of our own options.
+"""Derives options that were not given from the variables that a cluster manager sets for its processes.
 
-Each cluster environment is a pure function from the environment to ``Findings``. At most one counts, the one that
-started this process. What it says is weaker than anything that a person set through ``EDL_*``, ``PET_*`` or
-``PADDLE_*``. docs/cluster-env.md has a section for each.
+Each cluster environment is a pure function from the environment variables to ``Findings``. At most one is used: the
+one that started this process. Its values have lower precedence than ``EDL_*``, ``PET_*``, ``PADDLE_*`` and the command
+line. docs/cluster-env.md has a section for each.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from edl.wire.address import address
 
 @dataclass(frozen=True, slots=True)
 class ClusterEnv:
-    """One cluster environment: how it is recognised and read."""
+    """One cluster environment: how it is detected and read."""
 
     find: Callable[[Mapping[str, str]], Findings | None]
-    """Raises ``SettingError`` for variables that cannot be."""
+    """Reads the variables; None: this environment is not present. Raises ``SettingError`` for invalid values."""
     evidence: str
-    """The variables that identify it."""
+    """The variables that identify it, for messages."""
     starts_by: tuple[str, ...] = ()
-    """Cluster environments through which this one starts its own helpers: their variables describe those helpers."""
+    """Cluster environments through which this one starts its own daemons: their variables describe the daemons, not
+    the job, so a disagreement is not reported."""
     on_request: bool = False
-    """Other tools may have set the same variables."""
+    """Used only if ``--cluster-env`` names it, because other tools set the same variables."""
 
 
 CLUSTER_ENVS: dict[str, ClusterEnv] = {
@@ -42,7 +43,8 @@ CLUSTER_ENVS: dict[str, ClusterEnv] = {
     "kubeflow": ClusterEnv(pods.find_kubeflow, "KUBERNETES_SERVICE_HOST, and the first pod of a job in MASTER_ADDR"),
     "env": ClusterEnv(pods.find_variables, "MASTER_ADDR, WORLD_SIZE and RANK, which count launchers", on_request=True),
 }
-"""The nearest to the process first: mpirun is started in a batch job, and a batch job in a pod, not the other way."""
+"""In the order of detection, the innermost first: mpirun runs inside a batch job, and a batch job inside a pod, never
+the other way round."""
 
 
 def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
@@ -50,42 +52,45 @@ def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     wanted = resolved.values["cluster_env"]
     if wanted == "none":
         return
-    if wanted == "auto" and not _open(resolved):
+    if wanted == "auto" and not _is_needed(resolved):
         return
-    found = _recognised(resolved, env) if wanted == "auto" else _asked_for(resolved, wanted, env)
+    found = _detect(resolved, env) if wanted == "auto" else _requested(resolved, wanted, env)
     if found is not None:
         _offer(resolved, found)
 
 
-def _open(resolved: ResolvedOptions) -> bool:
-    """Whether there is anything left to find out. Who names a store, or wants one node, knows what he does."""
+def _is_needed(resolved: ResolvedOptions) -> bool:
+    """Whether ``auto`` should look for a cluster environment: not if the user named a store or asked for one node."""
     if resolved.values["standalone"] or str(resolved.values["rdzv_endpoint"]).strip():
         return False
-    # Without --nnodes these belong to a job of one node, as in the launchers that have them. Not so an operator's.
+    # Without --nnodes these options describe a job of one node, as in torchrun and Paddle's launcher. PET_* does not
+    # count: an operator sets it for every pod.
     if any(resolved.values[name] and resolved.source(name) > OptionSource.PET for name in ("master", "master_addr")):
         return False
-    external = resolved.values["rdzv_backend"] in ("etcd", "etcd-v2")  # its address is missing, which is said later
-    return not external and resolved.values["role"] not in ("reader", "pserver") and _most(resolved) != 1
+    external = resolved.values["rdzv_backend"] in ("etcd", "etcd-v2")  # without an address: reported later
+    return not external and resolved.values["role"] not in ("reader", "pserver") and _max_nodes(resolved) != 1
 
 
-def _most(resolved: ResolvedOptions) -> int:
-    """The greatest number of nodes, as given by the user; 0 if not given."""
+def _max_nodes(resolved: ResolvedOptions) -> int:
+    """The maximum of ``--nnodes``; 0 if the option was not given."""
     return parse_nnodes(str(resolved.values["nnodes"])).maximum if resolved.given("nnodes") else 0
 
 
-def _asked_for(resolved: ResolvedOptions, wanted: str, env: Mapping[str, str]) -> Findings:
+def _requested(resolved: ResolvedOptions, wanted: str, env: Mapping[str, str]) -> Findings:
+    """The findings of the environment that ``--cluster-env`` names. Raises ``SettingError`` if it is not present."""
     if resolved.values["standalone"]:
         raise SettingError(
-            "--cluster-env", wanted, "--standalone is one node with a store of its own", "Drop one of the two"
+            "--cluster-env", wanted, "--standalone means one node with a private store", "Drop one of the two options"
         )
     found = CLUSTER_ENVS[wanted].find(env)
     if found is None:
-        raise SettingError("--cluster-env", wanted, f"its variables are not there: {CLUSTER_ENVS[wanted].evidence}")
+        raise SettingError("--cluster-env", wanted, f"its variables are not set: {CLUSTER_ENVS[wanted].evidence}")
     return found
 
 
-def _recognised(resolved: ResolvedOptions, env: Mapping[str, str]) -> Findings | None:
-    """The findings of the nearest cluster environment. A remark names one that disagrees."""
+def _detect(resolved: ResolvedOptions, env: Mapping[str, str]) -> Findings | None:
+    """The findings of the innermost cluster environment that is present. A remark reports an outer one with another
+    number of launchers."""
     names = [name for name, env_kind in CLUSTER_ENVS.items() if not env_kind.on_request]
     for name in names:
         found = CLUSTER_ENVS[name].find(env)
@@ -102,16 +107,17 @@ def _compare(resolved: ResolvedOptions, found: Findings, other: str, env: Mappin
     try:
         against = CLUSTER_ENVS[other].find(env)
     except SettingError:
-        return  # it does not count
+        return  # the outer environment is not used, so its invalid variables do not matter
     if against is not None and against.nnodes != found.nnodes:
         resolved.remark(
-            f"{found.cluster} has {found.nnodes} launchers, {against.cluster} {against.nnodes}: the former counts, as "
-            f"it is nearer to this process; --cluster-env={other} for the other"
+            f"{found.cluster} has {found.nnodes} launchers, {against.cluster} has {against.nnodes}: using "
+            f"{found.cluster}, which started this process. To use the other one: --cluster-env={other}"
         )
 
 
 def _offer(resolved: ResolvedOptions, found: Findings) -> None:
-    most = _most(resolved) or found.nnodes
+    """Check the findings against the options, and offer them. Raises ``SettingError``."""
+    most = _max_nodes(resolved) or found.nnodes
     if most <= 1 or (found.nnodes <= 1 and not found.grows):
         return
     if found.unclear:
@@ -119,7 +125,7 @@ def _offer(resolved: ResolvedOptions, found: Findings) -> None:
         return
     named = bool(str(resolved.values["rdzv_endpoint"]).strip())
     if not (named or found.host):
-        lacking = f"{found.cluster} has {found.nnodes} launchers, but does not say where the first one runs"
+        lacking = f"{found.cluster} has {found.nnodes} launchers, but its variables do not name the first one's host"
         raise SettingError("--rdzv-endpoint", "''", lacking, found.advice)
     least = parse_nnodes(str(resolved.values["nnodes"])).minimum
     if least > found.nnodes and not found.grows and not named:
@@ -128,7 +134,8 @@ def _offer(resolved: ResolvedOptions, found: Findings) -> None:
 
 
 def _take(resolved: ResolvedOptions, found: Findings, most: int, named: bool) -> None:
-    """Make the offers, and say in one line what has come of them."""
+    """Offer the values, and report in one remark which of them are used. ``most``: largest number of nodes. ``named``:
+    whether the user gave the store's address."""
     said = [f"{found.cluster}: {found.nnodes} nodes"]
     if not resolved.values["trainers"] and not resolved.offer(
         "nnodes", str(found.nnodes), OptionSource.CLUSTER, found.cluster
@@ -144,10 +151,10 @@ def _take(resolved: ResolvedOptions, found: Findings, most: int, named: bool) ->
         if resolved.offer("rdzv_endpoint", store, OptionSource.CLUSTER, found.origin):
             said.append(f"store at {store} ({found.origin})")
     if not str(resolved.values["rdzv_id"]).strip():
-        # As without a store's name: the same for each run that goes on from the same checkpoints.
+        # As for a private store: the same name for each run that continues from the same checkpoints.
         folder = checkpoint_folder(str(resolved.values["checkpoint_dir"]))
         if resolved.offer("rdzv_id", private_name(folder) if folder else job, OptionSource.CLUSTER, found.cluster):
             said.append(f"job {resolved.values['rdzv_id']}")
-    resolved.remark(f"{', '.join(said)}; --cluster-env=none or --rdzv-endpoint to choose otherwise")
+    resolved.remark(f"{', '.join(said)}; override with --cluster-env=none or --rdzv-endpoint")
     if found.hint and not resolved.given("nproc_per_node"):
-        resolved.remark(f"{found.hint}, and one worker starts; --nproc-per-node=gpu for one on each")
+        resolved.remark(f"{found.hint}, but only one worker is started; for one per GPU use --nproc-per-node=gpu")

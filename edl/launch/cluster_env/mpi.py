@@ -1,7 +1,7 @@
-"""Plain MPI: ``mpirun`` or ``mpiexec`` with one launcher on each host. MPI itself is not used, only what starts it.
+"""MPI: ``mpirun`` or ``mpiexec`` starts one launcher on each host. MPI itself is not used, only its process starter.
 
-Variables: Open MPI, "Environment variables set for MPI applications"; MPICH's and Intel's hydra and MVAPICH2 as their
-process managers set them. None of them says where the first process runs, so the store's host comes from elsewhere.
+Variables: Open MPI, "Environment variables set for MPI applications"; those of the process managers of MPICH, Intel MPI
+(hydra) and MVAPICH2. None of them names the first process's host, so the store's host comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.launch.cluster_env.slurm import hosts_of
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
-    """Variables of one MPI implementation."""
+    """The names of one MPI implementation's variables."""
 
     title: str
     size: str
@@ -25,9 +25,9 @@ class Flavour:
     local_size: str
     local_rank: str
     job: tuple[str, ...]
-    """Variables that name the run."""
-    one_a_node: str
-    """The option for one process on each host."""
+    """Variables that identify the run."""
+    one_per_node: str
+    """The option of mpirun for one process per host."""
 
 
 FLAVOURS = (
@@ -49,12 +49,14 @@ FLAVOURS = (
         (),
         "-ppn 1",
     ),
-    # Slurm's srun sets PMI_SIZE, too, where it serves PMI; the local numbers are hydra's.
+    # srun sets PMI_SIZE as well if it provides PMI; only hydra sets the local variables.
     Flavour("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", ("PMI_KVSNAME",), "-ppn 1"),
 )
 HEAD = "OMPI_MCA_orte_hnp_uri"
+"""The addresses of Open MPI 4's mpirun."""
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-"""Numbers of batch jobs around it: with them two runs from one host have ports of their own."""
+"""Ids of the surrounding batch job. They are part of the job's name, so that two runs from one host get different
+ports."""
 
 
 def find(env: Mapping[str, str]) -> Findings | None:
@@ -70,21 +72,22 @@ def find(env: Mapping[str, str]) -> Findings | None:
         raise SettingError(
             name,
             env[name],
-            f"{flavour.title} has started several launchers on this host; one starts all workers of its node",
-            f"Write mpirun {flavour.one_a_node}, and --nproc-per-node for the workers; --cluster-env=none for a job of "
-            "each one's own",
+            f"{flavour.title} has started several launchers on this host, but one starts all workers of its node",
+            f"Use mpirun {flavour.one_per_node}, and --nproc-per-node for the workers. For a separate job per "
+            "launcher: --cluster-env=none",
         )
     host, port, origin = _store(env, nnodes, rank)
     run, batch = first_of(env, *flavour.job), first_of(env, *BATCH_JOBS)
     job = job_name("mpi", env.get(batch, ""), env.get(run, "") or host, "" if run else str(nnodes))
     passing = "-x MASTER_ADDR=HOST" if flavour is FLAVOURS[0] else "-genv MASTER_ADDR HOST"
-    alone = "--cluster-env=none for a job of each one's own"
-    advice = f"Name that host: mpirun {passing}, or --rdzv-endpoint=HOST:PORT; {alone}"
+    alone = "For a separate job per launcher: --cluster-env=none"
+    advice = f"Name that host: mpirun {passing}, or --rdzv-endpoint=HOST:PORT. {alone}"
     return Findings(flavour.title, nnodes, rank, host, port, job, origin, advice=advice)
 
 
 def _store(env: Mapping[str, str], nnodes: int, rank: int) -> tuple[str, int, str]:
-    """Host, port, and where they were said; the port is 0 and the rest empty where nothing is."""
+    """Host and port of the store, and the variable that gave the host; 0 and empty strings if unknown. Raises
+    ``SettingError``."""
     if env.get("MASTER_ADDR"):
         port = max(number(env, "MASTER_PORT", least=1, most=65535), 0)
         return host_name(env, "MASTER_ADDR", nnodes), port, "MASTER_ADDR"
@@ -95,15 +98,15 @@ def _store(env: Mapping[str, str], nnodes: int, rank: int) -> tuple[str, int, st
             return host_name({name: next(hosts_of(listed))}, name, nnodes), 0, name
         except (ValueError, StopIteration, RecursionError):
             advice = "Name the first host: mpirun -x MASTER_ADDR=HOST"
-            raise SettingError(name, shortened(listed), "is no list of hosts as Slurm writes them", advice) from None
+            raise SettingError(name, shortened(listed), "is not a Slurm host list", advice) from None
     return _mpirun_host(env, rank), 0, HEAD
 
 
 def _mpirun_host(env: Mapping[str, str], rank: int) -> str:
-    """Where Open MPI 4's mpirun runs, if that is where its first process runs; empty: not known.
+    """The address of Open MPI 4's mpirun, if its first process runs on the same host; empty: unknown.
 
-    The first process can tell, as then its daemon is mpirun itself, and where it cannot start the others end with it.
-    With several networks there is no saying which address the others reach.
+    Rank 0 checks that: mpirun itself is its daemon then. The other ranks rely on it, because all end if rank 0 fails to
+    start. With addresses in several networks the one that other hosts reach is unknown.
     """
     if rank == 0 and env.get(HEAD) != env.get("OMPI_MCA_orte_local_daemon_uri"):
         return ""

@@ -1,7 +1,7 @@
-"""Pods of Kubeflow's and Volcano's jobs, and bare ``MASTER_ADDR`` variables, on request.
+"""Kubernetes pods of Kubeflow and Volcano jobs, and plain ``MASTER_ADDR`` variables on request.
 
-``WORLD_SIZE`` and ``RANK`` count pods here, that is launchers; workers have variables of the same names that count
-workers. Other tools export them too, so they count only beside variables that only a cluster sets.
+``WORLD_SIZE`` and ``RANK`` count pods here, that is launchers; in workers the same names count workers. Other tools
+export them as well, so they are used only together with variables that only a cluster sets.
 Sources: kubeflow/trainer (release 1.x: pkg/controller.v1/pytorch/envvar.go; 2.x: pkg/runtime/framework/plugins/torch),
 volcano (pkg/controllers/job/plugins: env, svc, distributed-framework/pytorch).
 """
@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from edl.launch.cluster_env.findings import Findings, first_of, host_name, in_range, job_name, number
 
 SIZES = ("PET_NNODES", "WORLD_SIZE")
-"""Newer operators count workers in WORLD_SIZE, and nodes in PET_NNODES."""
+"""Variables with the number of launchers, the first one that is set counts: newer operators count workers in
+WORLD_SIZE, and nodes in PET_NNODES."""
 RANKS = ("PET_NODE_RANK", "RANK")
 ADDRESSES = ("PET_MASTER_ADDR", "MASTER_ADDR")
 PORTS = ("PET_MASTER_PORT", "MASTER_PORT")
@@ -22,12 +23,14 @@ KUBEFLOW_HOSTS = (
     r"(?P<job>.+)-master-0(?:\..+)?",  # PyTorchJob: the pod's name is that of its Service
     r"(?P<job>.+)-node-0-0\.(?P=job)(?:\..+)?",  # TrainJob: pod 0 of the JobSet's job "node"
 )
+"""Patterns of the first pod's host name."""
 VOLCANO_TASKS = ("MASTER", "WORKER")
-"""Tasks whose pods train, in the order of their ranks, as Volcano's own pytorch plugin has it."""
+"""Tasks whose pods train, in rank order, as in Volcano's pytorch plugin."""
 
 
 def find_volcano(env: Mapping[str, str]) -> Findings | None:
-    """By its plugins ``pytorch``, or ``svc`` alone. Raises ``SettingError`` for broken variables."""
+    """Findings from Volcano's plugin ``pytorch``, or from ``svc`` alone. Raises ``SettingError`` for invalid
+    variables."""
     listed = {
         match[1]: [host.strip() for host in value.split(",") if host.strip()]
         for name, value in sorted(env.items())
@@ -39,16 +42,20 @@ def find_volcano(env: Mapping[str, str]) -> Findings | None:
     if first_of(env, "MASTER_ADDR") and first_of(env, "WORLD_SIZE"):
         return _by_variables("Volcano", env, job=_stem(env["MASTER_ADDR"]))
     if not tasks:
-        return None  # the plugin env alone: an index without addresses
+        return None  # only the plugin env: an index without addresses
     return _by_hosts(env, tasks)
 
 
 def _by_hosts(env: Mapping[str, str], tasks: Mapping[str, list[str]]) -> Findings:
+    """Findings from the host lists of the plugin ``svc``. ``tasks``: hosts by task."""
     training = [name for name in VOLCANO_TASKS if name in tasks] if len(tasks) > 1 else list(tasks)
     hosts = [host for name in training for host in tasks[name]]
     if set(tasks) - set(training):
         listed = ", ".join(sorted(name.lower() for name in tasks))
-        unclear = f"which of its tasks {listed} train is not said; for one job of them: --nnodes and --rdzv-endpoint"
+        unclear = (
+            f"unknown which of the tasks {listed} train, so its variables are not used. To run them as one job, give "
+            "--nnodes and --rdzv-endpoint"
+        )
         return Findings("Volcano", len(hosts), unclear=unclear)
     variable = f"VC_{training[0]}_HOSTS"
     me = env.get("HOSTNAME", "")
@@ -60,22 +67,22 @@ def _by_hosts(env: Mapping[str, str], tasks: Mapping[str, list[str]]) -> Finding
 
 
 def _stem(host: str) -> str:
-    """The job of a pod's name: ``train-worker-0.train`` is of ``train``."""
+    """The job's name in a pod's host name: ``train`` for ``train-worker-0.train``. An address is returned as it is."""
     if re.fullmatch(r"[0-9.]+|.*:.*", host.strip()):
-        return host.strip()  # an address
+        return host.strip()
     name, _, service = host.strip().partition(".")
     return service.partition(".")[0] or re.sub(r"-[^-]+-\d+$", "", name)
 
 
 def find_kubeflow(env: Mapping[str, str]) -> Findings | None:
-    """A PyTorchJob of release 1 without an elastic policy, or a TrainJob of release 2. Raises ``SettingError`` for
-    broken variables."""
+    """Findings from a PyTorchJob (release 1) without an elastic policy, or a TrainJob (release 2). Raises
+    ``SettingError`` for invalid variables."""
     address = first_of(env, *ADDRESSES)
     if not address or not first_of(env, "KUBERNETES_SERVICE_HOST"):
         return None
     host, me = env[address].strip(), env.get("HOSTNAME", "")
     if host in ("localhost", "127.0.0.1"):
-        host = me  # what early operators tell the first pod of itself; the others call it by its name
+        host = me  # early operators set this in the first pod; the other pods get its name
     match = next(filter(None, (re.fullmatch(pattern, host) for pattern in KUBEFLOW_HOSTS)), None)
     if match is None or not first_of(env, *SIZES):
         return None
@@ -83,7 +90,8 @@ def find_kubeflow(env: Mapping[str, str]) -> Findings | None:
 
 
 def find_variables(env: Mapping[str, str]) -> Findings | None:
-    """``MASTER_ADDR``, ``WORLD_SIZE`` and ``RANK`` of launchers, from any source: only on request."""
+    """Findings from ``MASTER_ADDR``, ``WORLD_SIZE`` and ``RANK`` of launchers, whoever set them; used only on
+    request."""
     if not all(first_of(env, name) for name in ("MASTER_ADDR", "WORLD_SIZE", "RANK")):
         return None
     bare = {name: value for name, value in env.items() if not name.startswith("PET_")}
@@ -94,10 +102,11 @@ def _by_variables(title: str, env: Mapping[str, str], job: str) -> Findings:
     address = first_of(env, *ADDRESSES)
     size = next(name for name in SIZES if env.get(name, "").strip())
     if ":" in env[size]:
-        size = "WORLD_SIZE" if env.get("WORLD_SIZE", "").strip() else size  # MIN:MAX is said in PET_NNODES, and holds
+        # PET_NNODES=MIN:MAX becomes --nnodes as it is; the number of launchers is in WORLD_SIZE.
+        size = "WORLD_SIZE" if env.get("WORLD_SIZE", "").strip() else size
     nnodes = number(env, size, least=1)
     name = first_of(env, *RANKS)
     rank = in_range(name, number(env, name), nnodes) if name else -1
     host, port = host_name(env, address, nnodes), max(number(env, *PORTS, least=1, most=65535), 0)
-    # A pod has ports of its own, but not with hostNetwork; the port has to be the same wherever it is made up.
+    # Without a port variable the port is derived from the job's name, so that pods with hostNetwork do not collide.
     return Findings(title, nnodes, rank, host, port, job_name(job), address, grows=True)

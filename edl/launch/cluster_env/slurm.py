@@ -1,7 +1,7 @@
-"""Slurm: a step of ``srun`` with one launcher on each of its nodes.
+"""Slurm: a job step of ``srun`` with one launcher on each of its nodes.
 
-Only a step counts. ``sbatch`` and ``salloc`` set ``SLURM_NNODES`` and the like for a shell on one host as well; a
-launcher that is started there is one launcher. Variables: srun(1), "Output environment variables".
+Only variables of a step are used. ``sbatch`` and ``salloc`` set ``SLURM_NNODES`` and the like for a shell on one host
+as well, in which a user starts a single launcher. Variables: srun(1), "Output environment variables".
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from edl.launch.cluster_env.findings import OFF, Findings, first_of, host_name, 
 
 TITLE = "Slurm"
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Steps with such numbers are no steps of srun: the batch shell, an interactive shell of salloc."""
+"""Step ids from this one on are not started by srun: the batch script, an interactive shell of salloc."""
 MOST_HOSTS = 100_000
+"""Limit on the hosts that are read from a list."""
 TERMINAL = "SLURM_PTY_PORT"
-"""Of ``srun --pty``: a shell for a person, whatever tasks beside it there were."""
-ONE_A_NODE = "srun --ntasks-per-node=1"
+"""Set by ``srun --pty``, which starts an interactive shell."""
+ONE_PER_NODE = "srun --ntasks-per-node=1"
 
 
 def find(env: Mapping[str, str]) -> Findings | None:
-    """Findings from a Slurm step. Raises ``SettingError`` for several launchers on a node or broken variables."""
+    """Findings from a Slurm step. Raises ``SettingError`` for several launchers on a node or invalid variables."""
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
     if not step or not first_of(env, "SLURM_STEP_NUM_NODES") or first_of(env, TERMINAL):
         return None
@@ -34,7 +35,7 @@ def find(env: Mapping[str, str]) -> Findings | None:
     names = first_of(env, "SLURM_STEP_NODELIST")
     hosts = _hosts(env, names, nnodes)
     rank = number(env, "SLURM_NODEID")
-    # The same after a requeue, so that a job without a name of its own goes on from its checkpoints.
+    # The name stays the same after a requeue, so that a job without --rdzv-id continues from its checkpoints.
     job = job_name("slurm", env.get("SLURM_JOB_ID", "") or env.get("SLURM_JOBID", ""), step)
     return Findings(
         TITLE,
@@ -48,9 +49,9 @@ def find(env: Mapping[str, str]) -> Findings | None:
 
 
 def hosts_of(text: str) -> Iterator[str]:
-    """Hosts of a list as Slurm writes it, such as ``n[01-03,7],gpu8``, one after the other.
+    """Expand a Slurm host list such as ``n[01-03,7],gpu8``.
 
-    Numbers keep the width of the lower bound. Raises ``ValueError`` for what is no such list, as far as it was read.
+    Numbers are padded to the width of the lower bound. Raises ``ValueError`` when iteration reaches an invalid part.
     """
     for item in _items(text):
         parts = re.split(r"\[([^\]]*)\]", item)
@@ -58,7 +59,7 @@ def hosts_of(text: str) -> Iterator[str]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """The list's items; commas in brackets do not separate."""
+    """Split a host list at commas outside brackets. Raises ``ValueError`` for unbalanced brackets."""
     start, inside = 0, False
     for at, mark in enumerate(f"{text},"):
         if mark in "[]":
@@ -74,7 +75,8 @@ def _items(text: str) -> Iterator[str]:
 
 
 class _Ranges:
-    """``01-03,7``: may be gone through again, and holds no more than its text however many numbers there are."""
+    """The numbers of a range such as ``01-03,7``. Iterable more than once, without a list of all numbers in memory.
+    Raises ``ValueError``."""
 
     def __init__(self, text: str) -> None:
         self._bounds: list[tuple[int, int, int]] = []
@@ -91,7 +93,7 @@ class _Ranges:
 
 
 def _products(choices: Sequence[Iterable[str]]) -> Iterator[tuple[str, ...]]:
-    """As ``itertools.product``, which would write them all down first."""
+    """Like ``itertools.product``, but lazy: a list may name millions of hosts."""
     if not choices:
         yield ()
         return
@@ -101,20 +103,22 @@ def _products(choices: Sequence[Iterable[str]]) -> Iterator[tuple[str, ...]]:
 
 
 def _hosts(env: Mapping[str, str], name: str, nnodes: int) -> list[str]:
-    """The first hosts of the step's list. Raises ``SettingError`` when the list has another length than the step."""
+    """The first host of the step's list, or nothing without a list. Raises ``SettingError`` if the list is invalid or
+    its length differs from ``nnodes``."""
     if not name:
         return []
     try:
         found = list(itertools.islice(hosts_of(env[name]), min(nnodes, MOST_HOSTS) + 1))
     except (ValueError, RecursionError):
-        raise SettingError(name, shortened(env[name]), "is no list of hosts as Slurm writes them", OFF) from None
+        raise SettingError(name, shortened(env[name]), "is not a Slurm host list", OFF) from None
     if len(found) != nnodes and nnodes <= MOST_HOSTS:
-        raise SettingError(name, shortened(env[name]), f"is not as long as SLURM_STEP_NUM_NODES={nnodes}", OFF)
+        raise SettingError(name, shortened(env[name]), f"its length differs from SLURM_STEP_NUM_NODES={nnodes}", OFF)
     return [host_name({name: found[0]}, name)]
 
 
 def _check_tasks(env: Mapping[str, str], nnodes: int) -> None:
-    """One task a node. ``SLURM_STEP_TASKS_PER_NODE`` is such as ``2(x3),1``."""
+    """Check that each node has one task. ``SLURM_STEP_TASKS_PER_NODE`` has the form ``2(x3),1``. Raises
+    ``SettingError``."""
     tasks = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", least=1)
     listed = env.get("SLURM_STEP_TASKS_PER_NODE", "")
     several = re.search(r"(?:^|,)(?!1(?:\(|,|$))(\d+)", listed, re.ASCII)
@@ -123,8 +127,9 @@ def _check_tasks(env: Mapping[str, str], nnodes: int) -> None:
         raise SettingError(
             name,
             shortened(env.get(name, "")) or tasks,
-            "Slurm has started several launchers on a node; one starts all workers of its node",
-            f"Write {ONE_A_NODE}, and --nproc-per-node for the workers; --cluster-env=none for a job of each one's own",
+            "Slurm has started several launchers on a node, but one starts all workers of its node",
+            f"Use {ONE_PER_NODE}, and --nproc-per-node for the workers. For a separate job per launcher: "
+            "--cluster-env=none",
         )
 
 

@@ -1,8 +1,8 @@
-"""Every option of ``python -m edl.launch``, each in exactly one entry.
+"""The table of all options of ``python -m edl.launch``.
 
-From this table come the command line, its defaults, ``--help`` by sections, the errors about single values, the tables
-in docs/launcher.md (``python -m edl.launch.options --write``), the comparison of launchers that must agree (see
-``agreement``), and the spellings of torchrun and of paddle.distributed.launch.
+It is the source of the command line with its defaults, of ``--help``, of the checks of single values, of the tables in
+docs/launcher.md (``python -m edl.launch.options --write``), of the comparison of launchers that must agree (see
+``agreement``), and of the spellings of torchrun and paddle.distributed.launch.
 """
 
 from __future__ import annotations
@@ -30,59 +30,60 @@ SECTIONS: tuple[Section, ...] = (
 )
 OPTIONS: tuple[Option, ...] = tuple(option for section in SECTIONS for option in section.options)
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
-"""By their names among the values."""
+"""Options by ``Option.name``."""
 BY_SPELLING: Mapping[str, Option] = {spelling: option for option in OPTIONS for spelling in option.names}
+"""Options by flag and by other spellings, with dashes."""
 
 
 def entry_of(option: str) -> Option:
-    """The entry for an option as another launcher spells it, such as ``--server_num``. Raises ``KeyError``."""
+    """The option that another launcher spells like this, such as ``--server_num``. Raises ``KeyError``."""
     return BY_SPELLING[option.replace("_", "-")]
 
 
 def launcher_options(function: F) -> F:
-    """Give a click command all options of the launcher."""
+    """Add all options of the launcher to a click command; a decorator."""
     for option in reversed(OPTIONS):
         function = option.click_option()(function)
     return function
 
 
 def value_options() -> dict[str, bool]:
-    """Each spelling of an option, and whether a value belongs to it."""
+    """All spellings of all options, and whether each takes a value."""
     return {spelling: not option.flag_only for spelling, option in BY_SPELLING.items()}
 
 
 def is_default(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether an option has its default among these values."""
+    """Whether ``values`` holds an option's default."""
     return bool(values[name] == BY_NAME[name].default)
 
 
 def value(name: str, values: Mapping[str, Any]) -> Any:
-    """An option's value, parsed and checked by its entry. Raises ``SettingError``."""
+    """An option's value as the settings hold it, parsed and checked. Raises ``SettingError``."""
     return BY_NAME[name].value(values[name])
 
 
 def record(kind: type[R], values: Mapping[str, Any], **more: Any) -> R:
-    """A settings record whose fields come from options. ``more``: fields that take more than one option to decide.
+    """Create a settings record from the options that fill its fields. ``more``: further fields, which take precedence.
     Raises ``SettingError``."""
     return kind(**{**fields(kind, values), **more})
 
 
 def fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a settings record that come from one option each. Raises ``SettingError``."""
+    """The fields of a settings record that a single option fills, with their values. Raises ``SettingError``."""
     return {option.setting.name: option.value(values[option.name]) for option in of_record(kind) if option.setting}
 
 
 @functools.cache
 def of_record(kind: type) -> tuple[Option, ...]:
-    """The options that fill fields of a settings record."""
+    """The options that fill a field of this settings record."""
     return tuple(option for option in OPTIONS if option.setting is not None and option.setting.record is kind)
 
 
 class SectionedCommand(click.Command):
-    """A command whose ``--help`` lists the options by the sections of the table."""
+    """A click command whose ``--help`` lists the options by section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one block for each section, then what is in none."""
+        """Write one block for each section, then one for click's own options."""
         left = {parameter.name: parameter for parameter in self.get_params(ctx)}
         for section in SECTIONS:
             mine = [left.pop(option.name, None) for option in section.options]

@@ -1,7 +1,7 @@
-"""``python -m edl.launch.options``: the tables of docs/launcher.md.
+"""``python -m edl.launch.options``: generates the option tables of docs/launcher.md.
 
-``--markdown`` prints them; ``--write FILE`` puts them into that page, between two comments. A unit test holds the page
-to the table.
+``--markdown`` prints them; ``--write FILE`` writes them into that page, between two comments. A unit test fails if the
+page is out of date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END = "<!-- end of the option table -->"
 
 
 def markdown() -> str:
-    """All sections that the page has, as tables."""
+    """The tables of all documented sections."""
     return "\n\n".join(_section(section) for section in SECTIONS if section.documented)
 
 
@@ -36,7 +36,7 @@ def _row(option: Option) -> str:
 
 
 def replaced(page: str) -> str:
-    """The page with its tables as they are now. Raises ``ValueError`` where it does not have the two marks."""
+    """The page with up-to-date tables. Raises ``ValueError`` if one of the two comments is missing."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -45,7 +45,7 @@ def replaced(page: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tables, or write them into a page."""
+    """Print the tables, or write them into a page. Raises ``SystemExit`` for other arguments."""
     match list(arguments):
         case ["--markdown"]:
             click.echo(markdown())

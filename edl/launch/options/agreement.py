@@ -1,4 +1,4 @@
-"""Options on which all launchers of a job must agree, and the differences between two launchers."""
+"""Options on which all launchers of a job must agree, and the differences between two launchers' values."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _PARTS: Mapping[type, Callable[[JobSpec], Any]] = {
     VerifyRules: lambda spec: spec.verify,
     Training: lambda spec: spec.servers,
 }
-"""Where a job's specification has the record that an option fills; None there: the job has no such thing."""
+"""For each settings record in a job's specification, a function that returns it; None: the job has no such record."""
 
 
 def agreed(spec: JobSpec) -> dict[str, str]:
-    """Each option that all launchers must give alike, and its value, in the order of the table."""
+    """The value of each option on which all launchers must agree, by flag, in the order of the table."""
     several = _of_several_options(spec)
     found: dict[str, str] = {}
     for option in OPTIONS:
@@ -49,7 +49,7 @@ def agreed(spec: JobSpec) -> dict[str, str]:
 
 
 def differences(mine: JobSpec, theirs: JobSpec) -> list[str]:
-    """Options in which two specifications differ, as ``--flag=here (the running job has there)``."""
+    """Options in which two specifications differ, as ``--flag=MINE (the running job has THEIRS)``."""
     here, there = agreed(mine), agreed(theirs)
     return [
         f"{flag}={value} (the running job has {there[flag]})"
@@ -59,7 +59,7 @@ def differences(mine: JobSpec, theirs: JobSpec) -> list[str]:
 
 
 def _of_several_options(spec: JobSpec) -> dict[str, str]:
-    """Values that more than one option decides, or that only some jobs have."""
+    """Values that depend on several options, or that only some jobs have."""
     return {
         "--nnodes": f"{spec.nodes.minimum}:{spec.nodes.maximum}",
         "--data": " ".join(sorted(one.text for one in spec.data)) or NONE,
@@ -90,7 +90,7 @@ def _scheduler(choice: SchedulerChoice | None) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
-    """A value as it is given on the command line."""
+    """A value as written on the command line."""
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, bool):

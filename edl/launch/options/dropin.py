@@ -1,6 +1,6 @@
 """Options that only torchrun or paddle.distributed.launch has.
 
-``torchrun_table`` and ``paddle_table`` say what they become.
+``torchrun_table`` and ``paddle_table`` define what each of them becomes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PORT = click.IntRange(1, 65535)
 
 
 def print_completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    """``--print-completion``: print what makes this shell complete the options, and exit."""
+    """``--print-completion``: print the shell's completion script, and exit."""
     if not shell:
         return
     kind = get_completion_class(shell)
@@ -33,41 +33,41 @@ TORCHRUN = (
         advice="Or drop it",
         metavar="SECONDS",
         variable=False,
-        help="Accepted from torchrun.",
+        help="Accepted for compatibility with torchrun; no effect.",
     ),
     Option(
         "--start-method",
         written_default="spawn",
         choices=("spawn", "fork", "forkserver"),
         variable=False,
-        help="Accepted from torchrun; see --standby.",
+        help="Accepted for compatibility with torchrun; no effect. See --standby.",
     ),
     Option(
         "--event-log-handler",
         written_default="null",
         metavar="NAME",
         variable=False,
-        help="Accepted from torchrun; see edl events.",
+        help="Accepted for compatibility with torchrun; no effect. See edl events.",
     ),
     Option(
         "--use-env",
         flag_only=True,
         variable=False,
-        help=("With --dialect=torch.distributed.launch: scripts get no --local-rank=N. Else it always holds."),
+        help="With --dialect=torch.distributed.launch: do not pass --local-rank=N to the script. Otherwise always on.",
     ),
     Option(
         "--log-line-prefix-template",
         same_as="--log-prefix",
         metavar="TEMPLATE",
         variable=False,
-        help="torchrun's name of --log-prefix.",
+        help="torchrun's name for --log-prefix.",
     ),
     Option(
         "--print-completion",
         choices=("bash", "zsh", "fish"),
         variable=False,
         callback=print_completion,
-        help="Print what makes this shell complete edl-run's options, and exit.",
+        help="Print the completion script for this shell, and exit.",
     ),
 )
 PADDLE = (
@@ -75,19 +75,19 @@ PADDLE = (
         "--master",
         metavar="HOST:PORT|etcd://…",
         variable=False,
-        help="Paddle's: where nodes meet.",
+        help="Paddle's: address of the job's store.",
     ),
     Option(
         "--rank",
         written_default=-1,
         variable=False,
-        help="Paddle's name of --node-rank.",
+        help="Paddle's name for --node-rank.",
     ),
     Option(
         "--job-id",
         same_as="--rdzv-id",
         variable=False,
-        help="Paddle's name of --rdzv-id.",
+        help="Paddle's name for --rdzv-id.",
     ),
     Option(
         "--devices",
@@ -125,13 +125,13 @@ PADDLE = (
         "--host",
         same_as="--local-addr",
         variable=False,
-        help="Paddle's name of --local-addr.",
+        help="Paddle's name for --local-addr.",
     ),
     Option(
         "--ips",
         metavar="HOST,…",
         variable=False,
-        help="Paddle's: addresses of all nodes.",
+        help="Paddle's: addresses of all nodes, the first one with the store.",
     ),
     Option(
         "--start-port",
@@ -145,60 +145,60 @@ PADDLE = (
         same_as="--max-restarts",
         written_default=3,
         variable=False,
-        help="Paddle's name of --max-restarts.",
+        help="Paddle's name for --max-restarts.",
     ),
     Option(
         "--elastic-level",
         written_default=-1,
         type=click.IntRange(-1, 1),
         variable=False,
-        help="Paddle's: -1 for no restart of workers.",
+        help="Paddle's: -1 means that failed workers are not restarted.",
     ),
     Option(
         "--elastic-timeout",
         written_default=30,
         type=click.IntRange(1),
         variable=False,
-        help="Paddle's: --recover-timeout, and --join-grace of a range of nodes.",
+        help="Paddle's: sets --recover-timeout, and with a range of nodes also --join-grace.",
     ),
     Option(
         "--auto-parallel-config",
         metavar="FILE",
         variable=False,
-        help="Paddle's: for the workers.",
+        help="Paddle's: passed to the workers.",
     ),
     Option(
         "--auto-cluster-config",
         written_default=False,
         variable=False,
-        help="Paddle's: for the workers.",
+        help="Paddle's: passed to the workers.",
     ),
     Option(
         "--gloo-port",
         written_default=6767,
         type=PORT,
         variable=False,
-        help="With lists of pservers: port of the store.",
+        help="With lists of addresses in --servers and --trainers: port of the store.",
     ),
     Option(
         "--backend",
         written_default="auto",
         metavar="gloo|nccl|bkcl|auto",
         variable=False,
-        help="Paddle's: for the workers.",
+        help="Paddle's: passed to the workers.",
     ),
     Option(
         "--elastic-server",
         metavar="HOST:PORT",
         variable=False,
-        help="Paddle's: etcd, with --job-id and --np.",
+        help="Paddle's: address of an existing etcd; needs --job-id and --np.",
     ),
     Option(
         "--np",
         same_as="--nnodes",
         metavar="N|MIN:MAX",
         variable=False,
-        help="Paddle's name of --nnodes.",
+        help="Paddle's name for --nnodes.",
     ),
     Option(
         "--log-level",

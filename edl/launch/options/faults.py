@@ -8,7 +8,7 @@ from edl.launch.options.parsing import between
 from edl.launch.settings import LeaveSettings
 
 MOST_STATUS = 125
-"""Above it a status means something to a shell."""
+"""Highest exit status without a special meaning in a shell."""
 
 FAULTS = (
     Option(
@@ -24,7 +24,7 @@ FAULTS = (
         setting=Setting(SlotRules, "strikes"),
         metavar="N",
         help=(
-            "Number of failures of its own after which a [slot is dropped](slots.md) and the node continues "
+            "Number of failures of a slot alone after which the [slot is dropped](slots.md) and the node continues "
             "without it. 0: never automatically."
         ),
     ),
@@ -53,8 +53,8 @@ FAULTS = (
         setting=Setting(Timeouts, "join_grace_s"),
         metavar="SECONDS",
         help=(
-            "Seconds that the first world waits for more nodes than the minimum. Later, how long a new node waits"
-            " for another one that is still importing its framework, so that two joins cause one change."
+            "Seconds that the first world waits for more nodes than the minimum. Later: seconds that a new node waits"
+            " for another one that is still importing its framework, so that both join in one change."
         ),
     ),
     Option(
@@ -63,8 +63,8 @@ FAULTS = (
         metavar="SECONDS",
         help=(
             "Seconds of silence after which a node counts as dead; from 1 to 3600. The same limit applies to a "
-            "frozen worker and to an isolated node. With its usual settings etcd grants no less than about 2 s; "
-            "an embedded one 1 s."
+            "frozen worker and to an isolated node. An etcd with default settings grants leases of at least about "
+            "2 s, an embedded one of 1 s."
         ),
     ),
     Option(
@@ -84,16 +84,16 @@ FAULTS = (
         setting=Setting(LeaveSettings, "handled"),
         metavar="NAME[,…]",
         help=(
-            "Signals that stop this node and are passed to its workers: always these four, plus any others named."
-            " See [torchrun.md](torchrun.md#signals)."
+            "Signals that stop this node and are passed to its workers: always the four defaults, plus any others "
+            "named. See [torchrun.md](torchrun.md#signals)."
         ),
     ),
     Option(
         "--forward-signals",
         metavar="NAME[,…]|none",
         help=(
-            "Signals that are only passed to the workers that handle them. Default: USR1, unless this node drains"
-            " on it. `none`: none."
+            "Signals that are only forwarded to the workers that handle them. Default: USR1, unless this node drains"
+            " on it. `none`: no signals."
         ),
     ),
     Option(
@@ -110,8 +110,8 @@ FAULTS = (
         "--preemption-notice",
         metavar="aws|gce|azure[:BASEURL]",
         help=(
-            "Poll a cloud's metadata service for notices that this host is about to be taken away: `aws`, `gce` "
-            "or `azure`, with `:BASEURL` for another address."
+            "Poll a cloud's metadata service for preemption notices: `aws`, `gce` or `azure`; `:BASEURL` for another "
+            "address."
         ),
     ),
     Option(

@@ -12,15 +12,15 @@ from edl.wire.origin import ASPECTS
 
 HIGHEST_PORT = 65535
 MOST_SLOTS = 4096
-"""Of one node: far above what hosts have, low enough to catch a typing slip."""
+"""Limit on the slots of one node, to catch typing mistakes."""
 
 
 def aspects(option: str, text: str) -> tuple[str, ...]:
-    """Aspects that may differ between launchers of a job. Raises ``SettingError`` for one that is not compared."""
+    """Parse ``--allow-differences``. Raises ``SettingError`` for an unknown aspect."""
     found = names(option, text)
     for name in found:
         if name not in ASPECTS:
-            raise SettingError(option, name, "is nothing that is compared", f"Name some of {', '.join(ASPECTS)}")
+            raise SettingError(option, name, "launchers are not compared in it", f"Possible: {', '.join(ASPECTS)}")
     return found
 
 
@@ -49,7 +49,7 @@ SIZE_OF_THE_JOB = (
         check=between(0, MOST_SLOTS),
         metavar="N",
         help=(
-            "Additional slots of this node that stay idle until one replaces a [dropped](slots.md) slot. With "
+            "Additional slots of this node that stay idle until one replaces a [dropped slot](slots.md). With "
             "`--nproc-per-node=gpu` or `auto` they are taken from the devices that are counted."
         ),
     ),
@@ -105,9 +105,9 @@ THE_JOB_AND_ITS_STORE = (
         choices=("auto", "none", *CLUSTER_ENVS),
         old_variables=("EDL_WORLD",),
         help=(
-            "The cluster environment: whose variables supply `--nnodes`, `--node-rank` and `--rdzv-endpoint` when"
-            " they are not given: `mpi`, `slurm`, `volcano`, `kubeflow`, `env`, `none`; `auto` detects the system"
-            " that started this launcher. See [cluster-env.md](cluster-env.md)."
+            "The cluster environment, whose variables supply `--nnodes`, `--node-rank` and `--rdzv-endpoint` if they"
+            " are not given: `mpi`, `slurm`, `volcano`, `kubeflow`, `env`, `none`; `auto` detects the system that "
+            "started this launcher. See [cluster-env.md](cluster-env.md)."
         ),
     ),
     Option(
@@ -135,7 +135,7 @@ THE_JOB_AND_ITS_STORE = (
         parse=aspects,
         metavar="NAME[,…]",
         help=(
-            "Join a job although this launcher differs from its first one in the listed points: `owner`, "
+            "Join a job although this launcher differs from its first one in the listed aspects: `owner`, "
             "`script`, `versions`, separated by commas. See [security.md](security.md#whose-job-it-is)."
         ),
     ),

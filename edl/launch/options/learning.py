@@ -35,15 +35,15 @@ PARAMETER_SERVERS = (
         metavar="MIN:MAX|HOST:PORT,…",
         help=(
             "Minimum and maximum number of trainers of the whole job, `N` or `MIN:MAX`, both multiples of "
-            "`--nproc-per-node`; replaces `--nnodes`. Or a list of addresses: as many trainers run here as the "
-            "list has addresses of this host."
+            "`--nproc-per-node`; replaces `--nnodes`. Or the addresses of all of them: one trainer runs here for each "
+            "address of this host."
         ),
     ),
     Option(
         "--server-nnodes",
         metavar="N|MIN:MAX",
         help=(
-            "Minimum and maximum number of nodes with pservers, replaces `--servers`: multiplied by "
+            "Minimum and maximum number of nodes with pservers; replaces `--servers`, which becomes this times "
             "`--servers-per-node`."
         ),
     ),
@@ -121,7 +121,7 @@ PARAMETER_SERVERS = (
         setting=Setting(Training, "save_every_s"),
         parse=seconds,
         metavar="SECONDS",
-        help="Seconds between checkpoints of pservers and trainers. 0: only on request.",
+        help="Seconds between two checkpoints of pservers and trainers. 0: only on request.",
     ),
 )
 BATCH_AND_LEARNING_RATE = (
@@ -160,7 +160,7 @@ BATCH_AND_LEARNING_RATE = (
         parse=count_or_none(1),
         metavar="N",
         help=(
-            "The size for which the script's own LR is meant: samples with `--global-batch`, otherwise workers. "
+            "The size for which the script's own LR was chosen: samples with `--global-batch`, otherwise workers. "
             "Default: the size of the job's first world."
         ),
     ),

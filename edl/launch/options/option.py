@@ -1,4 +1,4 @@
-"""The form of the option table: what an entry says, and what click makes of it."""
+"""Types of the option table, and the click options made from its entries."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from edl.errors import SettingError
 
 
 class _Missing(enum.Enum):
-    """No default is written in the entry: the settings field has it."""
+    """The entry writes no default: that of the settings field applies."""
 
     MISSING = enum.auto()
 
 
 Check = Callable[[Any], str]
-"""What is wrong with a value, such as ``must be at least 1``; empty: nothing."""
+"""A function from a value to what is wrong with it, such as ``must be at least 1``; empty: nothing."""
 Parser = Callable[[str, str], Any]
-"""Flag and text to the value that the settings hold. Raises ``SettingError``."""
+"""A function from flag and text to the value that the settings hold. Raises ``SettingError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field of a settings record. The record has the default and checks the value whenever one is made."""
+    """A field of a settings record. The record defines the default, and checks the value when one is created."""
 
     record: type
     name: str
 
     @property
     def default(self) -> Any:
-        """The field's default. Raises ``KeyError`` where it has none."""
+        """The field's default. Raises ``KeyError`` if it has none."""
         found = _defaults(self.record)[self.name]
         if found is dataclasses.MISSING:
             raise KeyError(f"{self.record.__name__}.{self.name} has no default")
@@ -57,44 +57,44 @@ class Option:
     """Its name in messages and documentation, with dashes: ``--max-restarts``."""
     _: KW_ONLY
     help: str
-    """Description in Markdown: for ``--help``, and for the tables in docs/launcher.md."""
+    """Description in Markdown, for ``--help`` and for the tables in docs/launcher.md."""
     setting: Setting | None = None
-    """The field that it fills; None: several options together decide what the settings hold."""
+    """The settings field that it fills; None: its value is used otherwise."""
     written_default: Any = _Missing.MISSING
-    """The default, where it is not the one of ``setting``."""
+    """The default, if it is not that of ``setting``."""
     others: tuple[str, ...] = ()
     """Other spellings, such as ``-m``."""
     choices: tuple[str, ...] = ()
-    """All values that it takes; empty: any of its type. An enum as the default has its members here."""
+    """All allowed values; empty: any of its type. Not needed if the default is a member of an enum."""
     type: click.ParamType[Any] | None = None
     """Type for click; None: the type of the default."""
     parse: Parser | None = None
-    """Parser from text to the value in the settings, if the type alone does not determine it."""
+    """Parser from text to the value in the settings; None: the value that click has parsed."""
     check: Check | None = None
-    """Check of the value, if no settings record does it."""
+    """Check of the value, if no settings record checks it."""
     advice: str = ""
     """The suggested action in the error of ``check``."""
     metavar: str | None = None
     repeated: bool = False
-    """It may be given more than once."""
+    """Whether it may be given more than once."""
     flag_only: bool = False
-    """It has no value."""
+    """Whether it takes no value."""
     variable: bool = True
-    """``EDL_<NAME>`` in the environment says the same. Options that only another launcher has are without."""
+    """Whether ``EDL_<NAME>`` in the environment sets it. Options that only another launcher has do not."""
     old_variables: tuple[str, ...] = ()
-    """Further variables that say the same."""
+    """Further variables that set it."""
     same_as: str = ""
-    """The flag of our own option of which this is another launcher's name."""
+    """The flag of edl's option of which this is another launcher's name; empty: none."""
     hidden: bool = False
-    """Not in ``--help``: it is explained or refused."""
+    """Whether it is left out of ``--help``, because it is explained or refused."""
     parameter: str = ""
-    """Its name among the values, where that does not follow from the flag."""
+    """``name``, if that does not follow from the flag."""
     callback: Callable[[click.Context, click.Parameter, Any], Any] | None = field(default=None, repr=False)
-    """Done at once when it is given; such an option has no value afterwards."""
+    """Called while the command line is parsed, if the option is given; such an option has no value."""
 
     @property
     def name(self) -> str:
-        """Its name among the values: with underscores and without dashes."""
+        """Its key in ``ResolvedOptions.values``: with underscores and without leading dashes."""
         return self.parameter or self.flag.lstrip("-").replace("-", "_")
 
     @property
@@ -104,12 +104,12 @@ class Option:
 
     @property
     def own_variable(self) -> str:
-        """The variable that says the same; empty: there is none."""
+        """The ``EDL_*`` variable that sets it; empty: none."""
         return "EDL_" + self.flag.lstrip("-").replace("-", "_").upper() if self.variable else ""
 
     @property
     def default(self) -> Any:
-        """As click has it where nothing is given: a text where the option is parsed."""
+        """The value that click returns if the option is not given: as text if the option has a parser or an enum."""
         if self.flag_only:
             return False
         value = self._written
@@ -117,13 +117,14 @@ class Option:
 
     @property
     def _written(self) -> Any:
-        """The default as the entry or the settings record has it."""
+        """The default in the entry or, without one, in the settings record."""
         if self.written_default is _Missing.MISSING:
             return self.setting.default if self.setting is not None else ""
         return self.written_default
 
     def value(self, given: Any) -> Any:
-        """``given``, which click has read, as the settings hold it. Raises ``SettingError``."""
+        """Convert and check ``given``, which click has parsed; returns what the settings hold. Raises
+        ``SettingError``."""
         kind = self._written.__class__
         if self.parse is not None:
             value = self.parse(self.flag, given)
@@ -137,12 +138,12 @@ class Option:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """All values that it takes; empty: it is not a choice."""
+        """All allowed values; empty: it is not a choice."""
         default = self._written
         return self.choices or (tuple(one.value for one in default.__class__) if isinstance(default, enum.Enum) else ())
 
     def click_option(self) -> Callable[[Any], Any]:
-        """The option for a click command."""
+        """The decorator that adds this option to a click command."""
         more: dict[str, Any] = {}
         default = self.default
         if self.flag_only:
@@ -167,7 +168,7 @@ class Option:
         )
 
     def _plain_help(self) -> str:
-        """``help`` for a terminal: without Markdown, and with the default."""
+        """``help`` for a terminal: without Markdown, followed by the default."""
         text = plain_text(self.help)
         if self.same_as:
             return text
@@ -181,7 +182,7 @@ def _type_of(default: Any) -> click.ParamType[Any]:
 
 
 def default_text(option: Option, value: Any) -> str:
-    """A default as it would be written on the command line."""
+    """A default as written on the command line."""
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, str):
@@ -213,11 +214,12 @@ def _link(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Options that belong together, in ``--help`` and in the documentation."""
+    """A group of options in ``--help`` and in the documentation."""
 
     title: str
     options: tuple[Option, ...]
     intro: str = ""
-    """Stands before the table in the documentation."""
+    """Markdown before the table in the documentation."""
     documented: bool = True
-    """Has a table in docs/launcher.md; else docs/torchrun.md and docs/paddle.md say what its options are."""
+    """Whether docs/launcher.md has a table for it; otherwise docs/torchrun.md or docs/paddle.md describes its
+    options."""

@@ -1,4 +1,4 @@
-"""Options about schedulers, automatic sizes and HTTP."""
+"""Options about schedulers, autoscaling and HTTP."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ WHERE_NODES_COME_FROM = (
         "--scheduler",
         metavar="KIND",
         help=(
-            "What adds and removes nodes, such as `statefulset/train`, `slurm`, `process`: "
-            "[schedulers](schedulers.md). Default: none; launchers are started by someone else."
+            "The scheduler that adds and removes nodes, such as `statefulset/train`, `slurm`, `process`; see "
+            "[schedulers.md](schedulers.md). Default: none; launchers are started from outside."
         ),
     ),
     Option(
@@ -22,9 +22,7 @@ WHERE_NODES_COME_FROM = (
     Option(
         "--scale-owner",
         metavar="master|external",
-        help=(
-            "Who decides how many nodes there are: `master` or `external`. Default: the usual owner for that scheduler."
-        ),
+        help=("Who decides the number of nodes: `master` or `external`. Default: the usual owner for that scheduler."),
     ),
     Option(
         "--scale-cooldown",
@@ -36,13 +34,13 @@ WHERE_NODES_COME_FROM = (
         "--autoscale",
         written_default="off",
         choices=("off", "throughput"),
-        help=("`throughput`: choose the number of nodes from measured throughput: [autoscale.md](autoscale.md)."),
+        help="`throughput`: choose the number of nodes by measured throughput, see [autoscale.md](autoscale.md).",
     ),
     Option(
         "--autoscale-efficiency",
         setting=Setting(AutoscaleRules, "efficiency"),
         metavar="SHARE",
-        help=("What an additional node must contribute, as a share of what an average node contributes."),
+        help="Throughput that an additional node must contribute, as a fraction of what an average node contributes.",
     ),
     Option(
         "--autoscale-cooldown",
@@ -54,8 +52,8 @@ WHERE_NODES_COME_FROM = (
         "--node-index",
         metavar="N",
         help=(
-            "The scheduler's number for this node; the highest leave first. Default: `JOB_COMPLETION_INDEX`, "
-            "`VC_TASK_INDEX`, `SLURM_ARRAY_TASK_ID`, or the ordinal of a StatefulSet's pod."
+            "The scheduler's index of this node; nodes with the highest index leave first. Default: "
+            "`JOB_COMPLETION_INDEX`, `VC_TASK_INDEX`, `SLURM_ARRAY_TASK_ID`, or the ordinal of a StatefulSet's pod."
         ),
     ),
 )
@@ -68,35 +66,35 @@ HTTP = (
     Option(
         "--http-host",
         metavar="HOST",
-        help="Address to listen on. Default: the node's.",
+        help="Address to listen on. Default: the node's address.",
     ),
     Option(
         "--http-token-file",
         metavar="FILE",
         help=(
-            "Tokens with full access, one per line. Default: the job's own. See "
+            "File with tokens for full access, one per line. Default: the job's own token. See "
             "[tokens](scale.md#tokens-and-certificates)."
         ),
     ),
     Option(
         "--http-read-token-file",
         metavar="FILE",
-        help="Tokens with read-only access.",
+        help="File with tokens for read-only access, one per line.",
     ),
     Option(
         "--http-cert",
         metavar="FILE",
-        help="Certificate for TLS, PEM.",
+        help="Certificate for TLS, in PEM format.",
     ),
     Option(
         "--http-key",
         metavar="FILE",
-        help="Its key, without a password.",
+        help="Key of the certificate, not encrypted.",
     ),
     Option(
         "--http-client-ca",
         metavar="FILE",
-        help="Require client certificates signed by this authority.",
+        help="Require client certificates signed by this CA.",
     ),
 )
 SECTIONS = (
@@ -105,8 +103,8 @@ SECTIONS = (
         "HTTP",
         HTTP,
         (
-            "These options serve [the HTTP interface for the size of the job](scale.md#over-http). Give them to "
-            "every launcher."
+            "These options configure [the HTTP interface](scale.md#over-http). Give them to every launcher, because "
+            "any of them may become the Master."
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Options about state, data, readers, and comparing the state."""
+"""Options about checkpoints, data, readers, and the comparison of states."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from edl.launch.options.parsing import at_least, between, bytes_from, finite_sec
 from edl.launch.settings import NodeSettings, ReaderPool, StateSettings
 
 SLOWEST_COPY = 2 << 20
-"""Bytes a second; a slower copy to another node would be given up as one that creeps."""
+"""Lower bound of ``--copy-rate`` in bytes per second: slower copies are cancelled."""
 MOST_READERS = 1024
-"""Reader processes of one launcher."""
+"""Limit on the reader processes of one launcher."""
 
 
 def copies_in_time(rate: int) -> str:
-    """Check the lower bound of ``--copy-rate``."""
-    creeps = 0 < rate < SLOWEST_COPY
-    return "must be at least 2M, or 0 for no limit: a copy that creeps is given up" if creeps else ""
+    """Check ``--copy-rate``; returns what is wrong, or an empty string."""
+    too_slow = 0 < rate < SLOWEST_COPY
+    return "must be at least 2M, or 0 for no limit, because slower copies are cancelled" if too_slow else ""
 
 
 def folder(_: str, text: str) -> str:
-    """``--checkpoint-dir`` as it is used."""
+    """Parse ``--checkpoint-dir``: a path becomes absolute."""
     return checkpoint_folder(text)
 
 
@@ -53,7 +53,7 @@ STATE = (
         "--adopt-checkpoint",
         setting=Setting(StateSettings, "adopt"),
         flag_only=True,
-        help=("Start from checkpoints of a job with another `--rdzv-id`, and take the directory over."),
+        help=("Start from the checkpoints of a job with another `--rdzv-id`, and take over its checkpoint directory."),
     ),
     Option(
         "--state-memory",
@@ -89,7 +89,7 @@ STATE = (
         parse=bytes_from,
         check=copies_in_time,
         metavar="BYTES",
-        help=("Most bytes per second that this node sends for copies, such as `200M`. 0: no limit."),
+        help=("Limit on the bytes per second that this node sends for copies, such as `200M`. 0: no limit."),
     ),
     Option(
         "--data",
@@ -117,7 +117,8 @@ STATE = (
         setting=Setting(ReaderPool, "count"),
         check=between(0, MOST_READERS),
         help=(
-            "Processes of this launcher that read data for all trainers of the job. With `--role=reader` at least 1."
+            "Number of remote readers of this launcher, which read data for all workers of the job. With "
+            "`--role=reader` at least 1."
         ),
     ),
     Option(
@@ -133,12 +134,12 @@ STATE = (
         setting=Setting(ReaderPool, "capacity"),
         check=at_least(1),
         metavar="N",
-        help="Streams that each of these processes serves at once.",
+        help="Number of streams that each reader serves at once.",
     ),
     Option(
         "--rack",
         setting=Setting(NodeSettings, "rack"),
-        help=("Where this node stands, in any words. Copies of its commits prefer a node in another rack."),
+        help="Rack of this node, any name. Copies of its commits prefer a node in another rack.",
     ),
 )
 COMPARING_THE_STATE = (

@@ -1,4 +1,4 @@
-"""Options about workers and what they write."""
+"""Options about workers and their output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.launch.options.parsing import bytes_from, bytes_or_default, names
 from edl.launch.settings import NodeSettings, WorkerSettings
 
 TORCH_LAUNCH = "torch.distributed.launch"
-"""The dialect of torchrun's elder sister."""
+"""The dialect of ``python -m torch.distributed.launch``, torchrun's predecessor."""
 DIALECTS = ("auto", "edl", "paddle", TORCH_LAUNCH)
 
 WORKERS = (
@@ -45,7 +45,7 @@ WORKERS = (
         "--virtual-local-rank",
         setting=Setting(WorkerSettings, "virtual_local_rank"),
         flag_only=True,
-        help="Each worker sees one accelerator only, and finds 0 in `LOCAL_RANK`.",
+        help="Each worker sees only one accelerator, and its `LOCAL_RANK` is 0.",
     ),
     Option(
         "--numa-binding",
@@ -59,14 +59,14 @@ WORKERS = (
     Option(
         "--no-python",
         flag_only=True,
-        help="The script is any program. It is always started cold.",
+        help="The script is any program. It is always started cold, without a fork server.",
     ),
     Option(
         "--local-addr",
         setting=Setting(NodeSettings, "local_addr"),
         help=(
-            "Address of this node that other nodes reach. The launcher listens on it, and rank 0's store is "
-            "announced under it. Default: the address from which this host reaches the store."
+            "Address at which other nodes reach this one. The launcher listens on it, and `MASTER_ADDR` is this "
+            "address if rank 0 is here. Default: this host's address on the route to the store."
         ),
     ),
     Option(
@@ -84,8 +84,8 @@ WORKERS = (
         written_default="edl",
         choices=("edl", "worker"),
         help=(
-            "Exit status of a job that a worker's failure ended: [edl's](exit-codes.md) or the `worker`'s. In "
-            "Paddle's dialect it is the worker's."
+            "Exit status of a job that a worker's failure ended: [edl's](exit-codes.md) or the `worker`'s. Default in "
+            "Paddle's dialect: `worker`."
         ),
     ),
 )
@@ -112,12 +112,12 @@ OUTPUT = (
         others=("-r",),
         written_default="0",
         metavar="0-3|RANK:0-3,…",
-        help=("Streams that go to a file only; same values. `--tee` wins where both name a stream."),
+        help=("Streams that go to a file only; values as for `--tee`, which takes precedence if both name a stream."),
     ),
     Option(
         "--local-ranks-filter",
         metavar="RANK,…",
-        help="Local ranks whose output the console shows, such as `0,1`.",
+        help="Local ranks whose output is shown on the console, such as `0,1`. Default: all.",
     ),
     Option(
         "--duplicate-stdout-filters",
@@ -135,7 +135,7 @@ OUTPUT = (
     Option(
         "--logs-specs",
         metavar="NAME",
-        help="torchrun's log plug-ins. Only `default` is accepted.",
+        help="torchrun's log plug-in. Only `default` is accepted.",
     ),
     Option(
         "--log-prefix",

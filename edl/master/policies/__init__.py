@@ -1,1 +1,1 @@
-"""Policies that decide from measurements rather than from faults: pure, and each is optional."""
+"""Pure policies of the Master that can be switched off: the number of nodes by throughput, and dropped slots."""

@@ -1,11 +1,11 @@
-"""Chooses the number of nodes from the measured throughput of each size. Pure: no clock, no I/O.
+"""Chooses the number of nodes by the measured throughput of each size. Pure: no clock, no I/O.
 
-It moves one step at a time: measure a size, try its neighbour, and compare what the nodes of that step add with what an
-average node contributes. Verdicts are remembered, so that nothing is tried over and over.
+It moves one step at a time: it measures a size, tries the next one, and compares what the nodes of that step add with
+what an average node contributes. Results are remembered, so that a step is not tried over and over.
 
-Borrowed ideas: marginal efficiency as the measure is from Pollux and AdaptDL, without their model of gradient noise;
-the cool-down of 60 s is from Ray's autoscaler and Kubeflow's KEP-2903; a new size is measured only after a while, as
-Elastic Horovod's autotuning discards its warm-up.
+Sources of ideas: marginal efficiency as the criterion is from Pollux and AdaptDL, without their model of gradient
+noise; the cool-down of 60 s is from Ray's autoscaler and Kubeflow's KEP-2903; a new size is measured only after a
+while, as Elastic Horovod's autotuning discards its warm-up.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from edl.config import AutoscaleRules
 SETTLE_S = 10.0
 """Seconds after a change of the world without measurements: caches fill, kernels are chosen, loaders catch up."""
 HOLD_S = 10.0
-"""Seconds that a proposal must hold before it is acted upon."""
+"""Seconds that a proposal must stay the same before the size is requested."""
 LOWER = 2 / 3
-"""A step found good is given up below this share of the required efficiency (hysteresis)."""
+"""A step that was found good is found bad only below this fraction of the required efficiency (hysteresis)."""
 FEWEST, MOST = 4, 60
-"""Measurements of the whole world before its mean counts; after the maximum it counts in any case. About 5 s each."""
+"""Bounds of the number of measurements of a world before its mean is used; each takes about 5 s. In between,
+``CERTAIN`` decides."""
 CERTAIN = 0.1
-"""A mean counts when the gain of one step is known to this standard error, in average nodes."""
+"""A mean is used once the standard error of the gain of one step is at most this many average nodes."""
 DRIFT = 0.3
-"""Relative change of a known size's throughput after which everything learnt is discarded: the job or the machines have
+"""Relative change of a known size's throughput after which everything learnt is discarded: the job or the hosts have
 changed."""
 RETRY_S = 3600.0
-"""Seconds after which a step that brought too little is tried again; doubled each time, up to ``LONGEST_RETRY_S``."""
+"""Seconds after which a step that was found bad is tried again; doubled each time, up to ``LONGEST_RETRY_S``."""
 LONGEST_RETRY_S = 86400.0
 
 
 class Found(enum.Enum):
-    """Verdict on one step from a size to the next."""
+    """What is known about the step from one size to the next."""
 
     UNKNOWN = "unknown"
     GOOD = "good"
@@ -51,30 +52,31 @@ class Rung:
 
     nodes: int
     rate: float = 0.0
-    """Throughput as last measured; 0: never."""
+    """Throughput as last measured; 0: never measured."""
     found: Found = Found.UNKNOWN
     gain: float = 0.0
-    """Contribution of a node of this step, as a share of an average node of the size below it."""
+    """Contribution of a node of this step, as a fraction of an average node of the size below."""
     misses: int = 0
-    """Number of times the step was found bad."""
+    """How often the step was found bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """Knowledge that outlives the Master. It contains no times, since clocks differ."""
+    """Knowledge that is part of the record, for the next Master. It contains no times, because clocks differ."""
 
     measure: str = ""
-    """The unit that was counted, and under which settings. Results of one measure do not apply to another."""
+    """What throughput counts, and under which settings. Results of one measure do not apply to another."""
     rungs: tuple[Rung, ...] = ()
+    """Known sizes, ascending."""
     last: int = 0
-    """Size that was measured last; 0: none. A step is judged only by two sizes measured in succession."""
+    """The size that was measured last; 0: none. A step is judged only by two sizes measured in succession."""
 
     def rung(self, nodes: int) -> Rung:
-        """The measurements of one size."""
+        """What is known about one size; an empty entry if nothing is."""
         return next((rung for rung in self.rungs if rung.nodes == nodes), Rung(nodes))
 
     def put(self, rung: Rung) -> Learnt:
-        """A copy in which this size's entry is replaced."""
+        """A copy with this entry in place of the size's earlier one."""
         others = (other for other in self.rungs if other.nodes != rung.nodes)
         return dataclasses.replace(self, rungs=tuple(sorted((*others, rung), key=lambda one: one.nodes)))
 
@@ -84,30 +86,36 @@ NOTHING_LEARNT = Learnt()
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleMemory:
-    """State that each Master collects itself: the current measurement, and times in seconds of its clock."""
+    """What each Master collects anew: the current measurement, and times in seconds of its clock."""
 
     round: int = 0
     nodes: int = 0
     since_s: float = 0.0
-    """Time of the first pace report in this world."""
+    """Time of the first report in this world."""
     reported: Mapping[str, float] = field(default_factory=dict)
-    """Seconds per step, for nodes that have reported since the last measurement."""
+    """Seconds per step of the nodes that have reported since the last measurement."""
     count: int = 0
+    """Number of measurements of this world."""
     mean: float = 0.0
+    """Mean throughput of this world."""
     spread: float = 0.0
     """Variance of single measurements."""
     complete: bool = False
-    """This world has been measured, and the step to it judged."""
+    """Whether this world has been measured, and the step to it judged."""
     changed_s: float = 0.0
-    """Time of the last change of the size, or request for one."""
-    lean: int = 0
-    """Size that is about to be requested."""
-    lean_s: float = 0.0
+    """Time of the last change of the size, or of the last request for one."""
+    candidate: int = 0
+    """The size that will be requested if it stays the best for ``HOLD_S``; 0: none."""
+    candidate_s: float = 0.0
+    """Time since which it is the best."""
     forgot_s: float = -math.inf
+    """Time at which everything learnt was last discarded."""
     retry: Mapping[int, float] = field(default_factory=dict)
-    """Time at which a step found bad may be tried again, by size."""
+    """Time from which a step that was found bad may be tried again, by size."""
     proposal: int = 0
+    """The proposed size, for the status; 0: none."""
     reason: str = ""
+    """The reason for the proposal, or for the lack of one."""
 
 
 NO_MEMORY = AutoscaleMemory()
@@ -115,31 +123,33 @@ NO_MEMORY = AutoscaleMemory()
 
 @dataclass(frozen=True, slots=True)
 class CurrentWorld:
-    """The current world."""
+    """The running world, and what restricts proposals."""
 
     round: int
     slots: Mapping[str, int]
-    """Number of workers of each member."""
+    """Number of workers by member."""
     lowest: int
     highest: int
     unit: int
     reach: int
-    """Maximum number of nodes that exist or that a scheduler would provide."""
+    """Number of nodes that exist, or that a scheduler would provide."""
     measure: str = ""
+    """``Learnt.measure`` for this world."""
     noun: str = "worker steps/s"
+    """Unit of the throughput, for messages."""
     share: float = 1.0
     """Work that one worker does per step, in units of the measure."""
     unsettled: str = ""
-    """Why the current pace says nothing about this size; empty if it does."""
+    """Why the current pace is not typical of this size; empty if it is."""
     lacking: str = ""
-    """Why nothing is proposed at the moment; empty if something may be."""
+    """Why no size may be proposed now; empty if one may."""
     advice: str = ""
-    """Why a proposal is only shown; empty if it is acted upon."""
+    """Why a proposal is only shown in the status; empty if it is requested."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Result of one report."""
+class PaceResult:
+    """The result of handling one report."""
 
     memory: AutoscaleMemory
     learnt: Learnt
@@ -153,7 +163,7 @@ class _Choice:
     why: str
 
 
-def hear(
+def handle_pace(
     memory: AutoscaleMemory,
     learnt: Learnt,
     place: CurrentWorld,
@@ -161,23 +171,27 @@ def hear(
     step_s: float,
     rules: AutoscaleRules,
     now_s: float,
-) -> Look:
-    """Handle a node's report of its step time."""
+) -> PaceResult:
+    """Handle a node's report of its step time in seconds."""
     memory, learnt = _at(memory, learnt, place, now_s)
     if place.unsettled or node not in place.slots or not 0 < step_s < math.inf:
-        return Look(_show(memory, 0, place.unsettled or memory.reason), learnt)
+        return PaceResult(_show(memory, 0, place.unsettled or memory.reason), learnt)
     if now_s < memory.since_s + SETTLE_S:
-        return Look(_show(memory, 0, f"{_count(memory.nodes)}: just begun, not measured yet"), learnt)
+        return PaceResult(
+            _show(memory, 0, f"{_count(memory.nodes)}: this world has just begun, not measured yet"), learnt
+        )
     memory = dataclasses.replace(memory, reported={**memory.reported, node: step_s})
     if len(memory.reported) < len(place.slots):
-        return Look(memory, learnt)
+        return PaceResult(memory, learnt)
     memory = _measured(memory, place)
     if not _certain(memory, place):
         text = f"{_count(memory.nodes)}: about {memory.mean:.4g} {place.noun} ({_count(memory.count, 'measurement')})"
-        return Look(_show(memory, 0, f"{text}, not certain yet"), learnt)
+        return PaceResult(_show(memory, 0, f"{text}, not certain yet"), learnt)
     memory, learnt = _learn(memory, learnt, place, rules, now_s)
     if not memory.count:
-        return Look(_show(memory, 0, f"{_count(memory.nodes)}: its throughput has changed, measuring again"), learnt)
+        return PaceResult(
+            _show(memory, 0, f"{_count(memory.nodes)}: its throughput has changed, measuring again"), learnt
+        )
     return _propose(memory, learnt, place, rules, now_s)
 
 
@@ -185,7 +199,7 @@ def hear(
 
 
 def _at(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, now_s: float) -> tuple[AutoscaleMemory, Learnt]:
-    """Start over in each new world, and when the measure changes."""
+    """Start a new measurement if the world or the measure has changed."""
     if learnt.measure != place.measure:
         learnt = Learnt(place.measure)
         memory = dataclasses.replace(memory, round=0, retry={})
@@ -204,7 +218,7 @@ def _at(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, now_s: flo
 
 
 def _measured(memory: AutoscaleMemory, place: CurrentWorld) -> AutoscaleMemory:
-    """Add one measurement of the world to mean and variance (exponential after the first ones)."""
+    """Add one measurement of the world to mean and variance, which are exponential after ``MOST`` measurements."""
     reported = {node: step_s for node, step_s in memory.reported.items() if node in place.slots}
     rate = place.share * sum(place.slots[node] / step_s for node, step_s in reported.items())
     count = memory.count + 1
@@ -216,7 +230,7 @@ def _measured(memory: AutoscaleMemory, place: CurrentWorld) -> AutoscaleMemory:
 
 
 def _certain(memory: AutoscaleMemory, place: CurrentWorld) -> bool:
-    """Whether the mean is certain enough to judge a step: the larger the world, the less a step changes it."""
+    """Whether the mean is precise enough to judge a step: the larger the world, the less a step changes it."""
     if memory.count < FEWEST or memory.count >= MOST:
         return memory.count >= MOST
     error = math.sqrt(memory.spread / (memory.count - 1)) / memory.mean
@@ -233,7 +247,7 @@ def _learn(
     nodes, old = memory.nodes, learnt.rung(memory.nodes)
     trial = not memory.complete and learnt.last == nodes - place.unit and old.found is not Found.GOOD
     if old.rate and not trial and abs(memory.mean / old.rate - 1) > DRIFT and now_s >= memory.forgot_s + RETRY_S:
-        # The mean is still a mixture of before and after: measure it again as well.
+        # The mean mixes the throughput before and after the drift, so this size is measured again as well.
         memory = dataclasses.replace(memory, forgot_s=now_s, retry={}, complete=False, count=0, mean=0.0, spread=0.0)
         return memory, Learnt(learnt.measure)
     if memory.complete:
@@ -249,11 +263,11 @@ def _learn(
 def _judge(
     memory: AutoscaleMemory, learnt: Learnt, before: int, rules: AutoscaleRules, now_s: float
 ) -> tuple[AutoscaleMemory, Learnt]:
-    """Judge the step between two sizes measured in succession by the contribution of its nodes."""
+    """Judge the step between two sizes that were measured in succession, by the contribution of its nodes."""
     low, high = learnt.rung(min(before, memory.nodes)), learnt.rung(max(before, memory.nodes))
     down = memory.nodes == low.nodes
     if down and high.found is not Found.UNKNOWN:
-        return memory, learnt  # returning from a trial: noise must not reverse the verdict
+        return memory, learnt  # the return from a trial must not reverse its result by noise
     gain = (high.rate - low.rate) / (high.nodes - low.nodes) / (low.rate / low.nodes)
     least = rules.efficiency * (LOWER if down or high.found is Found.GOOD else 1.0)
     if gain >= least:
@@ -270,28 +284,30 @@ def _retry_s(rung: Rung) -> float:
 # --- proposing -------------------------------------------------------------------------------------------------------
 
 
-def _propose(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, rules: AutoscaleRules, now_s: float) -> Look:
-    """Choose the best size, and request it once it has held for a while and the last change is long enough ago."""
+def _propose(
+    memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld, rules: AutoscaleRules, now_s: float
+) -> PaceResult:
+    """Choose the best size, and request it once it has been the best for ``HOLD_S`` and the cool-down is over."""
     nodes, facts = memory.nodes, _facts(memory, learnt, place)
     if place.lacking:
-        return Look(_show(memory, 0, f"{facts}; {place.lacking}"), learnt)
+        return PaceResult(_show(memory, 0, f"{facts}; {place.lacking}"), learnt)
     choice = _choose(memory, learnt, place, rules, now_s)
     text = f"{facts}; {choice.why}"
     if choice.nodes == nodes:
-        return Look(dataclasses.replace(_show(memory, nodes, text), lean=0), learnt)
-    if memory.lean != choice.nodes:
-        memory = dataclasses.replace(memory, lean=choice.nodes, lean_s=now_s)
+        return PaceResult(dataclasses.replace(_show(memory, nodes, text), candidate=0), learnt)
+    if memory.candidate != choice.nodes:
+        memory = dataclasses.replace(memory, candidate=choice.nodes, candidate_s=now_s)
     if place.advice:
-        return Look(_show(memory, choice.nodes, f"{text}; {place.advice}"), learnt)
+        return PaceResult(_show(memory, choice.nodes, f"{text}; {place.advice}"), learnt)
     cooled_s = memory.changed_s + rules.cooldown_s
     if now_s < cooled_s:
-        return Look(_show(memory, choice.nodes, f"{text}, {rules.cooldown_s:g} s after the last change"), learnt)
+        return PaceResult(_show(memory, choice.nodes, f"{text}, {rules.cooldown_s:g} s after the last change"), learnt)
     memory = _show(memory, choice.nodes, text)
-    if now_s < memory.lean_s + HOLD_S:
-        return Look(memory, learnt)
-    # The step is judged by the current throughput of this size, not by that when it was new.
+    if now_s < memory.candidate_s + HOLD_S:
+        return PaceResult(memory, learnt)
+    # The step will be judged by the current throughput of this size, not by that of its first measurement.
     learnt = learnt.put(dataclasses.replace(learnt.rung(nodes), rate=memory.mean))
-    return Look(dataclasses.replace(memory, changed_s=now_s, lean=0), learnt, choice.nodes)
+    return PaceResult(dataclasses.replace(memory, changed_s=now_s, candidate=0), learnt, choice.nodes)
 
 
 def _choose(
@@ -312,14 +328,14 @@ def _choose(
         known = "is unknown" if above.found is Found.UNKNOWN else f"brought {_percent(above.gain)} some time ago"
         return _Choice(above.nodes, f"{more} {known}: trying")
     if here.found is Found.UNKNOWN and nodes - unit >= place.lowest:
-        return _Choice(nodes - unit, f"what {last} brings is unknown: trying without")
+        return _Choice(nodes - unit, f"what {last} brings is unknown: trying without it")
     if above.nodes > place.highest:
         return _Choice(nodes, "the maximum")
     if above.found is Found.BAD:
         return _Choice(
             nodes, f"{more} brought {_percent(above.gain)} of an average node, less than {_percent(rules.efficiency)}"
         )
-    return _Choice(nodes, f"{more} would be tried: none is there")
+    return _Choice(nodes, f"{more} would be tried, but no node is available")
 
 
 def _show(memory: AutoscaleMemory, proposal: int, reason: str) -> AutoscaleMemory:
@@ -327,7 +343,7 @@ def _show(memory: AutoscaleMemory, proposal: int, reason: str) -> AutoscaleMemor
 
 
 def _facts(memory: AutoscaleMemory, learnt: Learnt, place: CurrentWorld) -> str:
-    """Text such as ``4 nodes: 412 samples/s, 3.1x of one (78 % a node)``."""
+    """The measured throughput as text: ``4 nodes: 412 samples/s, 3.1x of one (78 % a node)``."""
     text = f"{_count(memory.nodes)}: {memory.mean:.4g} {place.noun}"
     first = next((rung for rung in learnt.rungs if rung.rate and rung.nodes < memory.nodes), None)
     if first is None:

@@ -1,8 +1,8 @@
 """Kubernetes as a scheduler: StatefulSet, custom resource with ``/scale``, Indexed Job, Volcano Job, PaddleJob.
 
-``kinds.py`` (pure) knows where each object stores its size and how to patch it; ``pods.py`` (pure) interprets pods;
-``client.py`` speaks HTTP; ``mirror.py`` keeps a list up to date with watches; ``scheduler.py`` is the adapter itself;
-``access.py`` finds the API server and the credentials.
+``kinds.py`` (pure) knows where each kind of object stores its size and how to patch it; ``pods.py`` (pure) interprets
+pods; ``client.py`` is the API client; ``mirror.py`` keeps a list of objects up to date with watches; ``scheduler.py``
+is the adapter; ``access.py`` finds the API server and the credentials.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ __all__ = ["CONF_KEYS", "KubernetesScheduler", "check", "make", "open_scheduler"
 
 
 def check(wanted: SchedulerChoice) -> None:
-    """Find errors before anything is started; makes no connection. Raises ``SettingError``.
-
-    Errors are an invalid name, an invalid setting, a launcher outside a cluster without an address, and a missing
-    package.
-    """
+    """Check the settings without making a connection. Raises ``SettingError`` for an invalid name or setting, for a
+    launcher outside a cluster that names no API server, and for a missing package."""
     open_scheduler(wanted)
     if importlib.util.find_spec("aiohttp") is None:
         raise SettingError("--scheduler", wanted.text, "needs the package aiohttp", "Install it: pip install aiohttp")
@@ -37,6 +34,6 @@ def make(deps: SchedulerDeps) -> Scheduler:
 
 
 def open_scheduler(wanted: SchedulerChoice) -> KubernetesScheduler:
-    """The adapter for ``--scheduler``; makes no connection yet. Raises ``SettingError``."""
+    """Create the adapter for ``--scheduler``, which does not connect yet. Raises ``SettingError``."""
     options = options_from(wanted.conf)
     return KubernetesScheduler(kind_from(wanted.text, options), options)

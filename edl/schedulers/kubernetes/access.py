@@ -14,12 +14,12 @@ from edl.schedulers.deps import seconds
 
 SETTING = "--scheduler-conf"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod finds the credentials of its service account."""
+"""The folder in which a pod finds the credentials of its service account."""
 CONF_KEYS = {
     "api": "URL of the API server. Default: the pod's own cluster.",
-    "namespace": "Default: that of the pod.",
-    "token_file": "Bearer token, read again whenever the file changes. Default: the pod's service account.",
-    "ca": "CA certificates for the API server. Default: those of the pod, else the system's.",
+    "namespace": "Namespace of the object. Default: that of the pod.",
+    "token_file": "File with the bearer token, reread when it changes. Default: the pod's service account.",
+    "ca": "File with the CA certificates of the API server. Default: those of the pod, otherwise the system's.",
     "timeout": "Seconds that one call may take, retries included. Default: 10.",
     "poll": "Seconds between two reads of the size while no pod changes. Default: 10.",
     "task": "Task of a Volcano Job whose replicas are the nodes. Default: its only one, or the one named worker.",
@@ -27,15 +27,15 @@ CONF_KEYS = {
     "indexed": "true: a custom resource removes the pod with the highest ordinal first. Default: false.",
     "watch_nodes": "true: taints of the hosts count as notices as well (needs a ClusterRole). Default: false.",
 }
-"""Keys of ``--scheduler-conf`` for Kubernetes."""
+"""Keys of ``--scheduler-conf`` for Kubernetes, with descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checked settings of one adapter."""
+    """The checked settings of one adapter; see ``CONF_KEYS``."""
 
     url: str
-    """Without a trailing slash."""
+    """URL of the API server, without a trailing slash."""
     namespace: str
     token_file: str = ""
     ca: str = ""
@@ -50,20 +50,20 @@ class Options:
 def options_from(
     conf: Mapping[str, str], variables: Mapping[str, str] | None = None, account: Path = SERVICE_ACCOUNT
 ) -> Options:
-    """Check ``--scheduler-conf`` and fill in defaults from the pod. Raises ``SettingError``."""
+    """Parse ``--scheduler-conf`` and fill in defaults from the pod. Raises ``SettingError``."""
     variables = environment() if variables is None else variables
     unknown = sorted(set(conf) - set(CONF_KEYS))
     if unknown:
         raise SettingError(SETTING, unknown[0], f"Kubernetes knows {', '.join(CONF_KEYS)}")
     given = conf.get("api", "")
     url = _url(given) if given else _of_the_cluster(variables)
-    # With an explicit server, the credentials must be explicit too: those of the pod are not sent anywhere else.
+    # The pod's credentials are only sent to the pod's own cluster.
     inside = account if not given else None
     token_file = conf.get("token_file") or _existing(inside, "token")
     ca = conf.get("ca") or _existing(inside, "ca.crt")
     for key, path in (("token_file", conf.get("token_file")), ("ca", conf.get("ca"))):
         if path and not Path(path).is_file():
-            raise SettingError(SETTING, f"{key}={path}", "there is no such file")
+            raise SettingError(SETTING, f"{key}={path}", "no such file")
     _keep_secret(url, token_file)
     return Options(
         url=url,
@@ -80,6 +80,7 @@ def options_from(
 
 
 def _of_the_cluster(variables: Mapping[str, str]) -> str:
+    """URL of the API server of the pod's own cluster. Raises ``SettingError`` outside a pod."""
     host, port = variables.get("KUBERNETES_SERVICE_HOST", ""), variables.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         advice = f"Name it: {SETTING}=api=https://HOST:PORT,namespace=…,token_file=…,ca=…"
@@ -99,7 +100,7 @@ def _url(text: str) -> str:
 
 
 def _keep_secret(url: str, token_file: str) -> None:
-    """Refuse to send a token without TLS, except to this host."""
+    """Raise ``SettingError`` if a token would be sent without TLS, except to this host."""
     parts = urlsplit(url)
     if parts.scheme == "https" or not token_file or parts.hostname == "localhost":
         return

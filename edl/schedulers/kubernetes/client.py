@@ -1,7 +1,7 @@
 """A minimal client of the Kubernetes API: JSON over HTTP.
 
-Every call has a time limit within which it retries temporary failures: no connection, 429 and 5xx (``Retry-After`` is
-respected). The token is read again whenever its file changes, since a pod's token expires after about an hour.
+Every call retries transient failures (no connection, 429, 5xx) until its timeout, and respects ``Retry-After``. The
+token is reread when its file changes, because a pod's token expires after about an hour.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ Json = dict[str, Any]
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-PASSING = (408, 425, 429, 500, 502, 503, 504)
-"""HTTP statuses after which the same call may succeed later."""
+TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+"""HTTP statuses after which a call is retried."""
 LONGEST_LINE_BYTES = 16 * 1024 * 1024
 """Longest line of a watch; an object in etcd has at most 1.5 MB."""
 WATCH_S = 60
-"""Duration of one watch. It is short, so that a silently broken connection is soon noticed."""
+"""Seconds after which the server ends a watch. Short, so that a silently broken connection is soon noticed."""
 WATCH_SPARE_S = 15.0
+"""Seconds after ``WATCH_S`` until the client ends a watch that the server has not ended."""
 
 
 class ApiStatusError(SchedulerError):
-    """The API server returned this HTTP error status."""
+    """The API server returned an HTTP error ``status``."""
 
     def __init__(self, status: int, message: str, *, retry: bool) -> None:
         super().__init__(message, retry=retry)
@@ -45,18 +46,18 @@ class ApiStatusError(SchedulerError):
 
 @dataclass(frozen=True, slots=True)
 class ApiTarget:
-    """The object of a call: its path, and its name in a Role."""
+    """The target of a call: its path, and what a Role must allow for it."""
 
     path: str
     """Path without the server: ``/apis/apps/v1/namespaces/ml/statefulsets/train/scale``."""
     group: str
     """API group; empty for the core group."""
     resource: str
-    """As written in a Role: ``statefulsets/scale``."""
+    """The resource as written in a Role: ``statefulsets/scale``."""
     verbs: tuple[str, ...] = ("get", "patch")
-    """All verbs that edl needs for it."""
+    """All verbs that edl needs on the resource."""
     cluster: bool = False
-    """Whether it is not namespaced and therefore needs a ClusterRole."""
+    """Whether the resource is not namespaced, so that it needs a ClusterRole."""
 
     def rule(self) -> str:
         """The rule that a Role must contain, in YAML flow style."""
@@ -65,7 +66,7 @@ class ApiTarget:
 
 
 class Client:
-    """Client of one API server and one namespace. Used from one event loop."""
+    """A client of one API server, for use on one event loop."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -77,8 +78,8 @@ class Client:
         return await self._call("GET", target, dict(query or {}), None, "")
 
     async def patch(self, target: ApiTarget, body: object, content_type: str) -> Json:
-        """Change an object; returns the new one. Raises ``SchedulerError``; a conflict (409) is raised as
-        ``ApiStatusError``."""
+        """Patch an object; returns the new one. Raises ``SchedulerError``, for a conflict ``ApiStatusError`` with
+        status 409."""
         return await self._call("PATCH", target, {"fieldManager": "edl"}, body, content_type)
 
     async def close(self) -> None:
@@ -100,7 +101,7 @@ class Client:
                 text = f"{self._where(method, target)}: no answer within {self._options.timeout_s:g} s"
                 # the last error response is more informative than the timeout
                 raise last or SchedulerError(text, retry=True) from error
-            except _Passing as error:
+            except _Transient as error:
                 last, wait_s = error.failure, max(pause_s, error.after_s)
                 if loop.time() + wait_s >= deadline_s:
                     raise error.failure from error
@@ -135,8 +136,8 @@ class Client:
         return self._parsed(raw, method, target)
 
     async def events(self, target: ApiTarget, query: Mapping[str, str]) -> AsyncGenerator[Json, None]:
-        """The events of one watch, until the server ends it. Raises ``SchedulerError``; 410 is raised as
-        ``ApiStatusError``."""
+        """Yields the events of one watch until the server ends it. Raises ``SchedulerError``, for a version that the
+        server no longer has ``ApiStatusError`` with status 410."""
         await _load()
         import aiohttp
 
@@ -162,13 +163,13 @@ class Client:
                             yield self._parsed(line, "WATCH", target)
         except asyncio.TimeoutError as error:
             raise SchedulerError(f"{self._where('WATCH', target)}: no data for too long", retry=True) from error
-        except _Passing as error:
+        except _Transient as error:
             raise error.failure from error
         except (aiohttp.ClientError, OSError) as error:
             raise (await self._broken("WATCH", target, error)).failure from error
 
     def _open(self) -> aiohttp.ClientSession:
-        """The session, created at the first call: aiohttp needs a running event loop, and only this adapter uses it."""
+        """The HTTP session, created at the first call, because aiohttp needs a running event loop for that."""
         if self._session is None:
             import aiohttp
 
@@ -185,7 +186,8 @@ class Client:
         return headers
 
     def _read_token(self) -> str:
-        """The token that the file currently contains; the last one while the file cannot be read."""
+        """The token in the file; the previous one while the file cannot be read. Raises ``SchedulerError`` if it could
+        never be read."""
         if not self._options.token_file:
             return ""
         file = Path(self._options.token_file)
@@ -199,13 +201,13 @@ class Client:
                 raise SchedulerError(f"the token in {file} cannot be read: {error.strerror}", retry=True) from error
         return self._token
 
-    async def _broken(self, method: str, target: ApiTarget, error: Exception) -> _Passing:
-        """Handle a missing or broken connection. Certificates may have been replaced, so they are read again for the
-        next try."""
+    async def _broken(self, method: str, target: ApiTarget, error: Exception) -> _Transient:
+        """The error for a failed connection. After a TLS error the session is closed, so that the next attempt reads
+        the CA certificates again, which may have been replaced."""
         if isinstance(getattr(error, "certificate_error", error), ssl.SSLError):
             await self.close()
         words = str(error) or type(error).__name__
-        return _Passing(SchedulerError(f"{self._where(method, target)}: {words}", retry=True))
+        return _Transient(SchedulerError(f"{self._where(method, target)}: {words}", retry=True))
 
     def _refuse(self, status: int, headers: Mapping[str, str], raw: bytes, method: str, target: ApiTarget) -> None:
         """Raise the error for a response that is not a success."""
@@ -221,9 +223,9 @@ class Client:
             text += f". The token in {file} is not accepted" if file else ". No token was given: token_file=…"
         elif status == 404:
             text += f". Check the name, and that the namespace is {self._options.namespace}"
-        failure = ApiStatusError(status, text, retry=status in (*PASSING, 401, 409, 410))
-        if status in PASSING:
-            raise _Passing(failure, _after_s(headers))
+        failure = ApiStatusError(status, text, retry=status in (*TRANSIENT, 401, 409, 410))
+        if status in TRANSIENT:
+            raise _Transient(failure, _after_s(headers))
         raise failure
 
     def _parsed(self, raw: bytes, method: str, target: ApiTarget) -> Json:
@@ -240,13 +242,13 @@ class Client:
 
 
 async def _load() -> None:
-    """Import aiohttp in a thread: it takes a noticeable part of a second, which would block the Master's event loop."""
+    """Import aiohttp in a thread, because the import would block the Master's event loop for a fraction of a second."""
     if "aiohttp" not in sys.modules:
         await asyncio.to_thread(importlib.import_module, "aiohttp")
 
 
-class _Passing(Exception):
-    """A failure after which the same call is retried within its time limit."""
+class _Transient(Exception):
+    """A failure after which the call is retried until its timeout. ``after_s``: least pause, from ``Retry-After``."""
 
     def __init__(self, failure: SchedulerError, after_s: float = 0.0) -> None:
         super().__init__(str(failure))
@@ -255,7 +257,7 @@ class _Passing(Exception):
 
 
 def _message(raw: bytes) -> str:
-    """The server's message from its ``Status``; else the beginning of the response."""
+    """The message in the server's ``Status``, or else the beginning of the response."""
     try:
         value = json.loads(raw)
         return str(value["message"])
@@ -264,7 +266,7 @@ def _message(raw: bytes) -> str:
 
 
 def _after_s(headers: Mapping[str, str]) -> float:
-    """``Retry-After`` in seconds; API servers do not use the form with a date."""
+    """``Retry-After`` in seconds; 0 if it is missing or a date, which API servers do not use."""
     try:
         return max(0.0, float(headers.get("Retry-After", "0")))
     except ValueError:

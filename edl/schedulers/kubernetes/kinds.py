@@ -1,7 +1,7 @@
 """Where each kind of object stores its size, and how to change it. Pure: JSON in, JSON out.
 
-Every patch contains the ``resourceVersion`` that was read, so that the API server refuses it with 409 when the object
-has been changed in the meantime.
+Every patch contains the ``resourceVersion`` that was read, so that the API server refuses it with 409 if the object has
+changed since.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edl.schedulers.kubernetes.client import ApiTarget, Json
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""Valid Kubernetes names."""
+"""Matches valid Kubernetes names."""
 FORMS = "statefulset/NAME, job/NAME, custom:GROUP/VERSION/PLURAL/NAME, volcano/NAME or paddlejob/NAME"
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A change of the size in the form that the API server expects."""
+    """The body of a PATCH request that changes the size."""
 
     body: object
     content_type: str = MERGE_PATCH
@@ -50,38 +50,37 @@ class Workload(Protocol):
 
     @property
     def completes(self) -> bool:
-        """Whether its pods complete with the job. Other kinds restart ended pods unless they are scaled to 0."""
+        """Whether its pods may complete. Other kinds restart pods that have ended, unless they are scaled to 0."""
         ...
 
     def nodes(self, found: Json) -> int:
-        """The size in the JSON that was read at ``target``. Raises ``SchedulerError`` when the object cannot be used as
-        a job of edl."""
+        """The size in the JSON that was read at ``target``. Raises ``SchedulerError`` if edl cannot use the object."""
         ...
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """The patch that changes the size. Raises ``SchedulerError`` when it cannot be changed."""
+        """The patch that changes the size to ``nodes``. Raises ``SchedulerError`` if it cannot be changed."""
         ...
 
     def selector(self, found: Json) -> str:
-        """Label selector of the pods; empty when it cannot be determined."""
+        """Label selector of the pods; empty if unknown."""
         ...
 
     def mine(self, pod: Json) -> bool:
-        """Whether a pod selected by these labels is one of this job's nodes."""
+        """Whether a pod with these labels is one of this job's nodes."""
         ...
 
     def index(self, pod: str) -> int:
-        """The index in a pod's name; -1 when there is none."""
+        """The index in a pod's name; -1: none."""
         ...
 
     def makes(self, node: str) -> bool:
-        """Whether a node of this name may be one of its pods. Called only where ``completes`` is false."""
+        """Whether a node of this name may be one of its pods. Called only if ``completes`` is false."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """StatefulSet, or any resource with a scale subresource (autoscaling/v1 Scale)."""
+    """A StatefulSet, or any resource with a scale subresource (autoscaling/v1 Scale)."""
 
     title: str
     target: ApiTarget
@@ -112,15 +111,15 @@ class Scaled:
         return _ordinal(self.name, pod) if self.indexed else -1
 
     def makes(self, node: str) -> bool:
-        """Whether the name fits. A launcher that is given no name adds four hexadecimal digits to its host's name. How
-        a custom resource names its pods is unknown, so any suffix is accepted for it."""
+        """Whether the name is that of a pod, or one that a launcher without ``--node-id`` derives from it (four
+        hexadecimal digits are appended). How a custom resource names its pods is unknown, so any suffix is accepted."""
         rest = r"\d+(?:-[0-9a-f]{4})?" if self.title.startswith("statefulset/") else ".+"
         return re.fullmatch(f"{re.escape(self.name)}-{rest}", node) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedJob:
-    """batch/v1 Job with ``completionMode: Indexed``, which can be resized since Kubernetes 1.27."""
+    """A batch/v1 Job with ``completionMode: Indexed``, which can be resized since Kubernetes 1.27."""
 
     title: str
     target: ApiTarget
@@ -140,11 +139,11 @@ class IndexedJob:
         return int(spec.get("completions") or 0)
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """A merge patch of completions and parallelism. Raises ``SchedulerError`` when the Job has finished."""
+        """A merge patch of completions and parallelism. Raises ``SchedulerError`` if the Job has finished."""
         for condition in found.get("status", {}).get("conditions") or []:
             if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
                 raise SchedulerError(f"{self.title} has ended ({condition['type']}) and cannot be resized", retry=False)
-        # The API server accepts a new number of completions only together with the same parallelism.
+        # The API server accepts new completions only together with an equal parallelism.
         return Patch({"metadata": _version(found), "spec": {"parallelism": nodes, "completions": nodes}})
 
     def selector(self, found: Json) -> str:
@@ -168,7 +167,7 @@ class IndexedJob:
 
 @dataclass(frozen=True, slots=True)
 class VolcanoJob:
-    """batch.volcano.sh/v1alpha1 Job: the replicas of one task, and never fewer than ``minAvailable`` pods in total."""
+    """A batch.volcano.sh/v1alpha1 Job, of which one task's replicas are the nodes."""
 
     title: str
     target: ApiTarget
@@ -183,11 +182,11 @@ class VolcanoJob:
         return int(self._task(found)[1].get("replicas", 0))
 
     def patch(self, found: Json, nodes: int) -> Patch:
-        """A JSON patch of the task's replicas, with ``minAvailable`` lowered where necessary."""
+        """A JSON patch of the task's replicas, which lowers ``minAvailable`` if there would be fewer pods."""
         place, _ = self._task(found)
         tasks: list[Json] = found["spec"]["tasks"]
         total = nodes + sum(int(task.get("replicas", 0)) for at, task in enumerate(tasks) if at != place)
-        # minAvailable, the least number that is scheduled together, is kept, so that additional nodes are optional.
+        # minAvailable, the number of pods that are scheduled together, is never raised: additional nodes are optional.
         least = min(int(found["spec"].get("minAvailable") or total), total)
         own_least = tasks[place].get("minAvailable")
         changes = [
@@ -217,7 +216,7 @@ class VolcanoJob:
         return int(found["index"]) if found and self.task in ("", found["task"]) else -1
 
     def _task(self, found: Json) -> tuple[int, Json]:
-        """Position and content of the configured task. Raises ``SchedulerError`` when there is none."""
+        """Position and content of the configured task. Raises ``SchedulerError`` if there is none."""
         tasks: list[Json] = found.get("spec", {}).get("tasks") or []
         names = [str(task.get("name", "")) for task in tasks]
         wanted = self.task or (names[0] if len(names) == 1 else "worker")
@@ -230,7 +229,7 @@ class VolcanoJob:
 
 @dataclass(frozen=True, slots=True)
 class PaddleJob:
-    """batch.paddlepaddle.org/v1 PaddleJob of the Paddle operators: ``spec.worker.replicas``; it has no ``/scale``."""
+    """A batch.paddlepaddle.org/v1 PaddleJob of the Paddle operators, which has no ``/scale``."""
 
     title: str
     target: ApiTarget
@@ -240,7 +239,7 @@ class PaddleJob:
     completes: bool = True
 
     def nodes(self, found: Json) -> int:
-        """``spec.worker.replicas``. Raises ``SchedulerError`` when there is no ``spec.worker``."""
+        """``spec.worker.replicas``. Raises ``SchedulerError`` if there is no ``spec.worker``."""
         worker = found.get("spec", {}).get("worker")
         if not isinstance(worker, dict):
             raise SchedulerError(f"{self.title} has no spec.worker", retry=False)
@@ -256,7 +255,7 @@ class PaddleJob:
 
     def mine(self, pod: Json) -> bool:
         """Whether this PaddleJob owns the pod."""
-        # The operator's labels do not contain the job's name, but the pods have it as their owner.
+        # The operator's labels do not contain the job's name; the owner references do.
         owners = pod.get("metadata", {}).get("ownerReferences") or []
         return any(owner.get("kind") == "PaddleJob" and owner.get("name") == self.name for owner in owners)
 
@@ -270,7 +269,7 @@ class PaddleJob:
 
 
 def kind_from(wanted: str, options: Options) -> Workload:
-    """The object that ``--scheduler`` names. Raises ``SettingError``."""
+    """The workload that ``--scheduler`` names. Raises ``SettingError``."""
     space = f"namespaces/{options.namespace}"
     if wanted.startswith("custom:"):
         return _custom(wanted, options, space)
@@ -312,7 +311,7 @@ def _version(found: Json) -> Mapping[str, Any]:
 
 
 def _labels(selector: Json | None) -> str:
-    """``matchLabels`` as a query; empty when the selector has other expressions."""
+    """``matchLabels`` as the text of a label selector; empty if the selector also has ``matchExpressions``."""
     if not selector or selector.get("matchExpressions"):
         return ""
     return ",".join(f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items()))

@@ -1,4 +1,5 @@
-"""Keeps a list of objects up to date with watches. This is the only place that handles everything a watch can do."""
+"""Keeps a list of objects up to date with watches, whatever happens to them: broken connections, outdated versions,
+errors of the server."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ LONGEST_PAUSE_S = 30.0
 
 
 class Mirror:
-    """A copy of a list on the API server, at most seconds old while the server answers. ``run`` keeps it up to date;
-    ``changed`` is set whenever something has changed. It has a single reader, which clears it."""
+    """A copy of a list on the API server, which ``run`` keeps up to date: at most seconds old while the server answers.
+    ``changed`` is set on every change; its single reader clears it."""
 
     def __init__(
         self,
@@ -28,14 +29,14 @@ class Mirror:
         mine: Callable[[Json], bool],
         kept: Callable[[Json], Json] = lambda entry: entry,
     ) -> None:
-        """``mine``: which objects to include; ``kept``: the part of an object to keep. Changes in other parts are
+        """``mine``: whether to include an object. ``kept``: the part of an object to keep; changes in other parts are
         ignored."""
         self.found: dict[str, Json] = {}
         """Objects by name."""
         self.complete = False
-        """A whole list has been read, and it is not known to be out of date."""
-        self.trouble = ""
-        """Why the list is not being followed at the moment; empty: it is."""
+        """Whether a whole list has been read."""
+        self.problem = ""
+        """Why the list cannot be kept up to date at the moment; empty: it is up to date."""
         self.changed = asyncio.Event()
         self._client = client
         self._target = target
@@ -45,14 +46,14 @@ class Mirror:
         self._pause_s = FIRST_PAUSE_S
 
     async def run(self) -> None:
-        """List, then watch from there, and repeat; never returns. Failures are retried with growing pauses."""
+        """List, then watch from there, and repeat, until cancelled. Failures are retried with growing pauses."""
         version = ""
         while True:
             try:
                 if not version:
                     version = await self._list()
                 version = await self._watch(version)
-                # a pause, in case a server ends every watch at once
+                # in case a server ends every watch at once
                 await asyncio.sleep(FIRST_PAUSE_S)
                 continue
             except ApiStatusError as error:
@@ -75,19 +76,19 @@ class Mirror:
         """Read the list once. Raises ``SchedulerError``."""
         await self._list()
 
-    def _fail(self, words: str) -> None:
-        if self.trouble != words:
-            self.trouble = words
+    def _fail(self, why: str) -> None:
+        if self.problem != why:
+            self.problem = why
             self.changed.set()
 
-    def _works(self) -> None:
+    def _recover(self) -> None:
         self._pause_s = FIRST_PAUSE_S
-        if self.trouble:
-            self.trouble = ""
+        if self.problem:
+            self.problem = ""
             self.changed.set()
 
     async def _list(self) -> str:
-        """Read everything; returns the version from which to watch."""
+        """Read the whole list, page by page; returns the version from which to watch. Raises ``SchedulerError``."""
         found: dict[str, Json] = {}
         query = {**self._query, "limit": str(PAGE)}
         while True:
@@ -102,16 +103,16 @@ class Mirror:
         if self.found != found or not self.complete:
             self.found, self.complete = found, True
             self.changed.set()
-        if self.trouble:
-            self.trouble = ""
+        if self.problem:
+            self.problem = ""
             self.changed.set()
         return str(about.get("resourceVersion", ""))
 
     async def _watch(self, version: str) -> str:
-        """Watch from a version until the server ends the watch; returns the last version seen.
+        """Watch from a version until the watch ends; returns the last version seen.
 
-        A broken connection loses nothing: everything up to the last event has been applied, so the next watch begins
-        there. That is why the version is kept after an error.
+        A broken connection loses nothing: all events up to that version have been applied, and the next watch begins
+        there. Raises ``ApiStatusError`` for an error that the server reports.
         """
         try:
             wanted = {**self._query, "resourceVersion": version}
@@ -121,7 +122,7 @@ class Mirror:
                     if kind == "ERROR":
                         code, said = int(entry.get("code") or 0), entry.get("message", "")
                         raise ApiStatusError(code, f"watch of {self._target.resource}: {said}", retry=True)
-                    self._works()
+                    self._recover()
                     version = str((entry.get("metadata") or {}).get("resourceVersion") or version)
                     if kind != "BOOKMARK":
                         self._take(str(kind), entry)
@@ -133,7 +134,7 @@ class Mirror:
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             return version
-        self._works()
+        self._recover()
         return version
 
     def _take(self, kind: str, entry: Json) -> None:

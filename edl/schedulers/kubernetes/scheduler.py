@@ -1,8 +1,8 @@
-"""The adapter: one Kubernetes object as ``edl.schedulers.port.Scheduler``.
+"""The adapter: implements ``edl.schedulers.port.Scheduler`` with one Kubernetes object.
 
-The size is read from the object (its ``/scale`` if it has one) whenever a pod is added or removed, and periodically. So
-a Role that allows ``get`` and ``patch`` on the object, and ``get``, ``list`` and ``watch`` on pods, is enough. Without
-permission to see pods everything works, but later and without reasons.
+The size is read from the object (from its ``/scale``, if it has one) whenever a pod is added or removed, and
+periodically. So a Role needs only ``get`` and ``patch`` on the object, and ``get``, ``list`` and ``watch`` on pods.
+Without permission to see pods, changes are noticed later, and reasons for pending pods are unknown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
 from edl.tasks import end
 
 SHOWN = 5
-"""Names in a message."""
+"""Limit on the names in a message."""
 CONFLICTS = 5
-"""How often a change is retried after a conflict before it fails."""
+"""Number of conflicts (409) after which a change fails."""
 GAP_S = 0.1
 """Least time in seconds between two reads of the size, so that a hundred pods that start together cost one read."""
 FIRST_PAUSE_S = 0.5
@@ -32,7 +32,7 @@ READ_PODS = ("get", "list", "watch")
 
 
 class KubernetesScheduler:
-    """Implements ``Scheduler``. A node's name is that of its pod (the launcher's ``--node-id``)."""
+    """Implements ``port.Scheduler``. A node has the name of its pod (the launcher's ``--node-id``)."""
 
     def __init__(self, kind: Workload, options: Options) -> None:
         self.name = f"{kind.title} in namespace {options.namespace}"
@@ -42,15 +42,14 @@ class KubernetesScheduler:
         self._options = options
         self._client = Client(options)
         self._pods: Mirror | None = None
-        """Set while a watch runs."""
+        """The job's pods, while a watch runs."""
 
     async def current(self) -> SchedulerSize:
-        """The size from the object, and what is pending from the pods, if they may be seen. Raises
-        ``SchedulerError``."""
+        """The size of the object, with pending pods if this launcher may see pods. Raises ``SchedulerError``."""
         found = await self._client.get(self._kind.target)
         nodes = self._kind.nodes(found)
         mirror = self._pods
-        if mirror is not None and mirror.complete and not mirror.trouble:
+        if mirror is not None and mirror.complete and not mirror.problem:
             return _size(nodes, mirror)
         selector = self._kind.selector(found)
         if not selector:
@@ -63,13 +62,12 @@ class KubernetesScheduler:
         return _size(nodes, mirror)
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Raise the size to ``nodes``. It is read before it is written, so a repeated request costs one read. Raises
-        ``SchedulerError``."""
+        """Raise the size to ``nodes``, unless it is as large already. Raises ``SchedulerError``."""
         await self._change(nodes, reason, lambda now: now >= nodes)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Lower the size. Kubernetes removes the highest indexes, so other nodes are refused. Raises
-        ``SchedulerError``."""
+        """Lower the size to ``nodes``. Raises ``SchedulerError``, also if Kubernetes would keep one of ``names``: it
+        removes the pods with the highest indexes."""
         if nodes == 0 and self._kind.completes:
             return  # its pods complete with the job
         if nodes == 0 and names and not any(self._kind.makes(name) for name in names):
@@ -79,7 +77,7 @@ class KubernetesScheduler:
         kept = [name for name in names if 0 <= self._kind.index(name) < nodes]
         if kept:
             text = f"{self.name} removes the pods with the highest indexes first, so with {nodes} pods left it keeps"
-            raise SchedulerError(f"{text} {', '.join(sorted(kept))}, which it would restart", retry=False)
+            raise SchedulerError(f"{text} and restarts {', '.join(sorted(kept))}", retry=False)
         await self._change(nodes, reason, lambda now: now <= nodes)
 
     async def _change(self, nodes: int, reason: str, enough: Callable[[int], bool]) -> None:
@@ -98,7 +96,7 @@ class KubernetesScheduler:
         raise SchedulerError(text, retry=True)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Yields sizes and doomed nodes. A size is reported when its number or its detail has changed. Raises
+        """Yields the size whenever it or its detail has changed, and nodes that will be removed. Raises
         ``SchedulerError``."""
         found = await self._client.get(self._kind.target)
         selector = self._kind.selector(found)
@@ -143,7 +141,7 @@ class KubernetesScheduler:
             await _any_change(mirrors, wait_s)
 
     def _doomed(self, mirrors: Sequence[Mirror], reported: dict[str, str]) -> Iterator[Doomed]:
-        """Pods that are going away, each reported once; ``reported`` holds the uids of the earlier ones."""
+        """Yields pods that will be removed, each once. ``reported``: uids of pods reported so far, by name."""
         hosts = mirrors[1].found if len(mirrors) > 1 else {}
         here = mirrors[0].found
         for name in [name for name in reported if name not in here]:
@@ -152,7 +150,9 @@ class KubernetesScheduler:
             uid = str(pod["metadata"].get("uid", ""))
             if reported.get(name) == uid:
                 continue
-            why = pods.doom(pod) or pods.doom_by_host(pod, hosts.get(str(pod.get("spec", {}).get("nodeName", ""))))
+            why = pods.pending_removal(pod) or pods.removal_by_taint(
+                pod, hosts.get(str(pod.get("spec", {}).get("nodeName", "")))
+            )
             if why is not None:
                 reported[name] = uid
                 yield Doomed(name, why[0], why[1])
@@ -167,14 +167,14 @@ class KubernetesScheduler:
 
 
 def _size(nodes: int, mirror: Mirror) -> SchedulerSize:
-    if mirror.trouble or not mirror.complete:
-        return SchedulerSize(nodes, detail=f"the pods cannot be seen: {mirror.trouble}" if mirror.trouble else "")
+    if mirror.problem or not mirror.complete:
+        return SchedulerSize(nodes, detail=f"the pods cannot be seen: {mirror.problem}" if mirror.problem else "")
     here: list[Json] = list(mirror.found.values())
-    return SchedulerSize(nodes, sum(map(pods.placed, here)), pods.held_up(here, nodes))
+    return SchedulerSize(nodes, sum(map(pods.placed, here)), pods.pending_reasons(here, nodes))
 
 
 async def _any_change(mirrors: Sequence[Mirror], limit_s: float) -> None:
-    """Wait until one of the mirrors changes, at most that long."""
+    """Wait until one of the mirrors has changed, at most ``limit_s`` seconds."""
     waits = [asyncio.ensure_future(mirror.changed.wait()) for mirror in mirrors]
     try:
         if waits:

@@ -238,8 +238,11 @@ def test_a_thread_that_hangs_does_not_keep_the_launcher() -> None:
         async def work():
             asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
             return 7
-        main._to_the_end(work())
+        main._run_and_exit(work())
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 7
-    assert done.stderr == "edl: a thread is still blocked, possibly on a hanging file system: exit status 7\n"
+    assert done.stderr == (
+        "edl: a thread is still blocked, possibly on a hanging file system: exiting with status 7 without waiting for "
+        "it\n"
+    )

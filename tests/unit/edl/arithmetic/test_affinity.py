@@ -179,7 +179,7 @@ def test_nothing_is_looked_at_unless_it_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("entries", "slots", "words"),
     [
-        ((), 1, "none was found on this node"),
+        ((), 1, "but this node has none"),
         (("0",), 2, "each of 2 slots needs its own GPU, but only 1 may be used"),
         (("7",), 1, "cannot tell which GPU '7' in CUDA_VISIBLE_DEVICES is"),
         (("GPU-",), 1, "cannot tell which GPU 'GPU-'"),

@@ -215,7 +215,7 @@ class TestCheckpoint:
             job.keep(3)
             outcome = await asked
             assert not outcome.ok
-            assert "before the checkpoint was complete. Look with edl status" in outcome.text
+            assert "before the checkpoint was complete. See edl status" in outcome.text
 
         act(scenario)
 
@@ -401,7 +401,7 @@ class TestSet:
     def test_plain_scripts_have_it_later(self) -> None:
         async def scenario(job: Setup) -> None:
             outcome = await job.ask(Purpose.SET, argument="global-batch=64")
-            assert outcome.ok and outcome.text.endswith(": global-batch=64: holds from the next world on")
+            assert outcome.ok and outcome.text.endswith(": global-batch=64: takes effect with the next world")
 
         act(scenario)
 
@@ -422,7 +422,7 @@ class TestSet:
         lost = SetReader("edl set (me)").history_ended("the Master has gone")
         assert (lost.ok, lost.text) == (
             False,
-            "the Master has gone before the settings were changed. Look with edl status",
+            "the Master has gone before the settings were changed. See edl status",
         )
 
     def test_history_of_others_is_passed_over(self) -> None:

@@ -204,7 +204,7 @@ def test_waiting_for_sleep_and_for_the_way_back() -> None:
         status("forming", suspended=True, there=ready),
     )
     assert result.text == "training has stopped; see edl resume"
-    assert lines[1].startswith("waiting: workers end on node-a, node-b, node-c")
+    assert lines[1].startswith("waiting: workers are ending on node-a, node-b, node-c")
     result, lines = reach(
         wi.suspended(2, wanted=False),
         status("forming", suspended=True, generation=1),
@@ -392,7 +392,7 @@ def test_no_longer_waiting_leaves_the_request(
         signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(wi, "a_moment", interrupted)
+    monkeypatch.setattr(wi, "sleep_between_reads", interrupted)
     monkeypatch.setattr(wi, "size_is", lambda *_: lambda status: wi.RequestProgress(False, "waits"))
     client, done = run("scale", "4")
     assert len(client.requests) == 1

@@ -75,7 +75,7 @@ def test_what_is_left_out_is_the_launchers_own_default() -> None:
     ("config", "text"),
     [
         (LaunchConfig(0, 1, 1), "--nnodes=0:1: the minimum must be at least 1"),
-        (LaunchConfig(1, 1, 0), "--nproc-per-node=0: must be a number of at least 1"),
+        (LaunchConfig(1, 1, 0), "--nproc-per-node=0: must be a number from 1 to 4096"),
         (LaunchConfig(1, 1, 1, max_restarts=-1), "--max-restarts=-1: must be 0 or more"),
         (LaunchConfig(1, 1, 1, rdzv_configs={"join_timeout": "soon"}), "join_timeout=soon"),
         (LaunchConfig(1, 1, 1, tee=7), "--tee=7"),
@@ -199,7 +199,7 @@ def test_programs_scripts_and_the_interpreter(tmp_path: Path) -> None:
 
 
 def test_a_function_is_sent_by_reference_and_comes_back_by_the_newest_round(tmp_path: Path) -> None:
-    assert api._leave(tmp_path, inspect.cleandoc, ("a",)) == inspect.__file__
+    assert api._write_function(tmp_path, inspect.cleandoc, ("a",)) == inspect.__file__
     assert call.read_private(tmp_path / call.CALL) == pickle.dumps((inspect.cleandoc, ("a",)))
     for number, rank, value in ((1, 0, "old"), (1, 2, "old"), (10, 1, "new"), (10, 0, "new"), (9, 0, "older")):
         call.write_private(tmp_path / f"result-{number}-{rank}.pickle", pickle.dumps(value))
@@ -267,7 +267,7 @@ def test_a_worker_may_start_a_job_of_its_own_with_a_function_of_the_callers_main
     exec(source.read_text(), vars(module))  # noqa: S102 - the text above
     for name in ("__main__", "__mp_main__"):
         monkeypatch.setitem(sys.modules, name, module)
-    api._leave(tmp_path, module.inner, ())
+    api._write_function(tmp_path, module.inner, ())
     assert json.loads(call.read_private(tmp_path / call.BEFORE))["main_path"] == str(source)
 
 

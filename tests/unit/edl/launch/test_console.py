@@ -16,14 +16,14 @@ from edl.launch.console import unblocked_console
 
 PROGRAM = """
 import sys
-from edl.launch.console import let_go_of_console, open_console
+from edl.launch.console import close_console, open_console
 open_console()
 with open("file", "w+") as file:
     print("out")
     print("err", file=sys.stderr)
     file.seek(0)
     assert file.read() == sys.stdin.read() == ""
-let_go_of_console()
+close_console()
 """
 
 

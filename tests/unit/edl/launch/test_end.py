@@ -28,7 +28,7 @@ async def work() -> int:
 
 for number in (signal.SIGTERM, signal.SIGINT):
     atexit.register(os.kill, os.getpid(), number)  # somebody takes the host away while the interpreter ends
-program._to_the_end(work())
+program._run_and_exit(work())
 """
 
 

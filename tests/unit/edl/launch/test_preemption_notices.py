@@ -185,7 +185,10 @@ def test_aws_gets_a_token_first_and_another_when_it_has_expired(service: Service
     assert looks.look() == (None, ""), "told once"
     assert not any("rebalance" in path for _, path, _ in service.asked)
     service.answers[ACTION] = (401, "")
-    assert looks.look()[1] == "the aws metadata service gives no notices: status 401 (polling and training continue)"
+    assert (
+        looks.look()[1]
+        == "cannot read notices from the aws metadata service: status 401 (polling and training continue)"
+    )
 
 
 def test_gce_and_azure_want_their_headers(service: Service) -> None:
@@ -212,7 +215,11 @@ def test_a_service_that_fails_is_named_once(service: Service) -> None:
     folder, said = "/computeMetadata/v1/instance", list[str]()
     looks = poller("gce", service, said)
     texts = [looks.look()[1] for _ in range(3)]
-    assert texts == ["the gce metadata service gives no notices: status 404 (polling and training continue)", "", ""]
+    assert texts == [
+        "cannot read notices from the gce metadata service: status 404 (polling and training continue)",
+        "",
+        "",
+    ]
     service.answers[f"{folder}/preempted"] = (302, "")
     assert looks.look() == (None, ""), "nobody is followed"
     assert not any(path == "/elsewhere" for _, path, _ in service.asked)
@@ -224,7 +231,7 @@ def test_nobody_listens_and_proxies_are_not_asked(service: Service, monkeypatch:
     monkeypatch.setenv("http_proxy", service.url)
     monkeypatch.setenv("no_proxy", "")
     looks = Poller("gce", PROVIDERS["gce"].make(), asker("http://127.0.0.1:9"), 1.0, lambda: NOW, print)
-    assert "gives no notices" in looks.look()[1]
+    assert "cannot read notices" in looks.look()[1]
     assert service.asked == []
 
 

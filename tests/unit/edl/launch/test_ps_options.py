@@ -368,7 +368,7 @@ async def test_nor_into_those_that_drain_themselves(a: Bench, b: Bench) -> None:
 @on_bench(1, 1)
 async def test_a_second_signal_hurries(a: Bench, b: Bench) -> None:
     a.helpers.drain()
-    a.helpers.hurry()
+    a.helpers.kill()
     await a.helpers.drained()
     assert a.kind.started["a-1"].over == "was killed"
 

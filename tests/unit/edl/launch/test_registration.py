@@ -414,7 +414,7 @@ class TestJoin:
 
             monkeypatch.setattr(asyncio, "sleep", pass_time)
             message = await refused(bench.registration().join(info("a", port=6000)))
-            assert "a living launcher at 10.0.0.1:5000" in message
+            assert "a running launcher at 10.0.0.1:5000" in message
 
         play(scenario)
 
@@ -449,7 +449,7 @@ class TestJoin:
             late = bench.registration()
             message = await refused(late.join(info("b", port=6000, node_rank=2)))
             assert "--node-rank=2 is taken in job my-job by node a" in message
-            assert "its own rank, or no rank" in message
+            assert "its own rank, or omit --node-rank" in message
             assert list(bench.store._leases) == [1]
 
         play(scenario)

@@ -83,7 +83,7 @@ class TestRefused:
         [
             (("--scheduler=nomad",), "unknown kind of scheduler. Known: process, exec:COMMAND"),
             (("--scheduler=Process",), "unknown kind of scheduler"),
-            (("--scheduler=process/here",), "does not have the form of this kind. Write process"),
+            (("--scheduler=process/here",), "not a valid process scheduler. Write process"),
             (("--scheduler=exec",), "Write exec:COMMAND"),
             (("--scheduler=exec:",), "Write exec:COMMAND"),
             (("--scheduler=exec/true",), "Write exec:COMMAND"),

@@ -65,10 +65,10 @@ def test_each_becomes_the_name_in_full(given: str, made: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--m=1", "--m may be any of --master-addr, --master-port, --max-restarts, --module."),
-        ("--master_=1", "--master- may be any of --master-addr, --master-port."),
-        ("--ra=1", "--ra may be any of --rack, --rank."),
-        ("--n=1", "--n may be any of --nnodes, --nproc-per-node."),
+        ("--m=1", "--m is ambiguous: it could be any of --master-addr, --master-port, --max-restarts, --module."),
+        ("--master_=1", "--master- is ambiguous: it could be any of --master-addr, --master-port."),
+        ("--ra=1", "--ra is ambiguous: it could be any of --rack, --rank."),
+        ("--n=1", "--n is ambiguous: it could be any of --nnodes, --nproc-per-node."),
         ("--nnodes --tee 3", "--nnodes needs a value, but --tee follows it. Write --nnodes=VALUE"),
         ("-t --nnodes=2", "-t needs a value, but --nnodes=2 follows it."),
     ],

@@ -192,15 +192,15 @@ def test_what_is_honoured_has_its_effect(name: str, monkeypatch: pytest.MonkeyPa
 def test_what_is_explained_changes_nothing_and_says_why(name: str) -> None:
     row = next(row for row in TORCHRUN_ROWS if row.name == name)
     said = tell(row.option, WRITTEN[name]).remarks
-    assert said == [f"{row.option}={WRITTEN[name]} changes nothing: {row.why}"]
+    assert said == [f"{row.option}={WRITTEN[name]} has no effect: {row.why}"]
     by_variable = tell(env={row.variables[0]: WRITTEN[name]}).remarks
-    assert by_variable == [f"{row.variables[0]}={WRITTEN[name]} changes nothing: {row.why}"]
+    assert by_variable == [f"{row.variables[0]}={WRITTEN[name]} has no effect: {row.why}"]
     assert tell(row.option, row.default).remarks == []
 
 
 def test_what_is_refused_says_why() -> None:
     assert row_names(Fate.REFUSED) == ["logs_specs"]
-    with pytest.raises(SettingError, match="--logs-specs=mine: torchrun's plug-ins need torch in the launcher"):
+    with pytest.raises(SettingError, match="--logs-specs=mine: torchrun's log plug-ins need torch in the launcher"):
         read("--logs-specs=mine")
     read("--logs-specs=default")
 
@@ -310,8 +310,8 @@ class TestStatic:
         told = tell("--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=1234")
         assert told.values["rdzv_endpoint"] == "10.0.0.1:1234"
         assert told.remarks == [
-            "--master-addr=10.0.0.1 --master-port=1234: the job's store is at 10.0.0.1:1234; MASTER_PORT of the "
-            "workers is another one in each round"
+            "--master-addr=10.0.0.1 --master-port=1234: the job's store is at 10.0.0.1:1234; the workers' MASTER_PORT "
+            "is a free port, a new one in each round"
         ]
 
     def test_an_address_of_ipv6_may_stand_in_brackets(self) -> None:
@@ -321,12 +321,12 @@ class TestStatic:
     def test_on_one_node_they_name_nothing(self) -> None:
         told = tell("--master-port=1234")
         assert told.values["rdzv_endpoint"] == ""
-        assert told.remarks == ["--master-port=1234: not used, a job of one node has a store of its own on a free port"]
+        assert told.remarks == ["--master-port=1234 is not used: a job of one node has a private store"]
 
     def test_an_endpoint_wins(self) -> None:
         told = tell("--nnodes=2", "--rdzv-endpoint=a:1", env={"PET_MASTER_ADDR": "b"})
         assert told.values["rdzv_endpoint"] == "a:1"
-        assert told.remarks == ["PET_MASTER_ADDR=b: not used beside --rdzv-endpoint=a:1, as in torchrun"]
+        assert told.remarks == ["PET_MASTER_ADDR=b is not used: --rdzv-endpoint=a:1 takes precedence, as in torchrun"]
 
 
 class TestStandalone:
@@ -334,8 +334,8 @@ class TestStandalone:
         told = tell("--standalone", "--rdzv-endpoint=a:1", "--rdzv-id=mine", env={"PET_MASTER_ADDR": "b"})
         assert (told.values["rdzv_endpoint"], told.values["rdzv_id"]) == ("", "mine")
         assert told.remarks == [
-            "--standalone: --rdzv-endpoint=a:1 is not used, the job has a store of its own",
-            "--standalone: PET_MASTER_ADDR=b is not used, the job has a store of its own",
+            "--standalone: --rdzv-endpoint=a:1 is not used, because the job has a private store",
+            "--standalone: PET_MASTER_ADDR=b is not used, because the job has a private store",
         ]
 
 
@@ -366,7 +366,7 @@ class TestConf:
     def test_the_option_itself_wins_over_a_key(self) -> None:
         told = tell("--recover-timeout=5", "--rdzv-conf=join_timeout=9")
         assert told.values["recover_timeout"] == 5.0
-        assert told.remarks == ["--rdzv-conf join_timeout=9 is not used beside --recover-timeout=5"]
+        assert told.remarks == ["--rdzv-conf join_timeout=9 is not used: --recover-timeout=5 takes precedence"]
 
     def test_a_key_on_the_command_line_wins_over_a_variable(self) -> None:
         told = tell("--rdzv-conf=join_timeout=9", env={"PET_RDZV_CONF": "join_timeout=4"})
@@ -375,14 +375,14 @@ class TestConf:
     @pytest.mark.parametrize("key", [key for key in THEIR_KEYS if key.fate is Fate.EXPLAINED and not key.allowed])
     def test_others_say_why_they_change_nothing(self, key: object) -> None:
         name, why = getattr(key, "key", ""), getattr(key, "why", "")
-        assert tell(f"--rdzv-conf={name}=5").remarks == [f"--rdzv-conf {name}=5 changes nothing: {why}"]
+        assert tell(f"--rdzv-conf={name}=5").remarks == [f"--rdzv-conf {name}=5 has no effect: {why}"]
 
     def test_the_rank_of_a_static_rendezvous_is_the_nodes(self) -> None:
         assert tell("--nnodes=2", "--rdzv-endpoint=h:1", "--rdzv-conf=rank=1").values["node_rank"] == 1
         told = tell("--nnodes=2", "--rdzv-endpoint=h:1", "--node-rank=0", "--rdzv-conf=rank=1")
         assert told.values["node_rank"] == 0
-        assert told.remarks == ["--rdzv-conf rank=1 is not used beside --node-rank=0"]
-        with pytest.raises(SettingError, match="--rdzv-conf=rank=first: must be the number of a node"):
+        assert told.remarks == ["--rdzv-conf rank=1 is not used: --node-rank=0 takes precedence"]
+        with pytest.raises(SettingError, match="--rdzv-conf=rank=first: must be a node rank"):
             tell("--rdzv-conf=rank=first")
 
     @pytest.mark.parametrize("quote", ["'", '"'])
@@ -394,8 +394,8 @@ class TestConf:
         told = tell("--rdzv-conf=overlap_timeout=600,usr=me,user=me")
         assert told.values["rdzv_conf"] == "user=me"
         first, second = told.remarks
-        assert first.startswith("--rdzv-conf: unknown key 'overlap_timeout' is passed over; ")
-        assert second == "--rdzv-conf: unknown key 'usr' is passed over; did you mean user?"
+        assert first.startswith("--rdzv-conf: unknown key 'overlap_timeout' is ignored; ")
+        assert second == "--rdzv-conf: unknown key 'usr' is ignored; did you mean user?"
 
     def test_no_key_has_two_meanings(self) -> None:
         assert CONF_KEYS.keys().isdisjoint(key.key for key in THEIR_KEYS)
@@ -437,14 +437,14 @@ def test_variables_that_change_nothing_say_so_unless_nobody_would_miss_it() -> N
     said = tell(env=env).remarks
     loud = [variable for variable in VARIABLES if variable.fate is Fate.EXPLAINED and not variable.quiet]
     assert [line.partition("=")[0] for line in said] == [variable.name for variable in loud]
-    assert "changes nothing: there is no timer server" in said[0]
+    assert "has no effect: there is no timer server" in said[0]
     assert said[0].endswith("See --hang-timeout")
 
 
 def test_one_device_each_needs_as_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun_options, "visible_devices", lambda: {"CUDA_VISIBLE_DEVICES": ("4", "5")})
     assert read("--virtual-local-rank", "--nproc-per-node=2").workers.virtual_local_rank
-    with pytest.raises(UsageError, match="3 slots need as many devices, and CUDA_VISIBLE_DEVICES has 2 here"):
+    with pytest.raises(UsageError, match="each of 3 slots needs its own device, but only 2 are available"):
         read("--virtual-local-rank", "--nproc-per-node=3")
 
 
@@ -457,7 +457,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--nnodes=1:2:3"], "--nnodes=1:2:3: not a number of nodes"),
     (["--nnodes=2"], "needs a store that every node can reach"),
     (["--nproc-per-node=x"], "--nproc-per-node=x: must be a number"),
-    (["--nproc-per-node=0"], "--nproc-per-node=0: must be a number of at least 1"),
+    (["--nproc-per-node=0"], "--nproc-per-node=0: must be a number from 1 to 4096"),
     (["--rdzv-backend=mine"], "--rdzv-backend=mine: not one of"),
     (["--rdzv-backend=etcd"], "--rdzv-backend=etcd needs an address"),
     (["--nnodes=2", "--rdzv-endpoint=h:x"], "h:x: not an address"),
@@ -477,14 +477,14 @@ BAD: list[tuple[list[str], str]] = [
     (["--rdzv-conf=ca_cert=/no/file"], "/no/file: no such file"),
     (
         ["--rdzv-endpoint=h:1", "--rdzv-backend=etcd-v2", "--rdzv-conf=protocol=https"],
-        "needs the authority's certificate",
+        "needs the CA certificate",
     ),
     (["--max-restarts=x"], "'x' is not a valid integer"),
     (["--max-restarts=-1"], "--max-restarts=-1: must be 0 or more"),
     (["--monitor-interval=x"], "'x' is not a valid float"),
     (["--monitor-interval=0"], "--monitor-interval=0: must be more than 0"),
     (["--start-method=thread"], "'thread' is not one of"),
-    (["--event-log-handler=mine"], "torch has no such handler of its own"),
+    (["--event-log-handler=mine"], "not a handler that torch includes"),
     (["--role=reader"], "--role=reader runs no script"),
     (["-m", "no_such_module.py"], "no module 'no_such_module'"),
     (["-m", "--no-python"], "--module and --no-python exclude each other"),
@@ -500,19 +500,19 @@ BAD: list[tuple[list[str], str]] = [
     ([*STORE, "--node-rank=2"], "--node-rank=2: must be from 0 to 1"),
     (["--master-port=x"], "'x' is not a valid integer"),
     (["--master-port=65536"], "--master-port=65536: must be from 0 to 65535"),
-    (["--nnodes=2", "--master-addr=a b"], "--master-addr=a b: is no name or address of a host"),
+    (["--nnodes=2", "--master-addr=a b"], "--master-addr=a b: not a host name or address"),
     (["--numa-binding=core"], "'core' is not one of"),
-    (["--signals-to-handle=SIGTERM,SIGKILL"], "'KILL' is not a signal that a launcher can leave on"),
+    (["--signals-to-handle=SIGTERM,SIGKILL"], "'KILL' is not a signal on which a launcher can leave"),
     (["--signals-to-handle=SIGNOTHING"], "'NOTHING' is not a signal"),
-    (["--forward-signals=USR2"], "--forward-signals=USR2: on SIGUSR2 this node leaves (--drain-signals)"),
-    (["--forward-signals=TERM"], "--forward-signals=TERM: on SIGTERM this node leaves"),
-    (["--forward-signals=KILL"], "'KILL' cannot be passed on"),
+    (["--forward-signals=USR2"], "--forward-signals=USR2: this node leaves on SIGUSR2 (--drain-signals)"),
+    (["--forward-signals=TERM"], "--forward-signals=TERM: this node leaves on SIGTERM"),
+    (["--forward-signals=KILL"], "'KILL' cannot be forwarded"),
     (["--shutdown-timeout=x"], "'x' is not a valid float"),
     (["--shutdown-timeout=-1"], "--shutdown-timeout=-1: must be 0 or more"),
     (["--standalone=1"], "does not take a value"),
-    (["--standalone", "--nnodes=2"], "--nnodes=2: --standalone is a job of one node"),
+    (["--standalone", "--nnodes=2"], "--nnodes=2: --standalone means one node"),
     (["--no-such-option"], "No such option"),
-    (["--rdzv=x"], "--rdzv may be any of --rdzv-backend, --rdzv-conf, --rdzv-endpoint, --rdzv-id"),
+    (["--rdzv=x"], "--rdzv is ambiguous: it could be any of --rdzv-backend, --rdzv-conf, --rdzv-endpoint, --rdzv-id"),
     (["--nnodes", "--standalone"], "--nnodes needs a value, but --standalone follows it"),
     (["--nnodes"], "requires an argument"),
 ]

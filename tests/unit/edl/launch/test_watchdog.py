@@ -57,9 +57,9 @@ def test_what_blocks_the_loop_is_named_and_a_frozen_process_is_told_from_it(
     asyncio.run(scenario())
     text = said[0]
     if frozen:
-        assert text.startswith("this launcher has stood still for ")
+        assert text.startswith("this launcher was not running for ")
     else:
-        assert text.startswith("this launcher was busy for ")
+        assert text.startswith("this launcher's event loop was blocked for ")
         assert "in read_from_a_disk_that_hangs" in text
 
 

@@ -65,7 +65,7 @@ def test_what_the_last_node_brings_is_found_out_and_kept() -> None:
     go_on(rule, 600)
     assert rule.state.agreement is None
     assert rule.scale.proposal == 3
-    assert rule.scale.proposal_reason.endswith("a 4th would be tried: none is there")
+    assert rule.scale.proposal_reason.endswith("a 4th would be tried, but no node is available")
 
 
 def test_with_a_global_batch_samples_are_counted() -> None:
@@ -80,7 +80,7 @@ def test_a_size_by_hand_holds_until_it_is_given_back() -> None:
     go_on(rule, 600)
     assert rule.state.agreement is None
     assert rule.scale.proposal == 2
-    assert "3 nodes asked for by hand: edl scale auto" in rule.scale.proposal_reason
+    assert "3 nodes requested by hand: edl scale auto" in rule.scale.proposal_reason
     assert rule.submit(Resize(0, "me", auto=True)) is Verdict.ACCEPTED
     assert rule.notes[0] == "size given back to the autoscale policy by me"
     assert rule.submit(Resize(0, "me", auto=True)) is Verdict.KNOWN

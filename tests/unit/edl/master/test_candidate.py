@@ -256,7 +256,9 @@ class TestElectionWithoutStore:
             launcher.register(bench)
             await asyncio.sleep(0.1)
             bench.store.write = write  # type: ignore[method-assign]
-            assert [text for text in bench.said if "cannot run for" in text] == ["cannot run for Master: no room left"]
+            assert [text for text in bench.said if "cannot become" in text] == [
+                "cannot become the Master, the store refuses the election key: no room left"
+            ]
             while not launcher.rules_now:  # noqa: ASYNC110 - the pauses are real ones
                 await asyncio.sleep(0.001)
 

@@ -321,7 +321,7 @@ class TestByHand:
         assert rule.cordon("a", "0")[0] is Verdict.KNOWN
         verdict, text = rule.cordon("a", "1")
         assert verdict is Verdict.REFUSED and "Cordon the node instead: edl cordon a" in text
-        assert rule.cordon("z", "0") == (Verdict.UNKNOWN, "no such node: z. There is a, b")
+        assert rule.cordon("z", "0") == (Verdict.UNKNOWN, "no such node: z. Existing nodes: a, b")
         assert rule.cordon("z", "0", cordoned=False)[0] is Verdict.UNKNOWN
         rule.lose("a")
         assert rule.cordon("a", "0", cordoned=False)[0] is Verdict.ACCEPTED, "its node may be gone"

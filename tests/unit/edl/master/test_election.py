@@ -45,7 +45,7 @@ def test_a_winner_rules() -> None:
 def test_who_is_not_registered_does_not_stand() -> None:
     assert after(ruled_by(None, 3)).effects == ()
     decision = after(ruled_by(OTHER, 3), el.MasterRefused(FencingToken(3)))
-    assert (decision.effects, decision.reason) == ((), "an old hint")
+    assert (decision.effects, decision.reason) == ((), "about an earlier Master")
 
 
 def test_a_loser_follows_whom_the_watch_shows() -> None:
@@ -115,7 +115,7 @@ def test_a_lost_lease_ends_a_rule() -> None:
 
 def test_a_campaign_whose_lease_ended_is_given_up() -> None:
     decision = after(el.LauncherRegistered(), el.LauncherUnregistered(), won(5))
-    assert (decision.effects, decision.reason) == ((), "the campaign was given up")
+    assert (decision.effects, decision.reason) == ((), "the campaign was abandoned")
 
 
 def test_a_master_that_lost_store_and_nodes_asks_for_its_place_again() -> None:

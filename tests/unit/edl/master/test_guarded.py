@@ -62,7 +62,7 @@ def written(*errors: StoreError, elected: bool = True) -> tuple[Moody, list[str]
 def test_what_is_decided_is_written_as_soon_as_it_can_be(error: StoreError) -> None:
     store, said = written(error, error, error)
     assert [entry.value for entry in store.read_now("what").entries] == [b"is decided"]
-    assert said == [f"a decision waits for the store ({error})"]
+    assert said == [f"world changes wait for the store, training continues: {error}"]
     assert store.trouble == [
         "",
         *[f"world changes have waited 0 s for the store; training continues. {error}"] * 3,
@@ -71,7 +71,7 @@ def test_what_is_decided_is_written_as_soon_as_it_can_be(error: StoreError) -> N
 
 def test_another_reason_is_said_as_well() -> None:
     _, said = written(StoreUnavailable("silent"), StoreFull("no room"), StoreFull("no room"))
-    assert [text.partition("(")[2] for text in said] == ["silent)", "no room)"]
+    assert [text.partition(": ")[2] for text in said] == ["silent", "no room"]
 
 
 def test_who_has_been_replaced_waits_for_nothing() -> None:

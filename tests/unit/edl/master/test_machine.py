@@ -243,7 +243,7 @@ def test_unheard_member_may_be_the_cause() -> None:
     rule.fail("a", peer_loss=True)
     rule.ready("a", seen=1)
     rule.wait(7.0)
-    assert rule.reason == "worker 0 on a ended with exit status 1; waiting for word from b, which may be the cause"
+    assert rule.reason == "worker 0 on a ended with exit status 1; waiting for a report from b, which may be the cause"
     rule.wait(3.0)
     assert rule.state.record.phase is Phase.ENDED
 
@@ -413,7 +413,7 @@ class TestWorkersThatFailAtOnce:
         rule.ready("b", seen=number)
         while rule.state.record.phase is Phase.FORMING:
             (wake,) = [effect.at_s for effect in rule.effects if isinstance(effect, ev.WakeAt)]
-            assert f"the last {rule.state.quick} worlds failed at once: a pause before the next one" in rule.reason
+            assert f"the last {rule.state.quick} worlds failed at once: pausing before the next one" in rule.reason
             rule.wait(wake - rule.now_s)
         assert rule.members == "ab"
         return rule.now_s - began_s

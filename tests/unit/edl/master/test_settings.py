@@ -107,7 +107,7 @@ class TestSettingsRequests:
             ("", "settings='': nothing to set"),
             ("batch=5", "batch=5: no such setting. Known: global-batch, local-batch, lr-rule"),
             ("lr-rule=cubic", "lr-rule=cubic: no such rule. Known: none, linear, sqrt, adascale, user"),
-            ("local-batch=0", "local-batch=0: must be a number of at least 1. Write none to take it back"),
+            ("local-batch=0", "local-batch=0: must be a number of at least 1. Write none to unset it"),
             ("global-batch=-4", "global-batch=-4: must be a number of at least 1"),
             ("global-batch", "global-batch=: must be a number of at least 1"),
             ("global-batch=99999999999", "^global-batch=99999999999: must be from 0 to 1000000000"),
@@ -251,7 +251,7 @@ class TestByHand:
         rule.answer("a", 1, 7)
         rule.wait(60.0)
         assert rule.told() == {n: Switch(Round(1), 1, 0, Purpose.SAVE, "me: global-batch=128") for n in "ab"}
-        assert notes(rule) == ["me: global-batch=128: holds from the next world on, no answer from b within 60 s"]
+        assert notes(rule) == ["me: global-batch=128: takes effect with the next world, no answer from b within 60 s"]
         rule.wait(1.0)
         assert rule.state.agreement is None, "once a world"
         rule.lose("b")
@@ -262,7 +262,7 @@ class TestByHand:
         rule = Aware(NodeRange(1, 2))
         rule.join("a", "b")
         request_settings(rule, "global-batch=128")
-        assert notes(rule) == ["me: global-batch=128: holds from the next world on"]
+        assert notes(rule) == ["me: global-batch=128: takes effect with the next world"]
         assert rule.told() == {}
 
     def test_workers_that_are_on_their_way_get_it_once_they_train(self) -> None:
@@ -270,7 +270,9 @@ class TestByHand:
         rule.lose("b")
         rule.parked("a", (1, 9))
         request_settings(rule, "global-batch=128")
-        assert notes(rule) == ["me: global-batch=128: holds from the next world on, or once this one is in training"]
+        assert notes(rule) == [
+            "me: global-batch=128: takes effect with the next world, or once all workers of this one train"
+        ]
         rule.underway("a")
         assert isinstance(rule.sent("a")[0], Hold)
 
@@ -315,10 +317,10 @@ class TestByHand:
             answer = reply(rule.state, Purpose.SET, "", text)
             return answer.text, answer.ok
 
-        assert says("global-batch=128") == ("holds from the next step boundary on", True)
+        assert says("global-batch=128") == ("takes effect at the next step boundary", True)
         assert says("lr-rule=up")[1] is False
         rule.lose("b")
-        now = "no world with edl.State is in training: holds from the next world on"
+        now = "no world with edl.State is in training: takes effect with the next world"
         assert says("global-batch=128") == (now, True)
         rule.feed(ev.OperatorRequest(Asked(Purpose.KILL, "boss")))
         assert says("global-batch=128") == ("the job is being stopped by boss", False)

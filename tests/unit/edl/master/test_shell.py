@@ -76,7 +76,7 @@ class TestStoreFirst:
             await agent.hears(StartRound)
             assert heard_then == [0, 0, 0, 0, 0]
             assert not run.done()
-            assert len([text for text in bench.said if "a decision waits for the store" in text]) == 1
+            assert len([text for text in bench.said if "world changes wait for the store" in text]) == 1
             kinds = [entry.kind for entry in bench.history()]
             assert (kinds.count("node-joined"), kinds.count("world-formed")) == (1, 1)  # and nothing was written twice
 

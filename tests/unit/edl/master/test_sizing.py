@@ -44,7 +44,7 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes asked for"),
     "the same again": (Resize(4, "me"), sized(desired=4), {}, KNOWN, "already"),
     "none": (Resize(0, "me"), NO_SIZING, {}, REFUSED, "edl suspend"),
-    "fewer than none": (Resize(-2, "me"), NO_SIZING, {}, REFUSED, "not a size"),
+    "fewer than none": (Resize(-2, "me"), NO_SIZING, {}, REFUSED, "needs at least one"),
     "too many": (Resize(8, "me"), NO_SIZING, {}, REFUSED, "outside 2:6"),
     "too few": (Resize(1, "me"), NO_SIZING, {}, REFUSED, "outside 2:6"),
     "off the unit": (Resize(3, "me"), NO_SIZING, {}, REFUSED, "Ask for 2 or 4"),
@@ -88,9 +88,9 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
         Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
     ),
     "trying without a directory": (Drain(("a",), "me"), NO_SIZING, {"saves": False}, ACCEPTED, "a sent away"),
-    "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "not a time"),
-    "a drain by the end of time": (Drain(("a",), "me", deadline_s=float("inf")), NO_SIZING, {}, REFUSED, "not a time"),
-    "a drain by a time past": (Drain(("a",), "me", deadline_s=-1.0), NO_SIZING, {}, REFUSED, "not a time"),
+    "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "0 or more"),
+    "a drain by the end of time": (Drain(("a",), "me", deadline_s=float("inf")), NO_SIZING, {}, REFUSED, "0 or more"),
+    "a drain by a time past": (Drain(("a",), "me", deadline_s=-1.0), NO_SIZING, {}, REFUSED, "0 or more"),
     "a drain that sharded state does not live through": (
         Drain(("a",), "me"), NO_SIZING, {"bound_to": 4}, REFUSED, "would be lost without a --checkpoint-dir"
     ),
@@ -138,7 +138,7 @@ def test_a_fact_outside_the_bounds_is_noted_once() -> None:
     again = judged(Resize(9, "ss", external=True), first.sizing)
     assert (again.verdict, again.said, again.sizing) == (KNOWN, "", first.sizing)
     nothing = judged(Resize(0, "ss", external=True), first.sizing)
-    assert nothing.said.startswith("ss gives 0 nodes: ignored")
+    assert nothing.said.startswith("ss provides 0 nodes: ignored")
     assert not judged(Resize(0, "ss", external=True), nothing.sizing).said
 
 

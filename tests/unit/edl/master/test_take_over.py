@@ -239,7 +239,7 @@ def test_a_checkpoint_that_is_owed_is_written_under_the_next_master() -> None:
     assert rule.boundary() is Purpose.SWITCH
     rule.park("ab")
     rule.underway("a")
-    assert rule.state.record.owed == "node b has left in a hurry"
+    assert rule.state.record.owed == "node b left without time for a checkpoint"
     succeed(rule, "a")
     attach(rule, "a")
     assert rule.state.agreement is not None and rule.state.agreement.purpose is Purpose.SAVE

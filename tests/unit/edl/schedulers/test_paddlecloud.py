@@ -47,7 +47,7 @@ def play(scenario: Callable[[Setup], Coroutine[Any, Any, None]], **how: Any) -> 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paddlecloud, "AGAIN_S", 0)
+    monkeypatch.setattr(paddlecloud, "RETRY_S", 0)
     for name in ("PADDLE_ELASTIC_SERVER", "PADDLE_ELASTIC_JOB_ID", "PADDLE_ELASTIC_NP"):
         monkeypatch.delenv(name, raising=False)
 

@@ -65,7 +65,7 @@ class TestCalls:
         bench(rc.Tick(), rc.LAST_RETRY_S)
         assert bench(rc.CallSucceeded(SchedulerSize(3))) == [
             rc.LogMessage("it answers again"),
-            rc.Explain("it: 1 of 3 nodes have come"),
+            rc.Explain("it: 1 of 3 nodes have joined"),
         ]
 
     def test_errors_that_will_not_pass_are_tried_again_after_a_minute(self) -> None:
@@ -150,7 +150,7 @@ class TestShrinking:
         assert isinstance(told.request, Drain)
         assert told.request.nodes == ("c", "d")
         assert bench(rc.Tick(), 1.0) == []
-        note = rc.LogMessage("giving nodes back to it (d, c), 2 are left: 2 nodes are wanted")
+        note = rc.LogMessage("releasing nodes of it (d, c); 2 will be left: 2 nodes are wanted")
         assert bench(rc.Replied(OK)) == [note, rc.ReleaseNodes(("d", "c"), 2, "2 nodes are wanted")]
 
     def test_those_that_leave_quickly_are_named_all_the_same(self) -> None:
@@ -286,7 +286,7 @@ class TestPlan:
         plan = release_plan(job("a", spares=("b", "c"), desired=1), 3, indexed=True)
         assert plan is not None
         assert plan.left == 3
-        assert plan.blocked == "the index of a, b, c is unknown (--node-index): no node is given back"
+        assert plan.blocked == "the index of a, b, c is unknown (--node-index): no node can be removed"
 
     @pytest.mark.parametrize("indexed", [False, True])
     def test_spares_stay_while_the_world_is_still_too_large(self, indexed: bool) -> None:

@@ -142,7 +142,7 @@ class TestAnswers:
         program(programs, "sbatch", "echo '7;east'")
         said: list[str] = []
         run(make(deps(tmp_path, SchedulerChoice("slurm"), log=said.append)).request(1, "why"))
-        assert said == ["slurm: submitted job 7 for one more node (why)"]
+        assert said == ["slurm: submitted job 7 for an additional node (why)"]
 
     def test_no_program(self, programs: Path, tmp_path: Path) -> None:
         (programs / "squeue").unlink()

@@ -52,7 +52,10 @@ def test_too_little_those_who_hold_a_copy_write_and_the_doomed_does_nothing() ->
     message = dismissed(rule, "b")
     assert not message.save and not message.needed
     assert rule.state.agreement is not None
-    assert (rule.state.agreement.purpose, rule.state.agreement.reason) == (Purpose.SAVE, "node b has left in a hurry")
+    assert (rule.state.agreement.purpose, rule.state.agreement.reason) == (
+        Purpose.SAVE,
+        "node b left without time for a checkpoint",
+    )
     assert rule.members == "ac"
     assert rule.boundary(20) is Purpose.SAVE
     assert rule.state.record.owed == "" and rule.state.agreement is None, "once"

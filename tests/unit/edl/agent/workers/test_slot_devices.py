@@ -71,11 +71,11 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("devices", "nproc", "spare", "words"),
         [
-            (4, "4", 1, "4 workers and 1 spare slots need as many accelerators, and this node has 4"),
-            (2, "gpu", 2, "no worker would be left"),
+            (4, "4", 1, "4 workers and 1 spare slots need 5 accelerators, but this node has 4"),
+            (2, "gpu", 2, "leaves no worker"),
             (0, "1", -1, "must be from 0"),
             (0, "gpu", 0, "no GPU found"),
-            (0, "9999", 0, "at most 4096"),
+            (0, "9999", 0, "from 1 to 4096"),
         ],
     )
     def test_refusals(self, devices: int, nproc: str, spare: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ class TestSlurm:
         }
         assert told.remarks == [
             f"Slurm: 4 nodes, this is node 2, store at n01:{port} (SLURM_STEP_NODELIST), job slurm-1234-0; "
-            "--cluster-env=none or --rdzv-endpoint to choose otherwise"
+            "override with --cluster-env=none or --rdzv-endpoint"
         ]
 
     def test_all_nodes_find_the_same(self) -> None:
@@ -220,7 +220,7 @@ class TestSlurm:
 
     def test_a_step_without_a_list_needs_a_store(self) -> None:
         env = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_NODELIST"}
-        assert "does not say where the first one runs" in refused(env)
+        assert "do not name the first one's host" in refused(env)
         assert applied(env, "--cluster-env=slurm", "--rdzv-endpoint=n9:1").values["nnodes"] == "4"
 
     def test_gpus_that_nobody_uses_are_mentioned(self) -> None:
@@ -311,8 +311,8 @@ class TestMpi:
     )
     def test_what_cannot_be_is_named(self, name: str, value: str) -> None:
         said = refused({**OPEN_MPI, "MASTER_ADDR": "n1", name: value})
-        assert name in said and "or keep out of it: --cluster-env=none" in said
-        assert ("Name the first host by an address" in said) == (value in LOOPBACK)
+        assert name in said and "or ignore the cluster environment: --cluster-env=none" in said
+        assert ("Give the first host's address" in said) == (value in LOOPBACK)
 
     def test_one_launcher_is_one_node(self) -> None:
         one = {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
@@ -411,7 +411,7 @@ class TestVolcano:
     def test_tasks_of_which_nobody_knows_what_they_do(self) -> None:
         told = applied({**VOLCANO, "VC_PS_HOSTS": "train-ps-0.train", "VC_PS_NUM": "1"})
         assert place(told) == NOWHERE
-        assert "which of its tasks ps, worker train" in told.remarks[0] and "--rdzv-endpoint" in told.remarks[0]
+        assert "which of the tasks ps, worker train" in told.remarks[0] and "--rdzv-endpoint" in told.remarks[0]
 
     def test_the_plugin_env_alone_names_nobody(self) -> None:
         assert place(applied({"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1"})) == NOWHERE
@@ -476,7 +476,7 @@ class TestWhoWins:
 
     @pytest.mark.parametrize("name", CLUSTER_ENVS)
     def test_one_asked_for_that_is_not_there(self, name: str) -> None:
-        assert "its variables are not there" in refused({}, f"--cluster-env={name}")
+        assert "its variables are not set" in refused({}, f"--cluster-env={name}")
         assert "--standalone" in refused({**SLURM, **BARE}, f"--cluster-env={name}", "--standalone")
 
     def test_a_rank_beyond_the_size_is_not_taken(self) -> None:
@@ -499,7 +499,7 @@ class TestWhoWins:
         told = applied({**SLURM, **VOLCANO})
         assert told.values["nnodes"] == "4" and told.values["rdzv_id"] == "slurm-1234-0"
         (other,) = [remark for remark in told.remarks if "--cluster-env=volcano" in remark]
-        assert "Slurm has 4 launchers, Volcano 2" in other
+        assert "Slurm has 4 launchers, Volcano has 2" in other
 
     def test_a_broken_one_farther_away_does_not_matter(self) -> None:
         assert applied({**SLURM, **VOLCANO_PYTORCH, "WORLD_SIZE": "?"}).values["nnodes"] == "4"

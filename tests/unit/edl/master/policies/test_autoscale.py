@@ -23,7 +23,7 @@ from edl.master.policies.autoscale import (
     CurrentWorld,
     Found,
     Learnt,
-    hear,
+    handle_pace,
 )
 
 RULES = AutoscaleRules(enabled=True)
@@ -85,7 +85,7 @@ class Job:
         factor = max(0.05, self.rng.gauss(1.0, self.noise)) if self.noise else 1.0
         step_s = 2 * self.nodes / self.curve(self.nodes) * drag * factor
         for node in place.slots:
-            look = hear(self.memory, self.learnt, place, node, step_s, self.rules, self.now_s)
+            look = handle_pace(self.memory, self.learnt, place, node, step_s, self.rules, self.now_s)
             self.memory, self.learnt = look.memory, look.learnt
             if look.size:
                 self.resize(look.size)
@@ -262,7 +262,7 @@ class TestRules:
         job.reach = 2
         job.run(300)
         assert (job.nodes, job.changes) == (2, [])
-        assert "a 3rd would be tried: none is there" in job.memory.reason
+        assert "a 3rd would be tried, but no node is available" in job.memory.reason
 
     def test_the_cooldown_begins_with_any_change_of_size(self) -> None:
         job = Job(linear, 2, reach=8).run(55)
@@ -342,12 +342,12 @@ class TestRules:
     @pytest.mark.parametrize("step_s", [0.0, -1.0, float("inf"), float("nan")])
     def test_nonsense_is_not_heard(self, step_s: float) -> None:
         job = Job(linear, 1, reach=4).run(50)
-        look = hear(job.memory, job.learnt, job.place(), "n0", step_s, RULES, job.now_s)
+        look = handle_pace(job.memory, job.learnt, job.place(), "n0", step_s, RULES, job.now_s)
         assert look.memory.count == job.memory.count
 
     def test_strangers_are_not_heard(self) -> None:
         job = Job(linear, 1, reach=4).run(50)
-        assert hear(job.memory, job.learnt, job.place(), "n9", 1.0, RULES, job.now_s).memory.reported == {}
+        assert handle_pace(job.memory, job.learnt, job.place(), "n9", 1.0, RULES, job.now_s).memory.reported == {}
 
 
 def test_the_reason_has_the_numbers() -> None:

@@ -64,8 +64,8 @@ def test_a_token_is_not_shown_on_the_way(account: Path) -> None:
         ({"api": "https://x:0"}, "must be a URL"),
         ({"api": "https://x:port"}, "must be a URL"),
         ({"api": "https://user@x"}, "must be a URL"),
-        ({"api": "https://x", "token_file": "/nowhere"}, "token_file=/nowhere: there is no such file"),
-        ({"api": "https://x", "ca": "/nowhere"}, "ca=/nowhere: there is no such file"),
+        ({"api": "https://x", "token_file": "/nowhere"}, "token_file=/nowhere: no such file"),
+        ({"api": "https://x", "ca": "/nowhere"}, "ca=/nowhere: no such file"),
         ({"api": "https://x", "timeout": "soon"}, "timeout=soon: must be from"),
         ({"api": "https://x", "timeout": "0"}, "timeout=0: must be from"),
         ({"api": "https://x", "poll": "1e9"}, "poll=1e9: must be from"),
@@ -178,18 +178,21 @@ GOING: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionG
 
 def test_what_holds_pods_up() -> None:
     few = "0/3 nodes are available: 3 Insufficient cpu."
-    assert pods.held_up([pod(), unplaced(few), unplaced(few)], 3) == (
+    assert pods.pending_reasons([pod(), unplaced(few), unplaced(few)], 3) == (
         "2 pods pending: 0/3 nodes are available: 3 Insufficient cpu"
     )
-    assert pods.held_up([pod()], 1) == ""
-    assert pods.held_up([pod()], 3) == "2 pods not created yet"
-    assert pods.held_up([unplaced(few)], 0) == "1 pod pending: 0/3 nodes are available: 3 Insufficient cpu"
-    assert pods.held_up([pod(host="", phase="Pending")], 1) == "1 pod pending: waiting for the scheduler"
-    assert pods.held_up([waiting("ContainerCreating")], 1) == ""
-    assert pods.held_up([waiting("ErrImagePull", "no such image")], 1) == "1 pod pending: ErrImagePull: no such image"
-    assert pods.held_up([{**unplaced(few), "metadata": {"name": "x", **GOING}}], 1) == "1 pod not created yet"
-    assert pods.held_up([pod(host="", phase="Succeeded")], 1) == ""
-    assert len(pods.held_up([unplaced("x" * 5000)], 1)) < 300
+    assert pods.pending_reasons([pod()], 1) == ""
+    assert pods.pending_reasons([pod()], 3) == "2 pods not created yet"
+    assert pods.pending_reasons([unplaced(few)], 0) == "1 pod pending: 0/3 nodes are available: 3 Insufficient cpu"
+    assert pods.pending_reasons([pod(host="", phase="Pending")], 1) == "1 pod pending: waiting for the scheduler"
+    assert pods.pending_reasons([waiting("ContainerCreating")], 1) == ""
+    assert (
+        pods.pending_reasons([waiting("ErrImagePull", "no such image")], 1)
+        == "1 pod pending: ErrImagePull: no such image"
+    )
+    assert pods.pending_reasons([{**unplaced(few), "metadata": {"name": "x", **GOING}}], 1) == "1 pod not created yet"
+    assert pods.pending_reasons([pod(host="", phase="Succeeded")], 1) == ""
+    assert len(pods.pending_reasons([unplaced("x" * 5000)], 1)) < 300
 
 
 def test_which_pods_are_placed() -> None:
@@ -200,17 +203,17 @@ def test_which_pods_are_placed() -> None:
 
 
 def test_which_pods_are_doomed() -> None:
-    assert pods.doom(pod()) is None
-    assert pods.doom(pod(**GOING)) == ("the pod is being deleted", 30.0)
-    assert pods.doom(pod(phase="Succeeded", **GOING)) is None, "it has ended already"
+    assert pods.pending_removal(pod()) is None
+    assert pods.pending_removal(pod(**GOING)) == ("the pod is being deleted", 30.0)
+    assert pods.pending_removal(pod(phase="Succeeded", **GOING)) is None, "it has ended already"
     entry = pod()
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": ""}
     entry["status"]["conditions"] = [{**condition, "status": "False"}]
-    assert pods.doom(entry) is None
+    assert pods.pending_removal(entry) is None
     entry["status"]["conditions"] = [condition]
-    assert pods.doom(entry) == ("DeletionByTaintManager", 0.0)
+    assert pods.pending_removal(entry) == ("DeletionByTaintManager", 0.0)
     entry["metadata"].update(GOING)
-    assert pods.doom(entry) == ("DeletionByTaintManager", 30.0)
+    assert pods.pending_removal(entry) == ("DeletionByTaintManager", 30.0)
 
 
 def host(*taints: tuple[str, str]) -> Json:
@@ -222,17 +225,17 @@ def host(*taints: tuple[str, str]) -> Json:
 
 def test_which_taints_doom_a_pod() -> None:
     unreachable = "node.kubernetes.io/unreachable"
-    assert pods.doom_by_host(pod(), None) is None
-    assert pods.doom_by_host(pod(), host(("dedicated", "NoSchedule"))) is None
+    assert pods.removal_by_taint(pod(), None) is None
+    assert pods.removal_by_taint(pod(), host(("dedicated", "NoSchedule"))) is None
     words = f"its host host has the taint {unreachable}"
-    assert pods.doom_by_host(pod(), host((unreachable, "NoExecute"))) == (words, 0.0)
+    assert pods.removal_by_taint(pod(), host((unreachable, "NoExecute"))) == (words, 0.0)
     patient = pod()
     patient["spec"]["tolerations"] = [
         {"key": unreachable, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
     ]
-    assert pods.doom_by_host(patient, host((unreachable, "NoExecute"))) == (words, 300.0)
+    assert pods.removal_by_taint(patient, host((unreachable, "NoExecute"))) == (words, 300.0)
     immune = pod()
     immune["spec"]["tolerations"] = [{"operator": "Exists"}]
-    assert pods.doom_by_host(immune, host((unreachable, "NoExecute"))) is None
+    assert pods.removal_by_taint(immune, host((unreachable, "NoExecute"))) is None
     spot = "aws-node-termination-handler/spot-itn"
-    assert pods.doom_by_host(immune, host((spot, "NoSchedule"))) == (f"its host host has the taint {spot}", 0.0)
+    assert pods.removal_by_taint(immune, host((spot, "NoSchedule"))) == (f"its host host has the taint {spot}", 0.0)
