@@ -82,7 +82,8 @@ def with_word(word: str, lines: list[tuple[str, str]], allowed: re.Pattern[str] 
     """Places of lines with this word, also as a part of a name, of a class or of a constant."""
     forms = rf"(?<![a-z]){word}(?![a-z])|{word.capitalize()}(?![a-z])|(?<![A-Z]){word.upper()}(?![A-Z])"
     old = re.compile(forms)
-    return [place for place, line in lines if old.search(line) and not allowed.search(line)]
+    some = ((place, line) for place, line in lines if word in line.lower())  # an expression takes ten times as long
+    return [place for place, line in some if old.search(line) and not allowed.search(line)]
 
 
 @pytest.mark.parametrize("word", REPLACED)
