@@ -11,7 +11,6 @@ import pytest
 from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.membership import Membership, TrainerEntry
 from ps.coordinator.placement import Grid
-from ps.coordinator.servers import PserverRegistry
 from ps.protocol.messages import NOBODY
 from ps.server import replicate_out
 from ps.server.bucket_machine import BucketMachine
@@ -104,29 +103,6 @@ def promotes_any_copy(patch: Patch) -> None:
         return bury(self, number)
 
     patch.setattr(Grid, "bury", promotes)
-
-
-def keeps_a_number(patch: Patch) -> None:
-    """A pserver that was taken for dead and comes back has its old number and its old rows."""
-    buried: dict[tuple[int, str], tuple[Any, int]] = {}
-    """Number by state and name; the state is kept alive, or another one could have its id."""
-    bury, hello = PserverRegistry.bury, PserverRegistry._hello
-
-    def remembers(self: PserverRegistry, turn: Any, server: Any, why: str) -> None:
-        buried[id(self._state), server.name] = self._state, server.number
-        bury(self, turn, server, why)
-
-    def returns(self: PserverRegistry, turn: Any, name: str, server: Any, word: Any) -> None:
-        _, number = buried.get((id(self._state), name), (None, NOBODY))
-        if server is None and number and name in self.keys:
-            before, self._state.numbers = self._state.numbers, number - 1
-            hello(self, turn, name, server, word)
-            self._state.numbers = max(before, number)
-        else:
-            hello(self, turn, name, server, word)
-
-    patch.setattr(PserverRegistry, "bury", remembers)
-    patch.setattr(PserverRegistry, "_hello", returns)
 
 
 def waits_for_the_dead(patch: Patch) -> None:
