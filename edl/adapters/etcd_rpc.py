@@ -173,6 +173,8 @@ class Endpoint:
         self.left = asyncio.Event()
         """Set when the member is abandoned; its streams end. Each suspicion sets the event and replaces it with a new
         one."""
+        self.foreign = False
+        """Whether its last answer came from another cluster."""
         self._suspect_until = 0.0
 
     def connected(self) -> bool:
@@ -304,7 +306,8 @@ class Connections:
         is free, so another job's etcd may listen there."""
         found = int(answer.header.cluster_id) if self._one_cluster else 0
         self._cluster = self._cluster or found
-        if found in (0, self._cluster):
+        endpoint.foreign = found not in (0, self._cluster)
+        if not endpoint.foreign:
             return False
         self.leave(endpoint, silent=True)
         return True
@@ -399,6 +402,8 @@ class Connections:
         if failure is EtcdFailure.WRONG:
             stranger = ". The server there is not etcd: check --rdzv-endpoint" if "http2 header" in detail else ""
             return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}{stranger}")
+        if endpoint.foreign:  # it is not the slowness of this call that has to be mended
+            return self.unavailable(f"{endpoint.address}: {FOREIGN}")
         slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         return self.unavailable(f"{endpoint.address}: {detail}", SLOW if slow else CHECK)
 
