@@ -87,7 +87,7 @@ def writes_without_fence() -> contextlib.AbstractContextManager[Any]:
 
 def collateral_is_charged() -> contextlib.AbstractContextManager[Any]:
     """Workers that fail because a node died use up restarts (torchrun)."""
-    return mock.patch.object(machine, "_give_back_charge", lambda turn, reason: None)
+    return mock.patch.object(machine, "_refund_charge", lambda turn, reason: None)
 
 
 def exit_closes_the_job() -> contextlib.AbstractContextManager[Any]:
