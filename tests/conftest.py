@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 
+import hypothesis
 import pytest
 
 from edl.worker import session as sessions
@@ -26,6 +27,9 @@ for _number, _handler in (
 # is half of the CPU time of collection, and each program that a test starts compiles the product.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+hypothesis.settings.register_profile("edl", deadline=None)  # no test depends on how quick the machine is
+hypothesis.settings.load_profile("edl")
 
 LAUNCHER_PREFIXES = ("EDL_", "PET_", "TORCHELASTIC_", "PADDLE_")
 

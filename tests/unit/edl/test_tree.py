@@ -71,7 +71,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(values)
 def test_everything_comes_back_as_it_was(value: Any) -> None:
     assert same(round_trip(value), value)

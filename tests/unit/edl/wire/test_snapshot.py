@@ -124,7 +124,7 @@ def snapshot_of(values: dict[str, Any]) -> bytearray:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(arrays())
 def test_the_library_reads_ours(values: dict[str, Any]) -> None:
     buffer = snapshot_of(values)
@@ -135,7 +135,7 @@ def test_the_library_reads_ours(values: dict[str, Any]) -> None:
         assert read[name].dtype == value.dtype and np.array_equal(read[name], value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(arrays())
 def test_ours_reads_the_librarys(values: dict[str, Any]) -> None:
     ours = json.dumps({"format": 1, "tree": None, **{name: getattr(META, name) for name in META.__slots__}})
@@ -166,7 +166,7 @@ def test_every_truncation_is_noticed() -> None:
         parse(buffer + b"x")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_bytes_lead_to_another_error(data: st.DataObject) -> None:
     buffer = small()

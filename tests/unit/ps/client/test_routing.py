@@ -34,7 +34,7 @@ def taken(united: DistinctKeys, sub_requests: list[SubRequest]) -> dict[int, set
     owner=st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=50),
     fast=st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_key_goes_to_its_owner_once(keys: list[int], owner: list[int], fast: bool) -> None:
     route = a_route(np.resize(owner, BUCKETS))
     given_keys = np.array(keys, np.int64)
@@ -54,7 +54,7 @@ def test_every_key_goes_to_its_owner_once(keys: list[int], owner: list[int], fas
 
 
 @given(keys=st.lists(st.integers(-5, 5), min_size=1, max_size=40), dim=st.integers(1, 5), seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_rows_of_equal_keys_are_summed(keys: list[int], dim: int, seed: int) -> None:
     given_keys = np.array(keys, np.int64)
     grads = np.random.default_rng(seed).standard_normal((len(keys), dim)).astype(np.float32)

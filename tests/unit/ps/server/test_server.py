@@ -284,7 +284,7 @@ def test_sync_steps_are_averages(made: Made) -> None:
         )
         assert [(answer.op, answer.head["step"]) for answer in answers] == [(FrameOp.OK, step)] * 3
     assert trainers[0].pull(SGD, [7, 8, 9, 10], step=5)[:, 0].tolist() == [15, 5, 5, 5]
-    held = trainers[0].push(6, SGD, [7], -3.0, step=5, wait_s=0.5)
+    held = trainers[0].push(6, SGD, [7], -3.0, step=5, wait_s=2.0)
     assert (held.op, held.head["for"]) == (FrameOp.WAIT, "trainers")
     assert "node-2/0, node-3/0" in held.head["text"]
     # A trainer that has gone is not waited for; what was said in the meantime is not lost.
@@ -322,7 +322,7 @@ def test_no_trainer_gets_too_far_ahead(made: Made) -> None:
     for step in range(3):
         fast.pull(SGD, [1], step=step)
         fast.push(step + 1, SGD, [1], step=step)
-    frame = fast.ask(FrameOp.PULL, {"step": 3, "parts": []}, wait_s=0.3)
+    frame = fast.ask(FrameOp.PULL, {"step": 3, "parts": []}, wait_s=2.0)
     assert (frame.op, frame.json()["for"]) == (FrameOp.WAIT, "trainers")
     answers = in_threads(lambda: fast.ask(FrameOp.PULL, {"step": 3, "parts": []}).op, lambda: slow.push(1, step=1).op)
     assert answers == [FrameOp.OK, FrameOp.OK]
@@ -391,7 +391,7 @@ def test_a_bucket_that_is_on_its_way(made: Made) -> None:
     boss = Boss(place(one))
     boss.say(plan.orders(1))
     trainer = Trainer(place(one))
-    answer = trainer.push(1, COUNTS, [1], wait_s=0.3)
+    answer = trainer.push(1, COUNTS, [1], wait_s=2.0)
     assert (answer.op, answer.head["for"]) == (FrameOp.WAIT, "release")
     pushed = threading.Thread(target=lambda: results.append(trainer.push(1, COUNTS, [1])))
     results: list[Any] = []
@@ -410,7 +410,7 @@ def test_a_trainer_of_an_earlier_history(made: Made) -> None:
     boss.say(plan.next(history=2, changed=ALL).orders(1))
     answer = trainer.push(2, COUNTS, [1], history=1)
     assert (answer.op, answer.head["history"]) == (FrameOp.ROLLED_BACK, 2)
-    assert trainer.push(2, COUNTS, [1], history=3, wait_s=0.3).op is FrameOp.WAIT
+    assert trainer.push(2, COUNTS, [1], history=3, wait_s=2.0).op is FrameOp.WAIT
     assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
 
 

@@ -533,7 +533,7 @@ names = st.sampled_from(sorted({*SLURM, *OPEN_MPI, *HYDRA, *PYTORCHJOB, *TRAINJO
 
 
 @given(st.sampled_from([*ALL.values(), TRAINJOB, HYDRA, {}]), st.dictionaries(names, texts, max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_nothing_in_the_environment_is_more_than_one_line(env: Env, changed: Env) -> None:
     try:
         told = applied({**env, **changed})

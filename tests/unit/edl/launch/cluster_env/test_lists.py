@@ -47,7 +47,7 @@ class TestHostLists:
     )
 
     @given(st.lists(st.tuples(st.sampled_from(["n", "gpu-", "r7c"]), st.lists(ranges, max_size=4)), min_size=1))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_each_is_its_expansion(self, items: list[tuple[str, list[tuple[str, tuple[int, int, int]]]]]) -> None:
         written, expanded = [], []
         for prefix, ranges in items:
@@ -60,7 +60,7 @@ class TestHostLists:
         assert list(hosts_of(",".join(written))) == expanded
 
     @given(st.text("n[]-,019 x", max_size=40))
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_no_text_harms(self, text: str) -> None:
         try:
             found = list(itertools.islice(hosts_of(text), 50))
