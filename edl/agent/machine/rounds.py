@@ -203,8 +203,11 @@ def get_ready(turn: AgentTurn) -> None:
     state, filled = turn.state, {worker.slot for worker in state.alive}
     missing = tuple(slot for slot in state.uses if slot not in filled)
     if not state.rejoins or state.ahead_failed or state.draining is not None or state.parked:
-        turn.set(phase=AgentPhase.IDLE)
-        turn.announce()
+        # After the loss of a fork server, a worker that it was to start may still be under way.
+        starting = _starting(turn)
+        turn.set(phase=AgentPhase.PREPARING if starting else AgentPhase.IDLE)
+        if not starting:
+            turn.announce()
         return
     turn.set(phase=AgentPhase.PREPARING)
     # Sent first: the others continue without this node and need not wait for its processes.

@@ -7,6 +7,7 @@ from edl.agent.machine.state import AgentPhase, WorkerStatus
 from edl.types import Round
 from edl.wire import local
 from edl.wire.messages import Boundary, Dismissed, Hold, Leaving, Prestart, Purpose, StartRound, StopRound, Switch
+from edl.wire.process_events import ForkServerLost
 from tests.unit.edl.agent.machine.test_machine import SIGKILL, SIGTERM, Node, ended, idle, running, world
 
 
@@ -91,6 +92,18 @@ def test_a_waiting_worker_that_dies_while_another_starts_is_replaced_too() -> No
     assert node.did(ev.StartAhead) == [ev.StartAhead((1,), Round(1))]
     node.feed(entered(1), parked(1))
     assert phase(node) is AgentPhase.IDLE
+
+
+def test_a_node_that_leaves_is_not_ready_while_a_worker_starts_ahead() -> None:
+    """The fork server died meanwhile, and the next one is ready before the end of the start is known."""
+    node = (
+        idle().hear(Prestart("rejoin")).feed(ForkServerLost("killed by SIGKILL"), ev.Interrupted(SIGTERM, again=False))
+    )
+    node.feed(ev.ForkServerReady())
+    assert phase(node) is AgentPhase.PREPARING
+    assert not node.did(ev.Announce)
+    node.feed(ended(0, -SIGKILL, round=0), ended(1, -SIGKILL, round=0))
+    assert phase(node) is not AgentPhase.PREPARING
 
 
 def test_workers_that_cannot_be_started_ahead_are_started_with_the_world() -> None:
