@@ -360,7 +360,7 @@ class Loader(IndependentLoader):
 
     def _pause(self, pause_s: float, check: Callable[[], None]) -> None:
         while pause_s > 0:
-            self._deps.threads.event().wait(min(pause_s, LOOK_S))
+            self._deps.threads.sleep(min(pause_s, LOOK_S))
             check()
             pause_s -= LOOK_S
 
@@ -442,7 +442,8 @@ class Loader(IndependentLoader):
         return place, client
 
     def _open(self, place: RankAssignment) -> None:
-        source, options = self._settle().source, self._settle().options
+        settled = self._settle()
+        source, options = settled.source, settled.options
         where = self._context.where if self._lasting else None
         at = self._context.transport(), self._name, place.round, place.rank
         client = LeaseClient(*at, self._position.announced, where, self._deps)  # type: ignore[arg-type]

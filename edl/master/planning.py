@@ -158,7 +158,11 @@ def consider_stop(turn: MasterTurn) -> None:
     if turn.underway:
         agree(turn, Purpose.KILL, _stop_reason(turn))
     elif settled(turn):
-        stop_world(turn, f"{_stop_reason(turn)}: the job ends without a new checkpoint")
+        _stop_without_checkpoint(turn)
+
+
+def _stop_without_checkpoint(turn: MasterTurn) -> None:
+    stop_world(turn, f"{_stop_reason(turn)}: the job ends without a new checkpoint")
 
 
 def _stop_reason(turn: MasterTurn) -> str:
@@ -278,7 +282,7 @@ def asked(turn: MasterTurn, message: Asked) -> None:
         if turn.underway:
             consider_stop(turn)  # the history gets one line, once the commit is known
         elif turn.record.phase is Phase.RUNNING:
-            stop_world(turn, f"{_stop_reason(turn)}: the job ends without a new checkpoint")
+            _stop_without_checkpoint(turn)
         else:
             turn.note(Kind.BOUNDARY, f"{_stop_reason(turn)}: the job ends once its workers have stopped")
     elif message.purpose is Purpose.SAVE:

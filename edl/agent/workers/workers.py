@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from edl.agent.machine.diagnosis import last_words
@@ -88,23 +88,26 @@ class WorkerGroup:
         uses = self._member(world).used
         self._outputs.met(self._spec.job, world)
         starting = (self._start_one(world.round, slot, uses, self._attempt(world, slot), world) for slot in slots)
-        failed = [end for end in await asyncio.gather(*starting) if end is not None]
-        self._log_pids(slots, lambda worker: f"rank {worker.output.files.attempt.rank}")
-        return failed
+        return await self._all_started(slots, starting, lambda worker: f"rank {worker.output.files.attempt.rank}")
 
     async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[WorkerEnded]:
         """Start workers in these slots that wait for their world; returns a ``WorkerEnded`` for each that could not be
         created. ``uses``: all slots that the world is likely to use here."""
         starting = (self._start_one(born, slot, uses, Attempt(born, slot, ahead=True), None) for slot in slots)
-        failed = [end for end in await asyncio.gather(*starting) if end is not None]
-        self._log_pids(slots, lambda worker: f"slot {worker.slot}, waiting for a world")
-        return failed
+        return await self._all_started(slots, starting, lambda worker: f"slot {worker.slot}, waiting for a world")
 
-    def _log_pids(self, slots: tuple[int, ...], what: Callable[[_Running], str]) -> None:
-        """Log the processes of workers that have just been started, for debuggers and profilers."""
+    async def _all_started(
+        self,
+        slots: tuple[int, ...],
+        starting: Iterable[Awaitable[WorkerEnded | None]],
+        what: Callable[[_Running], str],
+    ) -> list[WorkerEnded]:
+        """Wait until the workers of these slots are started, and log their processes, for debuggers and profilers."""
+        failed = [end for end in await asyncio.gather(*starting) if end is not None]
         started = sorted((one for one in self._running.values() if one.slot in slots), key=lambda one: one.slot)
         if started:
             self._log("worker processes: " + ", ".join(f"{one.pid} ({what(one)})" for one in started))
+        return failed
 
     def seat(self, world: World, slot: int, secret: str) -> Seat:
         """The place of a living worker in a world. Its further output goes to the files of that world's round."""

@@ -85,7 +85,7 @@ class SimLoop(asyncio.BaseEventLoop):
             ready = self._ready
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if not handle._cancelled:
+                if not handle.cancelled():
                     handle._run()
                 if self.dead:
                     return
@@ -137,8 +137,7 @@ class SimLoop(asyncio.BaseEventLoop):
         handle = asyncio.Handle(callback, args, self, context)
         if not self.dead:
             self._ready.append(handle)
-            if not self._scheduled:
-                self._begin_soon()
+            self._begin_soon()
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no threads

@@ -38,13 +38,11 @@ class Timeline:
 
     def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
         """Call ``call(*args)`` in ``delay_s`` (0 or more) seconds."""
-        timer = ScheduledCall(self.now_s + delay_s, call, args)
-        heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
-        return timer
+        return self.at(self.now_s + delay_s, call, *args)
 
     def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
         """Call ``call(*args)`` at this time, or as soon as possible if it has passed."""
-        timer = ScheduledCall(at_s if at_s > self.now_s else self.now_s, call, args)
+        timer = ScheduledCall(max(at_s, self.now_s), call, args)
         heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
         return timer
 

@@ -94,21 +94,12 @@ class PausingThreads(SystemThreads):
         """Called after each such wait."""
         self.main = threading.current_thread()
 
-    def event(self) -> threading.Event:
-        return PausingEvent(self)
-
-
-class PausingEvent(threading.Event):
-    def __init__(self, threads: PausingThreads) -> None:
-        super().__init__()
-        self.threads = threads
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if self.is_set() or timeout is None or threading.current_thread() is not self.threads.main:
-            return super().wait(timeout)
-        self.threads.clock_s += timeout
-        self.threads.paused()
-        return False
+    def sleep(self, seconds: float) -> object:
+        if threading.current_thread() is not self.main:
+            return super().sleep(seconds)
+        self.clock_s += seconds
+        self.paused()
+        return None
 
 
 def test_a_worker_without_data_asks_less_and_less_often_but_again_within_a_second(bench: Bench, files: str) -> None:

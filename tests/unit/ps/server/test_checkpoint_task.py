@@ -48,6 +48,14 @@ class CheckpointTaskDeps:
         return lambda *_: None
 
 
+def orders(version: int, *, history: int = 1, since: int = 5, owner: int = 1, joining: int = 0) -> h.OrdersCame:
+    """Orders for pserver 1, beside pserver 2, with the same roles for all buckets."""
+    nobody, owners, joiners = (pack([number] * BUCKETS) for number in (0, owner, joining))
+    placement = PlacementMap(version, history, (PserverAddress(2, "b", "host", 1),), owners, nobody, joiners)
+    changed = pack([since] * BUCKETS, "i")
+    return h.OrdersCame(Orders(0, 1, placement, 0, (), Training(), (), since=changed, giver=nobody))
+
+
 @pytest.fixture
 def bucket_shell() -> Iterator[BucketShell]:
     """A bucket shell without its thread: the test carries out effects."""
@@ -98,13 +106,7 @@ def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
 def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_something(
     bucket_shell: BucketShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near, everywhere = np.array([5], np.uint16), [pack([number] * BUCKETS) for number in (0, 1)]
-    since = pack([5] * BUCKETS, "i")
-
-    def orders(version: int) -> h.OrdersCame:
-        placement = PlacementMap(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
-        return h.OrdersCame(Orders(0, 1, placement, 0, (), Training(), (), since=since, giver=everywhere[0]))
-
+    near = np.array([5], np.uint16)
     bucket_shell._take(orders(5))
     bucket_shell._carry([h.FeedFollowers((5, 6), (2,), ())])
     monkeypatch.setattr(bucket_shell._to_followers[2].stream, "behind", lambda lag_s: False)
@@ -137,10 +139,7 @@ def test_an_image_taken_between_orders_of_a_new_history_and_their_reset_stays(
         carry(effects)
 
     monkeypatch.setattr(bucket_shell, "_carry", carry_late)
-    nobody, first, second = (pack([number] * BUCKETS) for number in (0, 1, 2))
-    placement = PlacementMap(9, 2, (PserverAddress(2, "b", "host", 1),), second, nobody, first)
-    orders = Orders(0, 1, placement, 0, (), Training(), (), since=pack([9] * BUCKETS, "i"), giver=nobody)
-    bucket_shell._take(h.OrdersCame(orders))
+    bucket_shell._take(orders(9, history=2, since=9, owner=2, joining=1))
     assert mine.image(comes).rows["counts"].weights[0, 0] == 2.0
     assert "counts" not in mine.image(goes).rows
 
@@ -160,10 +159,7 @@ def test_a_bucket_that_comes_under_newer_orders_is_served_no_more(
 
     if early:
         monkeypatch.setattr(bucket_shell, "_carry", carry_late)
-    nobody, first = (pack([number] * BUCKETS) for number in (0, 1))
-    placement = PlacementMap(5, 1, (PserverAddress(2, "b", "host", 1),), first, nobody, nobody)
-    orders = Orders(0, 1, placement, 0, (), Training(), (), since=pack([5] * BUCKETS, "i"), giver=nobody)
-    bucket_shell._take(h.OrdersCame(orders))
+    bucket_shell._take(orders(5))
     sent = bucket_shell.sent()
     if not early:
         another_one_sends(5)
