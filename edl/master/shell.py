@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edl.config import JobSpec
-from edl.errors import FencedOut, ProtocolError, StoreError
+from edl.errors import FencedOut, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
@@ -37,6 +37,7 @@ from edl.master.stored import (
     transactions,
     whole_job,
 )
+from edl.master.streams import AgentStreams
 from edl.master.view import job_status, reply
 from edl.ports import (
     ChangeKind,
@@ -58,11 +59,9 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import (
     AgentMessage,
     Asked,
-    Attach,
     Finish,
     MasterMessage,
     NodeInfo,
-    ServiceFromWorker,
     ServiceToWorker,
 )
 from edl.wire.scale_requests import Granted, ScaleRequest
@@ -125,7 +124,7 @@ class MasterShell:
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
         self._held: _Incoming | None = None
         """Taken from the queue already, to be processed after the current events."""
-        self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
+        self._streams = AgentStreams(self._events.put_nowait, self._is_current, deps.log)
         self._probing = Probing(deps.refuses, deps.clock, before)
         self._background = BackgroundTasks(self._events.put_nowait)
         self._timer = Timer(deps.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
@@ -268,6 +267,7 @@ class MasterShell:
         self._state = decision.state
         self._stored = record
         self.history.publish(added)
+        self._streams.decided(events)
         wakes = []
         for effect in decision.effects:
             if isinstance(effect, ev.WakeAt):
@@ -280,9 +280,7 @@ class MasterShell:
     async def _run(self, effect: ev.Effect, record: Record) -> None:
         match effect:
             case ev.TellNode(node, incarnation, message):
-                stream = self._streams.get((node, incarnation))
-                if stream is not None:
-                    stream.put_nowait(message)
+                self._streams.tell(node, incarnation, message)
             case ev.Probe(info):
                 self._background.begin(self._probe(info))
             case ev.Revoke(incarnation):
@@ -318,9 +316,8 @@ class MasterShell:
         for service, word in gathered.to_workers:
             assert self._state is not None  # noqa: S101 - as above
             entry = self._state.nodes.get(word.caller.node)
-            stream = self._streams.get((entry.info.node, entry.info.incarnation)) if entry is not None else None
-            if stream is not None:
-                stream.put_nowait(ServiceToWorker(service, word.caller.slot, word.body))
+            if entry is not None:
+                self._streams.forward(entry.info, ServiceToWorker(service, word.caller.slot, word.body))
         for answer in gathered.answers:
             waiting = self._orders.pop(answer.number, None)
             if waiting is not None and not waiting.done():
@@ -424,54 +421,14 @@ class MasterShell:
 
     # --- calls from servers and companions -------------------------------------------------------------------------
 
-    async def join(self, said: AsyncIterator[AgentMessage]) -> AsyncIterator[MasterMessage]:
+    def join(self, said: AsyncIterator[AgentMessage]) -> AsyncIterator[MasterMessage]:
         """Serve one agent's stream until either side ends it. Yields the Master's messages."""
-        outgoing: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
-        reader = asyncio.ensure_future(self._listen(said, outgoing))
-        try:
-            while (message := await outgoing.get()) is not None:
-                yield message
-        finally:
-            reader.cancel()
-
-    async def _listen(self, said: AsyncIterator[AgentMessage], outgoing: asyncio.Queue[MasterMessage | None]) -> None:
-        info: NodeInfo | None = None
-        try:
-            async for message in said:
-                if self._over:  # this Master has stepped down meanwhile: the agent connects to the next one
-                    return
-                if isinstance(message, Attach):
-                    if info is not None:
-                        self._detach(info, outgoing)
-                    info = message.info
-                    before = self._streams.get((info.node, info.incarnation))
-                    self._streams[info.node, info.incarnation] = outgoing
-                    if before is not None:  # end the earlier stream of the same agent
-                        before.put_nowait(None)
-                    self._events.put_nowait(ev.NodeAttached(message))
-                elif info is not None and isinstance(message, ServiceFromWorker):
-                    if self._is_current(info):
-                        word = sv.Said(sv.Caller(info.node, message.slot), message.round, message.body)
-                        self._events.put_nowait(Hosted(message.service, word))
-                elif info is not None:
-                    self._events.put_nowait(ev.NodeSaid(info.node, info.incarnation, message))
-        except ProtocolError as error:
-            self._deps.log(f"closing the stream of {info.node if info else 'an unknown node'}: {error}")
-        finally:
-            if info is not None:
-                self._detach(info, outgoing)
-            outgoing.put_nowait(None)
+        return self._streams.join(said)
 
     def _is_current(self, info: NodeInfo) -> bool:
         """Whether no other incarnation of this node is known."""
         entry = self._state.nodes.get(info.node) if self._state is not None else None
         return entry is None or entry.info.incarnation == info.incarnation
-
-    def _detach(self, info: NodeInfo, outgoing: asyncio.Queue[MasterMessage | None]) -> None:
-        key = (info.node, info.incarnation)
-        if self._streams.get(key) is outgoing:
-            del self._streams[key]
-            self._events.put_nowait(ev.NodeDetached(*key))
 
     def status(self) -> JobStatus:
         """The current status of the job."""
@@ -565,8 +522,7 @@ class MasterShell:
                 answer.set_exception(FencedOut(OVER))
         if self._lines is not None:
             self._lines.close()
-        for stream in self._streams.values():
-            stream.put_nowait(None)
+        self._streams.close()
         self.history.close()
 
 

@@ -118,6 +118,10 @@ class Pserver:
         to = {number for number, one in streams if one.to[bucket]}
         return to, {number for number, one in streams if one.wait[bucket]}
 
+    def copied(self) -> bool:
+        """True if, as far as it knows, all that it owns is at its backups; the Master may not have heard otherwise yet."""
+        return not any(follower.broken for follower in self.server.bucket_machine._followers.values())
+
     def acknowledges(self, peer: EndpointPeer, frame: Frame) -> None:
         """A push, or a part of one, is acknowledged."""
         head = frame.json()

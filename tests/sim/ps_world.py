@@ -416,7 +416,7 @@ class PsSim:
         machine = self.master.machine
         if self.master.failed:
             return True
-        if any(node.process.paused for node in self.living()):
+        if any(node.process.paused or not node.copied() for node in self.living()):
             return False
         if (
             machine is None

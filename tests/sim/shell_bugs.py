@@ -21,6 +21,7 @@ from edl.launch.registration import Registration
 from edl.master import events, guarded
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
+from edl.master.streams import AgentStreams
 from edl.testing.sim.store import StoreClient
 from edl.types import Incarnation
 from tests.sim.planted import Planted, seeds_needed
@@ -71,7 +72,7 @@ def alarm_is_not_set_again() -> contextlib.AbstractContextManager[Any]:
 
 def stream_is_kept_after_its_end() -> contextlib.AbstractContextManager[Any]:
     """The Master does not forget the queue of a stream that has broken."""
-    return mock.patch.object(MasterShell, "_detach", lambda self, info, outgoing: None)
+    return mock.patch.object(AgentStreams, "_detach", lambda self, info, outgoing: None)
 
 
 def events_are_handled_twice() -> contextlib.AbstractContextManager[Any]:

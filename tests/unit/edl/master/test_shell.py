@@ -345,6 +345,29 @@ class TestStreams:
 
         play(scenario)
 
+    def test_an_order_decided_before_a_stream_opened_is_not_sent_on_it(self) -> None:
+        """Otherwise a start order could reach an agent that the Master takes for free, as its new stream said
+        (schedule 211588: the node ran a world that had been stopped, for ever)."""
+
+        async def scenario(bench: Bench) -> None:
+            shell, _ = await bench.master()
+            first = Agent(bench, shell, bench.register("a"))
+            first.attach()
+            await until(lambda: shell.status().nodes != () and shell.status().nodes[0].attached)
+            bench.store.available = False
+            first.ready()
+            await turns()  # decided to start, and waits for the store
+            second = Agent(bench, shell, first.info)
+            second.attach()
+            await turns()
+            bench.store.available = True
+            await second.hears(StartRound)
+            await turns()
+            assert first.heard == [], "its stream had ended"
+            assert [type(message) for message in second.heard] == [StartRound], "once: as the answer to its Attach"
+
+        play(scenario)
+
 
 class TestNodes:
     def test_one_whose_lease_ends_is_lost(self) -> None:
