@@ -119,7 +119,7 @@ class Pserver:
         return to, {number for number, one in streams if one.wait[bucket]}
 
     def copied(self) -> bool:
-        """True if, as far as it knows, all that it owns is at its backups; the Master may not have heard otherwise yet."""
+        """True if, as far as it knows, its backups have all that it owns; the Master may hear otherwise later."""
         return not any(follower.broken for follower in self.server.bucket_machine._followers.values())
 
     def acknowledges(self, peer: EndpointPeer, frame: Frame) -> None:
