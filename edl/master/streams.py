@@ -1,6 +1,6 @@
 """The streams of the agents that follow one Master.
 
-A decision is about the streams that the machine had been told of. Until it is written, an agent may break off and come
+A decision is about the streams that the machine knew. Until it is written, an agent may break off and come
 back on a new stream. Orders of that decision must not go there: the machine takes the ``Attach`` of the new stream for
 all that the agent knew when it came, and brings it up to date from there.
 """
@@ -20,7 +20,7 @@ from edl.wire.messages import AgentMessage, Attach, MasterMessage, NodeInfo, Ser
 
 
 @dataclass(slots=True)
-class _Stream:
+class _AgentStream:
     attach: Attach
     outgoing: asyncio.Queue[MasterMessage | None]
     known: bool = False
@@ -40,7 +40,7 @@ class AgentStreams:
         self._heard = heard
         self._is_current = is_current
         self._log = log
-        self._newest: dict[tuple[NodeId, Incarnation], _Stream] = {}
+        self._newest: dict[tuple[NodeId, Incarnation], _AgentStream] = {}
         self._closed = False
 
     def __contains__(self, agent: tuple[NodeId, Incarnation]) -> bool:
@@ -110,7 +110,7 @@ class AgentStreams:
     def _attach(self, attach: Attach, outgoing: asyncio.Queue[MasterMessage | None]) -> None:
         agent = attach.info.node, attach.info.incarnation
         before = self._newest.get(agent)
-        self._newest[agent] = _Stream(attach, outgoing)
+        self._newest[agent] = _AgentStream(attach, outgoing)
         if before is not None:  # end the earlier stream of the same agent
             before.outgoing.put_nowait(None)
         self._heard(ev.NodeAttached(attach))

@@ -142,7 +142,7 @@ def shed(turn: AgentTurn, workers: tuple[Worker, ...]) -> None:
 def use_slots(turn: AgentTurn, order: UseSlots) -> None:
     """Note the slots of the next world's workers, and let workers wait there only."""
     turn.set(use=() if order.slots == tuple(range(turn.state.info.slots)) else order.slots)
-    if turn.state.phase is AgentPhase.IDLE or (turn.state.phase is AgentPhase.PREPARING and not _starting(turn)):
+    if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
         get_ready(turn)
 
 
@@ -191,7 +191,11 @@ def rest_if_free(turn: AgentTurn) -> None:
 
 
 def get_ready(turn: AgentTurn) -> None:
-    """Report this node as ready, after filling the slots if this job's workers can wait for a world."""
+    """Report this node as ready, after filling the slots if this job's workers can wait for a world.
+
+    While a worker is on its way to its waiting point, it is not ready: this is called again once the worker is there or
+    has ended. Also a node that fills no slots may have one, from a fork server that has been lost.
+    """
     state = turn.state
     if not state.warm and not state.parked:
         turn.set(phase=AgentPhase.WARMING)
@@ -200,19 +204,20 @@ def get_ready(turn: AgentTurn) -> None:
         _rest(turn)
         return
     shed(turn, tuple(worker for worker in state.alive if _is_useless(turn, worker)))
-    state, filled = turn.state, {worker.slot for worker in state.alive}
+    state, filled = turn.state, {worker.slot for worker in turn.state.alive}
     missing = tuple(slot for slot in state.uses if slot not in filled)
-    if not state.rejoins or state.ahead_failed or state.draining is not None or state.parked:
-        # After the loss of a fork server, a worker that it was to start may still be under way.
-        starting = _starting(turn)
-        turn.set(phase=AgentPhase.PREPARING if starting else AgentPhase.IDLE)
-        if not starting:
-            turn.announce()
+    starting = _starting(turn)
+    fills = state.rejoins and not state.ahead_failed and state.draining is None and not state.parked
+    if not fills and not starting:
+        turn.set(phase=AgentPhase.IDLE)
+        turn.announce()
+        return
+    if starting and state.phase is AgentPhase.PREPARING:
         return
     turn.set(phase=AgentPhase.PREPARING)
     # Sent first: the others continue without this node and need not wait for its processes.
     say_preparing(turn)
-    if missing:
+    if missing and not starting:
         others = tuple(worker for worker in state.alive if worker.slot not in state.uses)
         turn.set(workers=(*(_filled(turn, slot) for slot in state.uses), *others))
         turn.do(StartAhead(missing, state.seen_round))
@@ -303,7 +308,7 @@ def parked(turn: AgentTurn, worker: Worker, left: Round) -> None:
         rest_if_free(turn)
     else:
         turn.set_worker(worker.slot, status=WorkerStatus.PARKED, underway=False, here=None)
-        if state.phase is AgentPhase.PREPARING and not _starting(turn):
+        if state.phase is AgentPhase.PREPARING:
             get_ready(turn)  # another one may have died meanwhile
 
 
@@ -311,7 +316,7 @@ def ended_outside(turn: AgentTurn, worker: Worker, what: str) -> None:
     """A worker outside of any world has ended: replace it once, then leave its slot to the next world."""
     if worker in turn.state.shed and not turn.state.idling:
         turn.set(workers=tuple(other for other in turn.state.workers if other.slot != worker.slot))
-        if turn.state.phase is AgentPhase.PREPARING and not _starting(turn):
+        if turn.state.phase is AgentPhase.PREPARING:
             get_ready(turn)
         return
     turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
@@ -323,10 +328,7 @@ def ended_outside(turn: AgentTurn, worker: Worker, what: str) -> None:
     if worker.status is WorkerStatus.STARTING:
         turn.set(ahead_failed=f"a worker started ahead {what}")
         turn.log(f"a worker started ahead of its world {what}: its slot is filled with the next world")
-    if _starting(turn):
-        turn.set(phase=AgentPhase.PREPARING)
-    else:
-        get_ready(turn)
+    get_ready(turn)
 
 
 # --- step boundaries -------------------------------------------------------------------------------------------------

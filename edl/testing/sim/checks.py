@@ -304,6 +304,10 @@ class Checks:
             worker.status is not WorkerStatus.PARKED for worker in after.alive if worker not in after.shed
         ):
             self.fail(f"{node} is idle with living workers")
+        order = event.message if isinstance(event, ag.MasterSaid) and isinstance(event.message, Depart) else None
+        timeless = order is not None and not (order.deadline_s or before.timeouts.shutdown_s)
+        if timeless:
+            self.trouble(0.0)  # its workers are killed at once, as --shutdown-timeout=0 asks
         for effect in decision.effects:
             if isinstance(effect, ag.Start | ag.GivePlace) and not before.registered:
                 self.fail(f"{node} takes part in a world without a lease")
@@ -323,10 +327,8 @@ class Checks:
         if leaves and before.draining is not None:
             ordered = isinstance(event, ag.MasterSaid) and isinstance(event.message, Dismissed | Finish | Expelled)
             late = before.drain_by_s is not None and now_s >= before.drain_by_s
-            if isinstance(event, ag.MasterSaid) and isinstance(event.message, Depart):
-                late = late or not (event.message.deadline_s or before.timeouts.shutdown_s)  # has no time any more
             alone = after.outcome is not None and after.outcome.exit_code == ExitCode.STORE_UNREACHABLE
-            if not (ordered or late or alone or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
+            if not (ordered or late or timeless or alone or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
                 self.fail(f"{node} wanted to wait for the others and leaves on {event}")
 
     def _in_slots(self, after: AgentState, effect: ag.Effect) -> None:

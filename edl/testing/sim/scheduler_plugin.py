@@ -243,16 +243,26 @@ class SchedulerPlugin(Plugin):
         sizing = shell.state.record.sizing
         if sizing.suspended:
             return True
-        # A status takes long to make, and this is asked after each event.
-        return self.cluster.complete and self._fits(sizing) and not shell.status().scale.waiting
+        if not self.cluster.complete or not self._fits(sizing):
+            return False
+        return self._may_wait(sizing) or not shell.status().scale.waiting  # last, since a status takes long to make
+
+    def _may_wait(self, sizing: Sizing) -> bool:
+        """Whether the job may lack nodes for good: its state fits one number of nodes only, or one of those that the
+        cluster has decided on is cordoned."""
+        return self._world.training.sharded or (self.owner is SizeOwner.EXTERNAL and bool(sizing.cordoned))
 
     def _fits(self, sizing: Sizing) -> bool:
         bounds = sizing.bounds(self._world.spec.nodes)
         desired, provided = sizing.target(self._world.spec.nodes), self.cluster.replicas
+
+        def within(nodes: int) -> int:
+            return min(max(nodes // bounds.unit * bounds.unit, bounds.lowest), bounds.highest)
+
         if self.owner is SizeOwner.EXTERNAL:
-            return not provided or desired == min(max(provided, bounds.minimum), bounds.maximum)
+            return not provided or desired == within(provided)
         if sizing.desired:
-            return provided == min(max(desired // bounds.unit * bounds.unit, bounds.lowest), bounds.highest)
+            return provided == within(desired)
         return bounds.lowest <= provided <= bounds.highest
 
     def finish(self) -> None:

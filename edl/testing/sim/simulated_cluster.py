@@ -252,7 +252,8 @@ class SimScheduler:
             if not failed and not refused:
                 effect()
                 if nodes is not None:
-                    self._launcher.say(f"cluster: {cluster.replicas} nodes after a call for {nodes} without {names}")
+                    which = f" without {names}" if names else ""
+                    self._launcher.say(f"cluster: {cluster.replicas} nodes after a call for {nodes}{which}")
             self._launcher.run(give)
 
         slowest_s = traits.slow_s if cluster.troubled else CALM_CALL_S
