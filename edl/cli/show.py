@@ -110,7 +110,7 @@ def scale_lines(scale: ScaleView) -> list[str]:
     if scale.owner:
         lines.append(f"Scheduler: {scale.owner}")
     if scale.need_s:
-        lines.append(f"A node needs about {scale.need_s:.1f} s to leave in good order (a step and twice a checkpoint)")
+        lines.append(f"A node needs about {scale.need_s:.1f} s to leave gracefully (a step and twice a checkpoint)")
     if scale.proposal:
         lines.append(f"Proposed: {scale.proposal} nodes ({scale.proposal_reason})")
     elif scale.proposal_reason:

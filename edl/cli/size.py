@@ -88,7 +88,7 @@ def scale(
 def drain(
     nodes: tuple[str, ...], deadline: float, checkpoint: str, reason: str, wait: bool, as_json: bool, **where: str
 ) -> None:
-    """Drain nodes: they leave in good order, and their launchers exit."""
+    """Drain nodes: they leave gracefully, and their launchers exit."""
     from edl.cli.requests import gone
 
     names = tuple(dict.fromkeys(nodes))

@@ -66,7 +66,7 @@ class HelperProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
                 env=changed(environment(), dict.fromkeys(CREDENTIALS)),
-                start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process in good order
+                start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process gracefully
             )
         try:
             ready = json.loads(await asyncio.wait_for(_exchange(process, json.dumps(order)), START_S))

@@ -40,7 +40,7 @@ REPORT_S = 5.0
 """Seconds that an ending launcher waits for its report to be written to disk."""
 
 AT_ONCE = 3
-"""The third signal ends the launcher at once. The first makes the node leave in good order, the second kills its
+"""The third signal ends the launcher at once. The first makes the node leave gracefully, the second kills its
 workers."""
 
 MEMBER_PAUSE_S = 1.0

@@ -57,7 +57,7 @@ _PADDLECLOUD = {
 
 _SLURM = {
     "script": "batch script of a node; default: generated from this command line",
-    "options": "further options of sbatch, separated by blanks",
+    "options": "further options of sbatch, separated by spaces",
     "name": "name of the Slurm jobs; default: edl-JOB",
     "timeout": "timeout of a call in seconds; default: 30",
     "poll": "seconds between two reads of the queue; default: 2",

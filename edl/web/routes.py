@@ -122,7 +122,7 @@ ROUTES: tuple[Route, ...] = (
         types=PATCHES,
     ),
     _change("bounds", "Set the minimum and maximum number of nodes.", body=BoundsBody, method="PUT"),
-    _change("drain", "Drain nodes: they leave in good order, and their launchers end.", body=DrainBody),
+    _change("drain", "Drain nodes: they leave gracefully, and their launchers end.", body=DrainBody),
     _change("checkpoint", "Write a checkpoint at the next step boundary and continue.", body=AskBody),
     _change("suspend", "Commit, end the workers, and wait for resume.", body=AskBody),
     _change("resume", "Continue a suspended job.", body=AskBody),

@@ -101,7 +101,7 @@ class JobKeys:
 
     @property
     def launchers(self) -> str:
-        """Prefix of the names of nodes whose launchers joined this job and did not leave in good order."""
+        """Prefix of the names of nodes whose launchers joined this job and did not leave gracefully."""
         return f"/edl-launchers/{self.job}/"
 
     def launcher(self, node: NodeId) -> str:

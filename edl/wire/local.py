@@ -197,7 +197,7 @@ class NoPiece:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End in good order: a parked worker exits, any other parks at its next boundary."""
+    """End gracefully: a parked worker exits, any other parks at its next boundary."""
 
     reason: str
 

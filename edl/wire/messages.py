@@ -518,7 +518,7 @@ class Dismissed:
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """Leave the job in good order, as on SIGTERM, and exit with the status of a drained node."""
+    """Leave the job gracefully, as on SIGTERM, and exit with the status of a drained node."""
 
     reason: str
     deadline_s: float

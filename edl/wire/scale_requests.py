@@ -53,7 +53,7 @@ class DrainMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Make nodes leave the job in good order; their launchers exit."""
+    """Make nodes leave the job gracefully; their launchers exit."""
 
     nodes: tuple[str, ...]
     by: str

@@ -177,7 +177,7 @@ def test_every_setting_is_documented() -> None:
 
 def test_every_file_of_the_checkpoint_directory_is_documented() -> None:
     assert [name for name in (MANIFEST_FILE, OWNER_FILE, FILE_NAME) if name not in page("checkpoints.md")] == []
-    rows = first_columns(section(page("checkpoints.md"), "## Asking for one"))
+    rows = first_columns(section(page("checkpoints.md"), "## Checkpoints on request"))
     assert {name for row in rows for name in row} == set(NAMES.values())
 
 

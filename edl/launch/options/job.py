@@ -114,7 +114,7 @@ THE_JOB_AND_ITS_STORE = (
         "--secret-file",
         metavar="FILE|shared",
         help=(
-            "The job's secret, the same on every node: a file that nobody else may read, or `shared` for "
+            "The job's secret, the same on every node: a file that only its owner may read, or `shared` for "
             "`.edl/JOB.secret` in a directory that all nodes share, created by the first launcher. `EDL_SECRET` "
             "may hold the secret itself. With a secret, the store and the launchers accept only TLS connections "
             "from holders of it, see [security.md](security.md)."

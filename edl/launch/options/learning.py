@@ -131,7 +131,7 @@ BATCH_AND_LEARNING_RATE = (
         written_default="",
         parse=count_or_none(1),
         metavar="N",
-        help="Samples per step over all workers, constant whatever the size of the world.",
+        help="Samples per step over all workers, constant at any size of the world.",
     ),
     Option(
         "--local-batch",

@@ -98,7 +98,7 @@ STATE = (
         help=(
             "Files of a [data set](data.md) that the workers find by name: "
             "`NAME=PATTERN[,PATTERN…][;KEY=VALUE…]`. May be given several times; the same on every node. In the "
-            "variable, separate sets by blanks."
+            "variable, separate sets with spaces."
         ),
     ),
     Option(
